@@ -1,0 +1,44 @@
+# Every target sets up what it needs; nothing but Python 3.11 to 3.13 has to be there.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-gpu quickstart check test-fast test bench clean
+
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
+		printf '  make %-12s %s\n' "$$name" "$$text"; done
+
+setup: ## make .venv with the CPU stack
+	@scripts/setup.sh cpu
+
+setup-gpu: ## make .venv with the CUDA stack
+	@scripts/setup.sh gpu
+
+quickstart: ## train a small model on two environments and evaluate it
+	@scripts/quickstart.sh
+
+check: setup ## format, lint, types, import contracts, budgets
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/arch
+
+test-fast: setup environments ## all tests that start no vLLM, no Ray and no second process
+	$(BIN)/pytest -m "not engine and not gpu"
+
+test: setup environments ## all tests but those that need a GPU
+	$(BIN)/pytest -m "not gpu"
+
+.PHONY: environments
+environments:
+	@$(BIN)/telescope env install math-reasoning countdown
+
+bench: setup environments ## the benchmarks; results go to benchmarks/results
+	@for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python "$$file" || exit 1; done
+
+clean: ## remove .venv and caches; runs/ stays
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	find packages tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

