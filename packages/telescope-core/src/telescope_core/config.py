@@ -1,0 +1,319 @@
+"""Settings from files and flags, merged into one validated pydantic model.
+
+Layers: the model's defaults, files left to right, then flags left to right; the last one wins.
+Tables are merged, lists replaced. A setting is named with its section (`[rollout] group_size`,
+`--rollout.group_size`) or, as leaf names are unique, without it. An unknown name, a wrong type
+and a value out of range are each a ConfigError that says where, what was expected and what came.
+"""
+
+import json
+import os
+import types
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from telescope_core.config_files import read_settings_file
+from telescope_core.errors import ConfigError, nearest, unknown_name
+from telescope_core.types import JsonValue
+
+Schema = TypeVar("Schema", bound=BaseModel)
+KeyPath = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names:
+    schema: type[BaseModel]
+    sections: Mapping[str, type[BaseModel]]
+    leaves: Mapping[str, KeyPath]
+    """Leaf name -> (section, leaf), or (leaf,) where it stands at the top."""
+    planned: Collection[str]
+    foreign: Mapping[str, str]
+
+    def annotation(self, path: KeyPath) -> object:
+        owner = self.sections[path[0]] if len(path) == 2 else self.schema
+        return owner.model_fields[path[-1]].annotation
+
+
+@dataclass(slots=True, kw_only=True)
+class _Layers:
+    values: dict[KeyPath, JsonValue] = field(default_factory=dict[KeyPath, JsonValue])
+    origins: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    """Where the winning value was written, such as `run.toml` or `flag --use_tis`."""
+
+    def add(self, path: KeyPath, value: JsonValue, origin: str) -> None:
+        self.values[path] = _merged(self.values.get(path), value)
+        self.origins[path] = origin
+
+
+def load_config(
+    schema: type[Schema],
+    files: Sequence[Path],
+    flags: Sequence[str],
+    *,
+    known_names: Collection[str] = (),
+    foreign_names: Mapping[str, str] | None = None,
+) -> Schema:
+    """Return the validated settings; raises ConfigError for anything that cannot be used.
+
+    `known_names` are settings and sections of Telescope that this schema does not have (a
+    pattern such as `gibberish_*` stands for all that match); `foreign_names` maps what other
+    systems call a setting to its name here.
+    """
+    names = _names_of(schema, known_names, foreign_names or {})
+    layers = _Layers()
+    for path in files:
+        for key_path, value in _read_document(read_settings_file(path), str(path), names).items():
+            layers.add(key_path, value, str(path))
+    for key_path, value, origin in _read_flags(flags, names):
+        layers.add(key_path, value, origin)
+    return _validated(schema, names, layers)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Split `a.toml b.toml --key value ...` into files and flags; files come first."""
+    for index, argument in enumerate(arguments):
+        if argument.startswith("--"):
+            return [Path(name) for name in arguments[:index]], list(arguments[index:])
+    return [Path(name) for name in arguments], []
+
+
+def save_resolved(config: BaseModel, path: Path) -> None:
+    """Write every setting, defaults included, as JSON; the file appears whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_resolved(schema: type[Schema], path: Path) -> Schema:
+    """Read what `save_resolved` wrote."""
+    try:
+        return schema.model_validate_json(path.read_bytes(), strict=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path}: not a resolved configuration of this version: {error}"
+        ) from None
+
+
+def leaf_paths(schema: type[BaseModel]) -> dict[str, tuple[str, ...]]:
+    """Return leaf name -> path of every setting; a name used twice is a defect of the schema."""
+    paths: dict[str, KeyPath] = {}
+    for name, info in schema.model_fields.items():
+        section = _as_model(info.annotation)
+        found = [(name, leaf) for leaf in section.model_fields] if section else [(name,)]
+        for path in found:
+            assert path[-1] not in paths, f"{path} and {paths[path[-1]]} share a leaf name"
+            paths[path[-1]] = path
+    return paths
+
+
+def _names_of(
+    schema: type[BaseModel], planned: Collection[str], foreign: Mapping[str, str]
+) -> _Names:
+    models = {name: _as_model(info.annotation) for name, info in schema.model_fields.items()}
+    return _Names(
+        schema=schema,
+        sections={name: model for name, model in models.items() if model is not None},
+        leaves=leaf_paths(schema),
+        planned=planned,
+        foreign=foreign,
+    )
+
+
+def _as_model(annotation: object) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return None
+
+
+def _item_model(annotation: object) -> type[BaseModel] | None:
+    arguments = typing.get_args(annotation)
+    is_list = typing.get_origin(annotation) in (list, tuple)
+    return _as_model(arguments[0]) if is_list and arguments else None
+
+
+def _merged(old: JsonValue, new: JsonValue) -> JsonValue:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        both = {**old, **new}
+        return {key: _merged(old.get(key), both[key]) if key in new else both[key] for key in both}
+    return new
+
+
+def _read_document(
+    document: Mapping[str, JsonValue], origin: str, names: _Names
+) -> dict[KeyPath, JsonValue]:
+    values: dict[KeyPath, JsonValue] = {}
+    for key, value in document.items():
+        if key in names.sections and (isinstance(value, Mapping) or key not in names.leaves):
+            if not isinstance(value, Mapping):
+                raise ConfigError(
+                    f"{origin}: {key}: expected a table [{key}] of settings, got {value!r}"
+                )
+            found = {(key, leaf): inner for leaf, inner in value.items()}
+        else:
+            found = {names.leaves.get(key, (key,)): value}
+        for path, inner in found.items():
+            _require_known(path, f"{origin}: {'.'.join(path)}", names)
+            if path in values:
+                raise ConfigError(
+                    f"{origin}: {path[-1]} is set twice, at the top and in [{path[0]}]; keep one"
+                )
+            _require_known_items(names.annotation(path), inner, f"{origin}: {path[-1]}", names)
+            values[path] = inner
+    return values
+
+
+def _require_known(path: KeyPath, where: str, names: _Names) -> None:
+    key = path[-1]
+    if names.leaves.get(key) == path:
+        return
+    if len(path) == 1:
+        raise _unknown(key, [*names.leaves, *names.sections], where, names)
+    section = path[0]
+    if section not in names.sections:
+        raise _unknown(section, [*names.sections, *names.leaves], where, names)
+    home = names.leaves.get(key)
+    if home is not None:
+        place = f"in [{home[0]}]" if len(home) > 1 else "above the first [section]"
+        raise ConfigError(
+            f"{where}: {key!r} is a setting, but not one of [{section}]; set it {place}"
+        )
+    close = nearest(key, names.sections[section].model_fields)
+    raise _unknown(key, close or [*names.leaves, *names.sections], where, names)
+
+
+def _require_known_items(annotation: object, value: JsonValue, where: str, names: _Names) -> None:
+    model = _item_model(annotation)
+    if model is None or not isinstance(value, Sequence) or isinstance(value, str):
+        return
+    for index, item in enumerate(value):
+        if not isinstance(item, Mapping):
+            continue
+        for key in item:
+            if key not in model.model_fields:
+                raise _unknown(key, list(model.model_fields), f"{where}[{index}].{key}", names)
+
+
+def _unknown(key: str, candidates: Collection[str], where: str, names: _Names) -> ConfigError:
+    here = names.foreign.get(key)
+    if here is not None and here in names.leaves:
+        return ConfigError(
+            f"{where}: unknown setting {key!r}; here it is called {here!r} "
+            f"({'.'.join(names.leaves[here])})"
+        )
+    if here is not None:
+        return ConfigError(
+            f"{where}: unknown setting {key!r}; here it is called {here!r}, which is known, "
+            "but not available in this version; remove it"
+        )
+    if any(fnmatchcase(key, pattern) for pattern in names.planned):
+        return ConfigError(
+            f"{where}: the setting {key!r} is known, but not available in this version; remove it"
+        )
+    return ConfigError(f"{where}: {unknown_name('setting', key, candidates)}")
+
+
+def _read_flags(flags: Sequence[str], names: _Names) -> list[tuple[KeyPath, JsonValue, str]]:
+    found: list[tuple[KeyPath, JsonValue, str]] = []
+    rest = list(flags)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--") or flag == "--":
+            raise ConfigError(
+                f"unexpected argument {flag!r}; expected --key value or --section.key value, "
+                "and settings files before the first flag"
+            )
+        name, has_text, text = flag[2:].partition("=")
+        path = _flag_path(name, names)
+        kinds = _plain_kinds(names.annotation(path))
+        if not has_text:
+            text = _next_text(flag, rest, kinds)
+        value = _flag_value(text, kinds)
+        _require_known_items(names.annotation(path), value, f"flag --{name}", names)
+        found.append((path, value, f"flag --{name}"))
+    return found
+
+
+def _flag_path(name: str, names: _Names) -> KeyPath:
+    head, *rest = name.replace("-", "_").split(".")
+    path = (head, *rest) if rest else names.leaves.get(head, (head,))
+    is_inside_value = bool(rest) and head in names.leaves and head not in names.sections
+    if len(rest) > 1 or is_inside_value:
+        raise ConfigError(
+            f"flag --{name}: expected --key or --section.key; a list or table is given whole, "
+            f"as JSON: --{head} '[...]'"
+        )
+    _require_known(path, f"flag --{name}", names)
+    return path
+
+
+def _next_text(flag: str, rest: list[str], kinds: set[object]) -> str:
+    following = rest[0] if rest else None
+    if bool in kinds:
+        if following is not None and following.lower() in ("true", "false"):
+            return rest.pop(0)
+        return "true"
+    if following is None or following.startswith("--"):
+        raise ConfigError(f"flag {flag}: expected a value after it; write {flag} VALUE")
+    return rest.pop(0)
+
+
+def _plain_kinds(annotation: object) -> set[object]:
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return {kind for part in typing.get_args(annotation) for kind in _plain_kinds(part)}
+    if origin is Literal:
+        return {type(value) for value in typing.get_args(annotation)}
+    return {origin or annotation}
+
+
+def _flag_value(text: str, kinds: set[object]) -> JsonValue:
+    if type(None) in kinds and text == "null":
+        return None
+    if str in kinds or Path in kinds:
+        return text
+    if bool in kinds and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return cast(JsonValue, json.loads(text))
+    except json.JSONDecodeError:
+        return text
+
+
+def _validated(schema: type[Schema], names: _Names, layers: _Layers) -> Schema:
+    document: dict[str, Any] = {section: {} for section in names.sections}
+    for path, value in layers.values.items():
+        target = document[path[0]] if len(path) == 2 else document
+        target[path[-1]] = value
+    try:
+        return schema.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as error:
+        lines = [_describe(problem, names, layers) for problem in error.errors(include_url=False)]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _describe(problem: Any, names: _Names, layers: _Layers) -> str:
+    location: tuple[str | int, ...] = problem["loc"]
+    if not location:
+        return f"settings: {problem['msg']}"
+    length = 2 if location[0] in names.sections else 1
+    path = tuple(str(part) for part in location[:length])
+    dotted = path[0] + "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in location[1:]
+    )
+    origin = layers.origins.get(path)
+    if problem["type"] == "missing" and origin is None:
+        return f"{dotted} is required; set it in a file, or pass --{path[-1]} VALUE"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    got = "nothing" if problem["type"] == "missing" else repr(problem["input"])
+    got = got if len(got) <= 80 else f"{got[:77]}..."
+    if message.startswith("Input should be "):
+        message = f"expected {message.removeprefix('Input should be ')}"
+    return f"{origin or 'settings'}: {dotted}: {message}, got {got}"

@@ -1,0 +1,21 @@
+"""Base classes and decorators for environment authors."""
+
+from telescope_core.environments.base import Environment, EnvironmentConfig
+from telescope_core.environments.episode import Episode
+from telescope_core.environments.rewards import group_reward, metric, reward
+from telescope_core.environments.tool_functions import ToolError
+from telescope_core.environments.tools import ToolEnvironment
+from telescope_core.environments.turns import MultiTurnEnvironment, SingleTurnEnvironment
+
+__all__ = [
+    "Environment",
+    "EnvironmentConfig",
+    "Episode",
+    "MultiTurnEnvironment",
+    "SingleTurnEnvironment",
+    "ToolEnvironment",
+    "ToolError",
+    "group_reward",
+    "metric",
+    "reward",
+]

@@ -1,0 +1,41 @@
+"""`Episode`: the state of one rollout while it is played."""
+
+import time
+from collections.abc import Sequence
+
+from telescope_core.protocols import Policy
+from telescope_core.types import Completion, Example, JsonValue, Message, Sampling, Turn
+
+
+class Episode:
+    """One rollout in progress: the conversation so far, and the way to the policy.
+
+    An environment reads `messages`, asks for a turn with `generate`, and answers with `add`.
+    `state` is the environment's own, one per rollout.
+    """
+
+    def __init__(
+        self, example: Example, messages: Sequence[Message], *, policy: Policy, sampling: Sampling
+    ) -> None:
+        self.example = example
+        self.messages = list(messages)
+        self.turns: list[Turn] = []
+        self.state: dict[str, object] = {}
+        self.metrics: dict[str, float] = {}
+        self.tags: dict[str, str] = {}
+        self._policy = policy
+        self._sampling = sampling
+
+    async def generate(self, *, tools: Sequence[dict[str, JsonValue]] = ()) -> Completion:
+        """Ask the policy for the next assistant message and append it."""
+        started_s = time.monotonic()
+        completion = await self._policy.complete(self.messages, self._sampling, tools=tools)
+        self.turns.append(
+            Turn(completion=completion, started_s=started_s, ended_s=time.monotonic())
+        )
+        self.messages.append(completion.message)
+        return completion
+
+    def add(self, *messages: Message) -> None:
+        """Append what the environment says."""
+        self.messages.extend(messages)

@@ -1,0 +1,60 @@
+"""`SingleTurnEnvironment` and `MultiTurnEnvironment`: the two usual ways to play an example."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from telescope_core.environments.base import Environment
+from telescope_core.environments.episode import Episode
+from telescope_core.environments.rewards import call
+from telescope_core.errors import EnvironmentLoadError
+from telescope_core.types import Message, StopReason
+
+
+class SingleTurnEnvironment(Environment):
+    """One question, one answer."""
+
+    async def play(self, episode: Episode) -> StopReason:
+        """Ask once."""
+        completion = await episode.generate()
+        truncated = completion.finish_reason == "length"
+        return StopReason.LENGTH if truncated else StopReason.COMPLETED
+
+
+class MultiTurnEnvironment(Environment):
+    """The policy and the environment take turns; `env_response` ends it by returning None."""
+
+    max_turns: ClassVar[int] = 10
+
+    def env_response(
+        self, messages: Sequence[Message], episode: Episode
+    ) -> str | Sequence[Message] | None:
+        """Return what the environment says next (text = one user message); None = it is over.
+
+        May be async in a subclass.
+        """
+        raise EnvironmentLoadError(
+            f"{type(self).__name__} must define env_response(self, messages, episode)"
+        )
+
+    async def play(self, episode: Episode) -> StopReason:
+        """Alternate until the environment ends it, a turn is truncated, or `max_turns`."""
+        for turn in range(self.max_turns):
+            completion = await episode.generate()
+            if completion.finish_reason == "length":
+                return StopReason.LENGTH
+            reply = await call(self.env_response, tuple(episode.messages), episode)
+            if reply is None:
+                return StopReason.COMPLETED
+            if turn + 1 < self.max_turns:
+                episode.add(*_as_messages(reply))
+        return StopReason.MAX_TURNS
+
+
+def _as_messages(reply: object) -> list[Message]:
+    if isinstance(reply, str):
+        return [Message(role="user", content=reply)]
+    if isinstance(reply, Sequence):
+        return [message for message in reply if isinstance(message, Message)]  # pyright: ignore[reportUnknownVariableType]
+    raise EnvironmentLoadError(
+        f"env_response must return text, messages or None, got {type(reply).__name__}"
+    )

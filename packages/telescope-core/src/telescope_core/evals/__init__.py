@@ -1,0 +1,20 @@
+"""Evals: playing an environment's held-out examples, and numbers one can believe."""
+
+from telescope_core.evals.folder import EvalFolder, read_result, write_result
+from telescope_core.evals.result import EvalResult, TaskScore
+from telescope_core.evals.runner import run_eval
+from telescope_core.evals.settings import EvalSettings
+from telescope_core.evals.stats import Estimate, pass_all_k, pass_at_k
+
+__all__ = [
+    "Estimate",
+    "EvalFolder",
+    "EvalResult",
+    "EvalSettings",
+    "TaskScore",
+    "pass_all_k",
+    "pass_at_k",
+    "read_result",
+    "run_eval",
+    "write_result",
+]

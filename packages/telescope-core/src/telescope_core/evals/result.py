@@ -1,0 +1,151 @@
+"""`EvalResult`: what an eval found, computed from its rollout rows. Pure; nothing is played here.
+
+Three kinds of rollouts are kept apart: scored ones (a wrong or truncated answer is scored like
+any other), failed ones (they have no reward and are never counted as 0), and missing ones.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from telescope_core.evals.settings import EvalSettings
+from telescope_core.evals.stats import (
+    Estimate,
+    bootstrap_mean_of_tasks,
+    clustered_mean,
+    mean_of_tasks,
+    pass_all_k,
+    pass_at_k,
+)
+from telescope_core.records.rows import RolloutRow
+from telescope_core.types import EnvironmentDescription, RolloutStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskScore:
+    """The scored rollouts of one example."""
+
+    example_id: str
+    rewards: tuple[float, ...]
+    num_solved: int
+    num_failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalResult:
+    """Numbers of one eval, each with its denominator."""
+
+    environment: str
+    environment_version: str
+    model: str
+    settings: EvalSettings
+    success_threshold: float
+    reward_min: float
+    reward_max: float
+    num_tasks: int
+    num_rollouts: int
+    """Asked for: examples times rollouts."""
+    num_scored: int
+    num_failed: int
+    num_truncated: int
+    num_retried: int
+    """Scored only after a failed attempt; retries roll the dice again."""
+    failures: Mapping[str, int]
+    """Reason -> rollouts."""
+    reward: Estimate | None
+    """Mean reward of scored rollouts; None when there are none."""
+    reward_with_failures: Estimate | None
+    """The same with each failure counted at the environment's minimum: a lower bound."""
+    pass_at: Mapping[int, Estimate | None]
+    """k -> pass@k over the tasks with at least k scored rollouts."""
+    pass_all: Mapping[int, Estimate | None]
+    """k -> pass^k over the same tasks."""
+    metrics: Mapping[str, float]
+    """Mean of each metric over scored rollouts."""
+    mean_completion_tokens: float
+    duration_s: float
+    tasks: tuple[TaskScore, ...] = field(default=())
+
+
+def result_of(
+    rows: Sequence[RolloutRow],
+    settings: EvalSettings,
+    description: EnvironmentDescription,
+    *,
+    model: str,
+    duration_s: float,
+) -> EvalResult:
+    """Compute the result of `rows`; rows that never came are missing from the denominators."""
+    scored = [row for row in rows if row.status is RolloutStatus.KEPT and row.reward is not None]
+    failed = [row for row in rows if row.status is RolloutStatus.FAILED]
+    tasks = _task_scores(rows, description.success_threshold)
+    low, high = description.reward_min, description.reward_max
+    padded = [task.rewards + (low,) * task.num_failed for task in tasks]
+    return EvalResult(
+        environment=description.name,
+        environment_version=description.version,
+        model=model,
+        settings=settings,
+        success_threshold=description.success_threshold,
+        reward_min=low,
+        reward_max=high,
+        num_tasks=settings.num_examples,
+        num_rollouts=settings.num_examples * settings.rollouts,
+        num_scored=len(scored),
+        num_failed=len(failed),
+        num_truncated=sum(row.is_truncated for row in scored),
+        num_retried=sum("attempts" in row.tags for row in scored),
+        failures=dict(Counter(row.status_reason or "unknown" for row in failed).most_common()),
+        reward=clustered_mean([task.rewards for task in tasks], minimum=low, maximum=high),
+        reward_with_failures=clustered_mean(padded, minimum=low, maximum=high),
+        pass_at={k: _pass_estimate(tasks, k, every=False) for k in settings.ks},
+        pass_all={k: _pass_estimate(tasks, k, every=True) for k in settings.ks},
+        metrics=_mean_metrics(scored),
+        mean_completion_tokens=_mean([row.num_completion_tokens for row in scored]),
+        duration_s=duration_s,
+        tasks=tasks,
+    )
+
+
+def _task_scores(rows: Sequence[RolloutRow], threshold: float) -> tuple[TaskScore, ...]:
+    groups: dict[str, list[RolloutRow]] = {}
+    for row in rows:
+        groups.setdefault(row.group_id, []).append(row)
+    tasks: list[TaskScore] = []
+    for _, group in sorted(groups.items()):
+        rewards = tuple(
+            row.reward
+            for row in sorted(group, key=lambda row: row.index)
+            if row.status is RolloutStatus.KEPT and row.reward is not None
+        )
+        tasks.append(
+            TaskScore(
+                example_id=next((row.example_id for row in group if row.example_id), ""),
+                rewards=rewards,
+                num_solved=sum(reward >= threshold for reward in rewards),
+                num_failed=sum(row.status is RolloutStatus.FAILED for row in group),
+            )
+        )
+    return tuple(tasks)
+
+
+def _pass_estimate(tasks: Sequence[TaskScore], k: int, *, every: bool) -> Estimate | None:
+    estimator = pass_all_k if every else pass_at_k
+    values = [
+        estimator(len(task.rewards), task.num_solved, k) for task in tasks if len(task.rewards) >= k
+    ]
+    if not values:
+        return None
+    # k = 1 is a plain mean; larger k are skewed towards the ends, where resampling is safer than t.
+    return mean_of_tasks(values) if k == 1 else bootstrap_mean_of_tasks(values)
+
+
+def _mean_metrics(rows: Sequence[RolloutRow]) -> dict[str, float]:
+    names = sorted({name for row in rows for name in row.metrics})
+    return {
+        name: _mean([row.metrics[name] for row in rows if name in row.metrics]) for name in names
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

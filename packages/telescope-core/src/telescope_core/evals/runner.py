@@ -1,0 +1,197 @@
+"""`run_eval`: plays an environment's examples against a policy source and scores the lot.
+
+The same code serves `telescope eval`, against an endpoint, and the trainer, against its own live
+servers. It does no I/O: each finished rollout is handed to `on_rollout`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from telescope_core.errors import TelescopeError
+from telescope_core.evals.result import EvalResult, result_of
+from telescope_core.evals.settings import EvalSettings, check_split
+from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
+from telescope_core.records.rows import RolloutRow, row_of
+from telescope_core.types import Group, Rollout, RolloutStatus, StopReason
+
+
+async def run_eval(
+    environment: EnvironmentClient,
+    policies: PolicySource,
+    settings: EvalSettings,
+    *,
+    model: str = "",
+    on_rollout: Callable[[RolloutRow], None] | None = None,
+    done: Sequence[RolloutRow] = (),
+) -> EvalResult:
+    """Play `settings` and return the result; `model` only names what was evaluated.
+
+    `on_rollout` gets each row once it is final, which is when all rollouts of its example are.
+    `done` are rows of an earlier, interrupted run of the same eval: complete examples among them
+    are not played again. Raises TelescopeError when every rollout fails; failed ones among others
+    are counted apart.
+    """
+    started_s = time.monotonic()
+    description = await environment.describe()
+    check_split(settings, description)
+    eval_run = _EvalRun(environment, policies, settings, on_rollout, rows=reusable(done, settings))
+    jobs = eval_run.jobs()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(settings.concurrency):
+                tasks.create_task(eval_run.work(jobs))
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    return result_of(
+        eval_run.rows,
+        settings,
+        description,
+        model=model,
+        duration_s=time.monotonic() - started_s,
+    )
+
+
+def reusable(rows: Sequence[RolloutRow], settings: EvalSettings) -> list[RolloutRow]:
+    """Return the rows of those examples whose rollouts were all scored."""
+    groups: dict[str, dict[int, RolloutRow]] = {}
+    for row in rows:
+        if row.status is RolloutStatus.KEPT and row.index < settings.rollouts:
+            groups.setdefault(row.group_id, {})[row.index] = row
+    wanted = {group_id(index) for index in range(settings.num_examples)}
+    return [
+        row
+        for name, group in groups.items()
+        if name in wanted and len(group) == settings.rollouts
+        for row in group.values()
+    ]
+
+
+def group_id(example_index: int) -> str:
+    """Return the group id of an example in an eval."""
+    return f"eval-{example_index:06d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    example_index: int
+    rollout_index: int
+
+
+@dataclass(slots=True)
+class _EvalRun:
+    """State of one eval. Workers consume jobs, and score an example when its last one is done."""
+
+    environment: EnvironmentClient
+    policies: PolicySource
+    settings: EvalSettings
+    on_rollout: Callable[[RolloutRow], None] | None
+    rows: list[RolloutRow]
+    open_groups: dict[int, list[Rollout]] = field(default_factory=dict[int, list[Rollout]])
+    failures_in_a_row: int = 0
+
+    def jobs(self) -> Iterator[_Job]:
+        """Yield what is left to play, example by example."""
+        finished = {row.group_id for row in self.rows}
+        for example_index in range(self.settings.num_examples):
+            if group_id(example_index) not in finished:
+                for rollout_index in range(self.settings.rollouts):
+                    yield _Job(example_index=example_index, rollout_index=rollout_index)
+
+    async def work(self, jobs: Iterator[_Job]) -> None:
+        """Play jobs until there are none; consumes `jobs`, which all workers share."""
+        for job in jobs:
+            rollout = await self._attempts(job)
+            self._watch_failures(rollout)
+            group = self.open_groups.setdefault(job.example_index, [])
+            group.append(rollout)
+            if len(group) == self.settings.rollouts:
+                del self.open_groups[job.example_index]
+                await self._finish(job.example_index, group)
+
+    async def _attempts(self, job: _Job) -> Rollout:
+        request = self._request(job)
+        rollout = await self._play(request, attempt=1)
+        for attempt in range(2, self.settings.max_retries + 2):
+            # After a missed deadline, another try would favour short answers and cost as much.
+            timed_out = rollout.stop_reason is StopReason.TIMEOUT
+            if rollout.status is not RolloutStatus.FAILED or timed_out:
+                break
+            rollout = await self._play(request, attempt=attempt)
+            rollout = replace(rollout, tags={**rollout.tags, "attempts": str(attempt)})
+        return rollout
+
+    async def _play(self, request: PlayRequest, *, attempt: int) -> Rollout:
+        # Policies with one id share their token history, so each attempt has an id of its own.
+        suffix = "" if attempt == 1 else f"/attempt-{attempt}"
+        try:
+            policy = self.policies.policy(request.rollout_id + suffix)
+            return await self.environment.play(request, policy)
+        except TelescopeError as error:
+            return _failed(self.environment.name, request, error)
+
+    def _request(self, job: _Job) -> PlayRequest:
+        sampling = self.settings.sampling
+        if sampling.seed is not None:
+            offset = job.example_index * self.settings.rollouts + job.rollout_index
+            sampling = replace(sampling, seed=sampling.seed + offset)
+        return PlayRequest(
+            split=self.settings.split,
+            example_index=job.example_index,
+            group_id=group_id(job.example_index),
+            index=job.rollout_index,
+            sampling=sampling,
+            deadline_s=self.settings.deadline_s,
+        )
+
+    def _watch_failures(self, rollout: Rollout) -> None:
+        if rollout.status is not RolloutStatus.FAILED:
+            self.failures_in_a_row = 0
+            return
+        self.failures_in_a_row += 1
+        if self.failures_in_a_row >= self.settings.max_failures_in_a_row:
+            raise TelescopeError(
+                f"eval stopped: {self.failures_in_a_row} rollouts failed in a row; "
+                f"the last one with {rollout.error}"
+            )
+
+    async def _finish(self, example_index: int, rollouts: list[Rollout]) -> None:
+        ordered = tuple(sorted(rollouts, key=lambda rollout: rollout.index))
+        group = Group(
+            id=group_id(example_index),
+            environment=self.environment.name,
+            example_id=next((r.example_id for r in ordered if r.example_id), ""),
+            rollouts=ordered,
+        )
+        group = await self._score_group(example_index, group)
+        for rollout in group.rollouts:
+            row = row_of(rollout)
+            self.rows.append(row)
+            if self.on_rollout is not None:
+                self.on_rollout(row)
+
+    async def _score_group(self, example_index: int, group: Group) -> Group:
+        try:
+            return await self.environment.score_group(self.settings.split, example_index, group)
+        except Exception as error:  # noqa: BLE001 - a reward boundary: the group fails, not the eval
+            failed = tuple(_as_failed(rollout, error) for rollout in group.rollouts)
+            return replace(group, rollouts=failed)
+
+
+def _as_failed(rollout: Rollout, error: Exception) -> Rollout:
+    return replace(
+        rollout,
+        status=RolloutStatus.FAILED,
+        status_reason=type(error).__name__,
+        stop_reason=StopReason.ERROR,
+        error=f"{type(error).__name__}: {error}",
+        reward=None,
+    )
+
+
+def _failed(environment: str, request: PlayRequest, error: Exception) -> Rollout:
+    rollout = Rollout(
+        environment=environment, example_id="", group_id=request.group_id, index=request.index
+    )
+    return _as_failed(rollout, error)

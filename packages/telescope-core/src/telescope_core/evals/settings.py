@@ -1,0 +1,72 @@
+"""`EvalSettings`: how much of an environment is played, and how."""
+
+from dataclasses import dataclass
+
+from telescope_core.errors import ConfigError
+from telescope_core.types import EnvironmentDescription, Sampling, Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSettings:
+    """Examples 0 .. num_examples - 1 of a split, `rollouts` times each."""
+
+    num_examples: int
+    rollouts: int
+    ks: tuple[int, ...] = (1,)
+    """The k of pass@k and pass^k; none above `rollouts`."""
+    sampling: Sampling
+    """With a seed, rollout number i of the eval is sampled with seed + i."""
+    concurrency: int = 64
+    """Rollouts at the same time."""
+    deadline_s: float = 300.0
+    """Seconds one rollout may take."""
+    split: Split = Split.EVAL
+    max_retries: int = 1
+    """Further attempts at a rollout that failed, deadlines excepted."""
+    max_failures_in_a_row: int = 64
+    """The eval stops when so many rollouts fail without one in between that succeeds."""
+
+    def __post_init__(self) -> None:
+        limits = {
+            "examples": self.num_examples,
+            "rollouts": self.rollouts,
+            "concurrency": self.concurrency,
+            "max_tokens": self.sampling.max_tokens,
+            "max_failures_in_a_row": self.max_failures_in_a_row,
+        }
+        for name, value in limits.items():
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.deadline_s <= 0:
+            raise ConfigError(f"deadline_s must be above 0 seconds, got {self.deadline_s:g}")
+        if self.sampling.temperature < 0:
+            raise ConfigError(
+                f"temperature must be 0 or more, got {self.sampling.temperature:g}; 0 = greedy"
+            )
+        _check_ks(self.ks, self.rollouts)
+
+
+def _check_ks(ks: tuple[int, ...], rollouts: int) -> None:
+    if not ks or min(ks) < 1:
+        raise ConfigError(f"k must be one or more numbers of at least 1, got {list(ks)}")
+    if max(ks) > rollouts:
+        raise ConfigError(
+            f"k must not exceed the rollouts of an example: got k {max(ks)} with rollouts "
+            f"{rollouts}; use at least {max(ks)} rollouts, or a smaller k"
+        )
+
+
+def check_split(settings: EvalSettings, description: EnvironmentDescription) -> None:
+    """Raise ConfigError when the environment has not the split, or too few examples of it."""
+    sizes = description.num_examples
+    if settings.split not in sizes:
+        raise ConfigError(
+            f"{description.name} has no {settings.split} split; "
+            f"it has: {', '.join(sizes) or 'none'}"
+        )
+    size = sizes[settings.split]
+    if size is not None and settings.num_examples > size:
+        raise ConfigError(
+            f"{description.name} has {size} examples in its {settings.split} split, "
+            f"got examples {settings.num_examples}; use at most {size}"
+        )

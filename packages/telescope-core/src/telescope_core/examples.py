@@ -1,0 +1,112 @@
+"""Ready-made example sources: a finite list, and endless generators with or without splits."""
+
+import hashlib
+import random
+import threading
+from collections.abc import Callable, Sequence
+
+from telescope_core.errors import ConfigError
+from telescope_core.types import Example, Split
+
+_EVAL_SHARE = 0.1
+_MAX_MISSES = 5000
+
+
+class ListSource:
+    """A finite split held in memory."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self._examples = examples
+
+    @property
+    def num_examples(self) -> int | None:
+        """Size of the split."""
+        return len(self._examples)
+
+    def example(self, index: int) -> Example:
+        """Return example `index`."""
+        if not 0 <= index < len(self._examples):
+            raise IndexError(f"example {index} of {len(self._examples)}")
+        return self._examples[index]
+
+
+class GeneratedSource:
+    """An endless split: example `index` depends on `seed` and `index` alone, in any process."""
+
+    def __init__(self, make: Callable[[random.Random, int], Example], *, seed: int | str) -> None:
+        self._make = make
+        self._seed = seed
+
+    @property
+    def num_examples(self) -> int | None:
+        """None: endless."""
+        return None
+
+    def example(self, index: int) -> Example:
+        """Return example `index`."""
+        return self._make(random.Random(f"{self._seed}/{index}"), index)
+
+
+def split_of(text: str, *, eval_share: float = _EVAL_SHARE) -> Split:
+    """Return the split that a problem belongs to, decided by a hash of its own `text`."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return Split.EVAL if int.from_bytes(digest[:8]) < eval_share * 2**64 else Split.TRAIN
+
+
+class SplitSource:
+    """An endless split of drawn problems: a hash decides which split an example is in.
+
+    `draw` must give equal problems equal ids. Examples with one `split_key`, by default the id,
+    are in one split: give two wordings of a problem the same key, and neither is a hint at the
+    other across splits. Examples are distinct until the problems run out
+    (when `_MAX_MISSES` draws in a row bring nothing new); then they repeat in the same order.
+    The walk depends on `seed` alone, so index i is the same example in every process.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[random.Random], Example],
+        *,
+        split: Split,
+        seed: int | str,
+        split_key: Callable[[Example], str] = lambda example: example.id,
+    ) -> None:
+        self._draw = draw
+        self._split_key = split_key
+        self._split = split
+        self._seed = seed
+        self._found: dict[str, Example] = {}
+        self._order: list[str] = []
+        self._num_draws = 0
+        self._is_exhausted = False
+        self._lock = threading.Lock()
+
+    @property
+    def num_examples(self) -> int | None:
+        """None: endless."""
+        return None
+
+    def example(self, index: int) -> Example:
+        """Return example `index`; walks there on first use."""
+        with self._lock:
+            while index >= len(self._order) and not self._is_exhausted:
+                self._find_next()
+            if not self._order:
+                raise ConfigError(
+                    f"no problem of the {self._split} split in {_MAX_MISSES} draws; "
+                    "choose settings that allow more problems"
+                )
+            return self._found[self._order[index % len(self._order)]]
+
+    def _find_next(self) -> None:
+        for _ in range(_MAX_MISSES):
+            example = self._draw(random.Random(f"{self._seed}/{self._num_draws}"))
+            self._num_draws += 1
+            if example.id not in self._found and self._belongs(example):
+                self._found[example.id] = example
+                self._order.append(example.id)
+                return
+        self._is_exhausted = True
+
+    def _belongs(self, example: Example) -> bool:
+        return split_of(self._split_key(example)) is self._split

@@ -1,0 +1,111 @@
+"""`InProcessEnvironment`: the environment seam, implemented in this process."""
+
+import asyncio
+from dataclasses import replace
+
+from telescope_core.environments.base import Environment
+from telescope_core.protocols import PlayRequest, Policy
+from telescope_core.rollout import play_gold, play_rollout, score_group
+from telescope_core.types import (
+    EnvironmentDescription,
+    Example,
+    Group,
+    Rollout,
+    RolloutStatus,
+    Split,
+    StopReason,
+)
+
+
+class InProcessEnvironment:
+    """Plays rollouts of `environment` on the running event loop."""
+
+    def __init__(self, environment: Environment, *, name: str, version: str = "0") -> None:
+        self._environment = environment
+        self._name = name
+        self._version = version
+        self._playing: dict[str, asyncio.Task[Rollout]] = {}
+
+    @property
+    def name(self) -> str:
+        """The id it was opened with."""
+        return self._name
+
+    async def describe(self) -> EnvironmentDescription:
+        """Return what the environment declares; data is loaded here, in a thread."""
+        environment = self._environment
+        sizes = await asyncio.to_thread(
+            lambda: {
+                split: environment.examples(split).num_examples for split in environment.splits()
+            }
+        )
+        return EnvironmentDescription(
+            name=self._name,
+            version=self._version,
+            reward_min=environment.reward_min,
+            reward_max=environment.reward_max,
+            success_threshold=environment.success_threshold,
+            num_examples=sizes,
+            network=environment.network,
+            secrets=environment.secrets,
+            dataset_revisions=environment.dataset_revisions(),
+        )
+
+    async def example(self, split: Split, index: int) -> Example:
+        """Return one example."""
+        return self._environment.examples(split).example(index)
+
+    async def gold(self, split: Split, index: int) -> Rollout | None:
+        """Return the scored rollout of the gold answer."""
+        example = self._environment.examples(split).example(index)
+        return await play_gold(self._environment, self._name, example)
+
+    async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
+        """Play and score one rollout."""
+        task = asyncio.create_task(play_rollout(self._environment, self._name, request, policy))
+        self._playing[request.rollout_id] = task
+        try:
+            return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                task.cancel()
+                await asyncio.wait([task])
+                raise
+            return _cancelled(self._name, request)
+        finally:
+            self._playing.pop(request.rollout_id, None)
+
+    async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
+        """Apply the group rewards."""
+        example = self._environment.examples(split).example(example_index)
+        return await score_group(self._environment, group, example)
+
+    async def cancel(self, rollout_id: str) -> None:
+        """Stop a rollout that is being played."""
+        task = self._playing.get(rollout_id)
+        if task is not None:
+            task.cancel()
+
+    async def health(self) -> None:
+        """Always well: it is this process."""
+
+    async def close(self) -> None:
+        """Cancel what is still being played."""
+        tasks = list(self._playing.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def _cancelled(name: str, request: PlayRequest) -> Rollout:
+    rollout = Rollout(
+        environment=name, example_id="", group_id=request.group_id, index=request.index
+    )
+    return replace(
+        rollout,
+        status=RolloutStatus.CANCELLED,
+        status_reason="cancelled",
+        stop_reason=StopReason.CANCELLED,
+    )

@@ -1,0 +1,165 @@
+"""The seams of core, one small Protocol each: everything that varies is met through one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from telescope_core.types import (
+    Completion,
+    EnvironmentDescription,
+    Example,
+    Group,
+    JsonValue,
+    Message,
+    Rollout,
+    Sampling,
+    Split,
+)
+
+
+class Policy(Protocol):
+    """What an environment talks to: a model behind chat messages.
+
+    One policy object serves one rollout, so that it can keep the tokens of earlier turns.
+    Cancelling the awaiting task cancels the request and frees the server's slot.
+    """
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        *,
+        tools: Sequence[dict[str, JsonValue]] = (),
+    ) -> Completion:
+        """Answer `messages`. Raises EndpointError when the endpoint fails."""
+        ...
+
+
+class PolicySource(Protocol):
+    """Gives a fresh policy to each rollout."""
+
+    def policy(self, rollout_id: str) -> Policy:
+        """Return the policy of one rollout; calls with one id share its token history."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections. Idempotent."""
+        ...
+
+
+class ExampleSource(Protocol):
+    """The examples of one split; lazy, finite or endless, the same in every process."""
+
+    @property
+    def num_examples(self) -> int | None:
+        """Size of the split; None = endless."""
+        ...
+
+    def example(self, index: int) -> Example:
+        """Return example `index`; raises IndexError past the end of a finite split."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayRequest:
+    """Ask an environment for one rollout."""
+
+    split: Split
+    example_index: int
+    group_id: str
+    index: int
+    sampling: Sampling
+    deadline_s: float
+    """Seconds the rollout may take, rewards included."""
+
+    @property
+    def rollout_id(self) -> str:
+        """Unique within a run."""
+        return f"{self.group_id}/{self.index}"
+
+
+class EnvironmentClient(Protocol):
+    """The seam to an environment process: in this process, another one, a container or a host.
+
+    Requests: describe, fetch an example, play a rollout, score a group, cancel, health, close.
+    An implementation that runs elsewhere serves `policy` to the environment over a chat endpoint.
+    """
+
+    @property
+    def name(self) -> str:
+        """The id it was opened with."""
+        ...
+
+    async def describe(self) -> EnvironmentDescription:
+        """Return what the environment declares."""
+        ...
+
+    async def example(self, split: Split, index: int) -> Example:
+        """Return one example."""
+        ...
+
+    async def gold(self, split: Split, index: int) -> Rollout | None:
+        """Return the scored rollout of the gold answer; None when the environment has none."""
+        ...
+
+    async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
+        """Play and score one rollout. Failures are data: a rollout with status failed."""
+        ...
+
+    async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
+        """Apply the group rewards; returns the group unchanged when there are none."""
+        ...
+
+    async def cancel(self, rollout_id: str) -> None:
+        """Stop a rollout; unknown ids are ignored. Its `play` returns a cancelled rollout."""
+        ...
+
+    async def health(self) -> None:
+        """Return when the environment can play; raises ProcessDiedError when it cannot."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentLocation:
+    """Where an installed environment's code is."""
+
+    id: str
+    """owner/name"""
+    version: str
+    factory: str
+    """`module:Class`, importable by `interpreter`."""
+    interpreter: str
+    """Path of the Python that can import it."""
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class EnvironmentLocator(Protocol):
+    """Turns a name into an installed environment; entry point `telescope.environment_locators`."""
+
+    def locate(self, name: str) -> EnvironmentLocation | None:
+        """Return where `name` is installed; None when this locator does not know it."""
+        ...
+
+    def known_names(self) -> list[str]:
+        """Return every name it could locate, for messages."""
+        ...
+
+    def hint(self, name: str) -> str:
+        """Return what to do about a missing `name`, such as an install command; may be empty."""
+        ...
+
+
+class Tracker(Protocol):
+    """Mirrors metrics somewhere. A failing tracker never stops a run."""
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Record one step."""
+        ...
+
+    def close(self) -> None:
+        """Flush. Idempotent."""
+        ...

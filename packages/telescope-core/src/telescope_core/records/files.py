@@ -1,0 +1,82 @@
+"""Small files that survive a kill: written then renamed, or appended one whole line at a time."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from telescope_core.types import JsonValue
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to a temporary file beside `path` and rename it: readers never see half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: JsonValue) -> None:
+    """Write `value` as indented JSON, whole or not at all."""
+    write_text(path, json.dumps(plain(value), indent=2) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in `path`; None when the file is missing or not a JSON object."""
+    try:
+        content: object = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return cast(dict[str, Any], content) if isinstance(content, dict) else None
+
+
+def append_json_line(path: Path, value: Mapping[str, JsonValue]) -> None:
+    """Append `value` as one line, in one write; a torn line before it is closed first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(plain(value), separators=(",", ":")).encode() + b"\n"
+    with path.open("ab+") as stream:
+        if stream.tell() > 0:
+            stream.seek(-1, os.SEEK_END)
+            if stream.read(1) != b"\n":
+                line = b"\n" + line
+        stream.write(line)
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects in `path`, leaving out lines that a kill cut short; none when missing."""
+    if not path.exists():
+        return
+    with path.open("rb") as stream:
+        for line in stream:
+            try:
+                content: object = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(content, dict):
+                yield cast(dict[str, Any], content)
+
+
+def plain(value: JsonValue) -> JsonValue:
+    """Return `value` fit for strict JSON: numbers that are not finite become null.
+
+    Scalars of numpy and the like are turned into Python's.
+    """
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [plain(item) for item in value]
+    number = float(value)
+    if not math.isfinite(number):
+        return None
+    return int(number) if hasattr(value, "dtype") and _is_integer_dtype(value) else number
+
+
+def _is_integer_dtype(value: object) -> bool:
+    return str(getattr(value, "dtype", "")).startswith(("int", "uint"))

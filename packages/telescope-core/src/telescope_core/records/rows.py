@@ -1,0 +1,116 @@
+"""`RolloutRow`: one rollout as it is recorded, the same for kept, discarded and failed ones."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from telescope_core.chat_messages import message_from_json, message_to_json
+from telescope_core.types import JsonValue, Message, Rollout, RolloutStatus, StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRow:
+    """One row of `rollouts/step-*.parquet` and of an eval's `rollouts.jsonl`."""
+
+    step: int
+    """The training step it was recorded in; 0 in evals outside training."""
+    environment: str
+    example_id: str
+    group_id: str
+    index: int
+    """Position in its group."""
+    status: RolloutStatus
+    status_reason: str = ""
+    error: str | None = None
+    stop_reason: StopReason = StopReason.COMPLETED
+    reward: float | None = None
+    advantage: float | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    messages: tuple[Message, ...] = ()
+    num_turns: int = 0
+    num_prompt_tokens: int = 0
+    """Of the last turn: the longest prompt."""
+    num_completion_tokens: int = 0
+    is_truncated: bool = False
+    oldest_version: int | None = None
+    newest_version: int | None = None
+    generate_s: float = 0.0
+    score_s: float = 0.0
+    prompt_ids: tuple[tuple[int, ...], ...] | None = None
+    """Per turn; None when token ids are not recorded."""
+    completion_ids: tuple[tuple[int, ...], ...] | None = None
+    logprobs: tuple[tuple[float, ...], ...] | None = None
+
+    @property
+    def prompt_text(self) -> str:
+        """What the policy was first asked."""
+        asked: list[str] = []
+        for message in self.messages:
+            if message.role == "assistant":
+                break
+            asked.append(message.content)
+        return "\n".join(asked)
+
+    @property
+    def completion_text(self) -> str:
+        """Text of the last assistant message."""
+        return next((m.content for m in reversed(self.messages) if m.role == "assistant"), "")
+
+
+def row_of(
+    rollout: Rollout, *, step: int = 0, advantage: float | None = None, with_tokens: bool = False
+) -> RolloutRow:
+    """Return the row that records `rollout`; `with_tokens` adds ids and log-probs per turn."""
+    completions = [turn.completion for turn in rollout.turns]
+    return RolloutRow(
+        step=step,
+        environment=rollout.environment,
+        example_id=rollout.example_id,
+        group_id=rollout.group_id,
+        index=rollout.index,
+        status=rollout.status,
+        status_reason=rollout.status_reason,
+        error=rollout.error,
+        stop_reason=rollout.stop_reason,
+        reward=rollout.reward,
+        advantage=advantage,
+        rewards=rollout.rewards,
+        metrics=rollout.metrics,
+        tags=rollout.tags,
+        messages=rollout.messages,
+        num_turns=len(completions),
+        num_prompt_tokens=completions[-1].num_prompt_tokens if completions else 0,
+        num_completion_tokens=rollout.num_completion_tokens,
+        is_truncated=rollout.is_truncated,
+        oldest_version=min((c.oldest_version for c in completions), default=None),
+        newest_version=max((c.newest_version for c in completions), default=None),
+        generate_s=sum(turn.ended_s - turn.started_s for turn in rollout.turns),
+        score_s=rollout.score_s,
+        prompt_ids=tuple(c.prompt_ids for c in completions) if with_tokens else None,
+        completion_ids=tuple(c.completion_ids for c in completions) if with_tokens else None,
+        logprobs=tuple(c.logprobs for c in completions) if with_tokens else None,
+    )
+
+
+def row_to_json(row: RolloutRow) -> dict[str, JsonValue]:
+    """Return `row` as a JSON object; token columns are left out where they are None."""
+    fields = {name: getattr(row, name) for name in RolloutRow.__dataclass_fields__}
+    fields["messages"] = [message_to_json(message) for message in row.messages]
+    for name in ("prompt_ids", "completion_ids", "logprobs"):
+        if fields[name] is None:
+            del fields[name]
+    return fields
+
+
+def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
+    """Return the row in `fields`; fields that this version does not know are ignored."""
+    known = {name: fields[name] for name in RolloutRow.__dataclass_fields__ if name in fields}
+    known["status"] = RolloutStatus(known["status"])
+    known["stop_reason"] = StopReason(known.get("stop_reason", StopReason.COMPLETED))
+    known["messages"] = tuple(message_from_json(message) for message in known.get("messages", ()))
+    for name in ("prompt_ids", "completion_ids", "logprobs"):
+        if known.get(name) is not None:
+            known[name] = tuple(tuple(turn) for turn in known[name])
+    return RolloutRow(**known)

@@ -1,0 +1,184 @@
+"""`RunFolder`: everything one run writes, and the readers of it.
+
+Files are appended line by line, or written then renamed, so that a folder can be read while the
+run goes on and after it was killed. It holds no open file and no state but its path.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from telescope_core.errors import ConfigError
+from telescope_core.records.files import (
+    append_json_line,
+    read_json,
+    read_json_lines,
+    write_json,
+)
+from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
+from telescope_core.records.parquet import count_rows, read_rows, write_rows
+from telescope_core.records.rows import RolloutRow
+from telescope_core.types import JsonValue, RolloutStatus
+
+
+class RunFolder:
+    """The folder of one run; `create` starts one, `open` reads one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        config: Mapping[str, JsonValue],
+        name: str = "",
+        replace: bool = False,
+    ) -> "RunFolder":
+        """Start a run in `path`, which must be new or empty.
+
+        With `replace` an older run in the same place is removed; a run that is still going on,
+        or a folder that is no run, is refused all the same.
+        """
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            _make_way(path, replace=replace)
+        run = cls(path)
+        for folder in (run.rollouts_path, run.evals_path, run.logs_path):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_json(path / "config.json", config)
+        run._write_info(new_run_info(name or path.name))
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """Return the run in `path`; raises ConfigError when there is none."""
+        run = cls(path)
+        if not path.is_dir():
+            raise ConfigError(f"{path}: no such folder; expected the folder of a run")
+        run.info()
+        return run
+
+    @property
+    def rollouts_path(self) -> Path:
+        """Folder of the rollout files."""
+        return self.path / "rollouts"
+
+    @property
+    def evals_path(self) -> Path:
+        """Folder of the evals made during the run, one folder each."""
+        return self.path / "evals"
+
+    @property
+    def logs_path(self) -> Path:
+        """Folder for the logs of the run's processes."""
+        return self.path / "logs"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def report_path(self) -> Path:
+        """Where the report is written."""
+        return self.path / "report.html"
+
+    def info(self) -> RunInfo:
+        """Return identity and state."""
+        fields = read_json(self.path / "run.json")
+        if fields is None:
+            raise ConfigError(f"{self.path}: expected the folder of a run, but it has no run.json")
+        try:
+            return RunInfo.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ConfigError(f"{self.path / 'run.json'}: {where}: {first['msg']}") from None
+
+    def config(self) -> dict[str, Any]:
+        """Return the resolved settings; empty when they were lost."""
+        return read_json(self.path / "config.json") or {}
+
+    def finish(self) -> None:
+        """Mark the run as finished."""
+        self._end(RunState.FINISHED, "")
+
+    def fail(self, reason: str) -> None:
+        """Mark the run as failed, and why."""
+        self._end(RunState.FAILED, reason)
+
+    def log_metrics(self, row: Mapping[str, JsonValue]) -> None:
+        """Append one row of metrics; numbers that are not finite are recorded as null."""
+        append_json_line(self.path / "metrics.jsonl", row)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics, oldest first."""
+        return list(read_json_lines(self.path / "metrics.jsonl"))
+
+    def write_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> Path:
+        """Write all rollouts of `step`, whatever their status, and return the file."""
+        (path,) = self._rollout_files([step])
+        write_rows(path, rows)
+        return path
+
+    def rollout_steps(self) -> list[int]:
+        """Return the steps that have a rollout file, in order."""
+        stems = (path.stem for path in self.rollouts_path.glob("step-*.parquet"))
+        return sorted(int(stem.removeprefix("step-")) for stem in stems)
+
+    def rollouts(self, steps: Sequence[int] | None = None) -> list[RolloutRow]:
+        """Return the rollouts of `steps`, all of them by default."""
+        return read_rows(self._rollout_files(self.rollout_steps() if steps is None else steps))
+
+    def count_rollouts(self) -> Counter[tuple[str, RolloutStatus]]:
+        """Return (environment, status) -> number of rollouts, over all steps."""
+        return count_rows(self._rollout_files(self.rollout_steps()))
+
+    def eval_folders(self) -> list[Path]:
+        """Return the folders of the evals made during the run, by name."""
+        return sorted(path for path in self.evals_path.glob("*") if path.is_dir())
+
+    def write_summary(self, summary: Mapping[str, JsonValue]) -> None:
+        """Write `summary.json`."""
+        write_json(self.path / "summary.json", summary)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return the summary; None when the run did not reach it."""
+        return read_json(self.path / "summary.json")
+
+    def _rollout_files(self, steps: Sequence[int]) -> list[Path]:
+        return [self.rollouts_path / f"step-{step:06d}.parquet" for step in steps]
+
+    def _end(self, state: RunState, reason: str) -> None:
+        changes = {"state": state, "reason": reason, "ended_at": now()}
+        self._write_info(self.info().model_copy(update=changes))
+
+    def _write_info(self, info: RunInfo) -> None:
+        write_json(self.path / "run.json", info.model_dump(mode="json"))
+
+
+def _make_way(path: Path, *, replace: bool) -> None:
+    """Remove the run in `path`, or raise ConfigError saying why it stays."""
+    fields = read_json(path / "run.json") if path.is_dir() else None
+    if fields is None:
+        raise ConfigError(
+            f"{path} exists and is not an empty folder, nor the folder of a run; "
+            "choose another name or output folder"
+        )
+    info = RunFolder(path).info()
+    if info.observed_state is RunState.RUNNING:
+        raise ConfigError(
+            f"{path} belongs to a run that is going on (process {info.pid} on {info.host}); "
+            "stop it, or choose another name"
+        )
+    if not replace:
+        raise ConfigError(
+            f"{path} holds an earlier run ({info.observed_state}, started {info.started_at}); "
+            "choose another name, or remove the folder"
+        )
+    shutil.rmtree(path)

@@ -1,0 +1,53 @@
+"""Held-out evals at the start and at the end of a run, paired."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from telescope_core.evals.result import EvalResult
+from telescope_core.evals.stats import Estimate
+
+_EVAL_FOLDER = re.compile(r"(?P<name>.+)-(?P<tag>before|after|step-\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeforeAfter:
+    """One held-out eval at the start and at the end of a run."""
+
+    name: str
+    measure: str
+    """Such as `pass@1`."""
+    before: Estimate | None
+    after: Estimate | None
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the later interval lies wholly above the earlier one."""
+        low = self.after.low if self.after else None
+        high = self.before.high if self.before else None
+        return low is not None and high is not None and low > high
+
+
+def before_and_after(evals: Mapping[str, EvalResult]) -> list[BeforeAfter]:
+    """Pair the eval folders `<name>-before` and `<name>-after`."""
+    tagged: dict[str, dict[str, EvalResult]] = {}
+    for folder, result in evals.items():
+        match = _EVAL_FOLDER.fullmatch(folder)
+        if match:
+            tagged.setdefault(match["name"], {})[match["tag"]] = result
+    changes: list[BeforeAfter] = []
+    for _, by_tag in sorted(tagged.items()):
+        before, after = by_tag.get("before"), by_tag.get("after")
+        any_result = after or before
+        if any_result is None:
+            continue
+        k = 1 if 1 in any_result.pass_at else min(any_result.pass_at)
+        changes.append(
+            BeforeAfter(
+                name=any_result.environment,
+                measure=f"pass@{k}",
+                before=before.pass_at.get(k) if before else None,
+                after=after.pass_at.get(k) if after else None,
+            )
+        )
+    return changes

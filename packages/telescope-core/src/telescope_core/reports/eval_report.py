@@ -1,0 +1,97 @@
+"""`report.html` of one eval: its estimates with intervals, what failed, and sample rollouts."""
+
+from html import escape
+from pathlib import Path
+
+from telescope_core.evals.folder import EvalFolder
+from telescope_core.evals.result import EvalResult
+from telescope_core.records.files import write_text
+from telescope_core.reports import html
+from telescope_core.reports.samples import NUM_SAMPLES, pick
+from telescope_core.reports.svg import IntervalRow, interval_chart
+from telescope_core.reports.train_sections import format_duration
+
+
+def write_eval_report(folder: EvalFolder) -> Path | None:
+    """Write `report.html` of `folder` and return its path; None while it has no result."""
+    result = folder.result()
+    if result is None:
+        return None
+    parts = [
+        _header(result),
+        _estimates(result),
+        _failures(result),
+        _samples(folder),
+        _settings(folder),
+    ]
+    path = folder.path / "report.html"
+    write_text(path, html.page(f"{result.environment} - Telescope eval", parts))
+    return path
+
+
+def _header(result: EvalResult) -> str:
+    settings = result.settings
+    facts = [
+        (str(settings.num_examples), "examples"),
+        (str(settings.rollouts), "rollouts of each"),
+        (f"{result.num_scored:,}", "rollouts scored"),
+        (f"{result.num_failed:,}", "failed, not scored"),
+        (f"{result.num_truncated:,}", "truncated"),
+        (f"{result.mean_completion_tokens:.0f}", "tokens per rollout"),
+    ]
+    title = f"{result.environment} {result.environment_version}"
+    return (
+        f"<h1>{escape(title)}</h1>"
+        f'<p class="soft">Model {escape(result.model or "unnamed")}, '
+        f"temperature {settings.sampling.temperature:g}, {settings.split.value} split, "
+        f"{format_duration(result.duration_s)}</p>"
+        f"{html.facts(facts)}"
+    )
+
+
+def _estimates(result: EvalResult) -> str:
+    named = [(f"pass@{k}", estimate) for k, estimate in sorted(result.pass_at.items())]
+    named += [(f"pass^{k}", estimate) for k, estimate in sorted(result.pass_all.items()) if k > 1]
+    rows = [
+        IntervalRow(label=f"{name} ({e.num_tasks} examples)", mean=e.mean, low=e.low, high=e.high)
+        for name, e in named
+        if e is not None
+    ]
+    if not rows:
+        return ""
+    reward = ""
+    if result.reward is not None and result.reward_max > result.reward_min:
+        e = result.reward
+        row = IntervalRow(label="reward", mean=e.mean, low=e.low, high=e.high, colour=1)
+        span = (result.reward_min, result.reward_max)
+        chart = interval_chart([row], label="Mean reward", x_range=span)
+        reward = html.figure("Mean reward", chart)
+    chart = interval_chart(rows, label="pass@k and pass^k with 95 % intervals")
+    return (
+        "<h2>Results</h2>"
+        '<p class="soft">95 % intervals, clustered by example; pass@k is estimated from all '
+        "rollouts of an example.</p>"
+        f'<div class="grid-2">{html.figure("Success", chart)}{reward}</div>'
+    )
+
+
+def _failures(result: EvalResult) -> str:
+    if not result.failures:
+        return ""
+    rows = [(reason, str(count)) for reason, count in result.failures.items()]
+    return (
+        "<h2>Failures</h2>"
+        '<p class="soft">These rollouts have no reward and are in no mean.</p>'
+        f"{html.table(['reason', 'rollouts'], rows)}"
+    )
+
+
+def _samples(folder: EvalFolder) -> str:
+    rows = pick(folder.rows(), NUM_SAMPLES)
+    body = "".join(html.sample(row, with_step=False) for row in rows)
+    return f"<h2>Sample rollouts</h2>{body}" if rows else ""
+
+
+def _settings(folder: EvalFolder) -> str:
+    rows = html.flat_settings(folder.manifest())
+    return f"<h2>Settings</h2>{html.table(['setting', 'value'], rows, num_text_columns=2)}"

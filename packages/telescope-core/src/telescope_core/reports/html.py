@@ -1,0 +1,102 @@
+"""Pieces of a report page as HTML text: the page, facts, tables, figures, rollouts."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from telescope_core.records.rows import RolloutRow
+from telescope_core.reports.style import NUM_COLOURS, PAGE_STYLE
+from telescope_core.types import Message
+
+_LONGEST_TEXT = 4000
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """Return a self-contained page."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{PAGE_STYLE}</style></head>\n"
+        "<body><main>\n" + "\n".join(part for part in parts if part) + "\n</main></body></html>\n"
+    )
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return a row of (value, what it is)."""
+    cells = (
+        f'<div class="fact"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for value, name in pairs
+    )
+    return f'<div class="facts">{"".join(cells)}</div>'
+
+
+def figure(title: str, chart: str, *, note: str = "", extra: str = "") -> str:
+    """Return a chart with its title; `note` is a line under the title, `extra` HTML below."""
+    small = f"<small>{escape(note)}</small>" if note else ""
+    return f"<figure><figcaption>{escape(title)}{small}</figcaption>{chart}{extra}</figure>"
+
+
+def keys(entries: Sequence[tuple[str, int]]) -> str:
+    """Return a legend of (text, colour)."""
+    items = (
+        f'<li><span class="key c{colour % NUM_COLOURS}"></span>{escape(text)}</li>'
+        for text, colour in entries
+    )
+    return f'<ul class="keys">{"".join(items)}</ul>'
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, num_text_columns: int = 1) -> str:
+    """Return a table; columns after the first `num_text_columns` are numbers."""
+    number = ' class="number"'
+
+    def cells(kind: str, texts: Sequence[str]) -> str:
+        return "".join(
+            f"<{kind}{number if i >= num_text_columns else ''}>{escape(text)}</{kind}>"
+            for i, text in enumerate(texts)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    header = f"<thead><tr>{cells('th', head)}</tr></thead>"
+    return f'<div class="scroll"><table>{header}<tbody>{body}</tbody></table></div>'
+
+
+def flat_settings(config: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
+    """Return nested settings as (dotted name, value) in their order."""
+    rows: list[tuple[str, str]] = []
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            rows += flat_settings(value, f"{name}.")  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            for index, item in enumerate(value):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+                rows += flat_settings(item, f"{name}[{index}].")  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            rows.append((name, "none" if value is None else str(value)))  # pyright: ignore[reportUnknownArgumentType]
+    return rows
+
+
+def sample(row: RolloutRow, *, with_step: bool = True) -> str:
+    """Return one rollout: what was asked, what the policy said, what it earned."""
+    reward = "none" if row.reward is None else f"{row.reward:.3f}"
+    labels = [f"step <b>{row.step}</b>"] if with_step else []
+    labels += [
+        f"<b>{escape(row.environment)}</b>",
+        f"reward <b>{reward}</b>",
+        f"status <b>{row.status.value}</b>"
+        + (f" ({escape(row.status_reason)})" if row.status_reason else ""),
+        f"{row.num_completion_tokens} tokens" + (", truncated" if row.is_truncated else ""),
+        f"example {escape(row.example_id or 'unknown')}",
+    ]
+    header = "".join(f"<span>{label}</span>" for label in labels)
+    body = "".join(_message(message) for message in row.messages)
+    error = f'<pre class="bad">{escape(row.error)}</pre>' if row.error else ""
+    return f'<article class="sample"><header>{header}</header>{body}{error}</article>'
+
+
+def _message(message: Message) -> str:
+    text = message.content
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[:_LONGEST_TEXT]}\n[{len(text) - _LONGEST_TEXT} more characters]"
+    for call in message.tool_calls:
+        text += f"\n{call.name}({call.arguments})"
+    css_class = "said" if message.role == "assistant" else "asked"
+    return f'<pre class="{css_class}" title="{message.role}">{escape(text) or "(empty)"}</pre>'

@@ -1,0 +1,79 @@
+"""`RunOverview`: what a run folder holds, whatever state its run ended in. Data only, no layout."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from telescope_core.evals.folder import read_result
+from telescope_core.evals.result import EvalResult
+from telescope_core.records.identity import RunInfo, RunState
+from telescope_core.records.run_folder import RunFolder
+
+EDGE_STEPS = 20
+"""Steps averaged at the start and at the end of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOverview:
+    """One run at a glance."""
+
+    path: Path
+    info: RunInfo
+    state: RunState
+    num_steps: int
+    rewards: tuple[float | None, ...]
+    """Mean training reward of each step."""
+    first_mean: float | None
+    """Mean over the first 20 steps, or over half of them when there are fewer than 40."""
+    last_mean: float | None
+    counts: Mapping[str, Mapping[str, int]]
+    """Environment -> status -> rollouts."""
+    evals: Mapping[str, EvalResult]
+    """Name of the eval's folder -> result."""
+    unfinished_evals: tuple[str, ...]
+
+
+def overview_of(run: RunFolder) -> RunOverview:
+    """Read `run`; also one that was killed, or is still going on."""
+    rows = run.metrics()
+    rewards = column(rows, "reward/mean")
+    counts: dict[str, dict[str, int]] = {}
+    for (environment, status), number in sorted(run.count_rollouts().items()):
+        counts.setdefault(environment, {})[status.value] = number
+    results = {folder.name: read_result(folder) for folder in run.eval_folders()}
+    first, last = edge_means(rewards)
+    info = run.info()
+    return RunOverview(
+        path=run.path,
+        info=info,
+        state=info.observed_state,
+        num_steps=len(rows),
+        rewards=tuple(rewards),
+        first_mean=first,
+        last_mean=last,
+        counts=counts,
+        evals={name: result for name, result in results.items() if result is not None},
+        unfinished_evals=tuple(name for name, result in results.items() if result is None),
+    )
+
+
+def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
+    """Return one metric of every row; None where a row lacks it."""
+    values = [row.get(name) for row in rows]
+    return [float(value) if isinstance(value, int | float) else None for value in values]
+
+
+def edge_means(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Return the means of the first and the last steps, which never overlap."""
+    known = [value for value in values if value is not None]
+    count = min(EDGE_STEPS, len(known) // 2)
+    if not count:
+        return None, None
+    return sum(known[:count]) / count, sum(known[-count:]) / count
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the values that are known; None when none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,54 @@
+"""`sparkline`: a curve in one line of text; and the moving average that smooths curves."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+_BLOCKS = "".join(chr(code) for code in range(0x2581, 0x2589))
+"""Eight bars of rising height."""
+
+
+def sparkline(
+    values: Sequence[float | None],
+    *,
+    width: int = 40,
+    low: float | None = None,
+    high: float | None = None,
+) -> str:
+    """Return `values` as bars, averaged into at most `width` of them; gaps become spaces.
+
+    `low` and `high` fix the scale; without them it spans the values.
+    """
+    cells = _averaged(values, width)
+    known = [value for value in cells if value is not None]
+    if not known:
+        return ""
+    bottom = min(known) if low is None else low
+    top = max(known) if high is None else high
+    return "".join(" " if value is None else _bar(value, bottom, top) for value in cells)
+
+
+def moving_average(values: Sequence[float | None], *, window: int) -> list[float | None]:
+    """Return the mean of each value and the up to `window` - 1 before it; gaps do not count."""
+    smooth: list[float | None] = []
+    for end in range(1, len(values) + 1):
+        smooth.append(_mean(values[max(0, end - window) : end]))
+    return smooth
+
+
+def _bar(value: float, bottom: float, top: float) -> str:
+    if top <= bottom:
+        return _BLOCKS[0]
+    level = (value - bottom) / (top - bottom) * len(_BLOCKS)
+    return _BLOCKS[max(0, min(len(_BLOCKS) - 1, int(level)))]
+
+
+def _averaged(values: Sequence[float | None], width: int) -> list[float | None]:
+    count = min(width, len(values))
+    edges = [round(i * len(values) / count) for i in range(count + 1)] if count else []
+    return [_mean(values[start:end]) for start, end in pairwise(edges)]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if known else None

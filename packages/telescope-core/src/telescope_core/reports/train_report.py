@@ -1,0 +1,124 @@
+"""`report.html` of a training run: what was learned, held-out before and after, and evidence.
+
+Written from the run folder alone, so that it can be made at the end of a run, in the middle of
+one, or after one was killed.
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from telescope_core.records.files import write_text
+from telescope_core.records.identity import RunState
+from telescope_core.records.run_folder import RunFolder
+from telescope_core.reports import html
+from telescope_core.reports.before_after import BeforeAfter, before_and_after
+from telescope_core.reports.overview import EDGE_STEPS, RunOverview, column, mean_of, overview_of
+from telescope_core.reports.svg import line_chart, standalone
+from telescope_core.reports.train_sections import (
+    TIME_PARTS,
+    environment_names,
+    eval_section,
+    evidence_section,
+    format_duration,
+    reward_section,
+    reward_series,
+    sample_section,
+    settings_section,
+    time_section,
+)
+
+
+def write_train_report(run: RunFolder) -> Path:
+    """Write `report.html` of `run` and return its path."""
+    rows = run.metrics()
+    overview = overview_of(run)
+    changes = before_and_after(overview.evals)
+    parts = [
+        _header(overview, rows, changes),
+        reward_section(rows),
+        eval_section(changes, environment_names(rows)),
+        time_section(rows),
+        evidence_section(rows),
+        sample_section(run),
+        settings_section(run, overview),
+    ]
+    write_text(run.report_path, html.page(f"{overview.info.name} - Telescope run", parts))
+    return run.report_path
+
+
+def reward_svg(run: RunFolder) -> str:
+    """Return the reward curves of `run` as an SVG file of its own, such as for a README."""
+    rows = run.metrics()
+    names = environment_names(rows)
+    chart = line_chart(
+        [reward_series(rows, name, colour) for colour, name in enumerate(names)],
+        label=f"Training reward over steps: {', '.join(names)}",
+        x_label="step",
+        size=(760, 300),
+        with_legend=True,
+    )
+    return standalone(chart)
+
+
+def verdict(overview: RunOverview, changes: Sequence[BeforeAfter]) -> str:
+    """Say in a sentence or two what came of the run."""
+    first, last = overview.first_mean, overview.last_mean
+    if first is None or last is None:
+        return "Too few steps were recorded to say what was learned."
+    count = min(EDGE_STEPS, sum(value is not None for value in overview.rewards) // 2)
+    text = (
+        f"Mean training reward {_direction(first, last)} from {first:.3f} over the first "
+        f"{count} steps to {last:.3f} over the last {count}."
+    )
+    for change in changes:
+        if change.before is None or change.after is None:
+            continue
+        before, after = change.before.mean, change.after.mean
+        overlap = "intervals apart" if change.is_apart else "intervals overlap"
+        text += (
+            f" Held-out {change.measure} on {change.name} {_direction(before, after)} from "
+            f"{before:.3f} to {after:.3f} ({overlap})."
+        )
+    return text
+
+
+def _direction(before: float, after: float) -> str:
+    if abs(after - before) < 0.0005:
+        return "did not move:"
+    return "rose" if after > before else "fell"
+
+
+def _header(
+    overview: RunOverview, rows: Sequence[Mapping[str, Any]], changes: Sequence[BeforeAfter]
+) -> str:
+    info = overview.info
+    is_well = overview.state in (RunState.FINISHED, RunState.RUNNING)
+    tone = "good" if is_well else "bad"
+    reason = f'<p class="bad">{escape(info.reason)}</p>' if info.reason else ""
+    ended = f", ended {escape(info.ended_at)}" if info.ended_at else ""
+    return (
+        f'<h1>{escape(info.name)}<span class="badge {tone}">{overview.state.value}</span></h1>'
+        f'<p class="soft">Started {escape(info.started_at)}{ended} on {escape(info.host)}</p>'
+        f'<p class="lead">{escape(verdict(overview, changes))}</p>{reason}'
+        f"{html.facts(_facts(overview, rows))}"
+    )
+
+
+def _facts(overview: RunOverview, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    counts = list(overview.counts.values())
+    seconds = sum(value or 0.0 for key, _ in TIME_PARTS for value in column(rows, key))
+    entries = [(str(overview.num_steps), "steps")]
+    if seconds:
+        entries.append((format_duration(seconds), "in training steps"))
+    entries.append((f"{sum(count.get('kept', 0) for count in counts):,}", "rollouts trained on"))
+    entries.append((f"{sum(count.get('failed', 0) for count in counts):,}", "rollouts failed"))
+    for key, name in (
+        ("tokens/rollout_per_s", "tokens sampled per second"),
+        ("tokens/train_per_s", "tokens trained per second"),
+    ):
+        mean = mean_of(column(rows, key))
+        if mean is not None:
+            entries.append((f"{mean:,.0f}", name))
+    return entries

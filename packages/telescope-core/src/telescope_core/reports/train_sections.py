@@ -1,0 +1,194 @@
+"""The sections of a training report, each from metrics rows or the run folder to HTML."""
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from telescope_core.records.run_folder import RunFolder
+from telescope_core.reports import html
+from telescope_core.reports.before_after import BeforeAfter
+from telescope_core.reports.overview import RunOverview, column, edge_means, mean_of
+from telescope_core.reports.samples import run_samples
+from telescope_core.reports.sparkline import moving_average
+from telescope_core.reports.svg import (
+    IntervalRow,
+    Series,
+    interval_chart,
+    line_chart,
+    stacked_bar,
+)
+
+TIME_PARTS = (
+    ("time/generate_s", "sampling"),
+    ("time/train_s", "training"),
+    ("time/sync_s", "new weights to servers"),
+    ("time/wait_s", "all else"),
+)
+"""Metrics that add up to the time of a step, and what they are called."""
+_CURVES = (
+    ("entropy", "Entropy", "nats per token"),
+    ("grad_norm", "Gradient norm", "before clipping"),
+    ("completion_len/mean", "Completion length", "tokens, mean"),
+    ("mismatch/max", "Log-prob mismatch", "sampler against trainer, nats, max of the step"),
+    ("staleness/mean", "Staleness", "weight versions, mean"),
+    ("loss/total", "Loss", ""),
+)
+
+
+def environment_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the environments that have a reward column, in order of appearance."""
+    pattern = re.compile(r"reward/(.+)/mean")
+    found = (pattern.fullmatch(key) for row in rows for key in row)
+    return list(dict.fromkeys(match[1] for match in found if match))
+
+
+def reward_section(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the reward curve of each environment."""
+    names = environment_names(rows)
+    figures: list[str] = []
+    for colour, name in enumerate(names):
+        series = reward_series(rows, name, colour)
+        chart = line_chart([series], label=f"Training reward of {name}", x_label="step")
+        figures.append(html.figure(name, chart, note=_edge_note(rows, f"reward/{name}/mean")))
+    if not figures:
+        return ""
+    return (
+        "<h2>Training reward</h2>"
+        '<p class="soft">Faint: each step. Bold: moving average over '
+        f"{_window(len(rows))} steps.</p>"
+        f'<div class="grid-2">{"".join(figures)}</div>'
+    )
+
+
+def reward_series(rows: Sequence[Mapping[str, Any]], name: str, colour: int) -> Series:
+    """Return the reward of one environment, smoothed, with the raw values behind it."""
+    values = column(rows, f"reward/{name}/mean")
+    return Series(
+        name=name,
+        xs=_steps(rows),
+        values=moving_average(values, window=_window(len(rows))),
+        faint_values=values,
+        colour=colour,
+    )
+
+
+def _window(num_rows: int) -> int:
+    return max(1, min(20, num_rows // 10))
+
+
+def _edge_note(rows: Sequence[Mapping[str, Any]], key: str) -> str:
+    first, last = edge_means(column(rows, key))
+    if first is None or last is None:
+        return ""
+    return f"first steps {first:.3f}, last steps {last:.3f}"
+
+
+def eval_section(changes: Sequence[BeforeAfter], environments: Sequence[str]) -> str:
+    """Return the held-out estimates with their intervals."""
+    if not changes:
+        return ""
+    figures: list[str] = []
+    for index, change in enumerate(changes):
+        # An environment has the colour of its reward curve.
+        known = change.name in environments
+        colour = environments.index(change.name) if known else index
+        rows = [
+            IntervalRow(label=label, mean=e.mean, low=e.low, high=e.high, colour=tint)
+            for label, e, tint in (("before", change.before, 5), ("after", change.after, colour))
+            if e is not None
+        ]
+        label = f"Held-out {change.measure} of {change.name}, before and after"
+        chart = interval_chart(rows, label=label)
+        sure = "The intervals do not overlap." if change.is_apart else "The intervals overlap."
+        complete = change.before is not None and change.after is not None
+        figures.append(html.figure(change.name, chart, note=sure if complete else ""))
+    return (
+        f"<h2>Held-out {escape(changes[0].measure)}</h2>"
+        '<p class="soft">On examples that are never trained on; '
+        "95 % intervals, clustered by example.</p>"
+        f'<div class="grid-2">{"".join(figures)}</div>'
+    )
+
+
+def time_section(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how the steps' time was spent."""
+    seconds = [(text, sum(v or 0.0 for v in column(rows, key))) for key, text in TIME_PARTS]
+    total = sum(size for _, size in seconds)
+    if not total:
+        return ""
+    legend = [
+        (f"{text} {size / total:.0%} ({format_duration(size)})", colour)
+        for colour, (text, size) in enumerate(seconds)
+    ]
+    bar = stacked_bar(seconds, label="Where the time went: " + ", ".join(t for t, _ in legend))
+    return f"<h2>Where the time went</h2><figure>{bar}{html.keys(legend)}</figure>"
+
+
+def evidence_section(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the numbers that say whether the run can be trusted."""
+    entries: list[tuple[str, str]] = []
+    for key, name, text in (
+        ("mismatch/max", "largest log-prob mismatch, nats", "{:.2g}"),
+        ("staleness/max", "largest staleness, versions", "{:.0f}"),
+    ):
+        values = [value for value in column(rows, key) if value is not None]
+        if values:
+            entries.append((text.format(max(values)), name))
+    for key, name in (("mismatch/k3", "mean mismatch, k3"), ("staleness/mean", "mean staleness")):
+        mean = mean_of(column(rows, key))
+        if mean is not None:
+            entries.append((f"{mean:.2g}", name))
+    for key, name in (("pack/fill", "mean packing fill"), ("truncated/fraction", "truncated")):
+        mean = mean_of(column(rows, key))
+        if mean is not None:
+            entries.append((f"{mean:.1%}", name))
+    figures = [
+        html.figure(title, _small_chart(rows, key, title), note=note)
+        for key, title, note in _CURVES
+        if sum(value is not None for value in column(rows, key)) > 1
+    ]
+    if not entries and not figures:
+        return ""
+    charts = f'<div class="grid-3">{"".join(figures)}</div>'
+    return f"<h2>Health of the run</h2>{html.facts(entries)}{charts}"
+
+
+def _small_chart(rows: Sequence[Mapping[str, Any]], key: str, title: str) -> str:
+    series = Series(name=title, xs=_steps(rows), values=column(rows, key))
+    return line_chart([series], label=f"{title} over steps", x_label="step", size=(330, 190))
+
+
+def sample_section(run: RunFolder) -> str:
+    """Return some rollouts, early and late, good and bad."""
+    rows = run_samples(run)
+    if not rows:
+        return ""
+    return "<h2>Sample rollouts</h2>" + "".join(html.sample(row) for row in rows)
+
+
+def settings_section(run: RunFolder, overview: RunOverview) -> str:
+    """Return settings and package versions."""
+    settings = html.table(
+        ["setting", "value"], html.flat_settings(run.config()), num_text_columns=2
+    )
+    versions = [("python", overview.info.python), *sorted(overview.info.versions.items())]
+    return (
+        f"<h2>Settings</h2><details><summary>Every setting of the run</summary>{settings}</details>"
+        "<details><summary>Versions</summary>"
+        f"{html.table(['package', 'version'], versions, num_text_columns=2)}</details>"
+    )
+
+
+def _steps(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [float(row.get("step", index + 1)) for index, row in enumerate(rows)]
+
+
+def format_duration(seconds: float) -> str:
+    """Return seconds as people say them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,187 @@
+"""The chat client against a small endpoint on loopback."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from telescope_core.chat import ChatClient
+from telescope_core.errors import ConfigError, EndpointError, UnknownNameError
+from telescope_core.types import Message, Sampling, ToolCall
+
+SAMPLING = Sampling(max_tokens=8, temperature=0.5, stop=("x",), seed=3, top_k=4)
+ASK = (Message(role="user", content="hi"),)
+
+
+def reply(content="hello", finish_reason="stop", **message):
+    return {
+        "choices": [
+            {
+                "message": {"role": "assistant", "content": content, **message},
+                "finish_reason": finish_reason,
+            }
+        ],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+    }
+
+
+class Endpoint:
+    """Answers with `script` in turn: a dict is a reply, a number a status, "drop" a closed line."""
+
+    def __init__(self, script, models=("tiny",)):
+        self.script = list(script)
+        self.models = models
+        self.requests = []
+        self.headers = []
+        self.dropped = asyncio.Event()
+        self.arrived = asyncio.Event()
+
+    async def chat(self, request):
+        self.requests.append(await request.json())
+        self.headers.append(request.headers)
+        action = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if action == "hang":
+            self.arrived.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                self.dropped.set()
+        if action == "drop":
+            request.transport.close()
+            return web.Response()
+        if isinstance(action, int):
+            return web.json_response({"error": "busy"}, status=action, headers={"Retry-After": "0"})
+        if isinstance(action, str):
+            return web.Response(text=action)
+        return web.json_response(action)
+
+    async def list(self, request):
+        return web.json_response({"data": [{"id": model} for model in self.models]})
+
+
+@asynccontextmanager
+async def serving(*script, models=("tiny",), **options):
+    endpoint = Endpoint(script, models)
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", endpoint.chat)
+    app.router.add_get("/v1/models", endpoint.list)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = site._server.sockets[0].getsockname()[1]
+    client = ChatClient(f"http://127.0.0.1:{port}/v1/", **options)
+    try:
+        yield endpoint, client
+    finally:
+        await client.close()
+        await runner.cleanup()
+
+
+async def ask(client, messages=ASK, **options):
+    return await client.policy("r").complete(messages, SAMPLING, **options)
+
+
+async def test_answers_with_text_counts_and_the_only_model():
+    async with serving(reply(), api_key="k") as (endpoint, client):
+        completion = await ask(client)
+        body = endpoint.requests[0]
+        assert endpoint.headers[0]["Authorization"] == "Bearer k"
+    assert completion.message == Message(role="assistant", content="hello")
+    assert (completion.num_prompt_tokens, completion.num_completion_tokens) == (5, 2)
+    assert body == {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 8,
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "stop": ["x"],
+        "seed": 3,
+        "top_k": 4,
+    }
+
+
+async def test_tools_go_through_and_native_calls_come_back():
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+    tool = {"type": "function", "function": {"name": "add"}}
+    history = (
+        *ASK,
+        Message(
+            role="assistant", content="", tool_calls=(ToolCall(id="c0", name="f", arguments="{}"),)
+        ),
+        Message(role="tool", content="7", tool_call_id="c0"),
+    )
+    async with serving(reply(None, "tool_calls", tool_calls=[call])) as (endpoint, client):
+        completion = await ask(client, history, tools=[tool])
+        body = endpoint.requests[0]
+    assert body["tools"] == [tool]
+    assert body["messages"][1]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+    assert body["messages"][2]["tool_call_id"] == "c0"
+    assert completion.finish_reason == "tool_calls"
+    assert completion.message.content == ""
+    assert completion.message.tool_calls == (ToolCall(id="c1", name="add", arguments='{"a":1}'),)
+
+
+@pytest.mark.parametrize("trouble", [429, 500, 503, "drop"])
+async def test_busy_and_broken_answers_are_tried_again(trouble):
+    async with serving(trouble, trouble, reply(finish_reason="length")) as (endpoint, client):
+        completion = await ask(client)
+    assert completion.finish_reason == "length"
+    assert len(endpoint.requests) == 3
+
+
+async def test_retries_end_with_the_budget_and_name_the_status():
+    async with serving(503, retry_budget_s=0.4) as (endpoint, client):
+        with pytest.raises(EndpointError, match=r"chat/completions answered 503: .*busy"):
+            await ask(client)
+    assert 1 < len(endpoint.requests) < 8
+
+
+async def test_a_refused_request_is_not_repeated():
+    async with serving(400) as (endpoint, client):
+        with pytest.raises(EndpointError, match=r"answered 400: .*prompt too long"):
+            await ask(client)
+    assert len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize("answer", ["<html>", {"choices": []}, {"choices": [{"message": None}]}])
+async def test_an_answer_that_is_no_completion_is_an_endpoint_error(answer):
+    async with serving(answer) as (_, client):
+        with pytest.raises(EndpointError, match="chat/completions answered"):
+            await ask(client)
+
+
+async def test_cancelling_the_caller_cancels_the_request():
+    async with serving("hang") as (endpoint, client):
+        task = asyncio.create_task(ask(client))
+        await asyncio.wait_for(endpoint.arrived.wait(), 5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(endpoint.dropped.wait(), 5)
+
+
+async def test_nothing_listening_says_so():
+    client = ChatClient("http://127.0.0.1:9/v1", retry_budget_s=0.1)
+    with pytest.raises(EndpointError, match=r"127.0.0.1:9/v1/models cannot be reached"):
+        await client.check()
+    await client.close()
+
+
+async def test_model_must_be_named_when_several_are_served():
+    async with serving(reply(), models=("a", "b")) as (_, client):
+        assert await client.list_models() == ["a", "b"]
+        with pytest.raises(ConfigError, match=r"serves 2 models \(a, b\); .*--model"):
+            await ask(client)
+
+
+async def test_unknown_model_names_the_nearest():
+    async with serving(reply(), models=("qwen-small",), model="qwen-smal") as (_, client):
+        with pytest.raises(UnknownNameError, match="did you mean 'qwen-small'"):
+            await client.check()
+
+
+def test_base_url_needs_a_scheme():
+    with pytest.raises(ConfigError, match="must begin with http"):
+        ChatClient("localhost:8000/v1")

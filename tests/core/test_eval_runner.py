@@ -1,0 +1,288 @@
+"""Running evals: counts, failures apart, retries, resuming, group rewards."""
+
+import asyncio
+
+import pytest
+
+from telescope_core import (
+    ConfigError,
+    Example,
+    ListSource,
+    Sampling,
+    SingleTurnEnvironment,
+    Split,
+    TelescopeError,
+    group_reward,
+    metric,
+    reward,
+)
+from telescope_core.errors import EndpointError
+from telescope_core.evals import EvalFolder, EvalSettings, read_result, run_eval
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.records.rows import row_of
+from telescope_core.scripted import ScriptedClient
+
+
+class Echo(SingleTurnEnvironment):
+    def examples(self, split):
+        return ListSource([Example(id=f"{split}-{i}", prompt=str(i)) for i in range(6)])
+
+    @reward
+    def correct(self, rollout, example):
+        return float(rollout.completion_text == example.prompt)
+
+    @metric
+    def length(self, rollout, example):
+        return float(len(rollout.completion_text))
+
+
+class Ranked(Echo):
+    reward_max = 2.0
+
+    @group_reward
+    def shared(self, rollouts, example):
+        return [sum(r.rewards["correct"] for r in rollouts) / len(rollouts)] * len(rollouts)
+
+
+def settings(**changes):
+    fields = {
+        "num_examples": 4,
+        "rollouts": 3,
+        "ks": (1, 2),
+        "sampling": Sampling(max_tokens=4),
+        "concurrency": 5,
+    }
+    return EvalSettings(**{**fields, **changes})
+
+
+def opened(environment=Echo):
+    return InProcessEnvironment(environment(), name="echo", version="1.2")
+
+
+def odd_fails(messages):
+    text = messages[-1].content
+    return text if int(text) % 2 == 0 else "no"
+
+
+async def test_counts_and_estimates():
+    rows = []
+    result = await run_eval(
+        opened(), ScriptedClient(odd_fails), settings(), model="m", on_rollout=rows.append
+    )
+    assert (result.num_tasks, result.num_rollouts, result.num_scored) == (4, 12, 12)
+    assert result.reward.mean == 0.5
+    assert result.pass_at[1].mean == result.pass_at[2].mean == result.pass_all[2].mean == 0.5
+    assert result.pass_at[1].num_tasks == 4
+    assert (result.environment_version, result.model, result.num_failed) == ("1.2", "m", 0)
+    assert result.metrics == {"length": 1.5}
+    assert len(rows) == 12
+    assert {row.example_id for row in rows} == {f"eval-{i}" for i in range(4)}
+    assert [task.num_solved for task in result.tasks] == [3, 0, 3, 0]
+
+
+async def test_failures_are_apart_and_never_zero():
+    def reply(messages):
+        return EndpointError("down") if messages[-1].content == "1" else messages[-1].content
+
+    result = await run_eval(opened(), ScriptedClient(reply), settings())
+    assert (result.num_scored, result.num_failed) == (9, 3)
+    assert result.failures == {"EndpointError": 3}
+    assert (result.reward.mean, result.reward.num_tasks) == (1.0, 3)
+    assert result.reward_with_failures.mean == 0.75
+    assert result.pass_at[2].num_tasks == 3
+
+
+async def test_a_failed_attempt_is_retried_and_flagged():
+    class Flaky:
+        def __init__(self):
+            self.ids = []
+
+        def policy(self, rollout_id):
+            self.ids.append(rollout_id)
+            broken = rollout_id == "eval-000000/1"
+            return ScriptedClient([EndpointError("once") if broken else "0"]).policy(rollout_id)
+
+        async def close(self):
+            pass
+
+    source = Flaky()
+    rows = []
+    result = await run_eval(opened(), source, settings(num_examples=1), on_rollout=rows.append)
+    assert (result.num_scored, result.num_failed, result.num_retried) == (3, 0, 1)
+    assert [row.tags.get("attempts") for row in rows] == [None, "2", None]
+    # A policy id names one token history, so the second attempt must not share the first one's.
+    assert len(set(source.ids)) == 4
+
+
+async def test_deadlines_are_failures_and_not_retried():
+    client = ScriptedClient(["0"], delay_s=30)
+    result = await run_eval(opened(), client, settings(num_examples=1, deadline_s=0.05, ks=(1,)))
+    assert result.failures == {"TimeoutError": 3}
+    assert len(client.requests) == 3
+    assert result.reward is None
+    assert result.pass_at == {1: None}
+
+
+async def test_an_eval_where_all_fails_stops_early():
+    client = ScriptedClient([EndpointError("gone")])
+    with pytest.raises(TelescopeError, match=r"2 rollouts failed in a row.*gone"):
+        await run_eval(opened(), client, settings(max_failures_in_a_row=2, concurrency=1))
+    assert len(client.requests) == 4
+
+
+async def test_concurrency_is_bounded_and_used():
+    class Counting:
+        now = most = 0
+
+        def policy(self, rollout_id):
+            return self
+
+        async def complete(self, messages, sampling, *, tools=()):
+            Counting.now += 1
+            Counting.most = max(Counting.most, Counting.now)
+            await asyncio.sleep(0.005)
+            Counting.now -= 1
+            return await ScriptedClient(["0"]).policy("").complete(messages, sampling)
+
+        async def close(self):
+            pass
+
+    await run_eval(opened(), Counting(), settings(concurrency=3))
+    assert Counting.most == 3
+
+
+async def test_each_rollout_has_its_own_seed():
+    class Seeds:
+        def __init__(self):
+            self.seen = []
+
+        def policy(self, rollout_id):
+            return self
+
+        async def complete(self, messages, sampling, *, tools=()):
+            self.seen.append(sampling.seed)
+            return await ScriptedClient(["0"]).policy("").complete(messages, sampling)
+
+        async def close(self):
+            pass
+
+    source = Seeds()
+    await run_eval(opened(), source, settings(sampling=Sampling(max_tokens=4, seed=100)))
+    assert sorted(source.seen) == list(range(100, 112))
+
+
+async def test_group_rewards_are_in_the_rows():
+    rows = []
+    result = await run_eval(
+        opened(Ranked), ScriptedClient(odd_fails), settings(), on_rollout=rows.append
+    )
+    assert {row.reward for row in rows} == {2.0, 0.0}
+    assert result.reward.mean == 1.0
+
+
+async def test_a_group_reward_that_raises_fails_its_group_only():
+    class Broken(Ranked):
+        @group_reward
+        def shared(self, rollouts, example):
+            if example.prompt == "1":
+                raise KeyError("lost")
+            return [0.0] * len(rollouts)
+
+    result = await run_eval(opened(Broken), ScriptedClient(odd_fails), settings())
+    assert result.failures == {"KeyError": 3}
+    assert result.num_scored == 9
+
+
+async def test_cancelling_the_eval_cancels_its_rollouts():
+    class Hanging:
+        def __init__(self):
+            self.asked, self.cancelled = asyncio.Event(), 0
+
+        def policy(self, rollout_id):
+            return self
+
+        async def complete(self, messages, sampling, *, tools=()):
+            self.asked.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+
+        async def close(self):
+            pass
+
+    source = Hanging()
+    task = asyncio.create_task(run_eval(opened(), source, settings(concurrency=1)))
+    await asyncio.wait_for(source.asked.wait(), 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 5)
+    assert source.cancelled == 1
+
+
+async def test_a_resumed_eval_plays_only_what_is_missing(tmp_path):
+    manifest = {"environment": "echo", "examples": 4, "ks": (1, 2)}
+    folder = EvalFolder.create(tmp_path / "eval", manifest=manifest)
+    first = []
+    await run_eval(opened(), ScriptedClient(odd_fails), settings(), on_rollout=first.append)
+    for row in first[:7]:
+        folder.append(row)
+    with (folder.path / "rollouts.jsonl").open("a") as stream:
+        stream.write('{"torn": ')
+    again = EvalFolder.resume(folder.path, manifest=manifest)
+    client = ScriptedClient(odd_fails)
+    result = await run_eval(
+        opened(), client, settings(), on_rollout=again.append, done=again.rows()
+    )
+    again.finish(result)
+    assert len(client.requests) == 12 - 6
+    assert (result.num_scored, result.reward.mean) == (12, 0.5)
+    assert len(again.rows()) == 12
+    assert read_result(folder.path) == result
+
+
+def test_resume_refuses_other_settings_and_create_refuses_a_full_folder(tmp_path):
+    folder = EvalFolder.create(tmp_path / "eval", manifest={"examples": 4, "model": "a"})
+    with pytest.raises(ConfigError, match="examples: 4 then, now 8"):
+        EvalFolder.resume(folder.path, manifest={"examples": 8, "model": "a"})
+    with pytest.raises(ConfigError, match="--resume"):
+        EvalFolder.create(folder.path, manifest={})
+    with pytest.raises(ConfigError, match=r"no eval\.json"):
+        EvalFolder.resume(tmp_path, manifest={})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ks": (4,)}, "got k 4 with rollouts 3; use at least 4 rollouts"),
+        ({"ks": (0,)}, "at least 1"),
+        ({"ks": ()}, "one or more numbers"),
+        ({"num_examples": 0}, "examples must be at least 1"),
+        ({"deadline_s": 0}, "deadline_s"),
+        ({"sampling": Sampling(max_tokens=4, temperature=-1)}, "temperature"),
+    ],
+)
+def test_bad_settings_say_what_to_do(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(**changes)
+
+
+async def test_more_examples_than_the_split_has_are_refused():
+    with pytest.raises(ConfigError, match="has 6 examples in its eval split, got examples 9"):
+        await run_eval(opened(), ScriptedClient(["0"]), settings(num_examples=9))
+
+
+async def test_a_split_the_environment_lacks_is_refused():
+    class TrainOnly(Echo):
+        def splits(self):
+            return (Split.TRAIN,)
+
+    with pytest.raises(ConfigError, match="has no eval split; it has: train"):
+        await run_eval(opened(TrainOnly), ScriptedClient(["0"]), settings())
+
+
+def test_row_of_an_eval_has_step_zero():
+    from telescope_core.types import Rollout
+
+    assert row_of(Rollout(environment="e", example_id="x", group_id="g", index=0)).step == 0

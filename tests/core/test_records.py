@@ -1,0 +1,212 @@
+"""Run folders: what is written comes back, also from a run that was killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pandas
+import pytest
+
+from telescope_core.errors import ConfigError
+from telescope_core.records import RolloutRow, RunFolder, RunState, row_of
+from telescope_core.records.files import append_json_line, read_json_lines
+from telescope_core.records.rows import row_from_json, row_to_json
+from telescope_core.types import (
+    Completion,
+    Message,
+    Rollout,
+    RolloutStatus,
+    StopReason,
+    ToolCall,
+    Turn,
+)
+
+
+def a_rollout(status=RolloutStatus.KEPT, **changes):
+    asked = Message(role="user", content="2+2=")
+    said = Message(
+        role="assistant",
+        content="4",
+        tool_calls=(ToolCall(id="c", name="add", arguments="{}"),),
+    )
+    turn = Turn(
+        completion=Completion(
+            message=said,
+            finish_reason="length",
+            prompt_ids=(1, 2),
+            completion_ids=(3, 4, 5),
+            logprobs=(-0.5, -0.25, 0.0),
+            oldest_version=2,
+            newest_version=3,
+            num_prompt_tokens=2,
+            num_completion_tokens=3,
+        ),
+        started_s=1.0,
+        ended_s=1.5,
+    )
+    fields = {
+        "environment": "math",
+        "example_id": "e1",
+        "group_id": "g1",
+        "index": 0,
+        "messages": (asked, said),
+        "turns": (turn,),
+        "status": status,
+        "reward": 1.0,
+        "rewards": {"correct": 1.0},
+        "metrics": {"length": 3.0},
+        "tags": {"level": "digit"},
+    }
+    return Rollout(**{**fields, **changes})
+
+
+def a_failed_rollout():
+    return a_rollout(
+        RolloutStatus.FAILED,
+        index=1,
+        messages=(),
+        turns=(),
+        reward=None,
+        rewards={},
+        error="EndpointError: gone",
+        status_reason="EndpointError",
+        stop_reason=StopReason.ERROR,
+    )
+
+
+def test_row_keeps_the_rollout_and_survives_json():
+    row = row_of(a_rollout(), step=4, advantage=-0.5, with_tokens=True)
+    assert (row.num_turns, row.num_completion_tokens, row.is_truncated) == (1, 3, True)
+    assert (row.oldest_version, row.newest_version, row.generate_s) == (2, 3, 0.5)
+    assert (row.prompt_text, row.completion_text) == ("2+2=", "4")
+    assert row.completion_ids == ((3, 4, 5),)
+    assert row_from_json(json.loads(json.dumps(row_to_json(row)))) == row
+
+
+def test_rollout_files_hold_every_status_in_one_schema(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config={})
+    rows = [
+        row_of(a_rollout(), step=10, advantage=0.5, with_tokens=True),
+        row_of(a_failed_rollout(), step=10),
+        row_of(a_rollout(RolloutStatus.DISCARDED, index=2), step=10),
+        row_of(a_rollout(RolloutStatus.CANCELLED, index=3, reward=None), step=10),
+    ]
+    path = run.write_rollouts(10, rows)
+    run.write_rollouts(2, [])
+    assert path.name == "step-000010.parquet"
+    assert run.rollout_steps() == [2, 10]
+    assert run.rollouts() == rows == run.rollouts([10])
+    frame = pandas.read_parquet(path)
+    assert list(frame.status) == ["kept", "failed", "discarded", "cancelled"]
+    assert frame.reward.isna().tolist() == [False, True, False, True]
+    assert run.rollouts([2]) == []
+
+
+def test_a_rollout_file_cut_short_is_named(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config={})
+    path = run.write_rollouts(1, [row_of(a_rollout())])
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ConfigError, match=r"step-000001.parquet is not a readable rollout file"):
+        run.rollouts()
+
+
+def test_metrics_are_read_while_written_and_torn_lines_left_out(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config={})
+    run.log_metrics({"step": 1, "loss/total": float("nan"), "reward/mean": np.float32(0.5)})
+    assert run.metrics() == [{"step": 1, "loss/total": None, "reward/mean": 0.5}]
+    path = run.path / "metrics.jsonl"
+    with path.open("a") as stream:
+        stream.write('{"step": 2, "rew')
+    assert [row["step"] for row in run.metrics()] == [1]
+    run.log_metrics({"step": 3})
+    assert [row["step"] for row in run.metrics()] == [1, 3]
+
+
+def test_json_lines_hold_any_text(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    append_json_line(path, {"text": "two\nlines \u2028 and \U0001f600", "n": np.int64(3)})
+    assert list(read_json_lines(path)) == [{"text": "two\nlines \u2028 and \U0001f600", "n": 3}]
+    assert list(read_json_lines(tmp_path / "none.jsonl")) == []
+
+
+def test_identity_state_and_summary(tmp_path):
+    run = RunFolder.create(tmp_path / "a" / "run", config={"run": {"seed": 1}}, name="first")
+    info = RunFolder.open(run.path).info()
+    assert (info.name, info.pid, info.observed_state) == ("first", os.getpid(), RunState.RUNNING)
+    assert "telescope-core" in info.versions
+    assert run.config() == {"run": {"seed": 1}}
+    assert run.summary() is None
+    run.write_summary({"delta": 0.2})
+    run.finish()
+    assert run.summary() == {"delta": 0.2}
+    assert run.info().observed_state is RunState.FINISHED
+    run.fail("ProcessDiedError: inference server 0")
+    assert (run.info().state, run.info().reason) == (
+        RunState.FAILED,
+        "ProcessDiedError: inference server 0",
+    )
+    assert not list(run.path.rglob("*.tmp"))
+
+
+def test_create_refuses_what_is_there(tmp_path):
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(ConfigError, match="not an empty folder, nor the folder of a run"):
+        RunFolder.create(tmp_path, config={}, replace=True)
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+    run = RunFolder.create(tmp_path / "run", config={})
+    with pytest.raises(ConfigError, match="a run that is going on"):
+        RunFolder.create(run.path, config={}, replace=True)
+    run.finish()
+    with pytest.raises(ConfigError, match=r"holds an earlier run \(finished"):
+        RunFolder.create(run.path, config={})
+    run.log_metrics({"step": 1})
+    assert RunFolder.create(run.path, config={}, replace=True).metrics() == []
+
+
+def test_open_says_what_is_missing(tmp_path):
+    with pytest.raises(ConfigError, match="no such folder"):
+        RunFolder.open(tmp_path / "nope")
+    with pytest.raises(ConfigError, match=r"has no run\.json"):
+        RunFolder.open(tmp_path)
+    (tmp_path / "run.json").write_text('{"name": "x"}')
+    with pytest.raises(ConfigError, match=r"run\.json: started_at"):
+        RunFolder.open(tmp_path)
+
+
+VICTIM = """
+import os, signal, sys
+from pathlib import Path
+from telescope_core.records import RunFolder, RolloutRow
+from telescope_core.types import RolloutStatus
+run = RunFolder.create(Path(sys.argv[1]), config={"a": 1})
+row = RolloutRow(step=1, environment="e", example_id="x", group_id="g", index=0,
+                 status=RolloutStatus.KEPT, reward=1.0)
+run.write_rollouts(1, [row])
+run.log_metrics({"step": 1, "reward/mean": 1.0})
+with (run.path / "metrics.jsonl").open("a") as stream:
+    stream.write('{"step": 2')
+    stream.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_run_opens_and_is_called_interrupted(tmp_path):
+    path = tmp_path / "run"
+    process = subprocess.run([sys.executable, "-c", VICTIM, str(path)], timeout=60, check=False)
+    assert process.returncode == -signal.SIGKILL
+    run = RunFolder.open(path)
+    assert run.info().state is RunState.RUNNING
+    assert run.info().observed_state is RunState.INTERRUPTED
+    assert run.metrics() == [{"step": 1, "reward/mean": 1.0}]
+    assert [row.reward for row in run.rollouts()] == [1.0]
+    assert pandas.read_json(path / "metrics.jsonl", lines=True, nrows=1).step[0] == 1
+
+
+def test_row_defaults_record_a_rollout_that_never_began():
+    row = RolloutRow(
+        step=0, environment="e", example_id="", group_id="g", index=0, status=RolloutStatus.FAILED
+    )
+    assert (row.prompt_text, row.completion_text, row.reward) == ("", "", None)

@@ -1,0 +1,267 @@
+"""Reports of a made-up run: the page parses, holds the numbers, and asks nothing of the network."""
+
+import random
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+
+from telescope_core.evals import EvalSettings, write_result
+from telescope_core.evals.result import result_of
+from telescope_core.records import RolloutRow, RunFolder
+from telescope_core.reports import overview_of, sparkline
+from telescope_core.reports.samples import pick, run_samples
+from telescope_core.reports.sparkline import moving_average
+from telescope_core.reports.svg import (
+    IntervalRow,
+    Series,
+    interval_chart,
+    line_chart,
+    standalone,
+    ticks_of,
+)
+from telescope_core.reports.train_report import reward_svg, write_train_report
+from telescope_core.types import EnvironmentDescription, Message, RolloutStatus, Sampling, Split
+
+NAMES = ("math-reasoning", "countdown")
+VOID = {"meta", "br"}
+
+
+class Checker(HTMLParser):
+    """Reads a page; fails on tags that do not match, and keeps text, tags and attributes."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.text, self.tags, self.attributes = [], [], [], []
+        self.feed(page)
+        self.close()
+        assert self.open == [], f"left open: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def an_eval(name, level, seed):
+    draw = random.Random(seed)
+    rows = [
+        RolloutRow(
+            step=0,
+            environment=name,
+            example_id=f"e{task}",
+            group_id=f"g{task:03d}",
+            index=index,
+            status=RolloutStatus.KEPT,
+            reward=float(draw.random() < level),
+        )
+        for task in range(64)
+        for index in range(4)
+    ]
+    description = EnvironmentDescription(
+        name=name,
+        version="0.1.0",
+        reward_min=0.0,
+        reward_max=1.0,
+        success_threshold=1.0,
+        num_examples={Split.EVAL: None},
+        network="none",
+    )
+    settings = EvalSettings(num_examples=64, rollouts=4, sampling=Sampling(max_tokens=32))
+    return result_of(rows, settings, description, model="m", duration_s=1.0)
+
+
+def a_step(step, num_steps, draw):
+    level = 0.15 + 0.6 * step / num_steps
+    rewards = {name: min(1.0, max(0.0, draw.gauss(level, 0.08))) for name in NAMES}
+    return {
+        "step": step,
+        "time_s": 1.7e9 + 2.0 * step,
+        "reward/mean": sum(rewards.values()) / 2,
+        **{f"reward/{name}/mean": value for name, value in rewards.items()},
+        "loss/total": draw.gauss(0, 0.02),
+        "entropy": 1.5 - step / num_steps,
+        "grad_norm": abs(draw.gauss(0.5, 0.2)),
+        "learning_rate": 1e-3,
+        "mismatch/max": 1e-4 * draw.random(),
+        "mismatch/k3": 1e-9 * draw.random(),
+        "staleness/mean": 0.9,
+        "staleness/max": 1,
+        "tokens/rollout_per_s": draw.gauss(1500, 100),
+        "tokens/train_per_s": draw.gauss(9000, 300),
+        "time/step_s": 2.0,
+        "time/batch_s": 1.4,
+        "time/generate_s": 0.7,
+        "time/wait_s": 0.3,
+        "time/train_s": 0.8,
+        "time/sync_s": 0.2,
+        "pack/fill": 0.97,
+        "completion_len/mean": draw.gauss(9, 1),
+        "truncated/fraction": 0.01,
+        "groups/discarded": 2,
+    }
+
+
+def a_rollout(step, index, draw):
+    a, b = draw.randrange(10, 99), draw.randrange(10, 99)
+    name = NAMES[index % 2]
+    right = draw.random() < 0.1 + 0.6 * step / 80
+    said = str(a + b) if right else f"<b>{a}</b> & {b}?"
+    failed = index == 15
+    return RolloutRow(
+        step=step,
+        environment=name,
+        example_id=f"{name}-{a}-{b}",
+        group_id=f"g{index // 4}",
+        index=index,
+        status=RolloutStatus.FAILED if failed else RolloutStatus.KEPT,
+        status_reason="EndpointError" if failed else "",
+        error="EndpointError: gone" if failed else None,
+        reward=None if failed else float(right),
+        messages=(
+            Message(role="user", content=f"{a}+{b}="),
+            Message(role="assistant", content=said),
+        ),
+        num_completion_tokens=len(said),
+    )
+
+
+def make_run(path, num_steps=80):
+    draw = random.Random(1)
+    config = {"run": {"name": "demo", "seed": 0}, "environments": [{"name": n} for n in NAMES]}
+    run = RunFolder.create(path, config=config, name="demo")
+    for step in range(1, num_steps + 1):
+        run.log_metrics(a_step(step, num_steps, draw))
+        if step in (1, num_steps // 2, num_steps):
+            run.write_rollouts(step, [a_rollout(step, i, draw) for i in range(16)])
+    for name in NAMES:
+        write_result(run.evals_path / f"{name}-before", an_eval(name, 0.15, 1))
+        write_result(run.evals_path / f"{name}-after", an_eval(name, 0.7, 2))
+    run.finish()
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "demo")
+
+
+def test_report_parses_and_holds_the_numbers(run):
+    page = write_train_report(run).read_text()
+    checked = Checker(page)
+    text = " ".join(checked.text)
+    overview = overview_of(run)
+    assert f"{overview.first_mean:.3f} over the first 20 steps" in text
+    assert f"{overview.last_mean:.3f} over the last 20" in text
+    for name in NAMES:
+        before = overview.evals[f"{name}-before"].pass_at[1]
+        after = overview.evals[f"{name}-after"].pass_at[1]
+        assert f"on {name} rose from {before.mean:.3f} to {after.mean:.3f}" in text
+        assert f"({after.low:.3f} to {after.high:.3f})" in text
+    assert text.count("The intervals do not overlap.") == 2
+    assert "sampling 35% (56.0 s)" in text
+    assert checked.tags.count("article") == 10
+    assert {"step", "reward", "status"} <= set(text.split())
+    assert "environments[1].name" in text
+
+
+def test_report_asks_nothing_of_the_network_and_runs_no_script(run):
+    page = write_train_report(run).read_text()
+    checked = Checker(page)
+    assert not {"script", "link", "img", "iframe"} & set(checked.tags)
+    assert not {name for name, _ in checked.attributes} & {"src", "href", "onclick"}
+    assert "http" not in page
+    assert "url(" not in page
+
+
+def test_text_of_the_model_cannot_become_markup(run):
+    page = write_train_report(run).read_text()
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page.split("Sample rollouts")[1].split("said")[1].split("</pre>")[0]
+
+
+def test_a_run_without_anything_still_has_a_report(tmp_path):
+    run = RunFolder.create(tmp_path / "empty", config={})
+    text = " ".join(Checker(write_train_report(run).read_text()).text)
+    assert "Too few steps were recorded" in text
+    assert "running" in text
+    run.fail("ConfigError: port 8100 is in use")
+    text = " ".join(Checker(write_train_report(run).read_text()).text)
+    assert "port 8100 is in use" in text
+
+
+def test_reward_picture_is_an_svg_file(run):
+    picture = reward_svg(run)
+    root = ET.fromstring(picture)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert set(NAMES) <= set(texts)
+
+
+def test_samples_are_early_and_late_good_and_bad(run):
+    rows = run_samples(run)
+    assert len(rows) == 10
+    assert {row.step for row in rows} == {1, 80}
+    assert {row.environment for row in rows} == set(NAMES)
+    late = [row for row in rows if row.step == 80]
+    assert {row.reward for row in late} >= {0.0, 1.0}
+
+
+def test_pick_takes_what_there_is():
+    assert pick([], 5) == []
+    draw = random.Random(0)
+    rows = [a_rollout(1, index, draw) for index in range(3)]
+    assert sorted(row.index for row in pick(rows, 5)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0, 80, [0, 20, 40, 60, 80]),
+        (3, 3, [3]),
+        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
+    ],
+)
+def test_ticks_are_round_and_inside(low, high, expected):
+    assert ticks_of(low, high) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0, 7.3, 1e6])
+def test_ticks_fit_any_scale(scale):
+    ticks = ticks_of(0.13 * scale, 0.97 * scale)
+    assert 2 <= len(ticks) <= 7
+    assert all(0.1299 * scale <= tick <= 0.9701 * scale for tick in ticks)
+
+
+def test_charts_survive_gaps_constants_and_emptiness():
+    for values in ([None, 1.0, None, 2.0], [3.0, 3.0, 3.0], [0.0], [None], [], [float("nan"), 1.0]):
+        series = Series(name="a & b", xs=range(len(values)), values=values)
+        ET.fromstring(standalone(line_chart([series], label="x < y", x_label="step")))
+    rows = [IntervalRow(label="one task", mean=0.5, low=None, high=None)]
+    ET.fromstring(interval_chart(rows, label="no interval"))
+
+
+def test_sparkline_spans_the_values_and_fits_the_width():
+    line = sparkline([0, 1, 2, 3, 4, 5, 6, 7])
+    assert [ord(c) for c in line] == list(range(0x2581, 0x2589))
+    assert len(sparkline(list(range(1000)), width=30)) == 30
+    assert sparkline([]) == sparkline([None]) == ""
+    assert len(set(sparkline([2.0, 2.0, 2.0]))) == 1
+    assert sparkline([0.0, None, 1.0])[1] == " "
+
+
+def test_moving_average_looks_back_only_and_skips_gaps():
+    assert moving_average([1, None, 3, 5], window=2) == [1, 1, 3, 4]
+    assert moving_average([None, 2], window=5) == [None, 2]
