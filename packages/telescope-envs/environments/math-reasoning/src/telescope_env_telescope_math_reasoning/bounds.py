@@ -1,0 +1,39 @@
+"""Refusing answers that would cost a symbolic parser minutes: there is no time-out in a thread."""
+
+import re
+from math import prod
+
+_MAX_CHARACTERS = 200
+_MAX_POWER = 1000
+_COSTLY = re.compile(r"!|[0-9]{13}|binom|\\(?:sum|prod|int|lim|zeta|Gamma)", re.ASCII)
+_EXPONENT = re.compile(r"\^[\s{(\\-]*([0-9]+)", re.ASCII)
+
+
+def is_cheap(answer: str) -> bool:
+    """Whether `answer` is short, free of towers of powers and of functions that explode."""
+    if len(answer) > _MAX_CHARACTERS or _COSTLY.search(answer):
+        return False
+    exponents = [max(1, int(exponent)) for exponent in _EXPONENT.findall(answer)]
+    return prod(exponents) <= _MAX_POWER and not _has_nested_power(answer.replace("**", "^"))
+
+
+def _has_nested_power(text: str) -> bool:
+    """Whether an exponent holds or is followed by a power, as in `2^{3^4}` or `2^3^4`."""
+    inside_exponent = [False]
+    expects_exponent = follows_exponent = False
+    for character in text:
+        if character == "^":
+            if inside_exponent[-1] or follows_exponent or expects_exponent:
+                return True
+            expects_exponent = True
+        elif character in "{(":
+            inside_exponent.append(inside_exponent[-1] or expects_exponent)
+            expects_exponent = follows_exponent = False
+        elif character in "})":
+            was_exponent = inside_exponent.pop() if len(inside_exponent) > 1 else False
+            follows_exponent = was_exponent and not inside_exponent[-1]
+            expects_exponent = False
+        elif not character.isspace():
+            follows_exponent = expects_exponent or (follows_exponent and character.isalnum())
+            expects_exponent = False
+    return False

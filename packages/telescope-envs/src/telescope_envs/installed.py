@@ -1,0 +1,119 @@
+"""What is installed in this interpreter, and from which release.
+
+Each installation leaves one small JSON file under the interpreter's own prefix, so every virtual
+environment has its own. A file whose package has gone counts for nothing.
+"""
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from telescope_envs.registry.records import Release
+from telescope_envs.registry.wheel import ENTRY_POINT_GROUP
+
+FORMAT_VERSION = 1
+
+
+class Installation(BaseModel):
+    """The record that `env install` leaves."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: int = FORMAT_VERSION
+    registry: str
+    """The registry's folder."""
+    installed_at: datetime
+    release: Release
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledEnvironment:
+    """One environment that this interpreter can import."""
+
+    id: str
+    """`owner/name`; the bare name for a package that no registry installed."""
+    name: str
+    version: str
+    distribution: str
+    factory: str
+    installation: Installation | None
+    """None: installed by other means, such as an editable install during development."""
+
+
+def records_folder(prefix: Path | None = None) -> Path:
+    """Return where the records of the interpreter at `prefix` are (default: this one)."""
+    return (prefix or Path(sys.prefix)) / "share" / "telescope" / "environments"
+
+
+def installed_environments() -> list[InstalledEnvironment]:
+    """Return every environment this interpreter can import, by id."""
+    recorded = {found.distribution: found for found in _recorded()}
+    found = list(recorded.values())
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        distribution = point.dist.name if point.dist is not None else ""
+        if distribution not in recorded:
+            found.append(
+                InstalledEnvironment(
+                    id=_id_of(distribution, point.name),
+                    name=point.name,
+                    version=point.dist.version if point.dist is not None else "0",
+                    distribution=distribution,
+                    factory=point.value,
+                    installation=None,
+                )
+            )
+    return sorted(found, key=lambda environment: environment.id)
+
+
+def write_record(installation: Installation) -> None:
+    """Write the record of an installation, whole or not at all."""
+    path = _record_path(installation.release)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as scratch:
+        scratch.write(installation.model_dump_json(by_alias=True, indent=2))
+    os.replace(scratch.name, path)
+
+
+def remove_record(release: Release) -> None:
+    """Forget an installation; fine when there is none."""
+    _record_path(release).unlink(missing_ok=True)
+
+
+def _record_path(release: Release) -> Path:
+    return records_folder() / release.owner / f"{release.name}.json"
+
+
+def _recorded() -> list[InstalledEnvironment]:
+    found: list[InstalledEnvironment] = []
+    for path in sorted(records_folder().glob("*/*.json")):
+        try:
+            installation = Installation.model_validate_json(path.read_bytes())
+            release = installation.release
+            present = version(release.distribution)
+        except (ValidationError, PackageNotFoundError):
+            continue
+        if present == release.version:
+            found.append(
+                InstalledEnvironment(
+                    id=release.id,
+                    name=release.name,
+                    version=release.version,
+                    distribution=release.distribution,
+                    factory=release.factory,
+                    installation=installation,
+                )
+            )
+    return found
+
+
+def _id_of(distribution: str, name: str) -> str:
+    """Return owner/name where the distribution's name tells the owner, else the bare name."""
+    owner = distribution.removeprefix("telescope-env-").removesuffix(f"-{name}")
+    is_named_so = distribution == f"telescope-env-{owner}-{name}"
+    return f"{owner}/{name}" if is_named_so else name

@@ -1,0 +1,67 @@
+"""Asking an environment what it declares, straight from its wheel, in a process of its own."""
+
+import asyncio
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from telescope_core.errors import EnvironmentLoadError
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.open import load_environment_class
+
+_TIME_LIMIT_S = 120.0
+_PROGRAM = (
+    "import json, sys; sys.path.insert(0, sys.argv[1]); "
+    "from telescope_envs.registry.describe import declared; "
+    "print(json.dumps(declared(sys.argv[2])))"
+)
+_PASSED_ON = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "SYSTEMROOT", "TEMP"}
+"""The variables the process sees: no tokens, no keys."""
+
+
+def describe_wheel(wheel: Path, factory: str) -> dict[str, Any]:
+    """Return what `factory` in `wheel` declares; raises EnvironmentLoadError when it cannot load.
+
+    The wheel's code runs, in a subprocess: inspect the wheel first.
+    """
+    environ = {name: value for name, value in os.environ.items() if name in _PASSED_ON}
+    try:
+        finished = subprocess.run(
+            [sys.executable, "-P", "-c", _PROGRAM, str(wheel), factory],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentLoadError(
+            f"{wheel.name}: not loaded after {_TIME_LIMIT_S:g} s; its import must be quick"
+        ) from error
+    if finished.returncode:
+        lines = finished.stderr.strip().splitlines() or ["no message"]
+        raise EnvironmentLoadError(f"{wheel.name} cannot be loaded: {lines[-1]}")
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+def declared(factory: str) -> dict[str, Any]:
+    """Return the declarations of an importable environment as plain data."""
+    environment_class = load_environment_class(factory)
+    environment = environment_class.from_settings({})
+    about = asyncio.run(InProcessEnvironment(environment, name=factory).describe())
+    schema = json.dumps(environment_class.Config.model_json_schema(), sort_keys=True)
+    return {
+        "splits": {str(split): size for split, size in about.num_examples.items()},
+        "reward": {
+            "minimum": about.reward_min,
+            "maximum": about.reward_max,
+            "success": about.success_threshold,
+        },
+        "network": about.network,
+        "secrets": list(about.secrets),
+        "config_schema_sha256": hashlib.sha256(schema.encode()).hexdigest(),
+    }

@@ -1,0 +1,200 @@
+"""What a registry holds, as records: one release per index line, and one status per environment.
+
+Bytes come in here, so these are pydantic models. A reader ignores fields it does not know and
+refuses a `schema` number above its own, so fields can be added without breaking old clients.
+"""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from telescope_core.errors import RegistryError
+
+FORMAT_VERSION = 1
+_OWNER = r"^[a-z0-9]+(-[a-z0-9]+)*$"
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Owner = Annotated[str, Field(pattern=_OWNER, min_length=3, max_length=39)]
+Name = Annotated[str, Field(pattern=_OWNER, min_length=2, max_length=64)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
+
+
+class WheelFile(_Record):
+    """The wheel of a release and where its bytes are."""
+
+    filename: str
+    urls: tuple[str, ...]
+    """Absolute, or relative to the registry; any of them will do, the hash decides."""
+    sha256: Sha256
+    size: int
+    """Bytes."""
+    metadata_sha256: Sha256
+    """Of the METADATA file inside."""
+
+
+class Source(_Record):
+    """Where the wheel was built from."""
+
+    repository: str = ""
+    commit: str = ""
+    subdirectory: str = ""
+    sdist_sha256: str = ""
+
+
+class ProtocolRange(_Record):
+    """The environment protocol versions it speaks, `major.minor`, both ends included."""
+
+    minimum: str = "1.0"
+    maximum: str = "1.0"
+
+
+class Dataset(_Record):
+    """One dataset it can load."""
+
+    repo: str
+    revision: str
+    license: str = ""
+    when: str = ""
+    """The setting that loads it; empty = always."""
+
+
+class RewardRange(_Record):
+    """What its rewards can be, and from which one on an example counts as solved."""
+
+    minimum: float
+    maximum: float
+    success: float
+
+
+class Validation(_Record):
+    """The verdict of the checks it was published with."""
+
+    policy: str = ""
+    """Version of the table of checks; empty = not validated."""
+    verdict: Literal["pass", "warn", "fail", "none"] = "none"
+    report_sha256: str = ""
+
+
+class EvalDefaults(_Record):
+    """How `telescope eval` runs it unless told otherwise."""
+
+    examples: int = 64
+    rollouts: int = 4
+
+
+class Release(_Record):
+    """One published version. Immutable: an index line is never changed."""
+
+    schema_version: Annotated[int, Field(alias="schema", le=FORMAT_VERSION, ge=1)] = FORMAT_VERSION
+    owner: Owner
+    name: Name
+    version: str
+    """PEP 440; a new major version means that scores are not comparable."""
+    summary: str
+    distribution: str
+    module: str
+    factory: str
+    """`module:Class`."""
+    wheel: WheelFile
+    source: Source = Source()
+    requires_python: str
+    requires_dist: tuple[str, ...]
+    protocol: ProtocolRange = ProtocolRange()
+    kind: str = "environment"
+    capabilities: tuple[str, ...] = ()
+    config_schema_sha256: Sha256
+    """Of the JSON schema of its settings."""
+    datasets: tuple[Dataset, ...] = ()
+    splits: dict[str, int | None]
+    """Split -> number of examples; None = endless."""
+    reward: RewardRange
+    network: Literal["none", "load", "always"]
+    secrets: tuple[str, ...] = ()
+    """Names of environment variables it may read, never values."""
+    resources: dict[str, str] = {}
+    validation: Validation = Validation()
+    attestation_sha256: str = ""
+    publisher: str
+    published_at: datetime
+    license: str
+    tags: tuple[str, ...] = ()
+    eval_defaults: EvalDefaults = EvalDefaults()
+
+    @property
+    def id(self) -> str:
+        """`owner/name`."""
+        return f"{self.owner}/{self.name}"
+
+
+class Deprecation(_Record):
+    """Why not to use it any more, and what instead."""
+
+    reason: str
+    replacement: str = ""
+
+
+class Status(_Record):
+    """The only mutable record of an environment."""
+
+    schema_version: Annotated[int, Field(alias="schema", le=FORMAT_VERSION, ge=1)] = FORMAT_VERSION
+    yanked: dict[str, str] = {}
+    """Version -> reason. A yanked version is chosen only when it is named exactly."""
+    deprecated: Deprecation | None = None
+    advisories: tuple[str, ...] = ()
+
+
+class RegistryConfig(_Record):
+    """`config.json`: what a client must know before reading anything else."""
+
+    format: Annotated[int, Field(ge=1, le=FORMAT_VERSION)] = FORMAT_VERSION
+    name: str
+    artifacts: tuple[str, ...] = ("artifacts/{filename}",)
+    """Templates of artefact addresses for new releases."""
+    minimum_client: str = "0.1.0"
+
+
+class Publisher(_Record):
+    """Who may publish under a namespace."""
+
+    kind: Literal["repository", "user", "key"]
+    id: str
+
+
+class Namespace(_Record):
+    """`namespaces/<owner>.toml`."""
+
+    owner: Owner
+    status: Literal["active", "suspended"] = "active"
+    publishers: tuple[Publisher, ...] = ()
+
+
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "config": RegistryConfig,
+    "namespace": Namespace,
+    "release": Release,
+    "status": Status,
+}
+
+
+def distribution_name(owner: str, name: str) -> str:
+    """Return the distribution that an environment must be published as."""
+    return f"telescope-env-{owner}-{name}"
+
+
+def module_name(owner: str, name: str) -> str:
+    """Return the only import package its wheel may hold."""
+    return distribution_name(owner, name).replace("-", "_")
+
+
+def split_distribution(distribution: str, owner: str) -> str:
+    """Return the environment's name in `distribution`, which must belong to `owner`."""
+    prefix = distribution_name(owner, "")
+    if not distribution.startswith(prefix) or distribution == prefix:
+        raise RegistryError(
+            f"distribution {distribution!r} must be named {prefix}<name> to be published by "
+            f"{owner!r}; rename it in its pyproject.toml"
+        )
+    return distribution.removeprefix(prefix)

@@ -1,0 +1,215 @@
+"""Looking into an environment's wheel without running any of it.
+
+An environment is one pure-Python package and its metadata. Anything else a wheel may carry (start-
+up hooks, scripts, data files, binaries, a second package) is refused: it would run or land outside
+the environment as soon as it is installed.
+"""
+
+import base64
+import configparser
+import csv
+import hashlib
+import io
+import stat
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from packaging.metadata import parse_email
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from telescope_core.errors import RegistryError
+from telescope_envs.registry.records import Release
+
+ENTRY_POINT_GROUP = "telescope.environments"
+_MAX_FILES = 5000
+_MAX_UNPACKED_BYTES = 200 * 1024 * 1024
+_REFUSED_SUFFIXES = {".pth", ".so", ".pyd", ".dll", ".dylib", ".exe"}
+_REFUSED_MODULES = {"sitecustomize", "usercustomize"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelContents:
+    """What a wheel says of itself."""
+
+    distribution: str
+    version: str
+    module: str
+    entry_name: str
+    """The environment's name, as its entry point gives it."""
+    factory: str
+    """`module:Class`."""
+    summary: str
+    license: str
+    tags: tuple[str, ...]
+    requires_python: str
+    requires_dist: tuple[str, ...]
+    metadata_sha256: str
+
+
+def read_wheel(data: bytes, filename: str) -> WheelContents:
+    """Return what the wheel says of itself; raises RegistryError when it holds what it must not."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _check_members(archive, filename)
+            files = {info.filename: archive.read(info) for info in archive.infolist()}
+    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise RegistryError(f"wheel {filename}: not a readable zip file: {error}") from error
+    distribution, version = _named_by(filename)
+    info_folder = f"{distribution.replace('-', '_')}-{version}.dist-info"
+    module = distribution.replace("-", "_")
+    for path in files:
+        _check_path(path, filename, module, info_folder)
+    _check_record(files, info_folder, filename)
+    _check_is_pure(files, info_folder, filename)
+    entry_name, factory = _entry_point(files, info_folder, filename)
+    return _contents(files[f"{info_folder}/METADATA"], module, entry_name, factory)
+
+
+def check_release(contents: WheelContents, release: Release) -> None:
+    """Raise RegistryError when the wheel does not say what its index line says."""
+    pairs: dict[str, tuple[object, object]] = {
+        "distribution": (canonicalize_name(release.distribution), contents.distribution),
+        "version": (release.version, contents.version),
+        "module": (release.module, contents.module),
+        "name": (release.name, contents.entry_name),
+        "factory": (release.factory, contents.factory),
+        "requires_python": (release.requires_python, contents.requires_python),
+        "requires_dist": (sorted(release.requires_dist), sorted(contents.requires_dist)),
+        "metadata_sha256": (release.wheel.metadata_sha256, contents.metadata_sha256),
+    }
+    for field, (expected, got) in pairs.items():
+        if expected != got:
+            raise RegistryError(
+                f"wheel {release.wheel.filename}: its {field} is {got!r}, but the registry says "
+                f"{expected!r}; do not install it, and tell the registry's owner"
+            )
+
+
+def check_bytes(data: bytes, release: Release) -> None:
+    """Raise RegistryError when the bytes are not those that were published."""
+    digest = hashlib.sha256(data).hexdigest()
+    if len(data) != release.wheel.size or digest != release.wheel.sha256:
+        raise RegistryError(
+            f"wheel {release.wheel.filename} is not the one that was published: expected "
+            f"{release.wheel.size} bytes, sha256 {release.wheel.sha256}, got {len(data)} bytes, "
+            f"sha256 {digest}; nothing was installed. Restore the file in the registry"
+        )
+
+
+def _named_by(filename: str) -> tuple[str, str]:
+    try:
+        name, version, build, tags = parse_wheel_filename(filename)
+    except InvalidWheelFilename as error:
+        raise RegistryError(f"wheel {filename!r}: {error}") from error
+    if build or {str(tag) for tag in tags} != {"py3-none-any"}:
+        raise RegistryError(f"wheel {filename}: expected a pure Python wheel, py3-none-any")
+    return str(name), str(version)
+
+
+def _check_members(archive: zipfile.ZipFile, filename: str) -> None:
+    members = archive.infolist()
+    if len(members) > _MAX_FILES or sum(m.file_size for m in members) > _MAX_UNPACKED_BYTES:
+        raise RegistryError(
+            f"wheel {filename}: more than {_MAX_FILES} files or {_MAX_UNPACKED_BYTES} bytes"
+        )
+    names = [member.filename for member in members]
+    if len({name.lower() for name in names}) < len(names):
+        raise RegistryError(f"wheel {filename}: two of its files have the same name")
+    for member in members:
+        mode = member.external_attr >> 16
+        if member.is_dir() or (mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode)):
+            raise RegistryError(f"wheel {filename}: {member.filename} is not a plain file")
+
+
+def _check_path(path: str, filename: str, module: str, info_folder: str) -> None:
+    parts = PurePosixPath(path).parts
+    is_plain = path == "/".join(parts) and not path.startswith("/") and "\\" not in path
+    if not is_plain or ".." in parts or parts[0] not in (module, info_folder) or len(parts) < 2:
+        raise RegistryError(
+            f"wheel {filename}: holds {path!r}; an environment may only hold {module}/ and "
+            f"{info_folder}/"
+        )
+    last = PurePosixPath(parts[-1])
+    if last.suffix.lower() in _REFUSED_SUFFIXES or last.stem.lower() in _REFUSED_MODULES:
+        raise RegistryError(f"wheel {filename}: holds {path!r}, which environments may not")
+
+
+def _check_record(files: Mapping[str, bytes], info_folder: str, filename: str) -> None:
+    record_path = f"{info_folder}/RECORD"
+    if record_path not in files:
+        raise RegistryError(f"wheel {filename}: has no RECORD")
+    rows = [row for row in csv.reader(io.StringIO(files[record_path].decode())) if row]
+    listed = {row[0]: row[1] for row in rows if len(row) == 3}
+    if set(listed) != set(files) or len(listed) != len(rows):
+        odd = sorted(set(listed) ^ set(files)) or "a malformed or repeated line"
+        raise RegistryError(f"wheel {filename}: RECORD and files differ: {odd}")
+    for path, data in files.items():
+        if path != record_path and listed[path] != record_hash(data):
+            raise RegistryError(f"wheel {filename}: {path} is not the file that RECORD lists")
+
+
+def record_hash(data: bytes) -> str:
+    """Return the hash as a RECORD line writes it."""
+    digest = hashlib.sha256(data).digest()
+    return f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
+
+
+def _check_is_pure(files: Mapping[str, bytes], info_folder: str, filename: str) -> None:
+    lines = files.get(f"{info_folder}/WHEEL", b"").decode().splitlines()
+    if "Root-Is-Purelib: true" not in lines or f"{info_folder}/METADATA" not in files:
+        raise RegistryError(f"wheel {filename}: WHEEL or METADATA is missing, or it is not pure")
+
+
+def _entry_point(files: Mapping[str, bytes], info_folder: str, filename: str) -> tuple[str, str]:
+    parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
+    parser.optionxform = str  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        parser.read_string(files.get(f"{info_folder}/entry_points.txt", b"").decode())
+    except configparser.Error as error:
+        raise RegistryError(f"wheel {filename}: entry_points.txt: {error}") from error
+    entries = list(parser[ENTRY_POINT_GROUP].items()) if ENTRY_POINT_GROUP in parser else []
+    module = info_folder.partition("-")[0]
+    if parser.sections() != [ENTRY_POINT_GROUP] or len(entries) != 1:
+        raise RegistryError(
+            f"wheel {filename}: expected one entry point, in group {ENTRY_POINT_GROUP}, and no "
+            f"scripts; got {parser.sections()} with {len(entries)} environments"
+        )
+    name, factory = entries[0]
+    if factory.partition(":")[0].partition(".")[0] != module:
+        raise RegistryError(f"wheel {filename}: entry point {factory!r} is not in {module}")
+    return name, factory
+
+
+def _contents(metadata: bytes, module: str, entry_name: str, factory: str) -> WheelContents:
+    raw, _ = parse_email(metadata)
+    name = str(canonicalize_name(raw.get("name", "")))
+    requires_dist = [_requirement(text, name) for text in raw.get("requires_dist", [])]
+    return WheelContents(
+        distribution=name,
+        version=raw.get("version", ""),
+        module=module,
+        entry_name=entry_name,
+        factory=factory,
+        summary=raw.get("summary", ""),
+        license=raw.get("license_expression", ""),
+        tags=tuple(sorted(raw.get("keywords", []))),
+        requires_python=raw.get("requires_python", ""),
+        requires_dist=tuple(requires_dist),
+        metadata_sha256=hashlib.sha256(metadata).hexdigest(),
+    )
+
+
+def _requirement(text: str, distribution: str) -> str:
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        raise RegistryError(f"{distribution}: requirement {text!r}: {error}") from error
+    if requirement.url:
+        raise RegistryError(
+            f"{distribution}: requirement {text!r} names an address; environments may only depend "
+            "on packages of the package index"
+        )
+    return str(requirement)

@@ -1,0 +1,111 @@
+"""Installing for real, into a fresh virtual environment, with nothing left behind by a failure."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from telescope_envs.packages import missing_requirements
+from telescope_envs.registry.build import publish
+
+pytestmark = pytest.mark.engine
+LOCATE = (
+    "import json; from telescope_core.open import locate_environment, open_environment; "
+    "l = locate_environment('toy'); open_environment('acme/toy'); "
+    "print(json.dumps([l.id, l.version, l.factory]))"
+)
+
+
+@pytest.fixture
+def telescope(fresh_python, tmp_path):
+    """Run `telescope` in the fresh environment, with no network; returns the finished process."""
+
+    def run(*arguments: str, program: str = ""):
+        code = program or "from telescope_cli.main import main; main()"
+        environ = {**os.environ, "UV_OFFLINE": "1", "UV_CACHE_DIR": str(tmp_path / "cache")}
+        environ["TELESCOPE_REGISTRY"] = str(tmp_path / "registry")
+        return subprocess.run(
+            [fresh_python, "-c", code, *arguments],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    yield run
+    run("env", "uninstall", "acme/toy")
+
+
+def installed(telescope) -> dict[str, str]:
+    rows = json.loads(telescope("env", "list", "--installed", "--json").stdout)
+    return {row["id"]: row["version"] for row in rows if row["id"].startswith("acme/")}
+
+
+def test_install_locate_list_and_uninstall(published, telescope):
+    done = telescope("env", "install", "toy", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [{"id": "acme/toy", "version": "0.1.0", "installed": True}]
+    again = telescope("env", "install", "acme/toy@0.1.0")
+    assert "already installed" in again.stdout
+    located = telescope(program=LOCATE)
+    assert json.loads(located.stdout) == ["acme/toy", "0.1.0", "telescope_env_acme_toy:Toy"]
+    assert installed(telescope) == {"acme/toy": "0.1.0"}
+    assert "installed    0.1.0" in telescope("env", "info", "toy").stdout
+    assert telescope("env", "uninstall", "toy").returncode == 0
+    assert installed(telescope) == {}
+    missing = telescope(program=LOCATE)
+    assert "environment 'toy' is not installed; run: telescope env install toy" in missing.stderr
+    gone = telescope("env", "uninstall", "toy")
+    assert gone.returncode == 2
+    assert "unknown installed environment 'toy'" in gone.stderr
+
+
+def test_another_version_replaces_the_installed_one(published, make_project, telescope):
+    publish(published, make_project(version="0.2.0"), owner="acme", datasets=[])
+    assert telescope("env", "install", "toy@0.1.0").returncode == 0
+    assert telescope("env", "install", "toy").returncode == 0
+    assert installed(telescope) == {"acme/toy": "0.2.0"}
+
+
+def test_a_tampered_wheel_is_refused_and_changes_nothing(published, telescope):
+    (release,) = published.releases("acme/toy")
+    path = published.root / release.wheel.urls[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    done = telescope("env", "install", "toy")
+    assert done.returncode == 4
+    assert "is not the one that was published" in done.stderr
+    assert "Traceback" not in done.stderr
+    path.unlink()
+    done = telescope("env", "install", "toy")
+    assert done.returncode == 4
+    assert "at none of its addresses" in done.stderr
+    assert installed(telescope) == {}
+
+
+def test_one_bad_name_installs_nothing(published, telescope):
+    done = telescope("env", "install", "toy", "toi")
+    assert done.returncode == 2
+    assert "unknown environment 'toi'; did you mean 'toy'" in done.stderr
+    assert installed(telescope) == {}
+
+
+def test_what_cannot_be_installed_beside_the_rest_says_so(registry, make_project, telescope):
+    project = make_project(needs=("telescope-core", "pydantic<2", "no-such-package-of-telescope"))
+    publish(registry, project, owner="acme", datasets=[])
+    done = telescope("env", "install", "toy")
+    assert done.returncode == 3
+    assert "acme/toy needs no-such-package-of-telescope, pydantic<2" in done.stderr
+    assert installed(telescope) == {}
+
+
+def test_missing_requirements_are_those_not_satisfied():
+    assert missing_requirements(["telescope-core", "pydantic>=2"]) == []
+    assert missing_requirements(["pydantic<1", "x-not-there[y]>1; python_version>'3'"]) == [
+        "pydantic<1",
+        "x-not-there[y]>1",
+    ]
+    assert missing_requirements(['x-not-there; extra == "more"']) == []

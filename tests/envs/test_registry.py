@@ -1,0 +1,191 @@
+"""The registry: layout, records, building, publishing, resolving, choosing one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from telescope_core.errors import ConfigError, RegistryError, UnknownNameError
+from telescope_envs.registry import LocalRegistry, open_registry, parse_request, resolve
+from telescope_envs.registry.build import build_wheel, publish, write_schemas
+from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
+
+ROOT = Path(__file__).parents[2]
+PROJECTS = sorted((ROOT / "packages" / "telescope-envs" / "environments").glob("*/pyproject.toml"))
+
+
+@pytest.fixture(scope="module")
+def first_party() -> LocalRegistry:
+    return LocalRegistry(ROOT / "registry")
+
+
+def test_every_record_of_the_committed_registry_can_be_read(first_party):
+    ids = first_party.ids()
+    assert ids == ["telescope/countdown", "telescope/math-reasoning"]
+    for environment_id in ids:
+        for release in first_party.releases(environment_id):
+            data = first_party.wheel_bytes(release)
+            check_bytes(data, release)
+            check_release(read_wheel(data, release.wheel.filename), release)
+        assert first_party.namespace(environment_id.partition("/")[0]) is not None
+        first_party.status(environment_id)
+    assert set(first_party.aliases().values()) == set(ids)
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.parent.name)
+def test_committed_wheels_are_rebuilt_byte_for_byte(first_party, project, tmp_path, monkeypatch):
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    release = first_party.releases(f"telescope/{project.parent.name}")[-1]
+    wheel = build_wheel(project.parent, tmp_path)
+    assert wheel.name == release.wheel.filename, "raise the version: releases are never replaced"
+    assert wheel.read_bytes() == first_party.wheel_bytes(release)
+
+
+def test_committed_schemas_are_current(first_party, tmp_path):
+    write_schemas(tmp_path)
+    for path in (tmp_path / "schema").iterdir():
+        assert path.read_text() == (first_party.root / "schema" / path.name).read_text()
+
+
+def test_publishing_the_same_bytes_again_succeeds_and_others_are_refused(published, make_project):
+    again = publish(published, make_project(), owner="acme", datasets=[])
+    assert "already published" in again
+    assert len(published.releases("acme/toy")) == 1
+    code = (make_project() / "telescope_env_acme_toy/__init__.py").read_text()
+    changed = make_project(code=f"{code}\n# changed\n")
+    with pytest.raises(RegistryError, match="raise the version"):
+        publish(published, changed, owner="acme", datasets=[])
+
+
+def test_a_release_says_what_the_environment_declares(published):
+    (release,) = published.releases("acme/toy")
+    assert release.id == "acme/toy"
+    assert release.splits == {"train": 1, "eval": 1}
+    assert (release.reward.minimum, release.reward.maximum, release.reward.success) == (0, 1, 1)
+    assert release.requires_python == ">=3.11"
+    line = (published.root / "index/acme/toy.jsonl").read_text()
+    assert json.loads(line)["schema"] == 1
+
+
+def test_only_a_namespace_may_publish(registry, make_project):
+    with pytest.raises(RegistryError, match="nobody may publish"):
+        publish(registry, make_project(), owner="evil", datasets=[])
+
+
+def test_code_that_cannot_load_is_not_published(registry, make_project):
+    with pytest.raises(Exception, match=r"cannot be loaded: .*ZeroDivisionError"):
+        publish(registry, make_project(code="1 / 0\n"), owner="acme", datasets=[])
+    assert registry.ids() == []
+
+
+@pytest.fixture
+def versions(published) -> LocalRegistry:
+    (release,) = published.releases("acme/toy")
+    with (published.root / "index/acme/toy.jsonl").open("a") as lines:
+        for version in ("0.2.0", "0.10.0", "1.0.0rc1"):
+            later = release.model_copy(update={"version": version})
+            lines.write(f"{later.model_dump_json(by_alias=True)}\n")
+    return published
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("toy", "0.10.0"),
+        ("acme/toy", "0.10.0"),
+        ("toy@0.1.0", "0.1.0"),
+        ("toy@==0.2", "0.2.0"),
+        ("toy@<0.10", "0.2.0"),
+        ("acme/toy@>=0.1,<0.2", "0.1.0"),
+        ("toy@1.0.0rc1", "1.0.0rc1"),
+    ],
+)
+def test_requests_resolve(versions, text, version):
+    assert resolve(versions, text).version == version
+
+
+def test_a_yanked_version_is_chosen_only_when_named(versions):
+    status = versions.root / "status/acme/toy.json"
+    status.write_text('{"schema": 1, "yanked": {"0.10.0": "wrong answers"}}')
+    assert resolve(versions, "toy").version == "0.2.0"
+    assert resolve(versions, "toy@0.10.0").version == "0.10.0"
+    with pytest.raises(RegistryError, match="yanked: wrong answers"):
+        resolve(versions, "toy@>=0.10,<1")
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("toi", UnknownNameError, "did you mean 'toy'"),
+        ("acme/toi", UnknownNameError, "did you mean 'acme/toy'"),
+        ("toy@7", RegistryError, "published versions: 0.1.0, 0.2.0, 0.10.0, 1.0.0rc1"),
+        ("toy@new", ConfigError, "version 'new' is not understood"),
+        ("../toy", ConfigError, "must be written"),
+        ("Toy", ConfigError, "lower-case"),
+        ("a/b/c", ConfigError, "must be written"),
+    ],
+)
+def test_bad_requests_are_one_clear_message(versions, text, error, message):
+    with pytest.raises(error, match=message):
+        resolve(versions, text)
+
+
+def test_another_python_is_refused(registry, make_project):
+    publish(registry, make_project(python=">=3.99"), owner="acme", datasets=[])
+    with pytest.raises(RegistryError, match=r"needs Python >=3\.99"):
+        resolve(registry, "toy")
+
+
+def test_the_registry_is_chosen_in_order(registry, tmp_path):
+    def chosen(flag=None, **environ):
+        return open_registry(
+            flag, environ={"HOME": str(tmp_path), **environ}, working_directory=tmp_path
+        ).root
+
+    root = str(registry.root)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text('{"name": "other"}')
+    assert chosen(TELESCOPE_REGISTRY=str(other)) == other
+    assert chosen(root, TELESCOPE_REGISTRY=str(other)) == registry.root
+    assert chosen(f"file://{other}") == other
+    assert chosen() == registry.root, "the registry/ of a folder above the working directory"
+    (tmp_path / ".config/telescope").mkdir(parents=True)
+    (tmp_path / ".config/telescope/config.toml").write_text(f'registry = "{other}"\n')
+    assert chosen() == other
+    assert chosen(TELESCOPE_REGISTRY=root) == registry.root
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("https://example.org/registry", "registries that are folders"),
+        ("/no/such/folder", "is not a folder"),
+    ],
+)
+def test_a_registry_that_cannot_be_read_is_one_clear_message(flag, message):
+    with pytest.raises(ConfigError, match=message):
+        open_registry(flag)
+
+
+def test_a_folder_that_is_no_registry_says_so(tmp_path):
+    with pytest.raises(RegistryError, match=r"has no config\.json"):
+        open_registry(str(tmp_path))
+
+
+def test_a_broken_index_line_names_its_place(published):
+    path = published.root / "index/acme/toy.jsonl"
+    path.write_text(f"{path.read_text()}{{}}\n")
+    with pytest.raises(RegistryError, match=r"toy.jsonl:2: owner: Field required"):
+        published.releases("acme/toy")
+
+
+def test_a_newer_format_is_refused(registry):
+    (registry.root / "config.json").write_text('{"format": 2, "name": "later"}')
+    with pytest.raises(RegistryError, match="format"):
+        LocalRegistry(registry.root)
+
+
+def test_requests_are_taken_apart():
+    request = parse_request("acme/toy@>=1,<2")
+    assert (request.owner, request.name, request.wanted) == ("acme", "toy", ">=1,<2")

@@ -1,0 +1,129 @@
+"""What a wheel may not hold, and what becomes of one that was tampered with."""
+
+import io
+import zipfile
+
+import pytest
+
+from telescope_core.errors import RegistryError
+from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
+
+FILENAME = "telescope_env_acme_toy-0.1.0-py3-none-any.whl"
+INFO = "telescope_env_acme_toy-0.1.0.dist-info"
+
+
+@pytest.fixture
+def wheel(published) -> bytes:
+    (release,) = published.releases("acme/toy")
+    return published.wheel_bytes(release)
+
+
+def test_a_good_wheel_says_what_it_is(wheel):
+    contents = read_wheel(wheel, FILENAME)
+    assert contents.distribution == "telescope-env-acme-toy"
+    assert contents.module == "telescope_env_acme_toy"
+    assert (contents.entry_name, contents.factory) == ("toy", "telescope_env_acme_toy:Toy")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("hook.pth", "may only hold"),
+        ("telescope_env_acme_toy/hook.pth", "which environments may not"),
+        ("sitecustomize.py", "may only hold"),
+        ("telescope_env_acme_toy/sitecustomize.py", "which environments may not"),
+        ("telescope_env_acme_toy/fast.so", "which environments may not"),
+        ("other_package/__init__.py", "may only hold"),
+        ("telescope_env_acme_toy-0.1.0.data/scripts/env", "may only hold"),
+        ("../evil.py", "may only hold"),
+        ("/etc/evil.py", "may only hold"),
+        ("telescope_env_acme_toy/../../evil.py", "may only hold"),
+        ("telescope_env_acme_toy\\evil.py", "may only hold"),
+    ],
+)
+def test_files_outside_the_environment_are_refused(wheel, rewrite, path, message):
+    with pytest.raises(RegistryError, match=message):
+        read_wheel(rewrite(wheel, {path: b"x = 1\n"}), FILENAME)
+
+
+@pytest.mark.parametrize(
+    "entry_points",
+    [
+        b"[telescope.environments]\ntoy = telescope_env_acme_toy:Toy\n[console_scripts]\nx = a:b\n",
+        b"[console_scripts]\nenv = telescope_env_acme_toy:main\n",
+        b"[telescope.environments]\ntoy = os:system\n",
+        b"[telescope.environments]\na = telescope_env_acme_toy:A\nb = telescope_env_acme_toy:B\n",
+        b"not an ini file",
+        None,
+    ],
+)
+def test_scripts_and_foreign_entry_points_are_refused(wheel, rewrite, entry_points):
+    data = rewrite(wheel, {f"{INFO}/entry_points.txt": entry_points})
+    with pytest.raises(RegistryError, match=r"entry.point"):
+        read_wheel(data, FILENAME)
+
+
+def test_a_file_that_record_does_not_list_is_refused(wheel, rewrite):
+    changed = rewrite(wheel, {"telescope_env_acme_toy/more.py": b""}, record=False)
+    with pytest.raises(RegistryError, match="RECORD and files differ"):
+        read_wheel(changed, FILENAME)
+    changed = rewrite(wheel, {"telescope_env_acme_toy/__init__.py": b"evil = 1"}, record=False)
+    with pytest.raises(RegistryError, match="not the file that RECORD lists"):
+        read_wheel(changed, FILENAME)
+
+
+@pytest.mark.parametrize("name", ["WHEEL", "METADATA", "RECORD"])
+def test_missing_metadata_is_refused(wheel, rewrite, name):
+    data = rewrite(wheel, {f"{INFO}/{name}": None}, record=False)
+    with pytest.raises(RegistryError):
+        read_wheel(data, FILENAME)
+
+
+def test_links_and_repeated_names_are_refused(wheel):
+    for attributes, names in ((0o120777 << 16, ["b"]), (0o100644 << 16, ["b", "B"])):
+        data = io.BytesIO(wheel)
+        with zipfile.ZipFile(data, "a") as archive:
+            for name in names:
+                info = zipfile.ZipInfo(f"telescope_env_acme_toy/{name}")
+                info.external_attr = attributes
+                archive.writestr(info, "/etc/passwd")
+        with pytest.raises(RegistryError, match=r"plain file|same name"):
+            read_wheel(data.getvalue(), FILENAME)
+
+
+@pytest.mark.parametrize(
+    "filename",
+    [
+        "telescope_env_acme_toy-0.1.0-cp311-cp311-linux_x86_64.whl",
+        "telescope_env_acme_toy-0.1.0.zip",
+        "telescope_env_acme_other-0.1.0-py3-none-any.whl",
+    ],
+)
+def test_another_file_name_is_refused(wheel, filename):
+    with pytest.raises(RegistryError):
+        read_wheel(wheel, filename)
+
+
+def test_bytes_that_are_no_zip_file_are_refused():
+    with pytest.raises(RegistryError, match="not a readable zip file"):
+        read_wheel(b"hello", FILENAME)
+
+
+def test_a_requirement_with_an_address_is_refused(wheel, rewrite):
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        metadata = archive.read(f"{INFO}/METADATA").decode()
+    changed = metadata.replace(
+        "Requires-Dist: telescope-core", "Requires-Dist: evil @ git+https://example.org/evil"
+    )
+    with pytest.raises(RegistryError, match="names an address"):
+        read_wheel(rewrite(wheel, {f"{INFO}/METADATA": changed.encode()}), FILENAME)
+
+
+def test_other_bytes_or_another_record_are_refused(published, wheel):
+    (release,) = published.releases("acme/toy")
+    check_bytes(wheel, release)
+    with pytest.raises(RegistryError, match="not the one that was published"):
+        check_bytes(wheel[:-1] + b"x", release)
+    other = release.model_copy(update={"requires_dist": ("evil",)})
+    with pytest.raises(RegistryError, match="requires_dist"):
+        check_release(read_wheel(wheel, FILENAME), other)
