@@ -1,0 +1,51 @@
+"""Advantages from the rewards of a whole batch: float64, pure, one number per rollout.
+
+Shapes: rewards_N, and groups_N with the group of each rollout as an integer.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telescope_core.errors import unknown_name
+
+STD_FLOOR = 1e-4
+"""Added to a standard deviation before dividing by it."""
+
+
+def centred(rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Subtract the mean of the group; exactly 0 where all rewards of a group are equal.
+
+    Raises ValueError for a group of one: its own mean is no baseline.
+    """
+    _, group_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
+    if sizes_G.size and sizes_G.min() < 2:
+        raise ValueError(f"expected groups of at least 2 rollouts, got one of {sizes_G.min()}")
+    means_G = np.bincount(group_N, weights=rewards_N) / sizes_G
+    centred_N = rewards_N - means_G[group_N]
+    return np.where(equal_in_group(rewards_N, group_N), 0.0, centred_N)
+
+
+def equal_in_group(
+    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return, for each rollout, whether its whole group has one and the same reward."""
+    _, first_G, group_N = np.unique(groups_N, return_index=True, return_inverse=True)
+    differs_N = rewards_N != rewards_N[first_G][group_N]
+    return np.bincount(group_N, weights=differs_N)[group_N] == 0
+
+
+def normalised(
+    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
+) -> NDArray[np.float64]:
+    """Centre in the group, then divide by the standard deviation (ddof 1).
+
+    `norm` = group: the deviation of the group's rewards. batch: of all centred rewards.
+    """
+    centred_N = centred(rewards_N, groups_N)
+    if norm == "batch":
+        return centred_N / (np.sqrt((centred_N**2).sum() / max(centred_N.size - 1, 1)) + STD_FLOOR)
+    if norm != "group":
+        raise unknown_name("advantage_norm", norm, ("group", "batch"))
+    _, group_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
+    std_G = np.sqrt(np.bincount(group_N, weights=centred_N**2) / (sizes_G - 1))
+    return centred_N / (std_G[group_N] + STD_FLOOR)

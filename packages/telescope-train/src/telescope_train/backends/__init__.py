@@ -1,0 +1,31 @@
+"""Trainer backends: what holds the model, found through the entry points `telescope.backends`.
+
+Importing this package does not import torch; loading a backend does.
+"""
+
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from telescope_core.errors import unknown_name
+
+if TYPE_CHECKING:
+    from telescope_train.backends.protocol import TrainerBackend
+
+GROUP = "telescope.backends"
+
+
+def known_backends() -> list[str]:
+    """Return the names of all installed backends, without importing any."""
+    return sorted(entry_points(group=GROUP).names)
+
+
+def load_backend(name: str) -> "type[TrainerBackend]":
+    """Return the class of backend `name`; raises UnknownNameError with the nearest names."""
+    found = entry_points(group=GROUP, name=name)
+    if not found:
+        hint = f"(others are packages with an entry point in {GROUP!r})"
+        raise unknown_name("train_backend", name, known_backends(), hint)
+    return next(iter(found)).load()
+
+
+__all__ = ["known_backends", "load_backend"]

@@ -1,0 +1,85 @@
+"""Writing a folder all at once, and distributed checkpoints (torch DCP) in such folders.
+
+Every rank calls every function. A checkpoint can be read by another number of ranks.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+
+from telescope_core.errors import ConfigError
+
+
+def require_replaceable(folder: Path) -> None:
+    """Raise ConfigError when `folder` holds something that is neither a model nor a checkpoint."""
+    if not folder.exists():
+        return
+    is_ours = (folder / "config.json").is_file() or (folder / ".metadata").is_file()
+    if not folder.is_dir() or (any(folder.iterdir()) and not is_ours):
+        raise ConfigError(
+            f"{str(folder)!r} exists and holds no model or checkpoint that could be replaced; "
+            "name another folder, or remove it"
+        )
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder to write in; it takes the place of `folder` when every rank has finished.
+
+    A crash leaves the old `folder`, or none, and a `.partial` one beside it.
+    """
+    require_replaceable(folder)
+    partial = folder.with_name(f".{folder.name}.partial")
+    if dist.get_rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    dist.barrier()
+    yield partial
+    dist.barrier()
+    if dist.get_rank() == 0:
+        _sync(partial)
+        if folder.exists():
+            old = folder.with_name(f".{folder.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+            partial.rename(folder)
+            shutil.rmtree(old)
+        else:
+            partial.rename(folder)
+    dist.barrier()
+
+
+def save_state(folder: str | Path, state: dict[str, Any]) -> None:
+    """Write `state` (sharded tensors, tensors, plain values) to `folder`."""
+    with whole_folder(Path(folder)) as partial:
+        dcp.save(state, storage_writer=FileSystemWriter(partial))
+
+
+def load_state(folder: str | Path, state: dict[str, Any]) -> None:
+    """Fill `state` in place from `folder`, which must hold all of its keys: see `saved_keys`."""
+    dcp.load(state, storage_reader=FileSystemReader(Path(folder)))
+
+
+def saved_keys(folder: str | Path) -> set[str]:
+    """Return the flattened names of everything in a checkpoint; ConfigError when it is none."""
+    if not (Path(folder) / ".metadata").is_file():
+        raise ConfigError(f"{str(folder)!r} holds no checkpoint; expected a file .metadata in it")
+    return set(FileSystemReader(Path(folder)).read_metadata().state_dict_metadata)
+
+
+def _sync(folder: Path) -> None:
+    """Flush file contents to disk, so that the rename cannot arrive before them."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

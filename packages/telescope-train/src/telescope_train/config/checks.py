@@ -1,0 +1,213 @@
+"""Which settings fit together. Pure; every message says what to change.
+
+A setting that would have no effect is refused when the user gave it, so that nothing is
+accepted and ignored.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from importlib.metadata import entry_points
+
+from pydantic import BaseModel
+
+from telescope_core.errors import ConfigError, unknown_name
+from telescope_train.config.names import (
+    PLANNED_ALGORITHMS,
+    PLANNED_BACKENDS,
+    PLANNED_TRANSPORTS,
+)
+from telescope_train.config.schema import EnvironmentEntry, TrainConfig
+
+NEEDS_GROUPS = frozenset({"grpo"})
+"""Algorithms whose baseline is the other rollouts of the group."""
+
+
+def check_config(config: TrainConfig) -> None:
+    """Raise ConfigError with one line for each problem."""
+    problems = [
+        *_environment_problems(config),
+        *_length_problems(config),
+        *_algorithm_problems(config),
+        *_trainer_problems(config),
+        *_eval_problems(config),
+        *_name_problems(config),
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _was_set(section: BaseModel, field: str) -> bool:
+    return field in section.model_fields_set and getattr(section, field) is not None
+
+
+def _environment_problems(config: TrainConfig) -> Iterator[str]:
+    names = Counter(entry.name for entry in config.environments)
+    for name in sorted(name for name, count in names.items() if count > 1):
+        yield (
+            f"environments: {name!r} is listed {names[name]} times; "
+            "keep one entry and give it the sum of the weights"
+        )
+    if config.rollout.temperature == 0:
+        yield _temperature_problem("rollout.temperature")
+    for index, entry in enumerate(config.environments):
+        where = f"environments[{index}] ({entry.name})"
+        if entry.weight <= 0:
+            yield (
+                f"{where}: weight must be above 0, got {entry.weight:g}; "
+                "raise it, or remove the environment"
+            )
+        if entry.temperature == 0:
+            yield _temperature_problem(f"{where}: temperature")
+        yield from _reward_range_problems(entry, where)
+        yield from _group_size_problems(config, entry.group_size, where)
+    yield from _group_size_problems(config, config.rollout.group_size, "rollout")
+
+
+def _temperature_problem(where: str) -> str:
+    return (
+        f"{where} must be above 0 in training, got 0: greedy rollouts of one prompt are all the "
+        "same and teach nothing; use 1.0 (evals may use 0)"
+    )
+
+
+def _reward_range_problems(entry: EnvironmentEntry, where: str) -> Iterator[str]:
+    if (entry.reward_min is None) != (entry.reward_max is None):
+        given, missing = ("reward_min", "reward_max")[:: 1 if entry.reward_max is None else -1]
+        yield f"{where}: {given} needs {missing} as well; give both, or neither"
+        return
+    low, high = entry.reward_min or 0.0, entry.reward_max or 0.0
+    if entry.reward_min is not None and low >= high:
+        yield f"{where}: reward_min must be below reward_max, got {low:g} and {high:g}"
+
+
+def _group_size_problems(config: TrainConfig, group_size: int | None, where: str) -> Iterator[str]:
+    name = config.algorithm.algorithm
+    if group_size is not None and group_size < 2 and name in NEEDS_GROUPS:
+        yield (
+            f"{where}: group_size must be at least 2 for {name}, got {group_size}: "
+            "a rollout is judged against the others of its group"
+        )
+
+
+def _length_problems(config: TrainConfig) -> Iterator[str]:
+    seq_len, limit = config.trainer.seq_len, config.inference.max_model_len
+    if limit is not None and limit > seq_len:
+        yield (
+            f"inference.max_model_len ({limit}) must not exceed trainer.seq_len ({seq_len}): "
+            "a longer rollout could not be trained on; raise seq_len or lower max_model_len"
+        )
+    limit = min(limit or seq_len, seq_len)
+    which = "inference.max_model_len" if limit < seq_len else "trainer.seq_len"
+    yield from max_tokens_problems(config, limit, which)
+
+
+def max_tokens_problems(config: TrainConfig, limit: int, which: str) -> Iterator[str]:
+    """Yield each `max_tokens` that leaves no room for a prompt within `limit` tokens."""
+    lengths = {"rollout.max_tokens": config.rollout.max_tokens}
+    for index, entry in enumerate(config.environments):
+        lengths[f"environments[{index}] ({entry.name}): max_tokens"] = entry.max_tokens or 1
+    for index, entry in enumerate(config.evals.evals):
+        lengths[f"evals[{index}] ({entry.name}): max_tokens"] = entry.max_tokens or 1
+    for where, max_tokens in lengths.items():
+        if max_tokens >= limit:
+            yield (
+                f"{where} ({max_tokens}) must be below {which} ({limit}), which holds the prompt "
+                f"as well; lower max_tokens or raise {which.rpartition('.')[2]}"
+            )
+
+
+def _algorithm_problems(config: TrainConfig) -> Iterator[str]:
+    section = config.algorithm
+    if section.use_tis and section.use_ppo_clip:
+        yield (
+            "algorithm: use_tis and use_ppo_clip both weight a token by its ratio to the sampler, "
+            "which would count it twice; turn one of them off"
+        )
+    for field, switch in (
+        ("clip_low", "use_ppo_clip"),
+        ("clip_high", "use_ppo_clip"),
+        ("tis_cap", "use_tis"),
+    ):
+        if _was_set(section, field) and not getattr(section, switch):
+            yield (
+                f"algorithm.{field} has no effect without {switch}; "
+                f"set {switch} = true, or remove {field}"
+            )
+
+
+def _trainer_problems(config: TrainConfig) -> Iterator[str]:
+    section = config.trainer
+    for index, beta in enumerate(section.adam_betas):
+        if not 0 <= beta < 1:
+            yield f"trainer.adam_betas[{index}] must be at least 0 and below 1, got {beta:g}"
+    if _was_set(section, "min_lr_ratio") and section.lr_scheduler in ("constant", "none"):
+        yield (
+            f"trainer.min_lr_ratio has no effect with lr_scheduler = {section.lr_scheduler!r}; "
+            "use 'linear' or 'cosine', or remove min_lr_ratio"
+        )
+    if section.warmup_steps and section.lr_scheduler == "none":
+        yield (
+            "trainer.warmup_steps has no effect with lr_scheduler = 'none'; "
+            "use 'constant', or remove warmup_steps"
+        )
+    if section.warmup_steps > config.run.number_of_steps:
+        yield (
+            f"trainer.warmup_steps ({section.warmup_steps}) must not exceed run.number_of_steps "
+            f"({config.run.number_of_steps}); lower it"
+        )
+    last_port = config.inference.inference_base_port + config.inference.inference_num_workers - 1
+    if last_port > 65535:
+        yield (
+            f"inference.inference_base_port: the last server would need port {last_port}, "
+            "above 65535; lower inference_base_port"
+        )
+
+
+def _eval_problems(config: TrainConfig) -> Iterator[str]:
+    section = config.evals
+    names = Counter(entry.name for entry in section.evals)
+    for name in sorted(name for name, count in names.items() if count > 1):
+        yield f"evals: {name!r} is listed {names[name]} times; keep one"
+    around = section.eval_before_training or section.eval_after_training
+    if around and not section.evals:
+        yield (
+            "evals: eval_before_training and eval_after_training need at least one [[evals]] "
+            "entry; add one, or turn them off"
+        )
+    for index, entry in enumerate(section.evals):
+        where = f"evals[{index}] ({entry.name})"
+        if max(entry.pass_k) > entry.rollouts:
+            yield (
+                f"{where}: pass_k {max(entry.pass_k)} needs at least that many rollouts per "
+                f"example, got rollouts = {entry.rollouts}; raise rollouts or lower pass_k"
+            )
+        if not around and not entry.eval_every:
+            yield (
+                f"{where}: would never run; set eval_every, eval_before_training or "
+                "eval_after_training, or remove it"
+            )
+
+
+def _name_problems(config: TrainConfig) -> Iterator[str]:
+    yield from _unknown_plugin(
+        "algorithm", config.algorithm.algorithm, "telescope.algorithms", PLANNED_ALGORITHMS
+    )
+    yield from _unknown_plugin(
+        "train_backend", config.trainer.train_backend, "telescope.backends", PLANNED_BACKENDS
+    )
+    transport = config.weights.weight_transport
+    if transport != "auto":
+        yield from _unknown_plugin(
+            "weight_transport", transport, "telescope.weight_transports", PLANNED_TRANSPORTS
+        )
+
+
+def _unknown_plugin(setting: str, name: str, group: str, planned: Collection[str]) -> Iterator[str]:
+    installed = entry_points(group=group).names
+    if name in installed:
+        return
+    if name in planned:
+        known = ", ".join(sorted(installed))
+        yield f"{setting} {name!r} is known, but not available in this version; use {known}"
+    else:
+        yield str(unknown_name(setting, name, installed))

@@ -1,0 +1,50 @@
+"""Names people bring along: settings of later versions, and what other systems call ours.
+
+None is accepted. A planned name is answered with "not available in this version", a foreign
+one with what it is called here. A `*` stands for any ending.
+"""
+
+_PLANNED = """
+    enable_thinking
+    top_p top_k min_p repetition_penalty interleaved_rollouts should_accept_fn
+    max_off_policy_steps enable_individual_sample_lanes free_lane_after_generation
+    enable_prompt_prefetch prompt_prefetch_buffer_size
+    clip_ratio_c ppo_clip_ref_logprobs tis_mode tis_floor tis_logprob_clamp
+    seq_is_masking seq_is_mask_low seq_is_mask_high use_decoupled_loss recompute_logprob
+    behave_imp_weight_cap kl_penalty_tau kl_estimator kl_in_reward reference_update_every
+    entropy_coef sapo_tau_pos sapo_tau_neg dr_grpo_loss_agg_mode
+    filter_overlong overlong_penalty_factor overlong_buffer_tokens filter_gibberish gibberish_*
+    filter_repetition repetition_compression_threshold number_of_minibatches ppo_epochs
+    optimizer pad_to_multiple_of gradient_checkpointing optimizer_cpu_offload compile
+    fsdp_context_parallel_size use_lora lora_rank lora_alpha lora_dropout lora_target_modules
+    megatron megatron_*
+    inference_tensor_parallel_size max_num_batched_tokens vllm_scheduling_policy
+    enable_vllm_tracing otlp_receiver_port
+    weight_broadcast_mode weight_broadcast_bucket_mb weight_broadcast_cpu_staging
+    weight_broadcast_pin_memory weight_broadcast_free_grad_buffers
+    checkpoint_dir checkpoint_save_training_state checkpoint_keep_last checkpoint_keep_every
+    resume_from_checkpoint
+    eval_num_servers eval_start_end_use_all_servers separate_eval_samples
+    observability use_wandb wandb_* track_gpu_events system_metrics_collection_interval_seconds
+    ray_namespace ray_runtime_env ray_inference_placement_strategy ray_trainer_placement_strategy
+"""
+
+PLANNED_NAMES = frozenset(_PLANNED.split())
+"""Settings and sections of Telescope that this version does not have."""
+
+FOREIGN_NAMES = {
+    "num_generations": "group_size",
+    "rollouts_per_example": "group_size",
+    "max_head_offpolicyness": "max_async_rollout",
+    "ppo_n_minibatches": "number_of_minibatches",
+    "beta": "kl_penalty_tau",
+    "max_new_tokens": "max_tokens",
+    "max_grad_norm": "grad_clip",
+    "lr_scheduler_type": "lr_scheduler",
+    "max_steps": "number_of_steps",
+}
+"""Name elsewhere -> name here."""
+
+PLANNED_ALGORITHMS = ("rloo", "reinforce_pp", "dr_grpo", "cispo", "gspo", "sapo")
+PLANNED_BACKENDS = ("megatron",)
+PLANNED_TRANSPORTS = ("nccl", "ipc", "disk")

@@ -1,0 +1,252 @@
+"""Every setting of `telescope train`: names, types, ranges and what each is for.
+
+Which settings fit together is decided in `checks`. A leaf name is unique over all sections,
+so that it can be given without its section. Each field here is read somewhere in the trainer.
+"""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+
+Count = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Dtype = Literal["float32", "bfloat16"]
+
+
+def _plain_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError("expected letters, digits, '.', '_' and '-', a letter or digit first")
+    return name
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class RunSection(_Section):
+    """What the run is called, where it is written and how long it is."""
+
+    name: Annotated[str, AfterValidator(_plain_name)]
+    """Name of the run and of its folder under `output_dir`: letters, digits, `.`, `_`, `-`."""
+    output_dir: str = "runs"
+    """Folder that holds the run folders."""
+    seed: Index = 0
+    """Seeds the order of examples and every random generator of the trainer."""
+    number_of_steps: Count
+    """Optimiser steps."""
+    debug: bool = False
+    """Write debug messages to the logs of every process."""
+
+
+class ModelSection(_Section):
+    """The model that is trained."""
+
+    model: Annotated[str, Field(min_length=1)]
+    """Folder of a Hugging Face model, or its id on the Hugging Face Hub."""
+    model_dtype: Dtype = "float32"
+    """Type of the weights that the optimiser updates."""
+    mixed_precision_dtype: Dtype | None = None
+    """Type used in forward and backward; null = bfloat16 on CUDA, float32 on CPU."""
+    chat_template: str | None = None
+    """Jinja file that replaces the chat template of the model's tokenizer."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model."""
+
+
+class EnvironmentEntry(_Section):
+    """One environment to train on; absent overrides take the value of `[rollout]`."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """Installed id with an optional `@version`, or `module:Class`."""
+    weight: float = 1.0
+    """Share of the prompts relative to the other environments; above 0."""
+    reward_min: float | None = None
+    """Reward that counts as 0; given together with `reward_max`."""
+    reward_max: float | None = None
+    """Reward that counts as 1."""
+    group_size: Count | None = None
+    """Rollouts per prompt."""
+    max_tokens: Count | None = None
+    """Tokens the policy may write per turn."""
+    temperature: NotNegative | None = None
+    """Sampling temperature."""
+    env: dict[str, JsonValue] = Field(default_factory=dict)
+    """Settings of the environment itself."""
+
+
+class RolloutSection(_Section):
+    """How prompts are turned into rollouts."""
+
+    group_size: Count = 8
+    """Rollouts per prompt; their rewards are compared with one another."""
+    prompts_batch_size_for_trainer: Count = 16
+    """Groups in one optimiser step."""
+    temperature: NotNegative = 1.0
+    """Sampling temperature; above 0."""
+    max_tokens: Count = 256
+    """Tokens the policy may write per turn."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end a turn."""
+    rollout_timeout_s: Positive = 300.0
+    """Seconds a rollout may take, rewards included; then it counts as failed."""
+    discard_group_zero_advantage: bool = True
+    """Leave out groups whose rollouts all got the same reward; they carry no gradient."""
+
+
+class SchedulingSection(_Section):
+    """How far sampling may run ahead of training."""
+
+    max_async_rollout: Index = 1
+    """Steps that sampling may be ahead; 0 = exactly synchronous."""
+    in_flight_update: Literal["continue", "pause"] = "continue"
+    """What running requests do while weights change: go on, or wait for the new weights."""
+    max_concurrent_prompts_per_server: Count = 32
+    """Groups in flight on one inference server."""
+
+
+class AlgorithmSection(_Section):
+    """How rewards become a loss."""
+
+    algorithm: str = "grpo"
+    """Name of an installed algorithm."""
+    advantage_norm: Literal["group", "batch"] = "group"
+    """Divide advantages by the standard deviation within the group, or over the batch."""
+    use_ppo_clip: bool = False
+    """Clip the ratio of new to old probability as PPO does."""
+    clip_low: Ratio | None = None
+    """Lower clip distance, with `use_ppo_clip`; null = the algorithm's own."""
+    clip_high: NotNegative | None = None
+    """Upper clip distance, with `use_ppo_clip`; null = the algorithm's own."""
+    use_tis: bool = False
+    """Weight tokens by the truncated ratio of trainer to sampler probability."""
+    tis_cap: Positive = 2.0
+    """Largest such weight, with `use_tis`."""
+
+
+class TrainerSection(_Section):
+    """The optimiser and the processes it runs in."""
+
+    train_backend: str = "fsdp"
+    """Name of an installed backend."""
+    trainer_num_workers: Count = 1
+    """Trainer processes (ranks); one per GPU where there are GPUs."""
+    learning_rate: Positive = 1e-6
+    """Peak learning rate of AdamW."""
+    weight_decay: NotNegative = 0.0
+    """Decoupled weight decay."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the first and second moment; each at least 0 and below 1."""
+    adam_eps: Positive = 1e-8
+    """Added to the denominator of Adam."""
+    grad_clip: NotNegative = 1.0
+    """Largest global gradient norm; 0 = measure it and do not clip."""
+    lr_scheduler: Literal["constant", "none", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after warm-up; `none` has no warm-up either."""
+    warmup_steps: Index = 0
+    """Steps over which the learning rate rises from 0."""
+    min_lr_ratio: Ratio = 0.0
+    """Share of the peak at which `linear` and `cosine` end."""
+    seq_len: Count = 4096
+    """Tokens in one packed sequence; a longer sample cannot be trained on."""
+    entropy_chunk_size: Count = 1024
+    """Tokens whose logits exist at one time while log-probs and entropy are computed."""
+
+
+class InferenceSection(_Section):
+    """The vLLM servers that write rollouts."""
+
+    inference_num_workers: Count = 1
+    """Servers; one per GPU where there are GPUs."""
+    inference_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address the servers listen on."""
+    inference_base_port: Port = 8100
+    """Port of the first server; the others take the ports after it."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of a GPU's memory that vLLM may use; without a GPU it has no meaning."""
+    max_model_len: Count | None = None
+    """Tokens of prompt and answer together; null = the smaller of `seq_len` and the model's own."""
+    max_num_seqs: Count = 256
+    """Requests one server works on at a time."""
+
+
+class WeightsSection(_Section):
+    """How new weights reach the servers."""
+
+    weight_transport: str = "auto"
+    """Name of an installed transport; `auto` takes the fastest that this machine can use."""
+
+
+class CheckpointSection(_Section):
+    """When the state of the run is saved."""
+
+    checkpoint_every: Index = 0
+    """Steps between checkpoints; 0 = only at the end."""
+
+
+class EvalEntry(_Section):
+    """One held-out evaluation."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """Environment whose held-out examples are used: installed id, or `module:Class`."""
+    eval_every: Index = 0
+    """Steps between evaluations during training; 0 = none."""
+    num_samples: Count = 64
+    """Held-out examples."""
+    rollouts: Count = 4
+    """Rollouts per example."""
+    pass_k: Annotated[tuple[Count, ...], Field(min_length=1)] = (1,)
+    """Values of k to report pass@k for; none above `rollouts`."""
+    temperature: NotNegative = 1.0
+    """Sampling temperature; 0 = greedy."""
+    max_tokens: Count | None = None
+    """Tokens the policy may write per turn; null = as in `[rollout]`."""
+    env: dict[str, JsonValue] = Field(default_factory=dict)
+    """Settings of the environment itself."""
+
+
+class EvalsSection(_Section):
+    """What is measured on held-out examples, and when."""
+
+    eval_before_training: bool = False
+    """Run every evaluation with the initial weights."""
+    eval_after_training: bool = False
+    """Run every evaluation with the final weights."""
+    evals: tuple[EvalEntry, ...] = ()
+    """The evaluations; `[[evals]]` at the top of a file is the same list."""
+
+
+class RaySection(_Section):
+    """The cluster that the processes are placed on."""
+
+    ray_address: str | None = None
+    """Address of a running Ray cluster; null = start one on this machine."""
+    ray_placement_timeout_s: Positive = 300.0
+    """Seconds to wait for the cluster to have room."""
+    ray_inference_cpus_per_worker: Positive = 1.0
+    """CPUs reserved for each inference server."""
+    ray_trainer_cpus_per_worker: Positive = 1.0
+    """CPUs reserved for each trainer process."""
+
+
+class TrainConfig(_Section):
+    """All settings of one run, by section."""
+
+    run: RunSection
+    model: ModelSection
+    environments: Annotated[tuple[EnvironmentEntry, ...], Field(min_length=1)]
+    rollout: RolloutSection = Field(default_factory=RolloutSection)
+    scheduling: SchedulingSection = Field(default_factory=SchedulingSection)
+    algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
+    trainer: TrainerSection = Field(default_factory=TrainerSection)
+    inference: InferenceSection = Field(default_factory=InferenceSection)
+    weights: WeightsSection = Field(default_factory=WeightsSection)
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    evals: EvalsSection = Field(default_factory=EvalsSection)
+    ray: RaySection = Field(default_factory=RaySection)

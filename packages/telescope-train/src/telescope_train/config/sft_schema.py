@@ -1,0 +1,104 @@
+"""Every setting of `telescope sft`, the supervised warm start. Imports no torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from telescope_core.config import load_config
+from telescope_core.errors import ConfigError
+from telescope_train.config.schema import (
+    Count,
+    Dtype,
+    Index,
+    NotNegative,
+    Positive,
+    Ratio,
+)
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class SftEnvironment(_Settings):
+    """One environment whose gold answers are learnt."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """Installed id with an optional `@version`, or `module:Class`."""
+    weight: Positive = 1.0
+    """Share of the examples relative to the other environments."""
+    env: dict[str, JsonValue] = Field(default_factory=dict)
+    """Settings of the environment itself."""
+
+
+class SftConfig(_Settings):
+    """All settings of one supervised warm start."""
+
+    model: Annotated[str, Field(min_length=1)]
+    """Folder of a Hugging Face model, or its id on the Hugging Face Hub."""
+    make_tiny_model: bool = False
+    """Write a new model of about 0.6M parameters, with a character tokenizer, to `model` first."""
+    output: Annotated[str, Field(min_length=1)]
+    """Folder that the trained model is written to, in Hugging Face format."""
+    environments: Annotated[tuple[SftEnvironment, ...], Field(min_length=1)]
+    """Where the examples come from."""
+    num_examples: Count = 8192
+    """Different gold answers to draw, over all environments; used again when they run out."""
+    number_of_steps: Count = 300
+    """Optimiser steps."""
+    batch_size: Count = 64
+    """Examples in one step."""
+    learning_rate: Positive = 2e-3
+    """Peak learning rate of AdamW."""
+    lr_scheduler: Literal["constant", "none", "linear", "cosine"] = "cosine"
+    """Shape of the learning rate after warm-up; `none` has no warm-up either."""
+    warmup_steps: Index = 10
+    """Steps over which the learning rate rises from 0."""
+    min_lr_ratio: Ratio = 0.1
+    """Share of the peak at which `linear` and `cosine` end."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay."""
+    grad_clip: NotNegative = 1.0
+    """Largest global gradient norm; 0 = measure it and do not clip."""
+    seq_len: Count = 4096
+    """Tokens in one packed sequence; a longer example is refused."""
+    entropy_chunk_size: Count = 1024
+    """Tokens whose logits exist at one time."""
+    model_dtype: Dtype = "float32"
+    """Type of the weights that the optimiser updates."""
+    mixed_precision_dtype: Dtype | None = None
+    """Type used in forward and backward; null = bfloat16 on CUDA, float32 on CPU."""
+    chat_template: str | None = None
+    """Jinja file that replaces the chat template of the model's tokenizer."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model."""
+    stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Stop when a sampled answer is expected to be the gold one this often."""
+    num_held_out: Count = 128
+    """Further gold answers that are not learnt, to measure that accuracy on."""
+    loss_log_every: Count = 10
+    """Steps between measurements: rows of `metrics.jsonl`."""
+    seed: Index = 0
+    """Seeds the model, the order of examples and every random generator."""
+
+
+def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConfig:
+    """Return settings that fit together; raises ConfigError naming what does not."""
+    config = load_config(SftConfig, files, flags)
+    names = [environment.name for environment in config.environments]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"environments: each can be named once, got {', '.join(names)}")
+    if config.lr_scheduler == "none" and "warmup_steps" in config.model_fields_set:
+        raise ConfigError('lr_scheduler "none" has no warm-up; remove warmup_steps')
+    if config.warmup_steps > config.number_of_steps:
+        raise ConfigError(
+            f"warmup_steps must not exceed number_of_steps, got {config.warmup_steps} "
+            f"and {config.number_of_steps}"
+        )
+    if config.make_tiny_model and Path(config.model).resolve() == Path(config.output).resolve():
+        raise ConfigError("model and output must be two folders when make_tiny_model is set")
+    return config

@@ -1,0 +1,1 @@
+"""Inference servers and the token-exact way to talk to them."""

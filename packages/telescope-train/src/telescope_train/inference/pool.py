@@ -1,0 +1,47 @@
+"""Several inference servers as one: a group stays on one server, new groups go to the least busy.
+
+A group's rollouts share their prompt, so one server computes it once (prefix caching).
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from telescope_core.types import Sampling, WeightVersion
+from telescope_train.inference.client import Generation, TokenClient
+
+MAX_ROUTES = 10_000
+"""Groups whose server is remembered; an older one would only lose its cached prefix."""
+
+
+class ServerPool:
+    """Routes requests. `version` is the newest weight version that all servers have."""
+
+    def __init__(self, base_urls: Sequence[str]) -> None:
+        self.clients = [TokenClient(url) for url in base_urls]
+        self.version: WeightVersion = 0
+        self._routes: OrderedDict[str, TokenClient] = OrderedDict()
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        group_id: str,
+    ) -> Generation:
+        """Sample one continuation on the group's server."""
+        client = self._routes.get(group_id)
+        if client is None:
+            client = min(self.clients, key=lambda candidate: candidate.num_in_flight)
+            self._routes[group_id] = client
+            if len(self._routes) > MAX_ROUTES:
+                self._routes.popitem(last=False)
+        # The salt keeps prefixes computed under other weights out of the prefix cache.
+        return await client.generate(
+            prompt_ids, sampling, stop_token_ids=stop_token_ids, cache_salt=f"v{self.version}"
+        )
+
+    async def close(self) -> None:
+        """Close all connections. Idempotent."""
+        for client in self.clients:
+            await client.close()

@@ -1,0 +1,65 @@
+"""Per-token metrics that reduce exactly over micro-batches and ranks.
+
+A metric travels as total, count, lowest and highest; means are taken once, at the end. A mean of
+means would depend on how tokens were packed.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSum:
+    """A metric over some tokens."""
+
+    total: float
+    count: float
+    lowest: float
+    """+inf when the count is 0."""
+    highest: float
+    """-inf when the count is 0."""
+
+    def merge(self, other: "MetricSum") -> "MetricSum":
+        """Return the metric over the tokens of both."""
+        return MetricSum(
+            total=self.total + other.total,
+            count=self.count + other.count,
+            lowest=min(self.lowest, other.lowest),
+            highest=max(self.highest, other.highest),
+        )
+
+    @property
+    def mean(self) -> float:
+        """The mean over all tokens; only for a count above 0."""
+        return self.total / self.count
+
+
+MetricSums: TypeAlias = Mapping[str, MetricSum]
+
+SPREAD = ("mismatch", "importance_weight")
+"""Metrics shown as `name/mean`, `name/min` and `name/max`; the others show their mean as `name`."""
+
+
+def reduce_metrics(parts: Iterable[MetricSums]) -> dict[str, MetricSum]:
+    """Merge the metrics of micro-batches or ranks; the result is the same in any grouping."""
+    merged: dict[str, MetricSum] = {}
+    for part in parts:
+        for name, value in part.items():
+            merged[name] = merged[name].merge(value) if name in merged else value
+    return merged
+
+
+def metric_row(sums: MetricSums) -> dict[str, float]:
+    """Return the numbers to record. A metric over no token is left out: absent, not 0."""
+    row: dict[str, float] = {}
+    for name, value in sums.items():
+        if value.count == 0:
+            continue
+        if name in SPREAD:
+            row[f"{name}/mean"] = value.mean
+            row[f"{name}/min"] = value.lowest
+            row[f"{name}/max"] = value.highest
+        else:
+            row[name] = value.mean
+    return row

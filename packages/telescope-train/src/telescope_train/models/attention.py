@@ -1,0 +1,134 @@
+"""Causal attention over packed rows: each sequence attends to itself, nothing is masked densely.
+
+Sequences of a row are gathered into right-padded blocks of similar length and go through torch's
+causal SDPA. Padding stands behind the real tokens, so causality alone hides it; no [T, T] mask
+exists. Used on CPU, and on CUDA where flash-attn is not installed.
+Dims: T tokens of the row, P padded tokens over all blocks, S sequences, L block length, H heads.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+PACKED_ATTENTION = "telescope_packed"
+_MIN_FILL = 0.75
+"""A sequence shorter than this share of its block's length starts a new block."""
+_SMALL_BLOCK_TOKENS = 512
+"""A block this small takes shorter sequences too: one call costs more than its padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLayout:
+    """Where each token of a row goes in the padded blocks, and back."""
+
+    gather_P: torch.Tensor
+    """Token of each padded place; padding repeats its sequence's first token."""
+    place_T: torch.Tensor
+    """Padded place of each token."""
+    padding: torch.Tensor
+    """The padded places that hold padding."""
+    blocks: tuple[tuple[int, int], ...]
+    """(S, L) of each block, in the order of the padded places."""
+
+
+def packed_layout(positions_T: np.ndarray, device: torch.device) -> PackedLayout:
+    """Plan the blocks of a row whose positions restart at 0 for every sequence."""
+    starts_S = np.flatnonzero(positions_T == 0)
+    lengths_S = np.diff(np.append(starts_S, len(positions_T)))
+    order_S = np.argsort(-lengths_S, kind="stable")
+    blocks = _blocks(lengths_S[order_S])
+    gather, place_T, padding, first, base = [], np.empty(len(positions_T), np.int64), [], 0, 0
+    for num_sequences, length in blocks:
+        chosen = order_S[first : first + num_sequences]
+        offsets_L = np.arange(length)
+        is_real_SL = offsets_L < lengths_S[chosen, None]
+        token_SL = np.where(is_real_SL, starts_S[chosen, None] + offsets_L, starts_S[chosen, None])
+        place_SL = base + np.arange(num_sequences * length).reshape(num_sequences, length)
+        place_T[token_SL[is_real_SL]] = place_SL[is_real_SL]
+        gather.append(token_SL.ravel())
+        padding.append(place_SL[~is_real_SL])
+        first, base = first + num_sequences, base + num_sequences * length
+    return PackedLayout(
+        gather_P=torch.from_numpy(np.concatenate(gather)).to(device),
+        place_T=torch.from_numpy(place_T).to(device),
+        padding=torch.from_numpy(np.concatenate(padding)).to(device),
+        blocks=tuple(blocks),
+    )
+
+
+def _blocks(descending_lengths: np.ndarray) -> list[tuple[int, int]]:
+    blocks: list[tuple[int, int]] = []
+    first = 0
+    while first < len(descending_lengths):
+        longest = int(descending_lengths[first])
+        last = int(np.searchsorted(-descending_lengths, -_MIN_FILL * longest, side="right"))
+        last = max(last, min(len(descending_lengths), first + _SMALL_BLOCK_TOKENS // longest))
+        blocks.append((last - first, longest))
+        first = last
+    return blocks
+
+
+class _ToBlocks(torch.autograd.Function):
+    """[T, ...] -> [P, ...]. Padding gets no gradient back: causality keeps it out of every loss."""
+
+    @staticmethod
+    def forward(ctx, values_T, layout):
+        ctx.layout = layout
+        return values_T.index_select(0, layout.gather_P)
+
+    @staticmethod
+    def backward(ctx, grad_P):
+        return grad_P.index_select(0, ctx.layout.place_T), None
+
+
+class _FromBlocks(torch.autograd.Function):
+    """[P, ...] -> [T, ...]; padding is dropped, so its gradient is zero."""
+
+    @staticmethod
+    def forward(ctx, values_P, layout):
+        ctx.layout = layout
+        return values_P.index_select(0, layout.place_T)
+
+    @staticmethod
+    def backward(ctx, grad_T):
+        grad_P = grad_T.index_select(0, ctx.layout.gather_P)
+        return grad_P.index_fill_(0, ctx.layout.padding, 0.0), None
+
+
+def _packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    packed_layout: PackedLayout,
+    scaling: float | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Attend inside each sequence; [1, H, T, D] in, [1, T, H, D] out, as transformers expects."""
+    padded = [
+        _ToBlocks.apply(states[0].transpose(0, 1), packed_layout) for states in (query, key, value)
+    ]
+    outputs, base = [], 0
+    for num_sequences, length in packed_layout.blocks:
+        end = base + num_sequences * length
+        query_B, key_B, value_B = (
+            states[base:end].unflatten(0, (num_sequences, length)).transpose(1, 2)
+            for states in padded
+        )
+        output_B = F.scaled_dot_product_attention(
+            query_B, key_B, value_B, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        outputs.append(output_B.transpose(1, 2).flatten(0, 1))
+        base = end
+    together_P = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return _FromBlocks.apply(together_P, packed_layout).unsqueeze(0), None
+
+
+def register_packed_attention() -> None:
+    """Make `attn_implementation = PACKED_ATTENTION` known to transformers. Idempotent."""
+    AttentionInterface.register(PACKED_ATTENTION, _packed_attention)

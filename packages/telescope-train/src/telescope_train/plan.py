@@ -1,0 +1,289 @@
+"""What `telescope train` would do, worked out from the settings alone: the dry run.
+
+Looks at the model folder, the installed environments, the run folder and the ports, and
+starts nothing. `plan_text` turns a plan into text. Imports no torch, transformers or ray.
+"""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from telescope_core.errors import TelescopeError
+from telescope_core.open import locate_environment, open_environment
+from telescope_train.config.checks import max_tokens_problems
+from telescope_train.config.schema import EvalEntry, TrainConfig
+from telescope_train.model_facts import UNKNOWN_FACTS, ModelFacts, read_model_facts
+from telescope_train.run_location import run_folder, run_folder_problems
+
+BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessPlan:
+    """A kind of process that is started."""
+
+    name: str
+    count: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentShare:
+    """What one environment contributes to a step, on average."""
+
+    name: str
+    version: str
+    share: float
+    """Of the prompts, 0 to 1."""
+    groups: float
+    group_size: int
+
+    @property
+    def rollouts(self) -> float:
+        """Rollouts per step."""
+        return self.groups * self.group_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Memory of one process of a kind; what the sizes in `config.json` give."""
+
+    process: str
+    parts: tuple[tuple[str, int], ...]
+    """What, and its bytes."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the parts."""
+        return sum(size for _, size in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPlan:
+    """One evaluation and when it runs."""
+
+    name: str
+    when: str
+    num_rollouts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything a dry run shows."""
+
+    run_folder: str
+    model: str
+    num_parameters: int | None
+    num_steps: int
+    algorithm: str
+    max_model_len: int
+    groups_per_step: int
+    rollouts_per_step: float
+    max_tokens_per_step: int
+    processes: tuple[ProcessPlan, ...]
+    environments: tuple[EnvironmentShare, ...]
+    memory: tuple[MemoryPlan, ...]
+    evals: tuple[EvalPlan, ...]
+    outputs: tuple[tuple[str, str], ...]
+    """Name in the run folder, and what is written there."""
+    problems: tuple[str, ...]
+    """Why the run cannot start on this machine; empty when it can."""
+
+
+def make_plan(config: TrainConfig) -> Plan:
+    """Return the plan of `config`; what stands in the way is in `problems`, nothing is raised."""
+    problems: list[str] = []
+    facts = UNKNOWN_FACTS
+    try:
+        facts = read_model_facts(config.model.model, output_dir=config.run.output_dir)
+    except TelescopeError as error:
+        problems.append(str(error))
+    limit = max_model_len(config, facts)
+    if facts.max_positions is not None:
+        problems += _length_problems(config, facts.max_positions, limit)
+    shares = _environment_shares(config, problems)
+    problems += _eval_environment_problems(config)
+    problems += run_folder_problems(config)
+    if config.ray.ray_address is None:
+        problems += port_problems(config)
+    rollouts = sum(share.rollouts for share in shares)
+    return Plan(
+        run_folder=str(run_folder(config)),
+        model=config.model.model,
+        num_parameters=facts.num_parameters,
+        num_steps=config.run.number_of_steps,
+        algorithm=config.algorithm.algorithm,
+        max_model_len=limit,
+        groups_per_step=config.rollout.prompts_batch_size_for_trainer,
+        rollouts_per_step=rollouts,
+        max_tokens_per_step=round(rollouts * limit),
+        processes=_processes(config),
+        environments=tuple(shares),
+        memory=_memory(config, facts, limit),
+        evals=tuple(_eval_plan(config, entry) for entry in config.evals.evals),
+        outputs=_outputs(config),
+        problems=tuple(dict.fromkeys(problems)),
+    )
+
+
+def max_model_len(config: TrainConfig, facts: ModelFacts) -> int:
+    """Return the tokens of prompt and answer together that servers and trainer allow."""
+    given = config.inference.max_model_len
+    own = facts.max_positions or config.trainer.seq_len
+    return given if given is not None else min(config.trainer.seq_len, own)
+
+
+def port_problems(config: TrainConfig) -> list[str]:
+    """Return the ports of the servers that are taken."""
+    section = config.inference
+    problems: list[str] = []
+    for port in range(
+        section.inference_base_port,
+        section.inference_base_port + section.inference_num_workers,
+    ):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((section.inference_host, port))
+            except OSError as error:
+                problems.append(
+                    f"inference server: cannot listen on {section.inference_host}:{port} "
+                    f"({error.strerror or error}); stop what uses it, or set inference_base_port"
+                )
+    return problems
+
+
+def _length_problems(config: TrainConfig, positions: int, limit: int) -> Iterator[str]:
+    if limit > positions:
+        yield (
+            f"inference.max_model_len ({limit}) exceeds the {positions} positions of the model; "
+            "lower it"
+        )
+    elif limit < config.trainer.seq_len and config.inference.max_model_len is None:
+        yield from max_tokens_problems(config, limit, "the length the model was made for")
+
+
+def _environment_shares(config: TrainConfig, problems: list[str]) -> list[EnvironmentShare]:
+    total = sum(entry.weight for entry in config.environments)
+    shares: list[EnvironmentShare] = []
+    for entry in config.environments:
+        version = "not installed"
+        try:
+            version = locate_environment(entry.name).version
+            open_environment(entry.name, dict(entry.env))
+        except TelescopeError as error:
+            problems.append(str(error))
+        share = entry.weight / total
+        shares.append(
+            EnvironmentShare(
+                name=entry.name,
+                version=version,
+                share=share,
+                groups=share * config.rollout.prompts_batch_size_for_trainer,
+                group_size=entry.group_size or config.rollout.group_size,
+            )
+        )
+    return shares
+
+
+def _eval_environment_problems(config: TrainConfig) -> Iterator[str]:
+    for entry in config.evals.evals:
+        try:
+            open_environment(entry.name, dict(entry.env))
+        except TelescopeError as error:
+            yield str(error)
+
+
+def _processes(config: TrainConfig) -> tuple[ProcessPlan, ...]:
+    inference, trainer, ray = config.inference, config.trainer, config.ray
+    first = inference.inference_base_port
+    last = first + inference.inference_num_workers - 1
+    ports = f"port {first}" if first == last else f"ports {first} to {last}"
+    address = ray.ray_address
+    return (
+        ProcessPlan(name="driver", count=1, detail="this process: the loop and the environments"),
+        ProcessPlan(
+            name="Ray",
+            count=1,
+            detail="started on this machine" if address is None else f"joined at {address}",
+        ),
+        ProcessPlan(
+            name="trainer rank",
+            count=trainer.trainer_num_workers,
+            detail=f"{trainer.train_backend}, {ray.ray_trainer_cpus_per_worker:g} CPU each",
+        ),
+        ProcessPlan(
+            name="vLLM server",
+            count=inference.inference_num_workers,
+            detail=f"{inference.inference_host}, {ports}, "
+            f"{ray.ray_inference_cpus_per_worker:g} CPU each",
+        ),
+    )
+
+
+def _memory(config: TrainConfig, facts: ModelFacts, limit: int) -> tuple[MemoryPlan, ...]:
+    if facts.num_parameters is None or facts.kv_values_per_token is None:
+        return ()
+    ranks = config.trainer.trainer_num_workers
+    master = BYTES_PER_VALUE[config.model.model_dtype] * facts.num_parameters // ranks
+    chunk = min(config.trainer.entropy_chunk_size, config.trainer.seq_len)
+    compute = BYTES_PER_VALUE[_compute_dtype(config)]
+    sequences = min(
+        config.inference.max_num_seqs,
+        config.scheduling.max_concurrent_prompts_per_server * config.rollout.group_size,
+    )
+    kv_bytes = facts.kv_values_per_token * compute
+    return (
+        MemoryPlan(
+            process="trainer rank",
+            parts=(
+                ("weights", master),
+                ("gradients", master),
+                ("Adam", 2 * master),
+                ("logits chunk", chunk * (facts.vocab_size or 0) * 4),
+            ),
+        ),
+        MemoryPlan(
+            process="vLLM server",
+            parts=(
+                ("weights", facts.num_parameters * compute),
+                (f"KV cache, {sequences} x {limit} tokens", kv_bytes * sequences * limit),
+            ),
+        ),
+    )
+
+
+def _compute_dtype(config: TrainConfig) -> str:
+    has_cuda = Path("/proc/driver/nvidia/version").exists()
+    return config.model.mixed_precision_dtype or ("bfloat16" if has_cuda else "float32")
+
+
+def _eval_plan(config: TrainConfig, entry: EvalEntry) -> EvalPlan:
+    times = [
+        "before" if config.evals.eval_before_training else "",
+        f"every {entry.eval_every} steps" if entry.eval_every else "",
+        "after" if config.evals.eval_after_training else "",
+    ]
+    return EvalPlan(
+        name=entry.name,
+        when=", ".join(time for time in times if time),
+        num_rollouts=entry.num_samples * entry.rollouts,
+    )
+
+
+def _outputs(config: TrainConfig) -> tuple[tuple[str, str], ...]:
+    every = config.checkpoint.checkpoint_every
+    checkpoints = f"every {every} steps and at the end" if every else "at the end"
+    evals = [("evals", "results of each evaluation")] if config.evals.evals else []
+    return (
+        ("config.json", "every setting, defaults included"),
+        ("run.json", "identity, versions, state"),
+        ("metrics.jsonl", "one line per step"),
+        ("rollouts", "one parquet file per step, every rollout"),
+        *evals,
+        ("logs", "output of every process"),
+        ("checkpoints", f"state of the run, {checkpoints}"),
+        ("summary.json", "rewards and evals, first and last"),
+        ("report.html", "the run as one page"),
+    )

@@ -1,0 +1,236 @@
+"""`run_training`: one run from a checked config to a summary, on processes placed by Ray."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
+from telescope_core.open import open_environment
+from telescope_core.protocols import EnvironmentClient
+from telescope_core.records import RunFolder
+from telescope_core.reports.train_report import write_train_report
+from telescope_train.algorithms import load_algorithm
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.config.schema import TrainConfig
+from telescope_train.credit import RewardRange
+from telescope_train.inference.policy import TokenPolicySource
+from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.renderer import load_renderer
+from telescope_train.inference.server import (
+    STARTUP_DEADLINE_S,
+    ServerSettings,
+    default_device,
+)
+from telescope_train.live_evals import AFTER, BEFORE, LiveEvals
+from telescope_train.loop import LoopParts, train
+from telescope_train.mix import make_sampler, training_environments
+from telescope_train.model_facts import read_model_facts
+from telescope_train.plan import make_plan, max_model_len
+from telescope_train.run_location import run_folder
+from telescope_train.runtime.cluster import Bundle, placed, ray_cluster, reserve
+from telescope_train.runtime.ranks import RankGroup
+from telescope_train.runtime.servers import ServerGroup, server_settings
+from telescope_train.summary import make_summary
+from telescope_train.view import LiveView, print_summary
+from telescope_train.weights.publish import WeightPublisher
+
+DEATH_SHOWS_WITHIN_S = 20.0
+"""How long a server that stopped answering may take to end, for its death to be the reason."""
+
+
+def run_training(config: TrainConfig) -> dict[str, Any]:
+    """Train as `config` says and return the summary, which the run folder holds too.
+
+    Raises before anything is written when the config cannot work on this machine; a failure
+    later marks the run folder as failed and leaves everything in it readable.
+    """
+    plan = make_plan(config)
+    if plan.problems:
+        raise ConfigError("\n".join(plan.problems))
+    environments = {
+        entry.name: open_environment(entry.name, dict(entry.env)) for entry in config.environments
+    }
+    eval_environments = {
+        entry.name: open_environment(entry.name, dict(entry.env)) for entry in config.evals.evals
+    }
+    folder = RunFolder.create(
+        run_folder(config),
+        config=config.model_dump(mode="json"),
+        name=config.run.name,
+    )
+    run = _Run(config, folder, environments, eval_environments)
+    try:
+        with ray_cluster(config.ray, run.bundles(), debug=config.run.debug):
+            asyncio.run(run.main())
+    except BaseException as error:
+        folder.fail(_reason(error))
+        raise
+    summary = make_summary(config, folder)
+    folder.write_summary(summary)
+    folder.finish()
+    write_train_report(folder)
+    print_summary(summary)
+    return summary
+
+
+class _Run:
+    """What one run holds while it lasts."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: RunFolder,
+        environments: dict[str, EnvironmentClient],
+        eval_environments: dict[str, EnvironmentClient],
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.environments = environments
+        self.eval_environments = eval_environments
+        self.device = default_device()
+        self.facts = read_model_facts(config.model.model)
+        self.max_model_len = max_model_len(config, self.facts)
+
+    def bundles(self) -> list[Bundle]:
+        """Return what each process needs: servers first, then trainer ranks."""
+        ray, gpus = self.config.ray, 1 if self.device == "cuda" else 0
+        servers = self.config.inference.inference_num_workers
+        ranks = self.config.trainer.trainer_num_workers
+        return [Bundle(cpus=ray.ray_inference_cpus_per_worker, gpus=gpus)] * servers + [
+            Bundle(cpus=ray.ray_trainer_cpus_per_worker, gpus=gpus)
+        ] * ranks
+
+    async def main(self) -> None:
+        """Start everything, train, save, and end everything whatever happens."""
+        names = [entry.name for entry in self.config.environments]
+        async with AsyncExitStack() as stack:
+            view = stack.enter_context(LiveView(self.config.run.number_of_steps, names))
+            view.phase("starting inference servers and trainer ranks")
+            servers, ranks = self._start_processes()
+            stack.push_async_callback(servers.close)
+            await asyncio.gather(
+                supervised(servers, servers.wait_until_healthy(STARTUP_DEADLINE_S)),
+                ranks.open(BackendSettings.from_config(self.config), num_threads=self._num_threads),
+            )
+            pool = ServerPool(servers.base_urls)
+            stack.push_async_callback(pool.close)
+            for client in {**self.environments, **self.eval_environments}.values():
+                stack.push_async_callback(client.close)
+            await supervised(servers, self._train(view, pool, ranks))
+
+    def _start_processes(self) -> tuple[ServerGroup, RankGroup]:
+        bundles = self.bundles()
+        room = reserve(bundles, deadline_s=self.config.ray.ray_placement_timeout_s)
+        places = [placed(room, index, bundle) for index, bundle in enumerate(bundles)]
+        num_servers = self.config.inference.inference_num_workers
+        settings = server_settings(self._first_server(), num_servers=num_servers)
+        return (
+            ServerGroup.start(settings, places[:num_servers]),
+            RankGroup.start(places[num_servers:]),
+        )
+
+    def _first_server(self) -> ServerSettings:
+        inference, model = self.config.inference, self.config.model
+        on_gpu = self.device == "cuda"
+        transport = self.config.weights.weight_transport
+        return ServerSettings(
+            model_path=model.model,
+            host=inference.inference_host,
+            port=inference.inference_base_port,
+            log_path=(self.folder.logs_path / "inference-0.log").absolute(),
+            device=self.device,
+            num_threads=max(1, int(self.config.ray.ray_inference_cpus_per_worker)),
+            dtype=model.mixed_precision_dtype or ("bfloat16" if on_gpu else "float32"),
+            max_model_len=self.max_model_len,
+            max_num_seqs=inference.max_num_seqs,
+            gpu_memory_utilization=inference.gpu_memory_utilization,
+            weight_transport="gloo" if transport == "auto" else transport,
+            trust_remote_code=model.trust_remote_code,
+        )
+
+    @property
+    def _num_threads(self) -> int:
+        return max(1, int(self.config.ray.ray_trainer_cpus_per_worker))
+
+    async def _train(self, view: LiveView, pool: ServerPool, ranks: RankGroup) -> None:
+        config = self.config
+        publisher = WeightPublisher(pool, ranks, in_flight=config.scheduling.in_flight_update)
+        await publisher.connect()
+        policies = TokenPolicySource(
+            pool, load_renderer(config.model), max_model_len=self.max_model_len
+        )
+        mix = await training_environments(config, self.environments)
+        evals = LiveEvals(
+            config=config,
+            environments=self.eval_environments,
+            policies=policies,
+            folder=self.folder,
+            concurrency=config.inference.max_num_seqs,
+        )
+        if config.evals.eval_before_training:
+            await evals.run(config.evals.evals, BEFORE, on_progress=view.phase)
+        sampler = make_sampler(config, mix, policies, num_servers=len(pool.clients))
+        parts = LoopParts(
+            config=config,
+            algorithm=load_algorithm(config.algorithm.algorithm),
+            sampler=sampler,
+            trainer=ranks,
+            publisher=publisher,
+            folder=self.folder,
+            temperatures={name: one.sampling.temperature for name, one in mix.playing.items()},
+            max_tokens=max(one.sampling.max_tokens for one in mix.playing.values()),
+            declared={
+                name: RewardRange(one.reward_min, one.reward_max)
+                for name, one in mix.descriptions.items()
+            },
+            hidden_size=self.facts.hidden_size or 1024,
+        )
+
+        async def after_step(step: int, row: dict[str, float]) -> None:
+            view.update(row)
+            await evals.run(evals.due(step), f"step-{step}", on_progress=view.phase)
+            every = config.checkpoint.checkpoint_every
+            if every and step % every == 0 and step < config.run.number_of_steps:
+                await self._save(ranks, f"step-{step:06d}")
+
+        view.phase("training")
+        try:
+            await train(parts, after_step=after_step)
+        finally:
+            await sampler.close()
+        if config.evals.eval_after_training:
+            await evals.run(config.evals.evals, AFTER, on_progress=view.phase)
+        view.phase("saving the checkpoint")
+        await self._save(ranks, "final")
+
+    async def _save(self, ranks: RankGroup, name: str) -> None:
+        target = self.folder.checkpoints_path.absolute() / name
+        await ranks.save(target / "state", target / "hf")
+
+
+async def supervised(servers: ServerGroup, work: Coroutine[Any, Any, None]) -> None:
+    """Await `work` while watching the servers; a server's death ends it and is named."""
+    watcher = asyncio.create_task(servers.watch())
+    worker = asyncio.create_task(work)
+    try:
+        await asyncio.wait([watcher, worker], return_when=asyncio.FIRST_COMPLETED)
+        if worker.done() and isinstance(worker.exception(), TelescopeError):
+            # A dying server shows first as failing requests; its death is the cause to report.
+            await asyncio.wait([watcher], timeout=DEATH_SHOWS_WITHIN_S)
+        if watcher.done():
+            await watcher
+        await worker
+    finally:
+        for task in (watcher, worker):
+            task.cancel()
+        await asyncio.wait([watcher, worker])
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted from the keyboard"
+    if isinstance(error, TelescopeError):
+        kind = "a process died" if isinstance(error, ProcessDiedError) else "stopped"
+        return f"{kind}: {error}"
+    return f"{type(error).__name__}: {error}"

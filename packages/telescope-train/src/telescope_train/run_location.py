@@ -1,0 +1,26 @@
+"""Where a run is written, and whether it can be."""
+
+import os
+from pathlib import Path
+
+from telescope_train.config.schema import TrainConfig
+
+
+def run_folder(config: TrainConfig) -> Path:
+    """Return the folder that holds everything the run writes."""
+    return Path(config.run.output_dir) / config.run.name
+
+
+def run_folder_problems(config: TrainConfig) -> list[str]:
+    """Return why the run folder cannot be created; empty when it can."""
+    folder = run_folder(config)
+    if folder.is_dir() and any(folder.iterdir()):
+        return [f"the run folder {folder} is not empty; give another --name, or move it away"]
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return [f"the run folder {folder} cannot be created: {existing} is a file"]
+    if not os.access(existing, os.W_OK):
+        return [f"the run folder {folder} cannot be created: {existing} is not writable"]
+    return []

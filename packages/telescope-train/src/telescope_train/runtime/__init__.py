@@ -1,0 +1,1 @@
+"""Processes of a run, placed by Ray: trainer ranks and inference servers."""

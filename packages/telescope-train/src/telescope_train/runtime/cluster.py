@@ -1,0 +1,115 @@
+"""The Ray cluster of a run: join one or start one, and reserve room on it."""
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
+from telescope_train.config.schema import RaySection
+
+OBJECT_STORE_BYTES = 512 * 2**20
+ANSWER_DEADLINE_S = 1800.0
+"""Longest any single call of a rank or server may take; one step of a large model fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """What one process needs."""
+
+    cpus: float
+    gpus: int = 0
+
+
+@contextmanager
+def ray_cluster(section: RaySection, bundles: Sequence[Bundle], *, debug: bool) -> Iterator[None]:
+    """Be connected to a cluster that can hold `bundles`, for as long as the context lasts."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ranks and servers choose their GPUs by placement; without a GPU Ray must not hide devices.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray makes its workers nicer than the rest of the machine; here they are the main job.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    options: dict[str, Any] = {
+        "include_dashboard": False,
+        "log_to_driver": debug,
+        "logging_level": "INFO" if debug else "ERROR",
+    }
+    if section.ray_address is None:
+        needed = sum(bundle.cpus for bundle in bundles)
+        options["num_cpus"] = max(os.cpu_count() or 1, int(needed + 0.999))
+        options["object_store_memory"] = OBJECT_STORE_BYTES
+        # Ray's agents outlive a killed driver by as long as they hope to meet its head again.
+        options["_system_config"] = {"gcs_rpc_server_reconnect_timeout_s": 5}
+    else:
+        options["address"] = section.ray_address
+    try:
+        ray.init(**options)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"cannot reach the Ray cluster at ray_address = {section.ray_address!r}: {error}; "
+            "start it with `ray start --head`, or leave ray_address out to start one here"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def reserve(bundles: Sequence[Bundle], *, deadline_s: float) -> PlacementGroup:
+    """Reserve room for all `bundles` at once; raises ConfigError when there is none in time."""
+    group = placement_group(
+        [
+            {"CPU": bundle.cpus, "GPU": bundle.gpus} if bundle.gpus else {"CPU": bundle.cpus}
+            for bundle in bundles
+        ],
+        strategy="PACK",
+    )
+    try:
+        ray.get(group.ready(), timeout=deadline_s)
+    except GetTimeoutError:
+        cpus = sum(bundle.cpus for bundle in bundles)
+        gpus = sum(bundle.gpus for bundle in bundles)
+        raise ConfigError(
+            f"the Ray cluster had no room for {len(bundles)} processes ({cpus:g} CPUs, {gpus} "
+            f"GPUs) within {deadline_s:g} s; it has {ray.cluster_resources()}. Add nodes, lower "
+            "trainer_num_workers or inference_num_workers, or raise ray_placement_timeout_s"
+        ) from None
+    return group
+
+
+def placed(group: PlacementGroup, index: int, bundle: Bundle) -> dict[str, Any]:
+    """Return the actor options that put an actor into bundle `index`."""
+    return {
+        "num_cpus": bundle.cpus,
+        "num_gpus": bundle.gpus,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=index
+        ),
+    }
+
+
+async def answer(reference: Any, *, process: str) -> Any:
+    """Await an actor's answer; its death or silence becomes a ProcessDiedError naming `process`."""
+    try:
+        async with asyncio.timeout(ANSWER_DEADLINE_S):
+            return await reference
+    except TimeoutError:
+        raise ProcessDiedError(
+            f"{process} gave no answer for {ANSWER_DEADLINE_S:g} s; see its log in the run folder"
+        ) from None
+    except ray.exceptions.RayActorError as error:
+        raise ProcessDiedError(
+            f"{process} died: {str(error).splitlines()[0]}; "
+            "look for the cause in the run folder's logs/ and in the kernel log (out of memory?)"
+        ) from None
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, TelescopeError):
+            raise error.cause from None
+        raise

@@ -1,0 +1,238 @@
+"""`run_sft`: a short supervised warm start on environments' gold answers.
+
+The same samples, packing and trainer ranks as reinforcement learning, with another loss. Where
+the ranks run is behind `Ranks`; one rank in this process is enough for small models.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from telescope_core.config import save_resolved
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.batch import PackedBatch, TrainingSample
+from telescope_train.checkpoint import require_replaceable
+from telescope_train.config.schema import ModelSection, TrainerSection
+from telescope_train.config.sft_schema import SftConfig
+from telescope_train.models.load import load_tokenizer, read_chat_template
+from telescope_train.models.tiny import character_tokenizer, make_tiny_model
+from telescope_train.packing import pack
+from telescope_train.sft_examples import GoldSamples, gold_samples
+from telescope_train.weighting import token_weights
+from telescope_train.worker import TrainerWorker
+
+RECORDED = ("loss/total", "entropy", "grad_norm", "learning_rate", "optimizer/skipped")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftRow:
+    """One measurement."""
+
+    step: int
+    """Steps done."""
+    accuracy: float
+    """Expected share of sampled answers that are the gold one, on held-out examples."""
+    metrics: dict[str, float]
+    """Everything recorded, `accuracy` and `accuracy/<environment>` included."""
+
+
+class Ranks(Protocol):
+    """All trainer ranks together, wherever they run."""
+
+    @property
+    def num_ranks(self) -> int:
+        """How many."""
+        ...
+
+    def train_step(self, batches: Sequence[Sequence[PackedBatch]]) -> dict[str, float]:
+        """Take one step over the batches of each rank."""
+        ...
+
+    def logprobs(self, batches: Sequence[Sequence[PackedBatch]]) -> list[list[NDArray[np.float32]]]:
+        """Return logprobs_T of each rank's batches."""
+        ...
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Export the model."""
+        ...
+
+    def close(self) -> None:
+        """Stop the ranks. Idempotent."""
+        ...
+
+
+class OneRank:
+    """A single rank in this process."""
+
+    num_ranks = 1
+
+    def __init__(self, settings: BackendSettings) -> None:
+        self._worker = TrainerWorker(settings)
+
+    def train_step(self, batches: Sequence[Sequence[PackedBatch]]) -> dict[str, float]:
+        """Take one step."""
+        return self._worker.train_step(batches[0], version=0)
+
+    def logprobs(self, batches: Sequence[Sequence[PackedBatch]]) -> list[list[NDArray[np.float32]]]:
+        """Return logprobs_T of the batches."""
+        return [self._worker.logprobs(batches[0])]
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Export the model."""
+        self._worker.save_pretrained(folder)
+
+    def close(self) -> None:
+        """Close the rank."""
+        self._worker.close()
+
+
+def run_sft(
+    config: SftConfig,
+    *,
+    on_row: Callable[[SftRow], None] = lambda row: None,
+    start_ranks: Callable[[BackendSettings], Ranks] = OneRank,
+) -> Path:
+    """Train, write the model to `config.output` and return that folder.
+
+    Settings and measurements go to `<output>-log/`. Nothing is written before the
+    settings, the tokenizer and the environments have proved usable.
+    """
+    output = Path(config.output)
+    require_replaceable(output)
+    if config.make_tiny_model:
+        require_replaceable(Path(config.model))
+    samples = asyncio.run(gold_samples(config, _tokenizer(config)))
+    if config.make_tiny_model:
+        make_tiny_model(config.model, seed=config.seed)
+    log_folder = output.with_name(f"{output.name}-log")
+    log_folder.mkdir(parents=True, exist_ok=True)
+    save_resolved(config, log_folder / "config.json")
+    ranks = start_ranks(backend_settings(config))
+    try:
+        with (log_folder / "metrics.jsonl").open("w", encoding="utf-8") as rows:
+            for row in train(config, samples, ranks):
+                rows.write(json.dumps({"step": row.step, **row.metrics}) + "\n")
+                rows.flush()
+                on_row(row)
+        ranks.save_pretrained(output)
+    finally:
+        ranks.close()
+    return output
+
+
+def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of the model, also of one that is still to be made."""
+    if not config.make_tiny_model:
+        return load_tokenizer(
+            config.model,
+            chat_template=config.chat_template,
+            trust_remote_code=config.trust_remote_code,
+        )
+    tokenizer = character_tokenizer()
+    if config.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(config.chat_template)
+    return tokenizer
+
+
+def train(config: SftConfig, samples: GoldSamples, ranks: Ranks) -> Iterator[SftRow]:
+    """Take the steps; yields a row before the first, every `loss_log_every`, and at the end."""
+    started_s = time.monotonic()
+    yield _measure(0, {}, samples.held_out, ranks, config, started_s)
+    steps = islice(_draw(samples.learnt, config), config.number_of_steps)
+    for step, batch in enumerate(steps, start=1):
+        metrics = ranks.train_step(_packed(batch, ranks, config))
+        if step % config.loss_log_every and step != config.number_of_steps:
+            continue
+        row = _measure(step, metrics, samples.held_out, ranks, config, started_s)
+        yield row
+        if config.stop_at_accuracy is not None and row.accuracy >= config.stop_at_accuracy:
+            return
+
+
+def backend_settings(config: SftConfig) -> BackendSettings:
+    """Return what the ranks need to know."""
+    return BackendSettings(
+        model=ModelSection(
+            model=config.model,
+            model_dtype=config.model_dtype,
+            mixed_precision_dtype=config.mixed_precision_dtype,
+            chat_template=config.chat_template,
+            trust_remote_code=config.trust_remote_code,
+        ),
+        trainer=TrainerSection(
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            grad_clip=config.grad_clip,
+            lr_scheduler=config.lr_scheduler,
+            warmup_steps=config.warmup_steps,
+            min_lr_ratio=config.min_lr_ratio,
+            seq_len=config.seq_len,
+            entropy_chunk_size=config.entropy_chunk_size,
+        ),
+        algorithm=None,
+        seed=config.seed,
+        number_of_steps=config.number_of_steps,
+    )
+
+
+def _draw(samples: Sequence[TrainingSample], config: SftConfig) -> Iterator[list[TrainingSample]]:
+    """Yield batches for ever: every sample once, in a new order, before any a second time."""
+    generator = np.random.default_rng(config.seed)
+    waiting: list[int] = []
+    while True:
+        while len(waiting) < config.batch_size:
+            waiting += generator.permutation(len(samples)).tolist()
+        chosen, waiting = waiting[: config.batch_size], waiting[config.batch_size :]
+        yield [samples[index] for index in chosen]
+
+
+def _packed(
+    samples: Sequence[TrainingSample], ranks: Ranks, config: SftConfig
+) -> list[list[PackedBatch]]:
+    weights_N = token_weights(samples, "token", max_tokens=config.seq_len)
+    return pack(samples, weights_N, seq_len=config.seq_len, num_ranks=ranks.num_ranks)
+
+
+def _measure(
+    step: int,
+    metrics: dict[str, float],
+    held_out: Sequence[TrainingSample],
+    ranks: Ranks,
+    config: SftConfig,
+    started_s: float,
+) -> SftRow:
+    accuracies = {
+        environment: gold_probability(
+            [sample for sample in held_out if sample.environment == environment], ranks, config
+        )
+        for environment in dict.fromkeys(sample.environment for sample in held_out)
+    }
+    counts = [len([s for s in held_out if s.environment == name]) for name in accuracies]
+    accuracy = float(np.average(list(accuracies.values()), weights=counts))
+    recorded = {name: metrics[name] for name in RECORDED if name in metrics}
+    recorded |= {f"accuracy/{name}": value for name, value in accuracies.items()}
+    recorded |= {"accuracy": accuracy, "time_s": time.monotonic() - started_s}
+    return SftRow(step=step, accuracy=accuracy, metrics=recorded)
+
+
+def gold_probability(samples: Sequence[TrainingSample], ranks: Ranks, config: SftConfig) -> float:
+    """Return the mean probability that sampling at temperature 1 writes exactly the gold answer."""
+    batches = _packed(samples, ranks, config)
+    total = 0.0
+    for rank_batches, rank_logprobs in zip(batches, ranks.logprobs(batches), strict=True):
+        for batch, logprobs_T in zip(rank_batches, rank_logprobs, strict=True):
+            trained_T = batch.mask_T
+            sums_S = np.bincount(
+                batch.sequence_ids_T[trained_T], weights=logprobs_T[trained_T].astype(np.float64)
+            )
+            total += float(np.exp(sums_S).sum())
+    return total / len(samples)

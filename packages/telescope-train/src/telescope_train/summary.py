@@ -1,0 +1,55 @@
+"""The summary of a finished run, computed from its folder alone."""
+
+from typing import Any
+
+from telescope_core.evals import EvalResult, read_result
+from telescope_core.records import RunFolder
+from telescope_train.config.schema import TrainConfig
+from telescope_train.live_evals import AFTER, BEFORE
+from telescope_train.step_row import first_and_last
+
+
+def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
+    """Return what `summary.json` holds."""
+    rows = folder.metrics()
+    rewards = [row["reward/mean"] for row in rows if row.get("reward/mean") is not None]
+    mismatches = [row["mismatch/max"] for row in rows if row.get("mismatch/max") is not None]
+    seconds = sum(row.get("time/step_s") or 0.0 for row in rows)
+    return {
+        "name": config.run.name,
+        "run_folder": str(folder.path),
+        "steps": len(rows),
+        **(first_and_last(rewards) if rewards else {}),
+        "rewards": rewards,
+        "mismatch_max": max(mismatches, default=None),
+        "seconds_training": seconds,
+        "seconds_per_step": seconds / max(1, len(rows)),
+        "evals": {
+            entry.name: {
+                tag: _eval_numbers(result)
+                for tag in (BEFORE, AFTER)
+                if (result := _result(folder, entry.name, tag)) is not None
+            }
+            for entry in config.evals.evals
+        },
+        "export": str(folder.checkpoints_path / "final" / "hf"),
+        "report": str(folder.report_path),
+    }
+
+
+def _result(folder: RunFolder, environment: str, tag: str) -> EvalResult | None:
+    name = environment.replace("/", "-").replace(":", "-")
+    return read_result(folder.evals_path / f"{name}-{tag}")
+
+
+def _eval_numbers(result: EvalResult) -> dict[str, Any]:
+    pass_1 = result.pass_at.get(1)
+    return {
+        "mean": pass_1.mean if pass_1 else None,
+        "low": pass_1.low if pass_1 else None,
+        "high": pass_1.high if pass_1 else None,
+        "reward": result.reward.mean if result.reward else None,
+        "num_tasks": result.num_tasks,
+        "num_scored": result.num_scored,
+        "num_failed": result.num_failed,
+    }

@@ -1,0 +1,240 @@
+"""What a person sees of a run while it goes on, and at its end. Draws; computes no metric.
+
+On a terminal one panel of at most 24 lines is redrawn in place; elsewhere each step is one line.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from telescope_core.reports.sparkline import sparkline
+
+_WIDTH = 80
+_CURVE_WIDTH = 34
+_MOST_ENVIRONMENTS = 8
+_AVERAGED_STEPS = 20
+_TIME_PARTS = (
+    ("time/generate_s", "sampling", "blue"),
+    ("time/train_s", "training", "green"),
+    ("time/sync_s", "weights", "magenta"),
+    ("time/wait_s", "all else", "yellow"),
+)
+_BAR_WIDTH = 20
+_TOPICS = (
+    (
+        "loss",
+        (
+            ("total", "loss/total", ".4f"),
+            ("policy", "loss/policy", ".4f"),
+            ("entropy", "entropy", ".3f"),
+            ("grad norm", "grad_norm", ".3f"),
+        ),
+    ),
+    (
+        "tokens",
+        (
+            ("sampled/s", "tokens/rollout_per_s", ",.0f"),
+            ("trained/s", "tokens/train_per_s", ",.0f"),
+            ("per rollout", "completion_len/mean", ".1f"),
+            ("cut", "truncated/fraction", ".1%"),
+        ),
+    ),
+    (
+        "weights",
+        (
+            ("version", "version", ".0f"),
+            ("stale mean", "staleness/mean", ".2f"),
+            ("max", "staleness/max", ".0f"),
+            ("mismatch", "mismatch/max", ".1e"),
+        ),
+    ),
+    (
+        "batch",
+        (
+            ("fill", "pack/fill", ".0%"),
+            ("failed", "rollouts/failed", ".0f"),
+            ("groups dropped", "groups/discarded", ".0f"),
+            ("lr", "learning_rate", ".1e"),
+        ),
+    ),
+)
+"""Lines of numbers: topic, then (shown name, metric, format) of each number."""
+
+
+class LiveView:
+    """Shows the rows of a run as they come; use it as a context manager."""
+
+    def __init__(
+        self, total_steps: int, environments: Sequence[str], *, console: Console | None = None
+    ) -> None:
+        self._total_steps = total_steps
+        self._environments = list(environments)
+        self._console = console or Console()
+        self._rows: list[Mapping[str, Any]] = []
+        self._phase = ""
+        self._started_s = time.monotonic()
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        self._started_s = time.monotonic()
+        if self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self._panel, console=self._console, refresh_per_second=4
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def phase(self, text: str) -> None:
+        """Say what the run does now."""
+        self._phase = text
+        if self._live is None:
+            self._console.print(f"{self._elapsed()} {text}", highlight=False, soft_wrap=True)
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """Show the metrics of one more step."""
+        self._rows.append(row)
+        if self._live is None:
+            self._console.print(self._line(row), highlight=False, soft_wrap=True)
+
+    def _elapsed(self) -> str:
+        seconds = int(time.monotonic() - self._started_s)
+        return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+    def _line(self, row: Mapping[str, Any]) -> str:
+        each = ", ".join(
+            f"{name} {_number(row, f'reward/{name}/mean', '.3f')}" for name in self._environments
+        )
+        return (
+            f"{self._elapsed()} step {len(self._rows)}/{self._total_steps} "
+            f"reward {_number(row, 'reward/mean', '.3f')} ({each}) "
+            f"loss {_number(row, 'loss/total', '.4f')} entropy {_number(row, 'entropy', '.3f')} "
+            f"{_number(row, 'tokens/rollout_per_s', ',.0f')} tok/s "
+            f"{_number(row, 'time/step_s', '.2f')} s"
+        )
+
+    def _panel(self) -> RenderableType:
+        parts: list[RenderableType] = [self._progress()]
+        if self._rows:
+            row = self._rows[-1]
+            parts += [self._reward_table(), _numbers(row), _time_split(row)]
+        return Group(*parts)
+
+    def _progress(self) -> Table:
+        grid = Table.grid(padding=(0, 1))
+        step = len(self._rows)
+        grid.add_row(
+            Text(f"step {step}/{self._total_steps}", style="bold"),
+            ProgressBar(total=self._total_steps, completed=step, width=24),
+            Text(self._elapsed(), style="dim"),
+            Text(self._phase, style="cyan", overflow="ellipsis", no_wrap=True),
+        )
+        return grid
+
+    def _reward_table(self) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, width=_WIDTH)
+        table.add_column("reward", ratio=1, overflow="ellipsis", no_wrap=True)
+        table.add_column("now", justify="right", width=6)
+        table.add_column(f"mean {_AVERAGED_STEPS}", justify="right", width=7)
+        table.add_column("", width=_CURVE_WIDTH, no_wrap=True)
+        for name in self._environments[:_MOST_ENVIRONMENTS]:
+            key = f"reward/{name}/mean"
+            values = [row.get(key) for row in self._rows]
+            known = [value for value in values if value is not None][-_AVERAGED_STEPS:]
+            table.add_row(
+                name,
+                _number(self._rows[-1], key, ".3f"),
+                f"{sum(known) / len(known):.3f}" if known else "-",
+                Text(sparkline(values, width=_CURVE_WIDTH), style="cyan"),
+            )
+        hidden = len(self._environments) - _MOST_ENVIRONMENTS
+        if hidden > 0:
+            table.add_row(f"and {hidden} more", "", "", "")
+        return table
+
+
+def _numbers(row: Mapping[str, Any]) -> Table:
+    """Return the numbers of one step, one topic per line."""
+    grid = Table.grid(padding=(0, 2))
+    for topic, entries in _TOPICS:
+        cells = [
+            Text.assemble((f"{name} ", "dim"), _number(row, key, spec))
+            for name, key, spec in entries
+        ]
+        grid.add_row(Text(topic, style="bold"), *cells)
+    return grid
+
+
+def _time_split(row: Mapping[str, Any]) -> Text:
+    seconds = [(float(row.get(key) or 0.0), name, style) for key, name, style in _TIME_PARTS]
+    total = sum(size for size, _, _ in seconds)
+    if not total:
+        return Text("")
+    line = Text("time     ", style="bold")
+    for size, _, style in seconds:
+        line.append(chr(0x2588) * round(size / total * _BAR_WIDTH), style=style)
+    for size, name, style in seconds:
+        line.append(f" {name} ", style=style).append(f"{size / total:.0%}")
+    line.truncate(_WIDTH, overflow="ellipsis")
+    return line
+
+
+def _number(row: Mapping[str, Any], key: str, spec: str) -> str:
+    value = row.get(key)
+    return "-" if value is None else format(value, spec)
+
+
+def print_summary(summary: Mapping[str, Any], *, console: Console | None = None) -> None:
+    """Print what came of a run, from the content of its `summary.json`."""
+    console = console or Console()
+    console.print(Text(f"\nrun {summary.get('name', '')} finished", style="bold"))
+    first, last = summary.get("first_20_mean"), summary.get("last_20_mean")
+    if first is not None and last is not None:
+        console.print(
+            f"reward {first:.3f} {sparkline(summary.get('rewards', []), width=26)} {last:.3f} "
+            f"({last - first:+.3f}, first to last 20 steps)",
+            highlight=False,
+        )
+    evals: Mapping[str, Mapping[str, Mapping[str, Any]]] = summary.get("evals") or {}
+    if any(evals.values()):
+        console.print(_eval_table(evals))
+    mismatch = summary.get("mismatch_max")
+    if mismatch is not None:
+        console.print(f"largest log-prob mismatch {mismatch:.1e} nats", highlight=False)
+    for label, key in (("model", "export"), ("report", "report")):
+        if summary.get(key):
+            console.print(f"{label}: {summary[key]}", highlight=False, soft_wrap=True)
+
+
+def _eval_table(evals: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("held-out pass@1")
+    table.add_column("before", justify="right")
+    table.add_column("after", justify="right")
+    for name, tags in evals.items():
+        table.add_row(name, *(_estimate(tags.get(tag) or {}) for tag in ("before", "after")))
+    return table
+
+
+def _estimate(numbers: Mapping[str, Any]) -> str:
+    mean, low, high = numbers.get("mean"), numbers.get("low"), numbers.get("high")
+    if mean is None:
+        return "-"
+    return f"{mean:.3f}" + ("" if low is None else f" ({low:.3f} to {high:.3f})")

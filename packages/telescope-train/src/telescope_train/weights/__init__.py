@@ -1,0 +1,1 @@
+"""Moving weights from the trainer to the inference servers, in place and versioned."""

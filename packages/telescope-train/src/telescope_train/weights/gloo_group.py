@@ -1,0 +1,41 @@
+"""A gloo process group beside the default one, made alike by the trainer and by every server.
+
+Rank 0 is trainer rank 0; the servers' workers follow. The rendezvous store lives on rank 0.
+"""
+
+from datetime import timedelta
+
+import torch
+from torch.distributed import (
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroup,
+    ProcessGroupGloo,
+    TCPStore,
+)
+
+TRANSFER_DEADLINE_S = 120.0
+
+
+class GlooGroup:
+    """Broadcasts from rank 0 to all other ranks. Every wait ends after `TRANSFER_DEADLINE_S`."""
+
+    def __init__(self, *, host: str, port: int, rank: int, world_size: int) -> None:
+        timeout = timedelta(seconds=TRANSFER_DEADLINE_S)
+        # The tcp store must outlive the group: gloo keeps no reference to it.
+        self._tcp_store = TCPStore(
+            host, port, world_size, is_master=rank == 0, timeout=timeout, wait_for_workers=False
+        )
+        store = PrefixStore("telescope-weights", self._tcp_store)
+        backend = ProcessGroupGloo(store, rank, world_size, timeout=timeout)
+        backend._set_sequence_number_for_group()
+        self._group = ProcessGroup(store, rank, world_size)
+        self._group._set_default_backend(ProcessGroup.BackendType.GLOO)
+        self._group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Send `tensor` from rank 0, or receive into it on the others. Returns when it is there."""
+        options = BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        self._group.broadcast([tensor], options).wait()

@@ -1,0 +1,165 @@
+"""`TrainerWorker`: one trainer rank, in this process. Placing ranks is left to the runtime.
+
+Every method is collective: all ranks call it in the same order.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from telescope_core.errors import ConfigError, ProcessDiedError
+from telescope_train.algorithms import load_algorithm
+from telescope_train.backends import load_backend
+from telescope_train.backends.protocol import BackendSettings, Loss
+from telescope_train.batch import PackedBatch
+from telescope_train.metrics import metric_row
+from telescope_train.models.load import load_tokenizer
+from telescope_train.seeding import seed_everything
+from telescope_train.self_check import check_packing
+from telescope_train.sft_loss import negative_log_likelihood
+
+COLLECTIVE_TIMEOUT_S = 600.0
+"""Longest wait for another rank; longer means that it died."""
+
+
+class TrainerWorker:
+    """One rank of the trainer. `close` it; one can exist in a process at a time."""
+
+    def __init__(
+        self,
+        settings: BackendSettings,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        master_address: str = "127.0.0.1",
+        master_port: int | None = None,
+        num_threads: int = 1,
+    ) -> None:
+        """Join the other ranks, load the model and prove that packing works.
+
+        `master_port` is needed for more than one rank. `num_threads` is for the CPU: ranks and
+        inference servers share the cores.
+        """
+        self._device = _device()
+        if self._device.type == "cpu":
+            torch.set_num_threads(num_threads)
+        _join(self._device, rank, world_size, address=master_address, port=master_port)
+        try:
+            seed_everything(settings.seed + rank)
+            backend_class = load_backend(settings.trainer.train_backend)
+            self.backend = backend_class(settings, _loss(settings), self._device)
+            self.packing_difference = check_packing(
+                self.backend,
+                vocab_size=len(load_tokenizer(settings.model.model)),
+                tolerance=_tolerance(settings, self._device),
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def train_step(self, batches: Sequence[PackedBatch], *, version: int) -> dict[str, float]:
+        """Take one optimiser step over `batches`, this rank's share; returns the metrics of all.
+
+        `version` is that of the weights before the step.
+        """
+        started_s = time.perf_counter()
+        gradient = self.backend.accumulate_gradient(batches, version=version)
+        gradient_s = time.perf_counter()
+        update = self.backend.apply_gradient()
+        ended_s = time.perf_counter()
+        return {
+            "loss/total": gradient.loss,
+            **metric_row(gradient.metrics),
+            "grad_norm": update.gradient_norm,
+            "learning_rate": update.learning_rate,
+            "optimizer/skipped": float(update.is_skipped),
+            "time/gradient_s": gradient_s - started_s,
+            "time/optimizer_s": ended_s - gradient_s,
+        }
+
+    def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Return logprobs_T of each batch: 0 where a token is not trained on."""
+        return self.backend.logprobs(batches)
+
+    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, whole CPU tensor) in Hugging Face names, tied ones once.
+
+        Every rank must exhaust it: each tensor is gathered when it is asked for.
+        """
+        return self.backend.export_weights()
+
+    def save_checkpoint(self, folder: str | Path) -> None:
+        """Write everything needed to continue; the folder appears whole or not at all."""
+        self.backend.save_checkpoint(folder)
+
+    def load_checkpoint(self, folder: str | Path) -> None:
+        """Continue from `folder`."""
+        self.backend.load_checkpoint(folder)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Export to Hugging Face format; the folder appears whole or not at all."""
+        self.backend.save_pretrained(folder)
+
+    def close(self) -> None:
+        """Leave the process group. Idempotent."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _device() -> torch.device:
+    """A rank uses the first GPU it is shown: the runtime shows each rank its own."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _join(
+    device: torch.device, rank: int, world_size: int, *, address: str, port: int | None
+) -> None:
+    """Create the process group; one rank alone needs no port."""
+    if dist.is_initialized():
+        raise ConfigError(
+            "this process already has a trainer rank; close it first, or start another process"
+        )
+    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    if world_size == 1:
+        store: dist.Store = dist.HashStore()
+    else:
+        assert port is not None, "master_port is needed for more than one rank"
+        try:
+            store = dist.TCPStore(
+                address, port, world_size, is_master=rank == 0, timeout=timedelta(seconds=120)
+            )
+        except dist.DistError as error:
+            raise ProcessDiedError(
+                f"trainer rank {rank} of {world_size} cannot reach the others at "
+                f"{address}:{port}: {error}"
+            ) from error
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+    )
+
+
+def _loss(settings: BackendSettings) -> Loss:
+    if settings.algorithm is None:
+        return negative_log_likelihood
+    return partial(load_algorithm(settings.algorithm.algorithm).loss, config=settings.algorithm)
+
+
+def _tolerance(settings: BackendSettings, device: torch.device) -> float:
+    """Largest difference, nats, that rounding explains in the dtype of the layers."""
+    half = settings.model.mixed_precision_dtype or (
+        "bfloat16" if device.type == "cuda" else settings.model.model_dtype
+    )
+    return 0.25 if half == "bfloat16" else 1e-3

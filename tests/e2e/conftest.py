@@ -1,0 +1,98 @@
+"""Fixtures of the end-to-end tests: a tiny model and a real vLLM server for it."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
+from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.server import ServerProcess, ServerSettings, free_port
+from telescope_train.models.tiny import make_tiny_model
+from telescope_train.runtime.ranks import RankActor
+from telescope_train.weights.gloo import TensorHeader
+from telescope_train.weights.publish import WeightPublisher
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random tiny model on disk."""
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=1)
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of a vLLM server with the transfer engine `gloo`."""
+    settings = ServerSettings(
+        model_path=str(tiny_model),
+        port=free_port(),
+        log_path=tmp_path_factory.mktemp("logs") / "inference-0.log",
+        max_model_len=256,
+        weight_transport="gloo",
+    )
+    server = ServerProcess(settings)
+    try:
+        server.wait_until_healthy(180)
+        yield settings.base_url
+    finally:
+        server.close()
+
+
+@pytest.fixture
+async def pool(vllm_server: str) -> AsyncIterator[ServerPool]:
+    """A pool of that one server."""
+    pool = ServerPool([vllm_server])
+    yield pool
+    await pool.close()
+
+
+class LocalRanks:
+    """One trainer rank in this process, behind what the publisher and the loop ask for."""
+
+    num_ranks = 1
+
+    def __init__(self, settings: BackendSettings) -> None:
+        self.actor = RankActor()
+        self.actor.open(settings, rank=0, world_size=1)
+
+    async def weight_headers(self) -> list[TensorHeader]:
+        return self.actor.weight_headers()
+
+    async def meeting_point(self) -> tuple[str, int]:
+        return "127.0.0.1", free_port()
+
+    async def connect(self, host: str, port: int, world_size: int) -> None:
+        await asyncio.to_thread(self.actor.connect, host, port, world_size)
+
+    async def send_weights(self) -> None:
+        await asyncio.to_thread(self.actor.send_weights)
+
+    async def train_step(self, shards: Any, version: int) -> dict[str, float]:
+        return await asyncio.to_thread(self.actor.train_step, shards[0], version)
+
+    def close(self) -> None:
+        self.actor.close()
+
+
+def backend_settings(model: Path, **trainer: Any) -> BackendSettings:
+    """Settings for a short run of `model`."""
+    return BackendSettings(
+        model=ModelSection(model=str(model)),
+        trainer=TrainerSection(seq_len=1024, **trainer),
+        algorithm=AlgorithmSection(),
+        seed=0,
+        number_of_steps=100,
+    )
+
+
+async def connected(pool: ServerPool, ranks: LocalRanks) -> WeightPublisher:
+    """Return a publisher from `ranks` to the servers of `pool`."""
+    publisher = WeightPublisher(pool, ranks, in_flight="continue")
+    await publisher.connect()
+    return publisher

@@ -1,0 +1,148 @@
+"""Kill -9 in mid-run: the error names what died, the run folder opens, no process stays."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas
+import psutil
+import pytest
+
+from telescope_train.inference.server import free_port
+
+pytestmark = pytest.mark.engine
+
+DEADLINE_S = 240
+CONFIG = """
+[run]
+name = "victim"
+number_of_steps = 5000
+[model]
+model = {model}
+[[environments]]
+name = "math-reasoning"
+env = {{ level = "digit", operations = "+", instruction = "" }}
+[rollout]
+group_size = 4
+prompts_batch_size_for_trainer = 4
+max_tokens = 8
+[trainer]
+learning_rate = 1e-4
+seq_len = 512
+[inference]
+inference_base_port = {port}
+max_model_len = 64
+"""
+
+
+@contextmanager
+def training(place: Path, model: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    """Start a long run in a process of its own; whatever is left of it is ended."""
+    config = place / "run.toml"
+    config.write_text(CONFIG.format(model=json.dumps(str(model)), port=port))
+    code = "from telescope_cli.main import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "train", "run.toml"],
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    started = [psutil.Process(process.pid)]
+    try:
+        until(lambda: num_steps(place) >= 2 or process.poll() is not None, "two steps")
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        started += started[0].children(recursive=True)
+        yield process
+        until(lambda: not alive(started), "every process of the run to end")
+    finally:
+        for one in alive(started):
+            one.kill()
+
+
+def until(condition, what: str) -> None:
+    give_up_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < give_up_s, f"waited {DEADLINE_S} s for {what}"
+        time.sleep(0.2)
+
+
+def num_steps(place: Path) -> int:
+    metrics = place / "runs" / "victim" / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def server_process(driver: int) -> psutil.Process:
+    """Return the first process of the run's server."""
+    for process in psutil.Process(driver).children(recursive=True):
+        if "telescope_train.inference.vllm_main" in process.cmdline():
+            return process
+    raise AssertionError("the run has no inference server")
+
+
+def assert_folder_opens(place: Path, *, says: str) -> None:
+    run = place / "runs" / "victim"
+    code = "from telescope_cli.main import main; main()"
+    shown = subprocess.run(
+        [sys.executable, "-c", code, "eval", "--report", str(run)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert says in shown.stdout
+    files = sorted((run / "rollouts").glob("*.parquet"))
+    frame = pandas.concat([pandas.read_parquet(file) for file in files])
+    assert len(frame) == 16 * len(files)
+    assert set(frame["status"]) <= {"kept", "discarded"}
+    assert frame["reward"].notna().all()
+
+
+def test_a_killed_inference_server_is_named(tmp_path: Path, tiny_model: Path) -> None:
+    port = free_port()
+    with training(tmp_path, tiny_model, port) as process:
+        server_process(process.pid).kill()
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 6, errors
+    assert f"inference server at http://127.0.0.1:{port}" in errors
+    assert "died" in errors
+    assert "Traceback (most recent call last)" not in errors.split("its log is")[0]
+    assert_folder_opens(tmp_path, says="failed")
+
+
+def test_a_killed_trainer_rank_is_named(tmp_path: Path, tiny_model: Path) -> None:
+    port = free_port()
+    with training(tmp_path, tiny_model, port) as process:
+        ranks = [
+            child
+            for child in psutil.Process(process.pid).children(recursive=True)
+            if "RankActor" in " ".join(child.cmdline())
+        ]
+        assert len(ranks) == 1
+        ranks[0].kill()
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 6, errors
+    assert "trainer rank 0 died" in errors
+    assert_folder_opens(tmp_path, says="failed")
+
+
+def test_a_killed_driver_leaves_a_readable_folder_and_no_process(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    port = free_port()
+    with training(tmp_path, tiny_model, port) as process:
+        process.kill()
+        process.wait(timeout=30)
+    assert_folder_opens(tmp_path, says="interrupted")

@@ -1,0 +1,56 @@
+"""Settings and batches shared by the tests of the backend and by the ranks they start."""
+
+import numpy as np
+
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.batch import PackedBatch, TrainingSample
+from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
+from telescope_train.packing import pack
+from telescope_train.weighting import token_weights
+
+VOCAB = 103
+
+
+def backend_settings(model, *, dtype="float32", algorithm=True, **trainer) -> BackendSettings:
+    return BackendSettings(
+        model=ModelSection.model_construct(
+            **{**ModelSection(model=str(model)).model_dump(), "model_dtype": dtype},
+            **{},
+        ).model_copy(update={"mixed_precision_dtype": dtype}),
+        trainer=TrainerSection(**{"learning_rate": 1e-3, "entropy_chunk_size": 7, **trainer}),
+        algorithm=AlgorithmSection(use_tis=True) if algorithm else None,
+        seed=0,
+        number_of_steps=10,
+    )
+
+
+def samples(num=8, seed=0) -> list[TrainingSample]:
+    """Samples of very different lengths, temperatures and advantages; one per rollout."""
+    generator = np.random.default_rng(seed)
+    return [_sample(generator, index) for index in range(num)]
+
+
+def _sample(generator, index) -> TrainingSample:
+    length = int(generator.integers(3, 40))
+    mask = np.arange(length) >= int(generator.integers(1, length - 1))
+    return TrainingSample(
+        token_ids=generator.integers(VOCAB, size=length, dtype=np.int32),
+        mask=mask,
+        behavior_logprobs=np.where(mask, -4.5 - generator.random(length), np.nan).astype("f4"),
+        advantage=float(generator.normal()),
+        temperature=float(generator.choice([0.7, 1.0, 1.3])),
+        oldest_version=0,
+        newest_version=0,
+        group_id=f"g{index // 4}",
+        rollout_index=index % 4,
+        environment="toy",
+    )
+
+
+def grpo_batches(*, seq_len, num_ranks=1, order=None) -> list[list[PackedBatch]]:
+    """Return the batches of each rank for one and the same set of samples."""
+    chosen = samples()
+    if order is not None:
+        chosen = [chosen[index] for index in np.random.default_rng(order).permutation(len(chosen))]
+    weights_N = token_weights(chosen, "token", max_tokens=64)
+    return pack(chosen, weights_N, seq_len=seq_len, num_ranks=num_ranks)

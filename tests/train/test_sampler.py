@@ -1,0 +1,146 @@
+"""What may be sampled when, and what becomes of failures."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from telescope_core import (
+    Example,
+    GeneratedSource,
+    Message,
+    Rollout,
+    RolloutStatus,
+    Sampling,
+    SingleTurnEnvironment,
+    Split,
+    TelescopeError,
+    reward,
+)
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.scripted import ScriptedClient
+from telescope_train.draw import ExampleDraw, Source
+from telescope_train.sampler import (
+    MAX_ATTEMPTS,
+    RolloutSampler,
+    SamplerSettings,
+    TrainingEnvironment,
+)
+
+GROUP_SIZE = 3
+GROUPS = 2
+
+
+class Echo(SingleTurnEnvironment):
+    """Pays 1 for saying the prompt."""
+
+    def examples(self, split: Split) -> GeneratedSource:
+        return GeneratedSource(lambda rng, i: Example(id=f"{i}", prompt=f"p{i}"), seed=0)
+
+    @reward
+    def said_it(self, rollout: Rollout, example: Example) -> float:
+        return float(rollout.completion_text == example.prompt)
+
+
+def sampler_over(client: ScriptedClient, *, ahead: int, batches: int = 4) -> RolloutSampler:
+    environment = TrainingEnvironment(
+        client=InProcessEnvironment(Echo(), name="echo"),
+        group_size=GROUP_SIZE,
+        sampling=Sampling(max_tokens=4),
+    )
+    draw = ExampleDraw([Source(environment="echo", weight=1.0, num_examples=None)], seed=0)
+    settings = SamplerSettings(
+        num_batches=batches,
+        groups_per_batch=GROUPS,
+        max_async_rollout=ahead,
+        max_concurrent_rollouts=4,
+        rollout_timeout_s=5.0,
+    )
+    return RolloutSampler({"echo": environment}, draw, client, settings)
+
+
+def echo(messages: Sequence[Message]) -> str:
+    return messages[-1].content
+
+
+async def settle(client: ScriptedClient, expected: int) -> int:
+    """Wait until `expected` requests came, then see that no more do while others could run."""
+    async with asyncio.timeout(5):
+        while len(client.requests) < expected:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    return len(client.requests)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+async def test_sampling_runs_ahead_by_exactly_what_is_allowed(ahead: int) -> None:
+    client = ScriptedClient(echo)
+    sampler = sampler_over(client, ahead=ahead)
+    per_batch = GROUPS * GROUP_SIZE
+    sampler.advance(0)
+    assert await settle(client, per_batch * (1 + ahead)) == per_batch * (1 + ahead)
+    batch = await sampler.take(0)
+    assert await settle(client, 0) == per_batch * (1 + ahead), "taking admits nothing"
+    assert [group.id for group in batch.groups] == ["0.0", "0.1"]
+    sampler.advance(1)
+    assert await settle(client, per_batch * (2 + ahead)) == per_batch * (2 + ahead)
+    await sampler.close()
+
+
+async def test_nothing_is_sampled_beyond_the_last_step() -> None:
+    client = ScriptedClient(echo)
+    sampler = sampler_over(client, ahead=5, batches=2)
+    sampler.advance(0)
+    await sampler.take(0)
+    await sampler.take(1)
+    sampler.advance(2)
+    assert len(client.requests) == 2 * GROUPS * GROUP_SIZE
+    await sampler.close()
+
+
+async def test_a_failure_is_retried_and_counted_and_never_a_reward() -> None:
+    calls: list[int] = []
+
+    def sometimes(messages: Sequence[Message]) -> Any:
+        calls.append(1)
+        return RuntimeError("server hiccup") if len(calls) == 1 else echo(messages)
+
+    sampler = sampler_over(ScriptedClient(sometimes), ahead=0)
+    sampler.advance(0)
+    batch = await sampler.take(0)
+    assert batch.num_failed_attempts == 1
+    assert [r.reward for group in batch.groups for r in group.rollouts] == [1.0] * 6
+    await sampler.close()
+
+
+async def test_a_rollout_that_keeps_failing_has_no_reward() -> None:
+    def fails_on_first_example(messages: Sequence[Message]) -> Any:
+        return RuntimeError("broken") if messages[-1].content == "p0" else echo(messages)
+
+    sampler = sampler_over(ScriptedClient(fails_on_first_example), ahead=0)
+    sampler.advance(0)
+    batch = await sampler.take(0)
+    failed = batch.groups[0].rollouts
+    assert {r.status for r in failed} == {RolloutStatus.FAILED}
+    assert {r.reward for r in failed} == {None}
+    assert batch.num_failed_attempts == MAX_ATTEMPTS * GROUP_SIZE
+    await sampler.close()
+
+
+async def test_a_batch_in_which_everything_failed_stops_with_the_reason() -> None:
+    sampler = sampler_over(ScriptedClient([RuntimeError("no such model")]), ahead=0)
+    sampler.advance(0)
+    with pytest.raises(TelescopeError, match=r"all 6 rollouts .* no such model"):
+        await sampler.take(0)
+    await sampler.close()
+
+
+async def test_closing_cancels_what_is_being_played() -> None:
+    client = ScriptedClient(echo, delay_s=3600)
+    sampler = sampler_over(client, ahead=1)
+    sampler.advance(0)
+    await settle(client, 4)
+    async with asyncio.timeout(5):
+        await sampler.close()

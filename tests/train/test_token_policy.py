@@ -1,0 +1,134 @@
+"""Prompts reuse the sampled ids exactly, and start anew where a template rewrites history."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from telescope_core import ConfigError
+from telescope_core.types import Message, Sampling
+from telescope_train.inference.client import Generation, parse_generation, parse_version
+from telescope_train.inference.policy import Chain, TokenPolicy, prompt_tokens
+from telescope_train.inference.renderer import Renderer
+from telescope_train.models.tiny import character_tokenizer
+
+USER = Message(role="user", content="1+1=")
+FOLLOW_UP = Message(role="user", content="2+2=")
+CHATML = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+FORGETS_THINKING = (
+    "{% for m in messages %}<|{{ m['role'] }}|>"
+    "{{ m['content'] if loop.last or m['role'] != 'assistant' else m['content'].split('!')[-1] }}"
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def renderer_with(template: str | None = None) -> Renderer:
+    tokenizer = character_tokenizer()
+    if template is not None:
+        tokenizer.chat_template = template
+    return Renderer(tokenizer, stop_token_ids=[tokenizer.eos_token_id])
+
+
+class RecordingPool:
+    """Answers with scripted tokens and keeps the prompts."""
+
+    def __init__(self, answers: Sequence[Sequence[int]]) -> None:
+        self.prompts: list[list[int]] = []
+        self._answers = list(answers)
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        group_id: str,
+    ) -> Generation:
+        self.prompts.append(list(prompt_ids))
+        token_ids = tuple(self._answers[len(self.prompts) - 1])
+        ended = token_ids[-1] in stop_token_ids
+        return Generation(
+            token_ids=token_ids,
+            logprobs=(-0.5,) * len(token_ids),
+            finish_reason="stop" if ended else "length",
+            oldest_version=3,
+            newest_version=4,
+        )
+
+
+@pytest.mark.parametrize("template", [None, CHATML])
+async def test_second_turn_keeps_sampled_ids_and_adds_only_the_templates_text(
+    template: str | None,
+) -> None:
+    renderer = renderer_with(template)
+    # Two single characters where the tokenizer would also write two: any other split must survive.
+    sampled = [*renderer.encode("2!"), *renderer.stop_token_ids]
+    pool = RecordingPool([sampled, sampled])
+    policy = TokenPolicy(pool, renderer, "g", None)
+    first = await policy.complete([USER], Sampling(max_tokens=8))
+    second_messages = [USER, first.message, FOLLOW_UP]
+    second = await policy.complete(second_messages, Sampling(max_tokens=8))
+    whole = renderer.encode(renderer.text(second_messages, add_generation_prompt=True))
+    assert pool.prompts[1] == whole
+    assert second.prompt_ids[: len(pool.prompts[0]) + 3] == (*pool.prompts[0], *sampled)
+    assert (second.oldest_version, second.newest_version) == (3, 4)
+
+
+def test_ids_that_the_tokenizer_would_write_otherwise_are_kept() -> None:
+    renderer = renderer_with()
+    odd = (*renderer.encode("7"), 1, *renderer.stop_token_ids)  # 1 = unknown, which decodes away
+    prompt = renderer.encode(renderer.text([USER], add_generation_prompt=True))
+    said = Message(role="assistant", content=renderer.decode(odd))
+    chain = Chain(messages=(USER, said), token_ids=(*prompt, *odd), ends_turn=True)
+    ids = prompt_tokens(renderer, [chain], [USER, said, FOLLOW_UP])
+    assert tuple(ids[: len(prompt) + len(odd)]) == (*prompt, *odd)
+
+
+def test_a_turn_cut_short_is_ended_by_the_template_once() -> None:
+    renderer = renderer_with()
+    cut = tuple(renderer.encode("12"))
+    prompt = renderer.encode(renderer.text([USER], add_generation_prompt=True))
+    said = Message(role="assistant", content="12")
+    chain = Chain(messages=(USER, said), token_ids=(*prompt, *cut), ends_turn=False)
+    messages = [USER, said, FOLLOW_UP]
+    ids = prompt_tokens(renderer, [chain], messages)
+    assert ids == renderer.encode(renderer.text(messages, add_generation_prompt=True))
+
+
+def test_a_template_that_rewrites_history_starts_a_new_chain() -> None:
+    renderer = renderer_with(FORGETS_THINKING)
+    thought = (*renderer.encode("hm!2"), *renderer.stop_token_ids)
+    prompt = renderer.encode(renderer.text([USER], add_generation_prompt=True))
+    said = Message(role="assistant", content="hm!2")
+    chain = Chain(messages=(USER, said), token_ids=(*prompt, *thought), ends_turn=True)
+    messages = [USER, said, FOLLOW_UP]
+    ids = prompt_tokens(renderer, [chain], messages)
+    assert ids == renderer.encode(renderer.text(messages, add_generation_prompt=True))
+    assert ids[: len(chain.token_ids)] != list(chain.token_ids)
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_with_the_numbers() -> None:
+    policy = TokenPolicy(RecordingPool([]), renderer_with(), "g", 10)
+    with pytest.raises(ConfigError, match="max_model_len is 10"):
+        await policy.complete([USER], Sampling(max_tokens=8))
+
+
+def test_a_reply_without_logprobs_is_refused() -> None:
+    choice = {"token_ids": [1, 2], "finish_reason": "stop", "logprobs": None}
+    with pytest.raises(Exception, match="one log-prob per token"):
+        parse_generation({"choices": [choice]}, "http://x")
+
+
+def test_versions_are_read_from_spans() -> None:
+    content = [{"logprob": -1.0}, {"logprob": -2.0}]
+    choice = {
+        "token_ids": [5, 6],
+        "finish_reason": "length",
+        "logprobs": {"content": content},
+        "weight_versions": [{"version": "2", "start": 0, "end": 1}, {"version": "3"}],
+    }
+    generation = parse_generation({"choices": [choice]}, "http://x")
+    assert (generation.oldest_version, generation.newest_version) == (2, 3)
+    assert parse_version("default") == 0
