@@ -1,0 +1,65 @@
+"""The flags of `telescope eval` that typer does not know: `--env.x value`, and lists of k."""
+
+import json
+from typing import Any
+
+import typer
+
+from telescope_core.errors import ConfigError, unknown_name
+
+_PREFIX = "--env."
+
+
+def parse_ks(text: str) -> tuple[int, ...]:
+    """Return the numbers of `1,4`, in order and once each."""
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise ConfigError(
+            f"--k must be numbers separated by commas such as 1,4, got {text!r}"
+        ) from None
+
+
+def environment_settings(context: typer.Context) -> dict[str, Any]:
+    """Return the `--env.x value` and `--env.x=value` flags among the arguments left over.
+
+    A flag without a value is true. Any other leftover is an error that names the nearest option.
+    """
+    settings: dict[str, Any] = {}
+    left = list(context.args)
+    while left:
+        flag = left.pop(0)
+        if not flag.startswith(_PREFIX):
+            raise _unexpected(flag, context)
+        name, given, text = flag.removeprefix(_PREFIX).partition("=")
+        if not given:
+            text = left.pop(0) if left and not left[0].startswith("--") else "true"
+        key = name.replace("-", "_")
+        if key in settings:
+            raise ConfigError(f"{_PREFIX}{name} is given twice; give it once")
+        settings[key] = _value(text, flag)
+    return settings
+
+
+def _value(text: str, flag: str) -> Any:
+    """Return lists and tables as such; the environment's own types read all other text."""
+    if not text.startswith(("[", "{")):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ConfigError(
+            f"{flag}: {text!r} begins like JSON but is not; check its quotes"
+        ) from None
+
+
+def _unexpected(argument: str, context: typer.Context) -> ConfigError:
+    if not argument.startswith("-"):
+        return ConfigError(
+            f"unexpected argument {argument!r}; one environment is evaluated at a time, "
+            "and every option has a name"
+        )
+    options = [name for parameter in context.command.params for name in parameter.opts]
+    known = [name for name in options if name.startswith("--")]
+    hint = "(settings of the environment are written --env.NAME)"
+    return unknown_name("option", argument.partition("=")[0], known, hint)

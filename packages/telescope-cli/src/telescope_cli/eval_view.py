@@ -1,0 +1,179 @@
+"""What `telescope eval` shows: progress on stderr while it runs, the result on stdout."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from telescope_core.evals import Estimate, EvalResult, EvalSettings
+from telescope_core.records.rows import RolloutRow
+
+WIDTH = 80
+
+
+def stderr_console() -> Console:
+    """Return a console for everything that is not the result."""
+    return Console(stderr=True)
+
+
+@contextmanager
+def announced(text: str) -> Generator[None, None, None]:
+    """Show `text` while something slow goes on; one line where there is no terminal."""
+    console = stderr_console()
+    if console.is_terminal:
+        with console.status(text):
+            yield
+    else:
+        console.print(text, highlight=False, soft_wrap=True)
+        yield
+
+
+class EvalProgress:
+    """A bar with the running mean; without a terminal, a line at each tenth."""
+
+    def __init__(self, settings: EvalSettings, *, done: Sequence[RolloutRow]) -> None:
+        self._total = settings.num_examples * settings.rollouts
+        self._console = stderr_console()
+        self._count = 0
+        self._num_scored = 0
+        self._num_failed = 0
+        self._sum = 0.0
+        self._progress = Progress(
+            TextColumn("rollouts"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[mean]}"),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("rollouts", total=self._total, mean="")
+        kept = [row for row in done if row.group_id]
+        if kept:
+            self._console.print(f"resuming: {len(kept)} rollouts recorded before", highlight=False)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def update(self, row: RolloutRow) -> None:
+        """Count one finished rollout."""
+        self._count += 1
+        if row.reward is None:
+            self._num_failed += 1
+        else:
+            self._num_scored += 1
+            self._sum += row.reward
+        self._progress.update(self._task, completed=self._count, mean=self._running_mean())
+        if not self._console.is_terminal and self._crossed_tenth():
+            text = f"{self._count}/{self._total} rollouts, {self._running_mean()}"
+            self._console.print(text, highlight=False)
+
+    def _crossed_tenth(self) -> bool:
+        return self._count * 10 // self._total > (self._count - 1) * 10 // self._total
+
+    def _running_mean(self) -> str:
+        mean = f"reward {self._sum / self._num_scored:.3f}" if self._num_scored else "no reward yet"
+        return mean + (f", {self._num_failed} failed" if self._num_failed else "")
+
+
+def print_result(result: EvalResult, folder: Path) -> None:
+    """Print `result` in 80 columns, with the denominator of each number."""
+    console = Console(width=WIDTH, highlight=False)
+    settings = result.settings
+    console.print(Text(f"{result.environment} {result.environment_version}", style="bold"))
+    console.print(Text(f"model {result.model or 'unnamed'}"))
+    console.print(
+        f"{settings.num_examples} examples x {settings.rollouts} rollouts, "
+        f"temperature {settings.sampling.temperature:g}, "
+        f"max_tokens {settings.sampling.max_tokens}, {settings.split} split"
+    )
+    console.print(result_table(result))
+    console.print(_counts_line(result))
+    for warning in _warnings(result):
+        console.print(Text(f"Note: {warning}", style="yellow"))
+    console.print(Text(f"Results: {folder} (report.html, results.json)"), soft_wrap=True)
+
+
+def result_table(result: EvalResult) -> Table:
+    """Return the table of estimates and metrics."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("measure")
+    table.add_column("mean", justify="right")
+    table.add_column("95 % interval", justify="right")
+    table.add_column("tasks", justify="right")
+    _add_estimate(table, "reward", result.reward)
+    if result.num_failed:
+        _add_estimate(table, "reward, failures at minimum", result.reward_with_failures)
+    for k, estimate in sorted(result.pass_at.items()):
+        _add_estimate(table, f"pass@{k}", estimate)
+    for k, estimate in sorted(result.pass_all.items()):
+        if k > 1:
+            _add_estimate(table, f"pass^{k}", estimate)
+    for name, value in result.metrics.items():
+        table.add_row(name, f"{value:.3f}", "", "")
+    return table
+
+
+def format_interval(estimate: Estimate) -> str:
+    """Return the ends of the interval; a dash where there is none."""
+    if estimate.low is None or estimate.high is None:
+        return "-"
+    return f"{estimate.low:.3f} to {estimate.high:.3f}"
+
+
+def _add_estimate(table: Table, name: str, estimate: Estimate | None) -> None:
+    if estimate is None:
+        table.add_row(name, "-", "-", "0")
+    else:
+        interval = format_interval(estimate)
+        table.add_row(name, f"{estimate.mean:.3f}", interval, str(estimate.num_tasks))
+
+
+def _counts_line(result: EvalResult) -> str:
+    parts = [f"{result.num_scored} of {result.num_rollouts} rollouts scored"]
+    if result.num_failed:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())
+        parts.append(f"{result.num_failed} failed ({reasons})")
+    if result.num_retried:
+        parts.append(f"{result.num_retried} retried")
+    parts.append(f"{result.num_truncated} truncated")
+    parts.append(f"{result.mean_completion_tokens:.0f} tokens each")
+    parts.append(f"{result.duration_s:.1f} s")
+    return "; ".join(parts)
+
+
+def _warnings(result: EvalResult) -> list[str]:
+    warnings: list[str] = []
+    settings = result.settings
+    if settings.sampling.temperature == 0.0 and settings.rollouts > 1:
+        warnings.append("temperature 0 plays the same answer again; more rollouts add nothing.")
+    for k, estimate in sorted(result.pass_at.items()):
+        counted = estimate.num_tasks if estimate else 0
+        if counted < result.num_tasks:
+            warnings.append(
+                f"pass@{k} is over {counted} of {result.num_tasks} examples: "
+                f"the others have fewer than {k} scored rollouts."
+            )
+    if result.num_failed:
+        warnings.append(
+            "failed rollouts have no reward and are left out; the second line counts each at "
+            f"the minimum, {result.reward_min:g}."
+        )
+    return warnings

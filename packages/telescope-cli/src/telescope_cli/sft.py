@@ -1,0 +1,78 @@
+"""`telescope sft`: a supervised warm start on environments' gold answers."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from telescope_core.config import split_arguments
+from telescope_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from telescope_train.config.sft_schema import SftConfig
+    from telescope_train.sft import SftRow
+
+
+def sft_command(
+    context: typer.Context,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print only the last measurement, as JSON.")
+    ] = False,
+) -> None:
+    """Train a model on the gold answers of environments.
+
+    Settings come from TOML or YAML files, left to right, then from flags; the last one wins.
+    Accuracy is how often a sampled answer is expected to be the gold one, on examples that are
+    not learnt.
+
+    For example:
+
+      telescope sft sft.toml
+
+      telescope sft sft.toml --number_of_steps 500 --stop_at_accuracy 0.4
+    """
+    from telescope_train.config.sft_schema import load_sft_config
+
+    files, flags = split_arguments(context.args)
+    if not files:
+        raise ConfigError(
+            "expected a settings file, got none; write: telescope sft sft.toml [--key value ...]"
+        )
+    config = load_sft_config(files, flags)
+    last = _run(config, is_quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps({"output": config.output, "step": last.step, **last.metrics}))
+    else:
+        typer.echo(
+            f"{config.output}: step {last.step}, accuracy {last.accuracy:.3f} on held-out "
+            f"examples, {last.metrics['time_s']:.0f} s"
+        )
+
+
+def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":
+    """Run with a progress bar; returns the last measurement."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from telescope_train.sft import run_sft
+
+    rows: list[SftRow] = []
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} steps"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        disable=is_quiet,
+    )
+    task = progress.add_task("drawing gold answers", total=config.number_of_steps)
+
+    def show(row: "SftRow") -> None:
+        rows.append(row)
+        loss = row.metrics.get("loss/total")
+        shown = f"loss {loss:.3f}, " if loss is not None else ""
+        progress.update(task, completed=row.step, description=f"{shown}accuracy {row.accuracy:.3f}")
+
+    with progress:
+        run_sft(config, on_row=show)
+    return rows[-1]

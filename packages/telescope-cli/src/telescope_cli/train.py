@@ -1,0 +1,54 @@
+"""`telescope train`: settings in, a trained model out; or, with `--dry-run`, the plan."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from telescope_core.config import split_arguments
+from telescope_core.errors import ConfigError
+
+
+def train_command(
+    context: typer.Context,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the plan, start nothing.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the plan or the summary as JSON.")
+    ] = False,
+) -> None:
+    """Train a model on environments with reinforcement learning.
+
+    Settings come from TOML or YAML files, left to right, then from flags; the last one wins.
+    Each setting has a flag, with its section (--rollout.group_size 16) or without it
+    (--group_size 16).
+
+    For example:
+
+      telescope train run.toml --dry-run
+
+      telescope train base.toml big.toml --learning_rate 1e-5 --use_tis
+    """
+    from telescope_train.config import load_train_config
+    from telescope_train.plan import make_plan
+    from telescope_train.plan_text import render_plan
+
+    files, flags = split_arguments(context.args)
+    if not files:
+        raise ConfigError(
+            "expected a settings file, got none; write: telescope train run.toml [--key value ...]"
+        )
+    config = load_train_config(files, flags)
+    plan = make_plan(config)
+    if dry_run:
+        typer.echo(json.dumps(asdict(plan), indent=2) if as_json else render_plan(plan))
+        raise typer.Exit(ConfigError.exit_code if plan.problems else 0)
+    if plan.problems:
+        raise ConfigError("\n".join(plan.problems))
+    from telescope_train.run import run_training
+
+    summary = run_training(config)
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2))

@@ -1,0 +1,112 @@
+"""The `telescope` command: its table of verbs, its errors, `telescope env`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from telescope_cli import main as cli
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def telescope(capsys, monkeypatch):
+    """Run the command in this process; returns (exit code, stdout, stderr)."""
+    monkeypatch.setenv("TELESCOPE_REGISTRY", str(ROOT / "registry"))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        output = capsys.readouterr()
+        return int(ended.value.code or 0), output.out, output.err
+
+    return run
+
+
+def test_help_lists_the_verbs_and_imports_none_of_them():
+    program = (
+        "import sys; sys.argv = ['telescope', '--help']\n"
+        "from telescope_cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        "loaded = {'rich', 'pydantic', 'httpx', 'torch', 'telescope_envs', 'telescope_core'}\n"
+        "assert not loaded & set(sys.modules), loaded & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Install, list, describe and remove environments." in done.stdout
+    assert "telescope env install math-reasoning countdown" in done.stdout
+    assert "--install-completion" in done.stdout
+
+
+def test_every_verb_that_is_present_can_be_loaded(telescope):
+    for name, verb in cli.VERBS.items():
+        if cli.find_spec(verb.target.partition(":")[0]) is not None:
+            code, out, _ = telescope(name, "--help")
+            assert code == 0
+            assert "Usage: telescope" in out
+
+
+def test_a_verb_without_its_code_is_not_shown(telescope, monkeypatch):
+    ghost = cli.Verb(target="telescope_cli.ghost:run", help="Not there.")
+    monkeypatch.setitem(cli.VERBS, "ghost", ghost)
+    assert "ghost" not in telescope("--help")[1]
+    assert telescope("ghost")[0] == 2
+
+
+def test_a_verb_without_its_package_says_what_to_install(telescope, monkeypatch):
+    needy = cli.Verb(target="telescope_cli.env:app", help="Needs more.", needs="not_a_package")
+    monkeypatch.setitem(cli.VERBS, "needy", needy)
+    code, _, err = telescope("needy")
+    assert code == 2
+    assert "pip install 'telescope-cli[train]'" in err
+
+
+def test_version(telescope):
+    assert telescope("--version") == (0, "telescope 0.1.0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("evn",), 2, "unknown command 'evn'; did you mean 'env'"),
+        (("env", "instal"), 2, "install"),
+        (("env", "install"), 2, "NAME"),
+        (("env", "install", "math-reasoning", "--quick"), 2, "--quick"),
+        (("env", "info", "math-reasonin"), 2, "did you mean 'math-reasoning'"),
+        (("env", "info", "math-reasoning@9"), 4, "published versions: 0.1.0"),
+        (("env", "list", "--registry", "/no/such"), 2, "is not a folder"),
+    ],
+)
+def test_errors_are_one_message_and_an_exit_code(telescope, arguments, code, message):
+    got, _, err = telescope(*arguments)
+    assert got == code
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_list_and_info_for_people_and_programs(telescope):
+    code, out, _ = telescope("env", "list")
+    assert code == 0
+    assert "telescope/countdown" in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+    rows = json.loads(telescope("env", "list", "--json")[1])
+    assert {"telescope/countdown", "telescope/math-reasoning"} <= {row["id"] for row in rows}
+    assert "0 to 1, solved from 1" in telescope("env", "info", "countdown")[1]
+    about = json.loads(telescope("env", "info", "countdown", "--json")[1])
+    assert about["reward"] == {"minimum": 0.0, "maximum": 1.0, "success": 1.0}
+    assert about["status"]["yanked"] == {}
+
+
+def test_a_defect_is_not_hidden(monkeypatch):
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(cli, "app", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        cli.main([])

@@ -1,0 +1,285 @@
+"""`telescope eval` as a user calls it, against a small chat endpoint on loopback."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from aiohttp import web
+
+from telescope_cli.main import main
+from telescope_core.evals import read_result
+from telescope_core.records import RolloutRow, RunFolder
+from telescope_core.types import RolloutStatus
+
+ENVIRONMENT = '''
+from typing import Literal
+from telescope_core import EnvironmentConfig, Example, ListSource
+from telescope_core import SingleTurnEnvironment, metric, reward
+
+
+class Echo(SingleTurnEnvironment):
+    """Say it again."""
+
+    class Config(EnvironmentConfig):
+        size: int = 64
+        style: Literal["plain", "loud"] = "plain"
+        words: tuple[str, ...] = ()
+
+    def examples(self, split):
+        size = self.config.size
+        return ListSource([Example(id=f"{split}-{i}", prompt=str(i)) for i in range(size)])
+
+    @reward
+    def correct(self, rollout, example):
+        return float(rollout.completion_text == example.prompt)
+'''
+
+
+BROKEN = web.AppKey("broken", bool)
+
+
+async def _answer(request):
+    body = await request.json()
+    text = body["messages"][-1]["content"]
+    if text == "7" and request.app[BROKEN]:
+        return web.json_response({"error": "cannot"}, status=400)
+    said = text if int(text) % 2 == 0 else "no"
+    choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 1, "completion_tokens": 2}
+    return web.json_response({"choices": [choice], "usage": usage})
+
+
+async def _models(request):
+    return web.json_response({"data": [{"id": "tiny"}]})
+
+
+@pytest.fixture
+def endpoint():
+    """Yield (base URL, the application) of an endpoint that echoes even numbers."""
+    loop = asyncio.new_event_loop()
+    app = web.Application()
+    app[BROKEN] = False
+    app.router.add_post("/v1/chat/completions", _answer)
+    app.router.add_get("/v1/models", _models)
+    runner = web.AppRunner(app, shutdown_timeout=1)
+
+    async def start():
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return site._server.sockets[0].getsockname()[1]
+
+    port = loop.run_until_complete(start())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{port}/v1", app
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    (tmp_path / "echo_env.py").write_text(ENVIRONMENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def telescope(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", *map(str, arguments)])
+    return ended.value.code or 0
+
+
+def test_eval_prints_a_table_and_writes_results(endpoint, place, capsys):
+    url, _ = endpoint
+    code = telescope(
+        *("echo_env:Echo", "--base-url", url, "--examples", 8, "--rollouts", 4, "--k", "1,4"),
+        *("--output", "out"),
+    )
+    text = capsys.readouterr().out
+    assert code == 0
+    assert "32 of 32 rollouts scored" in text
+    assert "pass@1" in text
+    assert "pass^4" in text
+    assert max(len(line) for line in text.splitlines() if not line.startswith("Results")) <= 80
+    result = read_result(place / "out")
+    assert result.model == "tiny"
+    assert result.pass_at[1].mean == 0.5
+    assert len((place / "out" / "rollouts.jsonl").read_text().splitlines()) == 32
+
+
+def test_json_is_alone_on_stdout_and_env_flags_reach_the_environment(endpoint, capsys):
+    url, _ = endpoint
+    code = telescope(
+        *("echo_env:Echo", "--base-url", url, "--examples", 3, "--rollouts", 1, "--json"),
+        *("--env.size", 3, "--env.style=loud", "--env.words", '["a"]'),
+    )
+    captured = capsys.readouterr()
+    assert code == 0
+    assert json.loads(captured.out)["num_scored"] == 3
+    assert "3/3 rollouts" in captured.err
+
+
+def test_failed_rollouts_are_shown_apart(endpoint, capsys):
+    url, app = endpoint
+    app[BROKEN] = True
+    code = telescope(
+        *("echo_env:Echo", "--base-url", url, "--examples", 8, "--rollouts", 2, "--k", "1,2"),
+        *("--output", "out"),
+    )
+    text = " ".join(capsys.readouterr().out.split())
+    assert code == 0
+    assert "14 of 16 rollouts scored; 2 failed (EndpointError 2)" in text
+    assert "pass@2 is over 7 of 8 examples" in text
+    assert "reward, failures at minimum" in text
+
+
+def test_an_eval_without_any_score_is_an_error(endpoint, place, capsys):
+    url, app = endpoint
+    app[BROKEN] = True
+    (place / "echo_env.py").write_text(ENVIRONMENT.replace("prompt=str(i)", 'prompt="7"'))
+    sys.modules.pop("echo_env", None)
+    code = telescope("echo_env:Echo", "--base-url", url, "--examples", 2, "--output", "out")
+    assert code == 1
+    assert "no rollout was scored: 8 failed (EndpointError 8)" in capsys.readouterr().err
+    sys.modules.pop("echo_env", None)
+
+
+def test_resume_plays_the_rest(endpoint, place, capsys):
+    url, _ = endpoint
+    command = ("echo_env:Echo", "--base-url", url, "--examples", 8, "--rollouts", 2)
+    telescope(*command, "--output", "out")
+    lines = (place / "out" / "rollouts.jsonl").read_text().splitlines(keepends=True)
+    (place / "out" / "rollouts.jsonl").write_text("".join(lines[:6]))
+    (place / "out" / "results.json").unlink()
+    assert telescope(*command, "--output", "out", "--resume") == 0
+    assert read_result(place / "out").num_scored == 16
+    assert telescope(*command, "--output", "out") == 2
+    assert telescope(*command, "--seed", 1, "--output", "out", "--resume") == 2
+    assert "seed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["echo_env:Eco", "--base-url", "URL"], 3, "not an Environment class"),
+        (["no_such_module:Echo", "--base-url", "URL"], 3, "cannot import environment"),
+        (["echo_env:Echo", "--model", "./nope"], 2, "is not a folder here"),
+        (["echo_env:Echo", "--model", "./model"], 2, "did you mean 'my-model'"),
+        (["echo_env:Echo", "--model", "my-model"], 2, "has no config.json"),
+        (["echo_env:Echo"], 2, "expected --model FOLDER, or --base-url"),
+        ([], 2, "expected an environment, got none"),
+        (["echo_env:Echo", "--base-url", "URL", "--k", "8"], 2, "got k 8 with rollouts 4"),
+        (["echo_env:Echo", "--base-url", "URL", "--k", "one"], 2, "--k must be numbers"),
+        (["echo_env:Echo", "--base-url", "URL", "--examples", "99"], 2, "has 64 examples"),
+        (["echo_env:Echo", "--base-url", "URL", "--model", "tinny"], 2, "did you mean 'tiny'"),
+        (["echo_env:Echo", "--base-url", "localhost:1"], 2, "must begin with http"),
+        (["echo_env:Echo", "--base-url", "http://127.0.0.1:9/v1"], 5, "cannot be reached"),
+        (["echo_env:Echo", "--base-url", "URL", "--env.sise", "3"], 2, "did you mean 'size'"),
+        (["echo_env:Echo", "--base-url", "URL", "--env.size", "x"], 2, "env.size"),
+        (["echo_env:Echo", "--base-url", "URL", "--exampels", "3"], 2, "did you mean '--examples'"),
+        (["echo_env:Echo", "--base-url", "URL", "--resume"], 2, "--resume needs --output"),
+        (["echo_env:Echo", "other", "--base-url", "URL"], 2, "unexpected argument 'other'"),
+        (["--report", "nowhere"], 2, "no such folder"),
+        (["--report", "my-model"], 2, "neither a run"),
+    ],
+)
+def test_bad_input_is_one_message_and_writes_nothing(
+    endpoint, place, capsys, arguments, code, message
+):
+    (place / "my-model").mkdir()
+    before = {path for path in place.rglob("*") if "__pycache__" not in path.parts}
+    assert telescope(*[endpoint[0] if part == "URL" else part for part in arguments]) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("telescope: ")
+    assert len(error.splitlines()) == 1
+    assert "Traceback" not in error
+    assert {path for path in place.rglob("*") if "__pycache__" not in path.parts} == before
+
+
+def test_report_shows_an_eval(endpoint, capsys):
+    telescope("echo_env:Echo", "--base-url", endpoint[0], "--examples", 4, "--output", "out")
+    shown = capsys.readouterr().out
+    assert telescope("--report", "out") == 0
+    assert capsys.readouterr().out == shown
+    assert telescope("--report", "out", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["result"]["num_scored"] == 16
+
+
+VICTIM = """
+import os, signal, sys
+from pathlib import Path
+from telescope_core.records import RunFolder, RolloutRow
+from telescope_core.types import RolloutStatus
+run = RunFolder.create(Path("run"), config={})
+for step in range(1, 5):
+    rows = [RolloutRow(step=step, environment="math", example_id="x", group_id="g", index=i,
+                       status=status, reward=1.0)
+            for i, status in enumerate((RolloutStatus.KEPT, RolloutStatus.DISCARDED))]
+    run.write_rollouts(step, rows)
+    run.log_metrics({"step": step, "reward/mean": step / 4})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_report_shows_a_killed_run(capsys):
+    process = subprocess.run([sys.executable, "-c", VICTIM], timeout=60, check=False)
+    assert process.returncode == -signal.SIGKILL
+    assert telescope("--report", "run") == 0
+    text = capsys.readouterr().out
+    assert "interrupted: process" in text
+    assert "4 steps recorded" in text
+    assert "0.375" in text
+    assert "0.875" in text
+    assert "math" in text
+    assert telescope("--report", "run", "--json") == 0
+    fields = json.loads(capsys.readouterr().out)
+    assert fields["state"] == "interrupted"
+    assert fields["counts"] == {"math": {"discarded": 4, "kept": 4}}
+
+
+def test_report_names_why_a_run_failed(place, capsys):
+    run = RunFolder.create(place / "run", config={})
+    row = RolloutRow(
+        step=1,
+        environment="e",
+        example_id="x",
+        group_id="g",
+        index=0,
+        status=RolloutStatus.FAILED,
+    )
+    run.write_rollouts(1, [row])
+    run.fail("ProcessDiedError: inference server 0 (process 12) is gone")
+    assert telescope("--report", "run") == 0
+    assert "inference server 0 (process 12) is gone" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_interrupted_eval_keeps_its_rollouts(endpoint, place):
+    url, _ = endpoint
+    slow = ENVIRONMENT + (
+        "\n    @metric\n    def wait(self, rollout, example):\n        import time\n"
+        "        if example.prompt == '5': time.sleep(30)\n        return 0.0\n"
+    )
+    (place / "echo_env.py").write_text(slow)
+    command = [sys.executable, "-c", "from telescope_cli.main import main; main()", "eval"]
+    command += ["echo_env:Echo", "--base-url", url, "--examples", "8", "--rollouts", "1"]
+    command += ["--concurrency", "1", "--output", "out"]
+    environment = {**os.environ, "PYTHONPATH": str(place), "COLUMNS": "80"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as process:
+        for line in process.stderr:
+            if line.startswith("5/8"):
+                break
+        process.kill()
+    rows = (place / "out" / "rollouts.jsonl").read_text().splitlines()
+    assert len(rows) == 5
+    assert json.loads((place / "out" / "eval.json").read_text())["run"]["state"] == "running"
+    assert telescope("--report", "out") == 0

@@ -1,0 +1,58 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOY = Path(__file__).parents[1] / "train"
+
+
+def telescope_sft(*arguments, folder):
+    code = "from telescope_cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "sft", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=folder,
+        env={"PATH": "", "PYTHONPATH": str(TOY), "OMP_NUM_THREADS": "1", "HOME": str(folder)},
+    )
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "sft.toml"
+    path.write_text(
+        'model = "base"\nmake_tiny_model = true\noutput = "warm"\nnumber_of_steps = 4\n'
+        "warmup_steps = 1\nbatch_size = 8\nnum_examples = 20\nnum_held_out = 4\n"
+        '[[environments]]\nname = "toy_digits:LastDigit"\n'
+    )
+    return path
+
+
+@pytest.mark.engine
+def test_sft_prints_where_the_model_is_and_its_accuracy(config_file, tmp_path):
+    done = telescope_sft(config_file, "--loss_log_every", "2", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout)
+    assert last["step"] == 4
+    assert 0 <= last["accuracy"] <= 1
+    assert last["loss/total"] > 0
+    assert (tmp_path / "warm" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected a settings file"),
+        (["sft.toml", "--batchsize", "3"], "batch_size"),
+        (["none.toml"], "none.toml"),
+    ],
+)
+def test_mistakes_are_one_message_and_write_nothing(config_file, tmp_path, arguments, message):
+    done = telescope_sft(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".cache"] == ["sft.toml"]
