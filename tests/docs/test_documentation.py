@@ -1,0 +1,212 @@
+"""Code blocks of README and docs: python is run, toml validated, commands run or accounted for.
+
+A command stands in `HERE` and is run by this file, or in `ELSEWHERE` with the test that runs it.
+"""
+
+import importlib.util
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from telescope_core import Message, Rollout, StopReason
+from telescope_core.records import RunFolder, row_of
+from telescope_train.config import load_train_config
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+FIRST_RUN = "tests/e2e/test_first_run.py::test_the_commands_of_the_tutorial"
+CI = ".ci/run"
+HERE = {
+    "telescope env list",
+    "telescope env info countdown",
+    "telescope eval --report runs/quickstart",
+    "telescope train examples/quickstart.toml --dry-run",
+    "telescope train examples/quickstart.toml --learning_rate 1e-4 --dry-run",
+}
+ELSEWHERE = {
+    "make setup": CI,
+    "make check": CI,
+    "make test": CI,
+    "make test-fast": CI,
+    "make quickstart": "scripts/quickstart.sh",
+    'export PATH="$PWD/.venv/bin:$PATH"': "scripts/quickstart.sh",
+    "telescope env install math-reasoning countdown": "Makefile",
+    "telescope sft examples/sft.toml": FIRST_RUN,
+    "telescope train examples/quickstart.toml": FIRST_RUN,
+    "telescope train examples/quickstart.toml --name synchronous --max_async_rollout 0": FIRST_RUN,
+    "telescope eval math-reasoning --model runs/quickstart/checkpoints/final/hf --env.level digit "
+    "--env.operations + --env.instruction= --max-tokens 12 --examples 200 --rollouts 4 --k 1,4": (
+        FIRST_RUN
+    ),
+    "telescope eval math-reasoning --model ./my-model --examples 64 --rollouts 8 --k 1,4": (
+        FIRST_RUN
+    ),
+    "telescope eval countdown --base-url http://127.0.0.1:8000/v1 --examples 64 --rollouts 8 "
+    "--k 1,4": "tests/cli/test_eval.py::test_eval_prints_a_table_and_writes_results",
+    "PYTHONPATH=. telescope eval reverse:Reverse --base-url http://127.0.0.1:8000/v1 "
+    "--env.num_letters 3": (
+        "tests/cli/test_eval.py::test_json_is_alone_on_stdout_and_env_flags_reach_the_environment"
+    ),
+}
+"""Command -> the test or script that runs it, at another size where it would be slow."""
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    line: int
+    info: str
+    code: str
+
+    @property
+    def language(self) -> str:
+        return self.info.split(" ")[0]
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in FENCE.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            name = str(page.relative_to(ROOT))
+            yield Block(page=name, line=line, info=match[1].strip(), code=match[2])
+
+
+BLOCKS = list(blocks())
+
+
+def commands() -> list[str]:
+    found = []
+    for block in BLOCKS:
+        if block.language == "sh":
+            found += [line.strip() for line in block.code.splitlines() if line.strip()]
+    return found
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a small run in it, as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = RunFolder.create(Path("runs/quickstart"), config={"run": {"name": "quickstart"}})
+    for step in (1, 2):
+        rollouts = [
+            Rollout(
+                environment="countdown",
+                example_id="e",
+                group_id=f"{step}.0",
+                index=index,
+                messages=(Message(role="user", content="1 2=3"),),
+                stop_reason=StopReason.COMPLETED,
+                reward=float(index),
+            )
+            for index in range(2)
+        ]
+        run.write_rollouts(step, [row_of(rollout, step=step) for rollout in rollouts])
+        run.log_metrics({"step": step, "reward/mean": 0.5})
+    run.finish()
+    return tmp_path
+
+
+def test_every_block_has_a_language_that_is_checked():
+    known = {"python", "sh", "toml", "text"}
+    assert [f"{b.page}:{b.line}" for b in BLOCKS if b.language not in known] == []
+
+
+@pytest.mark.parametrize("page", sorted({b.page for b in BLOCKS if b.language == "python"}))
+def test_python_blocks_run_in_order(page, place):
+    namespace: dict[str, object] = {"__name__": "documentation"}
+    for block in BLOCKS:
+        if block.page == page and block.language == "python":
+            title = re.search(r'title="([^"]+)"', block.info)
+            if title:
+                (place / title[1]).write_text(block.code, encoding="utf-8")
+            source = "\n" * block.line + block.code
+            exec(compile(source, str(ROOT / page), "exec"), namespace)
+    sys.modules.pop("reverse", None)
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "toml"], ids=repr)
+def test_toml_blocks_are_valid_settings(block, tmp_path):
+    path = tmp_path / "block.toml"
+    path.write_text(block.code, encoding="utf-8")
+    base = tmp_path / "base.toml"
+    base.write_text(
+        'name = "docs"\nnumber_of_steps = 1\nmodel = "a/b"\n[[environments]]\nname = "countdown"\n'
+    )
+    load_train_config([base, path], [])
+    assert tomllib.loads(block.code)
+
+
+def test_every_command_is_run_somewhere():
+    assert [line for line in commands() if line not in HERE and line not in ELSEWHERE] == []
+    unused = (HERE | set(ELSEWHERE)) - set(commands())
+    assert unused == set()
+
+
+@pytest.mark.parametrize("where", sorted(set(ELSEWHERE.values())))
+def test_what_runs_a_command_exists(where):
+    path, _, function = where.partition("::")
+    assert f"def {function}(" in (ROOT / path).read_text() if function else (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("command", sorted(HERE))
+def test_cheap_commands_work_as_written(command, place):
+    words = shlex.split(command)
+    more = []
+    if words[1] == "train":
+        (place / "examples").symlink_to(ROOT / "examples")
+        model = place / "runs" / "quickstart-start"
+        model.mkdir()
+        (model / "config.json").write_text("{}")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            more = ["--inference_base_port", str(probe.getsockname()[1]), "--name", "other"]
+    folder = ROOT if words[1] == "env" else place
+    code = "from telescope_cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words[1:], *more],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    targets = LINK.findall(page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
+
+
+def test_the_reference_of_settings_is_current():
+    path = ROOT / "scripts" / "write_config_reference.py"
+    spec = importlib.util.spec_from_file_location("write_config_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.TARGET.read_text(encoding="utf-8") == module.reference(), f"run {path.name}"
+
+
+def test_the_reference_of_run_folders_names_every_column():
+    text = (ROOT / "docs" / "reference" / "run-folder.md").read_text(encoding="utf-8")
+    fields = row_of(Rollout(environment="e", example_id="", group_id="", index=0)).__slots__
+    assert [name for name in fields if f"`{name}`" not in text] == []
