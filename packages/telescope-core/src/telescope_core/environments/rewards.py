@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal, TypeVar, cast, overload
 
 from telescope_core.errors import RewardError
@@ -98,11 +99,27 @@ async def evaluate(
     functions: Sequence[ScoreFunction], kind: Kind, owner: object, *arguments: object
 ) -> dict[str, float]:
     """Run all functions of `kind` on `owner`; returns name -> value, unweighted."""
-    values: dict[str, float] = {}
-    for function in functions:
-        if function.kind == kind:
-            value = await call(getattr(owner, function.name), *arguments)
-            values[function.name] = as_number(
-                value, what=f"{kind} {type(owner).__name__}.{function.name}"
-            )
+    chosen = [function for function in functions if function.kind == kind]
+    methods = [getattr(owner, function.name) for function in chosen]
+    values = await _call_all(methods, *arguments)
+    return {
+        function.name: as_number(value, what=f"{kind} {type(owner).__name__}.{function.name}")
+        for function, value in zip(chosen, values, strict=True)
+    }
+
+
+async def _call_all(functions: Sequence[Callable[..., Any]], *arguments: object) -> list[object]:
+    """Call all in order; neighbours that are sync share one trip to a thread."""
+    values: list[object] = []
+    for is_async, run in groupby(functions, key=inspect.iscoroutinefunction):
+        if is_async:
+            values += [await call(function, *arguments) for function in run]
+        else:
+            values += await asyncio.to_thread(_call_in_order, tuple(run), arguments)
     return values
+
+
+def _call_in_order(
+    functions: Sequence[Callable[..., Any]], arguments: tuple[object, ...]
+) -> list[object]:
+    return [function(*arguments) for function in functions]

@@ -9,6 +9,9 @@ from telescope_train.config.schema import ModelSection
 from telescope_train.models.load import load_stop_ids, load_tokenizer
 from telescope_train.models.render import template_message
 
+MAX_ENCODED = 1024
+"""Texts whose tokens are remembered: a group's rollouts open with the same prompt."""
+
 
 class Renderer:
     """Renders conversations exactly as the model's template writes them."""
@@ -29,6 +32,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self.stop_token_ids = tuple(stop_token_ids)
+        self._encoded: dict[str, list[int]] = {}
         self._stop_texts = [tokenizer.decode([token]) for token in stop_token_ids]
 
     def text(
@@ -49,7 +53,13 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """Tokenize rendered text; the template wrote the special tokens, so none is added."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        token_ids = self._encoded.get(text)
+        if token_ids is None:
+            token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+            if len(self._encoded) >= MAX_ENCODED:
+                self._encoded.pop(next(iter(self._encoded)))
+            self._encoded[text] = token_ids
+        return list(token_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of a completion, without special tokens."""

@@ -25,6 +25,10 @@ from telescope_train.inference.vllm_main import FORK_VARIABLE
 SERVED_MODEL_NAME = "policy"
 STARTUP_DEADLINE_S = 300.0
 _POLL_S = 0.1
+_IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Where the model computes on CPU: in the engine's own process. vLLM's default there is a process
+beside it, which spins while it waits (40 % of its time, taken from the trainer's core). Given by
+import path, because the short name `uni` is turned back into that default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +69,7 @@ class ServerSettings:
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
         if self.device == "cpu":
-            arguments.append("--enforce-eager")
+            arguments += ["--enforce-eager", "--distributed-executor-backend", _IN_ENGINE]
         else:
             arguments += ["--gpu-memory-utilization", str(self.gpu_memory_utilization)]
         if self.weight_transport is not None:
