@@ -110,10 +110,14 @@ def assert_folder_opens(place: Path, *, says: str) -> None:
     assert frame["reward"].notna().all()
 
 
-def test_a_killed_inference_server_is_named(tmp_path: Path, tiny_model: Path) -> None:
+@pytest.mark.parametrize("part", ["server", "engine"])
+def test_a_killed_inference_server_is_named(tmp_path: Path, tiny_model: Path, part: str) -> None:
     port = free_port()
     with training(tmp_path, tiny_model, port) as process:
-        server_process(process.pid).kill()
+        victim = server_process(process.pid)
+        if part == "engine":
+            victim = next(c for c in victim.children() if "Engine" in " ".join(c.cmdline()))
+        victim.kill()
         _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 6, errors
     assert f"inference server at http://127.0.0.1:{port}" in errors

@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from importlib.metadata import entry_points
 
-from pydantic import BaseModel
-
 from telescope_core.errors import ConfigError, unknown_name
+from telescope_train.config.algorithm_checks import algorithm_problems
 from telescope_train.config.names import (
     PLANNED_ALGORITHMS,
     PLANNED_BACKENDS,
     PLANNED_TRANSPORTS,
 )
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
+from telescope_train.config.trainer_checks import trainer_problems
 
 NEEDS_GROUPS = frozenset({"grpo"})
 """Algorithms whose baseline is the other rollouts of the group."""
@@ -27,17 +27,13 @@ def check_config(config: TrainConfig) -> None:
     problems = [
         *_environment_problems(config),
         *_length_problems(config),
-        *_algorithm_problems(config),
-        *_trainer_problems(config),
+        *algorithm_problems(config),
+        *trainer_problems(config),
         *_eval_problems(config),
         *_name_problems(config),
     ]
     if problems:
         raise ConfigError("\n".join(problems))
-
-
-def _was_set(section: BaseModel, field: str) -> bool:
-    return field in section.model_fields_set and getattr(section, field) is not None
 
 
 def _environment_problems(config: TrainConfig) -> Iterator[str]:
@@ -114,53 +110,6 @@ def max_tokens_problems(config: TrainConfig, limit: int, which: str) -> Iterator
                 f"{where} ({max_tokens}) must be below {which} ({limit}), which holds the prompt "
                 f"as well; lower max_tokens or raise {which.rpartition('.')[2]}"
             )
-
-
-def _algorithm_problems(config: TrainConfig) -> Iterator[str]:
-    section = config.algorithm
-    if section.use_tis and section.use_ppo_clip:
-        yield (
-            "algorithm: use_tis and use_ppo_clip both weight a token by its ratio to the sampler, "
-            "which would count it twice; turn one of them off"
-        )
-    for field, switch in (
-        ("clip_low", "use_ppo_clip"),
-        ("clip_high", "use_ppo_clip"),
-        ("tis_cap", "use_tis"),
-    ):
-        if _was_set(section, field) and not getattr(section, switch):
-            yield (
-                f"algorithm.{field} has no effect without {switch}; "
-                f"set {switch} = true, or remove {field}"
-            )
-
-
-def _trainer_problems(config: TrainConfig) -> Iterator[str]:
-    section = config.trainer
-    for index, beta in enumerate(section.adam_betas):
-        if not 0 <= beta < 1:
-            yield f"trainer.adam_betas[{index}] must be at least 0 and below 1, got {beta:g}"
-    if _was_set(section, "min_lr_ratio") and section.lr_scheduler in ("constant", "none"):
-        yield (
-            f"trainer.min_lr_ratio has no effect with lr_scheduler = {section.lr_scheduler!r}; "
-            "use 'linear' or 'cosine', or remove min_lr_ratio"
-        )
-    if section.warmup_steps and section.lr_scheduler == "none":
-        yield (
-            "trainer.warmup_steps has no effect with lr_scheduler = 'none'; "
-            "use 'constant', or remove warmup_steps"
-        )
-    if section.warmup_steps > config.run.number_of_steps:
-        yield (
-            f"trainer.warmup_steps ({section.warmup_steps}) must not exceed run.number_of_steps "
-            f"({config.run.number_of_steps}); lower it"
-        )
-    last_port = config.inference.inference_base_port + config.inference.inference_num_workers - 1
-    if last_port > 65535:
-        yield (
-            f"inference.inference_base_port: the last server would need port {last_port}, "
-            "above 65535; lower inference_base_port"
-        )
 
 
 def _eval_problems(config: TrainConfig) -> Iterator[str]:

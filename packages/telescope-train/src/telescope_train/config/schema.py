@@ -7,15 +7,19 @@ so that it can be given without its section. Each field here is read somewhere i
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue
 
-Count = Annotated[int, Field(ge=1)]
-Index = Annotated[int, Field(ge=0)]
-Ratio = Annotated[float, Field(ge=0, le=1)]
-NotNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-Port = Annotated[int, Field(ge=1, le=65535)]
-Dtype = Literal["float32", "bfloat16"]
+from telescope_train.config.algorithm_section import AlgorithmSection
+from telescope_train.config.fields import (
+    Count,
+    Dtype,
+    Index,
+    NotNegative,
+    Port,
+    Positive,
+    Section,
+)
+from telescope_train.config.trainer_section import TrainerSection
 
 
 def _plain_name(name: str) -> str:
@@ -24,13 +28,7 @@ def _plain_name(name: str) -> str:
     return name
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class RunSection(_Section):
+class RunSection(Section):
     """What the run is called, where it is written and how long it is."""
 
     name: Annotated[str, AfterValidator(_plain_name)]
@@ -45,7 +43,7 @@ class RunSection(_Section):
     """Write debug messages to the logs of every process."""
 
 
-class ModelSection(_Section):
+class ModelSection(Section):
     """The model that is trained."""
 
     model: Annotated[str, Field(min_length=1)]
@@ -60,7 +58,7 @@ class ModelSection(_Section):
     """Run Python code that comes with the model."""
 
 
-class EnvironmentEntry(_Section):
+class EnvironmentEntry(Section):
     """One environment to train on; absent overrides take the value of `[rollout]`."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -81,7 +79,7 @@ class EnvironmentEntry(_Section):
     """Settings of the environment itself."""
 
 
-class RolloutSection(_Section):
+class RolloutSection(Section):
     """How prompts are turned into rollouts."""
 
     group_size: Count = 8
@@ -100,7 +98,7 @@ class RolloutSection(_Section):
     """Leave out groups whose rollouts all got the same reward; they carry no gradient."""
 
 
-class SchedulingSection(_Section):
+class SchedulingSection(Section):
     """How far sampling may run ahead of training."""
 
     max_async_rollout: Index = 1
@@ -111,55 +109,7 @@ class SchedulingSection(_Section):
     """Groups in flight on one inference server."""
 
 
-class AlgorithmSection(_Section):
-    """How rewards become a loss."""
-
-    algorithm: str = "grpo"
-    """Name of an installed algorithm."""
-    advantage_norm: Literal["group", "batch"] = "group"
-    """Divide advantages by the standard deviation within the group, or over the batch."""
-    use_ppo_clip: bool = False
-    """Clip the ratio of new to old probability as PPO does."""
-    clip_low: Ratio | None = None
-    """Lower clip distance, with `use_ppo_clip`; null = the algorithm's own."""
-    clip_high: NotNegative | None = None
-    """Upper clip distance, with `use_ppo_clip`; null = the algorithm's own."""
-    use_tis: bool = False
-    """Weight tokens by the truncated ratio of trainer to sampler probability."""
-    tis_cap: Positive = 2.0
-    """Largest such weight, with `use_tis`."""
-
-
-class TrainerSection(_Section):
-    """The optimiser and the processes it runs in."""
-
-    train_backend: str = "fsdp"
-    """Name of an installed backend."""
-    trainer_num_workers: Count = 1
-    """Trainer processes (ranks); one per GPU where there are GPUs."""
-    learning_rate: Positive = 1e-6
-    """Peak learning rate of AdamW."""
-    weight_decay: NotNegative = 0.0
-    """Decoupled weight decay."""
-    adam_betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of the first and second moment; each at least 0 and below 1."""
-    adam_eps: Positive = 1e-8
-    """Added to the denominator of Adam."""
-    grad_clip: NotNegative = 1.0
-    """Largest global gradient norm; 0 = measure it and do not clip."""
-    lr_scheduler: Literal["constant", "none", "linear", "cosine"] = "constant"
-    """Shape of the learning rate after warm-up; `none` has no warm-up either."""
-    warmup_steps: Index = 0
-    """Steps over which the learning rate rises from 0."""
-    min_lr_ratio: Ratio = 0.0
-    """Share of the peak at which `linear` and `cosine` end."""
-    seq_len: Count = 4096
-    """Tokens in one packed sequence; a longer sample cannot be trained on."""
-    entropy_chunk_size: Count = 1024
-    """Tokens whose logits exist at one time while log-probs and entropy are computed."""
-
-
-class InferenceSection(_Section):
+class InferenceSection(Section):
     """The vLLM servers that write rollouts."""
 
     inference_num_workers: Count = 1
@@ -176,21 +126,21 @@ class InferenceSection(_Section):
     """Requests one server works on at a time."""
 
 
-class WeightsSection(_Section):
+class WeightsSection(Section):
     """How new weights reach the servers."""
 
     weight_transport: str = "auto"
     """Name of an installed transport; `auto` takes the fastest that this machine can use."""
 
 
-class CheckpointSection(_Section):
+class CheckpointSection(Section):
     """When the state of the run is saved."""
 
     checkpoint_every: Index = 0
     """Steps between checkpoints; 0 = only at the end."""
 
 
-class EvalEntry(_Section):
+class EvalEntry(Section):
     """One held-out evaluation."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -211,7 +161,7 @@ class EvalEntry(_Section):
     """Settings of the environment itself."""
 
 
-class EvalsSection(_Section):
+class EvalsSection(Section):
     """What is measured on held-out examples, and when."""
 
     eval_before_training: bool = False
@@ -222,7 +172,7 @@ class EvalsSection(_Section):
     """The evaluations; `[[evals]]` at the top of a file is the same list."""
 
 
-class RaySection(_Section):
+class RaySection(Section):
     """The cluster that the processes are placed on."""
 
     ray_address: str | None = None
@@ -235,7 +185,7 @@ class RaySection(_Section):
     """CPUs reserved for each trainer process."""
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """All settings of one run, by section."""
 
     run: RunSection

@@ -1,0 +1,21 @@
+"""Types and base class that the sections of the config share."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Dtype = Literal["float32", "bfloat16"]
+
+
+class Section(BaseModel):
+    """A frozen section; unknown keys are refused, field docstrings become help texts."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )

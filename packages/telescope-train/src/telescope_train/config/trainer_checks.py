@@ -1,0 +1,35 @@
+"""Which settings of `[trainer]` fit together, and which would have no effect."""
+
+from collections.abc import Iterator
+
+from telescope_train.config.schema import TrainConfig
+from telescope_train.config.was_set import was_set
+
+
+def trainer_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield what does not fit in `[trainer]`."""
+    section = config.trainer
+    for index, beta in enumerate(section.adam_betas):
+        if not 0 <= beta < 1:
+            yield f"trainer.adam_betas[{index}] must be at least 0 and below 1, got {beta:g}"
+    if was_set(section, "min_lr_ratio") and section.lr_scheduler in ("constant", "none"):
+        yield (
+            f"trainer.min_lr_ratio has no effect with lr_scheduler = {section.lr_scheduler!r}; "
+            "use 'linear' or 'cosine', or remove min_lr_ratio"
+        )
+    if section.warmup_steps and section.lr_scheduler == "none":
+        yield (
+            "trainer.warmup_steps has no effect with lr_scheduler = 'none'; "
+            "use 'constant', or remove warmup_steps"
+        )
+    if section.warmup_steps > config.run.number_of_steps:
+        yield (
+            f"trainer.warmup_steps ({section.warmup_steps}) must not exceed run.number_of_steps "
+            f"({config.run.number_of_steps}); lower it"
+        )
+    last_port = config.inference.inference_base_port + config.inference.inference_num_workers - 1
+    if last_port > 65535:
+        yield (
+            f"inference.inference_base_port: the last server would need port {last_port}, "
+            "above 65535; lower inference_base_port"
+        )

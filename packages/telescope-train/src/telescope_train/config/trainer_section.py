@@ -1,0 +1,34 @@
+"""The settings of `[trainer]`: the optimiser and the processes it runs in."""
+
+from typing import Literal
+
+from telescope_train.config.fields import Count, Index, NotNegative, Positive, Ratio, Section
+
+
+class TrainerSection(Section):
+    """The optimiser and the processes it runs in."""
+
+    train_backend: str = "fsdp"
+    """Name of an installed backend."""
+    trainer_num_workers: Count = 1
+    """Trainer processes (ranks); one per GPU where there are GPUs."""
+    learning_rate: Positive = 1e-6
+    """Peak learning rate of AdamW."""
+    weight_decay: NotNegative = 0.0
+    """Decoupled weight decay."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the first and second moment; each at least 0 and below 1."""
+    adam_eps: Positive = 1e-8
+    """Added to the denominator of Adam."""
+    grad_clip: NotNegative = 1.0
+    """Largest global gradient norm; 0 = measure it and do not clip."""
+    lr_scheduler: Literal["constant", "none", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after warm-up; `none` has no warm-up either."""
+    warmup_steps: Index = 0
+    """Steps over which the learning rate rises from 0."""
+    min_lr_ratio: Ratio = 0.0
+    """Share of the peak at which `linear` and `cosine` end."""
+    seq_len: Count = 4096
+    """Tokens in one packed sequence; a longer sample cannot be trained on."""
+    entropy_chunk_size: Count = 1024
+    """Tokens whose logits exist at one time while log-probs and entropy are computed."""
