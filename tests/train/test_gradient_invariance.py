@@ -49,7 +49,7 @@ def step_gradient(
     for batch in batches:
         ids_T = torch.from_numpy(batch.token_ids_T).long()
         temperatures_T = torch.from_numpy(batch.temperatures_T)[1:]
-        logprobs_T, _ = chunked_logprobs(
+        logprobs_T, entropy_T = chunked_logprobs(
             embedding[ids_T[:-1]], head, ids_T[1:], temperatures_T, chunk_size=5
         )
         terms = Terms(
@@ -57,6 +57,8 @@ def step_gradient(
             behavior_logprobs_T=torch.from_numpy(batch.behavior_logprobs_T),
             advantages_T=torch.from_numpy(batch.advantages_T),
             mask_T=torch.from_numpy(batch.mask_T),
+            sequence_ids_T=torch.from_numpy(batch.sequence_ids_T).long(),
+            entropy_T=torch.cat([torch.zeros(1, dtype=torch.float64), entropy_T]),
         )
         rule(GRPO.loss(terms, section).loss_T, batch, len(batches)).backward()
     return torch.cat([embedding.grad.flatten(), head.grad.flatten()])

@@ -38,6 +38,8 @@ def terms_of(tokens: list[Token], dtype=torch.float64) -> Terms:
         behavior_logprobs_T=torch.tensor([t.behavior for t in tokens], dtype=dtype),
         advantages_T=torch.tensor([t.advantage for t in tokens], dtype=dtype),
         mask_T=torch.tensor([t.is_trained for t in tokens]),
+        sequence_ids_T=torch.zeros(len(tokens), dtype=torch.long),
+        entropy_T=torch.ones(len(tokens), dtype=dtype),
     )
 
 

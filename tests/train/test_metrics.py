@@ -38,9 +38,11 @@ def test_mismatch_looks_only_at_tokens_of_the_version_being_trained():
         behavior_logprobs_T=torch.tensor([-1.5, -5.0, 0.0, -1.0]),
         advantages_T=torch.ones(4),
         mask_T=torch.tensor([True, True, False, True]),
+        sequence_ids_T=torch.zeros(4, dtype=torch.long),
+        entropy_T=torch.ones(4),
     )
     same_version_T = torch.tensor([True, False, True, True])
-    sums = shared_metrics(terms, entropy_T=torch.ones(4), same_version_T=same_version_T)
+    sums = shared_metrics(terms, same_version_T=same_version_T)
     row = metric_row(sums)
     assert row["mismatch/max"] == pytest.approx(0.5)
     assert row["mismatch/k3"] == pytest.approx((math.exp(0.5) - 1.5) / 2)
@@ -54,9 +56,11 @@ def test_a_metric_over_no_token_is_absent():
         behavior_logprobs_T=torch.zeros(2),
         advantages_T=torch.zeros(2),
         mask_T=torch.tensor([True, True]),
+        sequence_ids_T=torch.zeros(2, dtype=torch.long),
+        entropy_T=torch.ones(2),
     )
     nowhere_T = torch.tensor([False, False])
-    row = metric_row(shared_metrics(terms, entropy_T=torch.ones(2), same_version_T=nowhere_T))
+    row = metric_row(shared_metrics(terms, same_version_T=nowhere_T))
     assert not any(name.startswith("mismatch") for name in row)
     assert reduce_metrics([]) == {}
     assert metric_sums({}, nowhere_T) == {}

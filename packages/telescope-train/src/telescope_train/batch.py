@@ -75,6 +75,11 @@ class PackedBatch:
     versions_T: NDArray[np.int32]
     """[T] the oldest weights of the token's sample: equal to the trainer's version only when every
     token of the sample was sampled under it. -1 for padding."""
+    proximal_logprobs_T: NDArray[np.float32] | None = None
+    """[T] by the trainer itself before the first optimiser step of the batch, nats; None = not
+    recomputed."""
+    reference_logprobs_T: NDArray[np.float32] | None = None
+    """[T] by the reference model, nats; None = no reference model."""
 
     @property
     def num_tokens(self) -> int:

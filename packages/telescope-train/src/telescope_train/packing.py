@@ -100,7 +100,7 @@ def _batches(
         temperatures_T=_over_tokens([s.temperature for s in ordered], lengths_N, np.float32),
         versions_T=_over_tokens([s.oldest_version for s in ordered], lengths_N, np.int32),
     )
-    columns = fields(PackedBatch)
+    columns = [column for column in fields(PackedBatch) if getattr(step, column.name) is not None]
     ends_B = np.add.reduceat(lengths_N, np.cumsum(sizes_B) - sizes_B).cumsum().tolist()
     return [
         PackedBatch(**{column.name: getattr(step, column.name)[start:end] for column in columns})

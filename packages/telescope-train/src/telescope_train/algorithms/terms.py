@@ -27,6 +27,14 @@ class Terms:
     advantages_T: Tensor
     mask_T: Tensor
     """[T] bool, True where the policy wrote the token."""
+    sequence_ids_T: Tensor
+    """[T] int64, the sample of each token, counted from 0 in this batch."""
+    entropy_T: Tensor
+    """[T] of the policy's distribution, nats; requires grad where `entropy_coef` is above 0."""
+    proximal_logprobs_T: Tensor | None = None
+    """[T] recomputed by the trainer before the first optimiser step of the batch, nats."""
+    reference_logprobs_T: Tensor | None = None
+    """[T] of the reference model, nats."""
 
     @property
     def log_ratios_T(self) -> Tensor:
@@ -65,7 +73,7 @@ def metric_sums(values: Mapping[str, Tensor], mask_T: Tensor) -> dict[str, Metri
     }
 
 
-def shared_metrics(terms: Terms, *, entropy_T: Tensor, same_version_T: Tensor) -> MetricSums:
+def shared_metrics(terms: Terms, *, same_version_T: Tensor) -> MetricSums:
     """Return what every algorithm reports of a forward pass.
 
     `importance_weight`: policy over sampler. `mismatch` = |l - b| and `mismatch/k3`: how far the
@@ -74,7 +82,7 @@ def shared_metrics(terms: Terms, *, entropy_T: Tensor, same_version_T: Tensor) -
     """
     log_ratios_T = terms.log_ratios_T.detach().double()
     ratios_T = log_ratios_T.exp()
-    everywhere = {"importance_weight": ratios_T, "entropy": entropy_T}
+    everywhere = {"importance_weight": ratios_T, "entropy": terms.entropy_T}
     engine = {"mismatch": log_ratios_T.abs(), "mismatch/k3": ratios_T - 1 - log_ratios_T}
     return metric_sums(everywhere, terms.mask_T) | metric_sums(
         engine, terms.mask_T & same_version_T

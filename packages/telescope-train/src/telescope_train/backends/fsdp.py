@@ -20,8 +20,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError, TelescopeError
-from telescope_train.algorithms.terms import Terms, TokenLoss, shared_metrics
+from telescope_train.algorithms.terms import TokenLoss, shared_metrics
 from telescope_train.backends import fsdp_state
+from telescope_train.backends.loss_inputs import loss_inputs
 from telescope_train.backends.protocol import (
     BackendSettings,
     GradientResult,
@@ -91,27 +92,13 @@ class FsdpBackend:
     ) -> tuple[float, dict[str, MetricSum]]:
         row = packed_row(batch, self._device)
         logprobs_M, entropy_M = self._policy(row)
-        trained = row.trained_M.cpu().numpy()
-        behavior_M, advantages_M, weights_M, is_trained_M, same_version_M = (
-            torch.tensor(values_T[trained]).to(self._device)
-            for values_T in (
-                batch.behavior_logprobs_T,
-                batch.advantages_T,
-                batch.weights_T,
-                batch.mask_T,
-                batch.versions_T == version,
-            )
-        )
-        terms = Terms(
-            logprobs_T=logprobs_M,
-            behavior_logprobs_T=behavior_M,
-            advantages_T=advantages_M,
-            mask_T=is_trained_M,
+        terms, weights_M, same_version_M = loss_inputs(
+            batch, row.trained_M.cpu().numpy(), logprobs_M, entropy_M, version=version
         )
         token_loss: TokenLoss = self._loss(terms)
         loss = (token_loss.loss_T * weights_M).sum()
         loss.backward()
-        shared = shared_metrics(terms, entropy_T=entropy_M, same_version_T=same_version_M)
+        shared = shared_metrics(terms, same_version_T=same_version_M)
         return loss.item(), {**token_loss.metrics, **shared}
 
     def apply_gradient(self) -> UpdateResult:

@@ -8,14 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from telescope_core.config import load_config
 from telescope_core.errors import ConfigError
-from telescope_train.config.schema import (
-    Count,
-    Dtype,
-    Index,
-    NotNegative,
-    Positive,
-    Ratio,
-)
+from telescope_train.config.fields import Count, Dtype, Index, NotNegative, Positive, Ratio
 
 
 class _Settings(BaseModel):
