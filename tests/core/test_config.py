@@ -210,6 +210,7 @@ def test_mistakes_in_a_file_name_the_file_the_key_and_the_fix(write, text, expec
         (["rate=1"], "unexpected argument 'rate=1'"),
         (["--rate", "fast"], "flag --rate: fit.rate: expected a valid number, got 'fast'"),
         (["--use_clip=maybe"], "expected a valid boolean, got 'maybe'"),
+        (["--weight", "2"], "'weight' is a setting of each [[plays]] entry"),
         (["--items.0.name", "x"], "a list or table is given whole, as JSON"),
         (["--items.name", "x"], "a list or table is given whole, as JSON"),
         (["--fit.size", "1"], "'size' is a setting, but not one of [fit]; set it in [body]"),

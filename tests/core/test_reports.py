@@ -1,6 +1,7 @@
 """Reports of a made-up run: the page parses, holds the numbers, and asks nothing of the network."""
 
 import random
+import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
@@ -251,6 +252,12 @@ def test_charts_survive_gaps_constants_and_emptiness():
         ET.fromstring(standalone(line_chart([series], label="x < y", x_label="step")))
     rows = [IntervalRow(label="one task", mean=0.5, low=None, high=None)]
     ET.fromstring(interval_chart(rows, label="no interval"))
+
+
+def test_a_point_between_two_gaps_is_drawn():
+    series = Series(name="a", xs=range(3), values=[None, 1.0, None])
+    chart = line_chart([series], label="a", x_label="step")
+    assert re.search(r'<path class="line c0" d="M[0-9.]+ [0-9.]+h0"/>', chart)
 
 
 def test_sparkline_spans_the_values_and_fits_the_width():

@@ -32,6 +32,8 @@ class _Names:
     sections: Mapping[str, type[BaseModel]]
     leaves: Mapping[str, KeyPath]
     """Leaf name -> (section, leaf), or (leaf,) where it stands at the top."""
+    tables: Mapping[str, Collection[str]]
+    """Name of each list of tables, such as `environments` -> the settings of one entry."""
     planned: Collection[str]
     foreign: Mapping[str, str]
 
@@ -118,9 +120,13 @@ def _names_of(
     schema: type[BaseModel], planned: Collection[str], foreign: Mapping[str, str]
 ) -> _Names:
     models = {name: _as_model(info.annotation) for name, info in schema.model_fields.items()}
+    sections = {name: model for name, model in models.items() if model is not None}
+    fields = [pair for owner in (schema, *sections.values()) for pair in owner.model_fields.items()]
+    items = {name: _item_model(info.annotation) for name, info in fields}
     return _Names(
         schema=schema,
-        sections={name: model for name, model in models.items() if model is not None},
+        sections=sections,
+        tables={name: item.model_fields for name, item in items.items() if item is not None},
         leaves=leaf_paths(schema),
         planned=planned,
         foreign=foreign,
@@ -217,6 +223,11 @@ def _unknown(key: str, candidates: Collection[str], where: str, names: _Names) -
         return ConfigError(
             f"{where}: the setting {key!r} is known, but not available in this version; remove it"
         )
+    for table, fields in names.tables.items():
+        if key in fields:
+            return ConfigError(
+                f"{where}: {key!r} is a setting of each [[{table}]] entry; set it there, in a file"
+            )
     return ConfigError(f"{where}: {unknown_name('setting', key, candidates)}")
 
 

@@ -51,6 +51,10 @@ class RewardError(TelescopeError):
     """A reward or metric function broke its contract (not a number, out of range, raised)."""
 
 
+MAX_LISTED = 40
+"""Names an error lists in full; more would bury the message."""
+
+
 def nearest(name: str, known: Iterable[str]) -> list[str]:
     """Return up to three known names close to `name`, best first, ignoring case and - against _."""
     by_plain = {key.lower().replace("-", "_"): key for key in known}
@@ -59,11 +63,13 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownNameError:
-    """Build the error for an unknown `name`: the nearest names if any, else all known ones."""
+    """Build the error for an unknown `name`: the nearest names if any, else what is known."""
     names = sorted(known)
     close = nearest(name, names)
     if close:
         advice = f"did you mean {' or '.join(repr(match) for match in close)}?"
+    elif len(names) > MAX_LISTED:
+        advice = f"none of the {len(names)} known names is close to it"
     else:
         advice = f"known: {', '.join(names) or 'none'}"
     return UnknownNameError(f"unknown {kind} {name!r}; {advice}{f' {hint}' if hint else ''}")

@@ -239,7 +239,9 @@ def _path(
             pen_down = False
             continue
         held = min(max(value, frame.y_low), frame.y_high)
-        commands.append(f"{'L' if pen_down else 'M'}{frame.x(x):.1f} {frame.y(held):.1f}")
+        at = f"{frame.x(x):.1f} {frame.y(held):.1f}"
+        # A line of no length is drawn as a dot: a point between two gaps stays visible.
+        commands.append(f"L{at}" if pen_down else f"M{at}h0")
         pen_down = True
     return f'<path class="{css_class}" d="{"".join(commands)}"/>' if commands else ""
 
