@@ -1,9 +1,10 @@
-"""Log-probs of given tokens from hidden states, without ever holding the `[T, V]` logits.
+"""Log-probs and entropies of given tokens from hidden states, never holding the `[T, V]` logits.
 
-The head is applied to a chunk of tokens at a time, forward and again in backward. Reductions over
-the vocabulary are float32 or wider whatever the model's dtype: in bfloat16 the log-softmax of a
+Logits exist for one block of tokens and vocabulary at a time, forward and again in backward, small
+enough for the cache of a CPU. Forward folds each block into a running maximum and two sums per
+token. Reductions are float32 or wider whatever the model's dtype: in bfloat16 the log-softmax of a
 large vocabulary is off by a hundredth of a nat on average.
-Letters: T tokens, C tokens of a chunk, H hidden size, V vocabulary.
+Letters: T tokens, C tokens of a block, H hidden size, V vocabulary, W vocabulary of a block.
 """
 
 from collections.abc import Iterator
@@ -13,13 +14,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+CPU_BLOCK = 2**20
+"""Logits of one block on CPU: 4 MiB of float32 stay in cache, and the matrix product is fast."""
+DEVICE_BLOCK = 2**26
+"""Logits of one block elsewhere: few kernels, each long enough to keep the device busy."""
+
 
 class TokenLogprobs(NamedTuple):
     """Both `[T]`, in float32 (float64 for a float64 model), nats."""
 
     logprobs_T: Tensor
     entropy_T: Tensor
-    """Of the whole distribution; carries no gradient."""
+    """Of the whole distribution."""
 
 
 def chunked_logprobs(
@@ -30,31 +36,72 @@ def chunked_logprobs(
     *,
     chunk_size: int,
     vocab_size: int | None = None,
+    entropy_grad: bool = False,
 ) -> TokenLogprobs:
     """Return log softmax(hidden @ weight.T / temperature) at the targets, and the entropy.
 
     Entry t scores `targets_T[t]` from `hidden_TH[t]`: the caller shifts. Gradients reach the hidden
-    states and the head (which has no bias). `vocab_size`: rows of the head beyond it are padding
-    and have no probability. Peak memory beyond the inputs: two chunks of `[C, V]`, and in backward
-    the gradient of the head.
+    states and the head (which has no bias); those of the entropy only when `entropy_grad` is set.
+    `vocab_size`: rows of the head beyond it are padding and have no probability. A block has at
+    most `chunk_size` tokens. Peak memory beyond inputs and outputs: two blocks, and in backward
+    `[T, H]` in float32.
     """
     weight_VH = lm_head_weight if vocab_size is None else lm_head_weight[:vocab_size]
     logprobs_T, entropy_T = _ChunkedLogprobs.apply(
-        hidden_TH, weight_VH, targets_T.long(), temperatures_T, chunk_size
+        hidden_TH, weight_VH, targets_T.long(), temperatures_T, (chunk_size, entropy_grad)
     )
     return TokenLogprobs(logprobs_T, entropy_T)
 
 
-def _chunks(num_tokens: int, chunk_size: int) -> Iterator[slice]:
-    for start in range(0, num_tokens, chunk_size):
-        yield slice(start, min(start + chunk_size, num_tokens))
+def _slices(size: int, step: int) -> Iterator[slice]:
+    for start in range(0, size, step):
+        yield slice(start, min(start + step, size))
 
 
-def _logits(hidden_CH: Tensor, weight_VH: Tensor, temperatures_C: Tensor) -> Tensor:
+def _block_width(chunk_size: int, num_tokens: int, device: torch.device) -> int:
+    """Return W: how much of the vocabulary a block takes."""
+    block = CPU_BLOCK if device.type == "cpu" else DEVICE_BLOCK
+    return max(1, block // min(chunk_size, num_tokens))
+
+
+def _logits(hidden_CH: Tensor, weight_WH: Tensor, temperatures_C: Tensor) -> Tensor:
     """The product is taken in the model's dtype, as the engine does; all after it is wide."""
-    logits_CV = hidden_CH @ weight_VH.T
-    wide = torch.promote_types(logits_CV.dtype, torch.float32)
-    return logits_CV.to(wide).div_(temperatures_C.to(wide).unsqueeze(1))
+    logits_CW = hidden_CH @ weight_WH.T
+    wide = torch.promote_types(logits_CW.dtype, torch.float32)
+    return logits_CW.to(wide).div_(temperatures_C.to(wide).unsqueeze(1))
+
+
+class _Running:
+    """Sums over the vocabulary seen so far, taken around the largest logit so far."""
+
+    def __init__(self, num_tokens: int, like: Tensor) -> None:
+        wide = torch.promote_types(like.dtype, torch.float32)
+        self.largest_T = like.new_full((num_tokens,), torch.finfo(wide).min, dtype=wide)
+        self.sum_T = torch.zeros_like(self.largest_T)
+        """Of exp(logit - largest)."""
+        self.weighted_T = torch.zeros_like(self.largest_T)
+        """Of exp(logit - largest) * (logit - largest): the entropy without cancellation."""
+        self.target_T = torch.zeros_like(self.largest_T)
+
+    def add(self, chunk: slice, logits_CW: Tensor, targets_C: Tensor) -> None:
+        """Take in one block, which is used up; targets count from its first word."""
+        width = logits_CW.shape[1]
+        found_C = logits_CW.gather(1, targets_C.clamp(0, width - 1).unsqueeze(1)).squeeze(1)
+        self.target_T[chunk] += found_C.where(_is_inside(targets_C, width), 0.0)
+        largest_C = torch.maximum(self.largest_T[chunk], logits_CW.amax(1))
+        moved_C = self.largest_T[chunk] - largest_C
+        sum_C, weighted_C = self.sum_T[chunk], self.weighted_T[chunk]
+        shifted_CW = logits_CW.sub_(largest_C.unsqueeze(1))
+        exp_CW = shifted_CW.exp()
+        scale_C = moved_C.exp()
+        weighted_C.addcmul_(sum_C, moved_C).mul_(scale_C)
+        sum_C.mul_(scale_C).add_(exp_CW.sum(1))
+        weighted_C.add_(exp_CW.mul_(shifted_CW).sum(1))
+        self.largest_T[chunk] = largest_C
+
+
+def _is_inside(targets_C: Tensor, width: int) -> Tensor:
+    return (targets_C >= 0) & (targets_C < width)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -65,50 +112,78 @@ class _ChunkedLogprobs(torch.autograd.Function):
         weight_VH: Tensor,
         targets_T: Tensor,
         temperatures_T: Tensor,
-        chunk_size: int,
+        options: tuple[int, bool],
     ) -> tuple[Tensor, Tensor]:
-        wide = torch.promote_types(hidden_TH.dtype, torch.float32)
-        logprobs_T = hidden_TH.new_empty(len(hidden_TH), dtype=wide)
-        entropy_T, normaliser_T = torch.empty_like(logprobs_T), torch.empty_like(logprobs_T)
-        for chunk in _chunks(len(hidden_TH), chunk_size):
-            logits_CV = _logits(hidden_TH[chunk], weight_VH, temperatures_T[chunk])
-            normaliser_C = logits_CV.logsumexp(1)
-            target_C = logits_CV.gather(1, targets_T[chunk].unsqueeze(1)).squeeze(1)
-            probs_CV = (logits_CV - normaliser_C.unsqueeze(1)).exp_()
-            normaliser_T[chunk] = normaliser_C
-            logprobs_T[chunk] = target_C - normaliser_C
-            entropy_T[chunk] = normaliser_C - probs_CV.mul_(logits_CV).sum(1)
-        ctx.save_for_backward(hidden_TH, weight_VH, targets_T, temperatures_T, normaliser_T)
-        ctx.chunk_size = chunk_size
-        ctx.mark_non_differentiable(entropy_T)
-        return logprobs_T, entropy_T
+        num_tokens = len(hidden_TH)
+        ctx.chunk_size, ctx.entropy_grad = options
+        ctx.width = _block_width(ctx.chunk_size, num_tokens, hidden_TH.device)
+        running = _Running(num_tokens, hidden_TH)
+        for words in _slices(len(weight_VH), ctx.width):
+            for chunk in _slices(num_tokens, ctx.chunk_size):
+                logits_CW = _logits(hidden_TH[chunk], weight_VH[words], temperatures_T[chunk])
+                running.add(chunk, logits_CW, targets_T[chunk] - words.start)
+        log_sum_T = running.sum_T.log()
+        normaliser_T = running.largest_T + log_sum_T
+        entropy_T = log_sum_T - running.weighted_T / running.sum_T
+        ctx.save_for_backward(
+            hidden_TH, weight_VH, targets_T, temperatures_T, normaliser_T, entropy_T
+        )
+        if not ctx.entropy_grad:
+            ctx.mark_non_differentiable(entropy_T)
+        return running.target_T - normaliser_T, entropy_T
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_T: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_TH, weight_VH, targets_T, temperatures_T, normaliser_T = ctx.saved_tensors
+    def backward(ctx: Any, grad_T: Tensor, grad_entropy_T: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_TH, weight_VH, targets_T, temperatures_T, normaliser_T, entropy_T = ctx.saved_tensors
         for_hidden, for_weight = ctx.needs_input_grad[:2]
-        grad_hidden_TH = torch.empty_like(hidden_TH) if for_hidden else None
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=grad_T.dtype) if for_weight else None
-        for chunk in _chunks(len(hidden_TH), ctx.chunk_size):
-            temperatures_C = temperatures_T[chunk].to(grad_T.dtype)
-            scale_C1 = (grad_T[chunk] / temperatures_C).unsqueeze(1)
-            logits_CV = _logits(hidden_TH[chunk], weight_VH, temperatures_T[chunk])
-            grad_CV = logits_CV.sub_(normaliser_T[chunk].unsqueeze(1)).exp_().mul_(-scale_C1)
-            grad_CV.scatter_add_(1, targets_T[chunk].unsqueeze(1), scale_C1)
-            narrow_CV = grad_CV.to(hidden_TH.dtype)
-            if grad_hidden_TH is not None:
-                grad_hidden_TH[chunk] = narrow_CV @ weight_VH
+        grad_hidden_TH = torch.zeros_like(hidden_TH, dtype=grad_T.dtype) if for_hidden else None
+        grad_weight_VH = torch.empty_like(weight_VH) if for_weight else None
+        for words in _slices(len(weight_VH), ctx.width):
+            weight_WH = weight_VH[words]
+            sum_WH = torch.zeros_like(weight_WH, dtype=grad_T.dtype) if for_weight else None
+            for chunk in _slices(len(hidden_TH), ctx.chunk_size):
+                logits_CW = _logits(hidden_TH[chunk], weight_WH, temperatures_T[chunk])
+                log_CW = logits_CW.sub_(normaliser_T[chunk].unsqueeze(1))
+                if ctx.entropy_grad:
+                    grad_CW = _grad_with_entropy(
+                        log_CW, entropy_T[chunk], grad_T[chunk], grad_entropy_T[chunk]
+                    )
+                else:
+                    grad_CW = log_CW.exp_().mul_(-grad_T[chunk].unsqueeze(1))
+                _add_at_targets(grad_CW, grad_T[chunk], targets_T[chunk] - words.start)
+                grad_CW.div_(temperatures_T[chunk].to(grad_T.dtype).unsqueeze(1))
+                narrow_CW = grad_CW.to(hidden_TH.dtype)
+                if grad_hidden_TH is not None:
+                    _accumulate(grad_hidden_TH[chunk], narrow_CW, weight_WH)
+                if sum_WH is not None:
+                    _accumulate(sum_WH, narrow_CW.T, hidden_TH[chunk])
             if grad_weight_VH is not None:
-                _accumulate(grad_weight_VH, narrow_CV.T, hidden_TH[chunk])
-        if grad_weight_VH is not None:
-            grad_weight_VH = grad_weight_VH.to(weight_VH.dtype)
+                grad_weight_VH[words] = sum_WH
+        if grad_hidden_TH is not None:
+            grad_hidden_TH = grad_hidden_TH.to(hidden_TH.dtype)
         return grad_hidden_TH, grad_weight_VH, None, None, None
 
 
-def _accumulate(sum_VH: Tensor, left_VC: Tensor, right_CH: Tensor) -> None:
+def _grad_with_entropy(
+    log_CW: Tensor, entropy_C: Tensor, grad_C: Tensor, grad_entropy_C: Tensor
+) -> Tensor:
+    """Return -p (q + e (log p + entropy)), q and e being the upstream gradients. Uses up log p."""
+    probs_CW = log_CW.exp()
+    log_CW.add_(entropy_C.unsqueeze(1)).mul_(grad_entropy_C.unsqueeze(1))
+    return log_CW.add_(grad_C.unsqueeze(1)).mul_(probs_CW).neg_()
+
+
+def _add_at_targets(grad_CW: Tensor, grad_C: Tensor, targets_C: Tensor) -> None:
+    """Add each token's gradient at its target, where the block has it."""
+    width = grad_CW.shape[1]
+    inside_C1 = grad_C.where(_is_inside(targets_C, width), 0.0).unsqueeze(1)
+    grad_CW.scatter_add_(1, targets_C.clamp(0, width - 1).unsqueeze(1), inside_C1)
+
+
+def _accumulate(sum_XH: Tensor, left_XY: Tensor, right_YH: Tensor) -> None:
     """Add `left @ right` to a sum that may be wider than its parts."""
-    if sum_VH.dtype == left_VC.dtype:
-        sum_VH.addmm_(left_VC, right_CH)
+    if sum_XH.dtype == left_XY.dtype:
+        sum_XH.addmm_(left_XY, right_YH)
     else:
-        sum_VH += left_VC @ right_CH
+        sum_XH += left_XY @ right_YH

@@ -241,7 +241,7 @@ def _memory(config: TrainConfig, facts: ModelFacts, limit: int) -> tuple[MemoryP
                 ("weights", master),
                 ("gradients", master),
                 ("Adam", 2 * master),
-                ("logits chunk", chunk * (facts.vocab_size or 0) * 4),
+                ("logits", 2 * 4 * min(chunk * (facts.vocab_size or 0), _logits_of_a_block())),
             ),
         ),
         MemoryPlan(
@@ -255,8 +255,16 @@ def _memory(config: TrainConfig, facts: ModelFacts, limit: int) -> tuple[MemoryP
 
 
 def _compute_dtype(config: TrainConfig) -> str:
-    has_cuda = Path("/proc/driver/nvidia/version").exists()
-    return config.model.mixed_precision_dtype or ("bfloat16" if has_cuda else "float32")
+    return config.model.mixed_precision_dtype or ("bfloat16" if _has_cuda() else "float32")
+
+
+def _logits_of_a_block() -> int:
+    """As `logprobs` cuts them; said again, because a plan is made without torch."""
+    return 2**26 if _has_cuda() else 2**20
+
+
+def _has_cuda() -> bool:
+    return Path("/proc/driver/nvidia/version").exists()
 
 
 def _eval_plan(config: TrainConfig, entry: EvalEntry) -> EvalPlan:
