@@ -175,6 +175,7 @@ def backend_settings(config: SftConfig) -> BackendSettings:
             lr_scheduler=config.lr_scheduler,
             warmup_steps=config.warmup_steps,
             min_lr_ratio=config.min_lr_ratio,
+            gradient_checkpointing=config.gradient_checkpointing,
             seq_len=config.seq_len,
             entropy_chunk_size=config.entropy_chunk_size,
         ),

@@ -98,6 +98,14 @@ class TrainerBackend(Protocol):
         """Like `logprobs`, from the whole logits of the model's own forward; slow, for checks."""
         ...
 
+    def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Like `logprobs`, of the reference model; only where the algorithm needs one."""
+        ...
+
+    def update_reference(self) -> None:
+        """Make the reference model equal to the present weights."""
+        ...
+
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, whole tensor on the CPU) as Hugging Face names them; tied ones once."""
         ...

@@ -22,3 +22,8 @@ class AlgorithmSection(Section):
     """Weight tokens by the truncated ratio of trainer to sampler probability."""
     tis_cap: Positive = 2.0
     """Largest such weight, with `use_tis`."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether anything compares the policy with a reference model; no loss here does."""
+        return False

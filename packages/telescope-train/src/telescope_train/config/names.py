@@ -15,7 +15,7 @@ _PLANNED = """
     entropy_coef sapo_tau_pos sapo_tau_neg dr_grpo_loss_agg_mode
     filter_overlong overlong_penalty_factor overlong_buffer_tokens filter_gibberish gibberish_*
     filter_repetition repetition_compression_threshold number_of_minibatches ppo_epochs
-    optimizer pad_to_multiple_of gradient_checkpointing optimizer_cpu_offload compile
+    compile
     fsdp_context_parallel_size use_lora lora_rank lora_alpha lora_dropout lora_target_modules
     megatron megatron_*
     inference_tensor_parallel_size max_num_batched_tokens vllm_scheduling_policy

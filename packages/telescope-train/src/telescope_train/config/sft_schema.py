@@ -57,6 +57,9 @@ class SftConfig(_Settings):
     """Decoupled weight decay."""
     grad_clip: NotNegative = 1.0
     """Largest global gradient norm; 0 = measure it and do not clip."""
+    gradient_checkpointing: bool | Literal["full", "selective"] = True
+    """Compute activations again in backward instead of keeping them: all of them (`full`, true),
+    or all but those of attention and matrix products (`selective`)."""
     seq_len: Count = 4096
     """Tokens in one packed sequence; a longer example is refused."""
     entropy_chunk_size: Count = 1024

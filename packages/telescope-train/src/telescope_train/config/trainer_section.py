@@ -12,10 +12,17 @@ class TrainerSection(Section):
     """Name of an installed backend."""
     trainer_num_workers: Count = 1
     """Trainer processes (ranks); one per GPU where there are GPUs."""
+    optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit"] = "adamw"
+    """AdamW with moments of 32, 16 or 8 bits; `adamw_8bit` needs a GPU and torchao."""
+    optimizer_cpu_offload: bool = False
+    """Keep weights, gradients and optimiser state in CPU memory and step there; needs a GPU."""
+    gradient_checkpointing: bool | Literal["full", "selective"] = True
+    """Compute activations again in backward instead of keeping them: all of them (`full`, true),
+    or all but those of attention and matrix products (`selective`)."""
     learning_rate: Positive = 1e-6
     """Peak learning rate of AdamW."""
     weight_decay: NotNegative = 0.0
-    """Decoupled weight decay."""
+    """Decoupled weight decay; norms and biases have none."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the first and second moment; each at least 0 and below 1."""
     adam_eps: Positive = 1e-8
@@ -32,3 +39,5 @@ class TrainerSection(Section):
     """Tokens in one packed sequence; a longer sample cannot be trained on."""
     entropy_chunk_size: Count = 1024
     """Tokens whose logits exist at one time while log-probs and entropy are computed."""
+    pad_to_multiple_of: Count = 1
+    """Pad the end of each packed sequence to a multiple of this many tokens."""

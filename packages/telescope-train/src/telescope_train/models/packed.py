@@ -1,36 +1,19 @@
-"""One packed row through a causal language model, to the log-probs of the trained tokens.
+"""`PackedPolicy`: the module that is sharded and called, from a PackedRow to log-probs.
 
-`PackedRow` is a PackedBatch ready for a device; `PackedPolicy` is the module that is sharded and
-called. Only positions that predict a trained token reach the output head.
-Dims: T tokens of the row, M trained tokens.
+Only positions that predict a trained token reach the output head. Under context parallelism each
+rank runs a slice of the row through the layers, and every rank returns all of it.
+Dims: T tokens of the row, C tokens of this rank's slice, M trained tokens.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
-from telescope_train.batch import PackedBatch
 from telescope_train.logprobs import chunked_logprobs
-from telescope_train.models.attention import PACKED_ATTENTION, PackedLayout, packed_layout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedRow:
-    """The model's view of one PackedBatch, without the padding at its end."""
-
-    token_ids_T: torch.Tensor
-    positions_T: torch.Tensor
-    layout: PackedLayout
-    sequence_starts: torch.Tensor
-    """int32 [S + 1] cumulative lengths, as varlen kernels want them."""
-    longest: int
-    trained_M: torch.Tensor
-    """Index of each trained token."""
-    temperatures_M: torch.Tensor
+from telescope_train.models.attention_kinds import SDPA, AttentionKind
+from telescope_train.models.row import PackedRow
 
 
 class TrainedLogprobs(NamedTuple):
@@ -38,34 +21,6 @@ class TrainedLogprobs(NamedTuple):
 
     logprobs_M: torch.Tensor
     entropy_M: torch.Tensor
-
-
-def packed_row(batch: PackedBatch, device: torch.device) -> PackedRow:
-    """Prepare `batch` for the model.
-
-    A row of nothing but padding keeps two tokens, one of them trained with weight 0: every rank
-    must run the same collectives, forward and backward.
-    """
-    num_tokens = batch.num_tokens
-    trained_M = np.flatnonzero(batch.mask_T)
-    positions_T = batch.positions_T[:num_tokens]
-    if num_tokens == 0:
-        num_tokens, positions_T = 2, np.arange(2)
-    if len(trained_M) == 0:
-        trained_M = np.flatnonzero(positions_T > 0)[:1]
-    assert (positions_T[trained_M] > 0).all(), (
-        "the first token of a sample has nothing to be predicted from: it cannot be trained"
-    )
-    starts = np.append(np.flatnonzero(positions_T == 0), num_tokens)
-    return PackedRow(
-        token_ids_T=torch.tensor(batch.token_ids_T[:num_tokens], dtype=torch.long).to(device),
-        positions_T=torch.tensor(positions_T, dtype=torch.long).to(device),
-        layout=packed_layout(positions_T, device),
-        sequence_starts=torch.from_numpy(starts.astype(np.int32)).to(device),
-        longest=int(np.diff(starts).max()),
-        trained_M=torch.from_numpy(trained_M).to(device),
-        temperatures_M=torch.tensor(batch.temperatures_T[trained_M]).to(device),
-    )
 
 
 class PackedPolicy(torch.nn.Module):
@@ -80,6 +35,13 @@ class PackedPolicy(torch.nn.Module):
         self.lm = lm
         self._chunk_size = chunk_size
         self._vocab_size = vocab_size
+        self.use_attention(SDPA)
+
+    def use_attention(self, kind: AttentionKind) -> None:
+        """Attend as `kind` does from now on."""
+        kind.prepare()
+        self.lm.set_attn_implementation(kind.implementation)
+        self._attention = kind
 
     def forward(self, row: PackedRow, *, by_transformers: bool = False) -> TrainedLogprobs:
         """Return log-probs and entropies of the trained tokens.
@@ -90,12 +52,7 @@ class PackedPolicy(torch.nn.Module):
         """
         if by_transformers:
             return self._by_transformers(row)
-        output = self.lm.base_model(
-            input_ids=row.token_ids_T[None],
-            position_ids=row.positions_T[None],
-            use_cache=False,
-            **self._attention_arguments(row),
-        )
+        output = self.lm.base_model(**self._arguments(row))
         hidden_M = output.last_hidden_state[0].index_select(0, row.trained_M - 1)
         return TrainedLogprobs(
             *chunked_logprobs(
@@ -109,12 +66,7 @@ class PackedPolicy(torch.nn.Module):
         )
 
     def _by_transformers(self, row: PackedRow) -> TrainedLogprobs:
-        output = self.lm(
-            input_ids=row.token_ids_T[None],
-            position_ids=row.positions_T[None],
-            use_cache=False,
-            **self._attention_arguments(row),
-        )
+        output = self.lm(**self._arguments(row))
         logits_MV = output.logits[0].index_select(0, row.trained_M - 1).float()
         all_MV = (logits_MV / row.temperatures_M[:, None]).log_softmax(-1)
         targets_M = row.token_ids_T[row.trained_M]
@@ -122,14 +74,10 @@ class PackedPolicy(torch.nn.Module):
             all_MV.gather(1, targets_M[:, None])[:, 0], -(all_MV.exp() * all_MV).sum(-1)
         )
 
-    def _attention_arguments(self, row: PackedRow) -> dict[str, object]:
-        if self.lm.config._attn_implementation == PACKED_ATTENTION:
-            return {"packed_layout": row.layout}
-        if self.lm.config._attn_implementation.startswith("flash_attention"):
-            return {
-                "cu_seq_lens_q": row.sequence_starts,
-                "cu_seq_lens_k": row.sequence_starts,
-                "max_length_q": row.longest,
-                "max_length_k": row.longest,
-            }
-        return {}
+    def _arguments(self, row: PackedRow) -> dict[str, object]:
+        return {
+            "input_ids": row.token_ids_T[None],
+            "position_ids": row.sequences.positions_T[None],
+            "use_cache": False,
+            **self._attention.arguments(row.sequences),
+        }

@@ -1,0 +1,86 @@
+"""From settings to the policies of a rank: loaded, given an attention, sharded."""
+
+from dataclasses import dataclass
+
+import torch
+
+from telescope_core.errors import ConfigError
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.backends.sharding import decoder_layers, shard
+from telescope_train.models.activation_checkpointing import checkpoint_activations
+from telescope_train.models.attention_choice import AttentionChoice, choose_attention
+from telescope_train.models.load import load_model, torch_dtype
+from telescope_train.models.norms import replace_rms_norms
+from telescope_train.models.packed import PackedPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedPolicy:
+    """A model that is ready, and what was decided on the way."""
+
+    policy: PackedPolicy
+    attention: AttentionChoice
+
+
+def compute_dtype(settings: BackendSettings, device: torch.device) -> torch.dtype:
+    """Return the dtype that layers compute in."""
+    name = settings.model.mixed_precision_dtype
+    if name is None:
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch_dtype(name)
+
+
+def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolicy:
+    """Return the model that is trained."""
+    trainer, dtype = settings.trainer, compute_dtype(settings, device)
+    if trainer.optimizer_cpu_offload and device.type == "cpu":
+        raise ConfigError(
+            "optimizer_cpu_offload has no effect without a GPU: everything is in CPU memory "
+            "already; remove it"
+        )
+    loaded = load_model(
+        settings.model.model,
+        dtype=settings.model.model_dtype,
+        trust_remote_code=settings.model.trust_remote_code,
+    )
+    attention = choose_attention(loaded.model, device, dtype)
+    _speed_up_norms(loaded.model, device, dtype)
+    if trainer.gradient_checkpointing:
+        kind = "full" if trainer.gradient_checkpointing is True else trainer.gradient_checkpointing
+        checkpoint_activations(decoder_layers(loaded.model), kind)
+    policy = PackedPolicy(
+        loaded.model,
+        chunk_size=trainer.entropy_chunk_size,
+        vocab_size=loaded.vocab_size,
+    ).eval()
+    policy.use_attention(attention.kind)
+    shard(policy, device, dtype, offload=trainer.optimizer_cpu_offload)
+    return ShardedPolicy(policy=policy, attention=attention)
+
+
+def load_reference(
+    settings: BackendSettings, device: torch.device, attention: AttentionChoice
+) -> PackedPolicy:
+    """Return a frozen copy of the initial model, in the dtype of the layers."""
+    dtype = compute_dtype(settings, device)
+    loaded = load_model(
+        settings.model.model,
+        dtype=settings.model.model_dtype,
+        trust_remote_code=settings.model.trust_remote_code,
+    )
+    loaded.model.to(dtype)
+    _speed_up_norms(loaded.model, device, dtype)
+    policy = PackedPolicy(
+        loaded.model,
+        chunk_size=settings.trainer.entropy_chunk_size,
+        vocab_size=loaded.vocab_size,
+    ).eval()
+    policy.requires_grad_(False)
+    policy.use_attention(attention.kind)
+    shard(policy, device, dtype, offload=settings.trainer.optimizer_cpu_offload)
+    return policy
+
+
+def _speed_up_norms(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    if device.type == "cpu" and dtype == torch.float32:
+        replace_rms_norms(model)

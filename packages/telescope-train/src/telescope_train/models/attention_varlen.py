@@ -1,0 +1,53 @@
+"""torch's own variable-length attention as an attention of transformers; CUDA, half precision.
+
+Dims: T tokens of the row, H heads, D head size.
+"""
+
+import importlib.util
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+VARLEN_ATTENTION = "telescope_varlen"
+
+
+def has_varlen() -> bool:
+    """Return whether this torch has it."""
+    return importlib.util.find_spec("torch.nn.attention.varlen") is not None
+
+
+def _varlen_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend inside each sequence; [1, H, T, D] in, [1, T, H, D] out, as transformers expects."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    # A window counts the token itself; the kernel counts those to its left. 0 on the right: causal.
+    longest, window = options["max_length_q"], options.get("sliding_window")
+    left = -1 if window is None else window - 1
+    output_THD = varlen_attn(
+        *(states[0].transpose(0, 1) for states in (query, key, value)),
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=(left, 0),
+        enable_gqa=True,
+    )
+    assert isinstance(output_THD, torch.Tensor)
+    return output_THD.unsqueeze(0), None
+
+
+def register_varlen_attention() -> None:
+    """Make `attn_implementation = VARLEN_ATTENTION` known to transformers. Idempotent."""
+    AttentionInterface.register(VARLEN_ATTENTION, _varlen_attention)

@@ -1,0 +1,75 @@
+"""`PackedRow`: one PackedBatch as the model takes it, on the model's device.
+
+Dims: T tokens of the row with the padding at its end, M trained tokens, S sequences.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from telescope_train.batch import PackedBatch
+from telescope_train.models.attention import PackedLayout, packed_layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequences:
+    """Where the sequences of a row begin and end, in the form of every kind of attention."""
+
+    positions_T: torch.Tensor
+    """[T] int64, restarting at 0 for every sequence."""
+    layout: PackedLayout
+    starts: torch.Tensor
+    """int32 [S + 1] cumulative lengths, as varlen kernels want them."""
+    longest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRow:
+    """The model's view of one PackedBatch."""
+
+    token_ids_T: torch.Tensor
+    sequences: Sequences
+    trained_M: torch.Tensor
+    """Index of each trained token."""
+    temperatures_M: torch.Tensor
+
+
+def find_sequences(positions_T: NDArray[np.integer], device: torch.device) -> Sequences:
+    """Describe a row whose positions restart at 0 for every sequence."""
+    starts = np.append(np.flatnonzero(positions_T == 0), len(positions_T))
+    return Sequences(
+        positions_T=torch.tensor(positions_T, dtype=torch.long).to(device),
+        layout=packed_layout(positions_T, device),
+        starts=torch.from_numpy(starts.astype(np.int32)).to(device),
+        longest=int(np.diff(starts).max()),
+    )
+
+
+def packed_row(batch: PackedBatch, device: torch.device, *, multiple_of: int = 1) -> PackedRow:
+    """Prepare `batch` for the model; its own padding goes, that up to `multiple_of` comes.
+
+    The padding is one more sequence, so it is seen by no other. A row of nothing but padding
+    keeps two tokens, one of them trained with weight 0: every rank must run the same
+    collectives, forward and backward.
+    """
+    num_tokens = batch.num_tokens
+    trained_M = np.flatnonzero(batch.mask_T)
+    token_ids_T, positions_T = batch.token_ids_T[:num_tokens], batch.positions_T[:num_tokens]
+    if num_tokens == 0:
+        token_ids_T, positions_T = batch.token_ids_T[:2], np.arange(2)
+    if len(trained_M) == 0:
+        trained_M = np.flatnonzero(positions_T > 0)[:1]
+    assert (positions_T[trained_M] > 0).all(), (
+        "the first token of a sample has nothing to be predicted from: it cannot be trained"
+    )
+    num_padding = -len(token_ids_T) % multiple_of
+    token_ids_T = np.append(token_ids_T, np.zeros(num_padding, token_ids_T.dtype))
+    positions_T = np.append(positions_T, np.arange(num_padding, dtype=positions_T.dtype))
+    return PackedRow(
+        token_ids_T=torch.tensor(token_ids_T, dtype=torch.long).to(device),
+        sequences=find_sequences(positions_T, device),
+        trained_M=torch.from_numpy(trained_M).to(device),
+        temperatures_M=torch.tensor(batch.temperatures_T[trained_M]).to(device),
+    )
