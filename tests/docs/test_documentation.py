@@ -43,6 +43,9 @@ ELSEWHERE = {
     "telescope env install math-reasoning countdown": "Makefile",
     "telescope sft examples/sft.toml": FIRST_RUN,
     "telescope train examples/quickstart.toml": FIRST_RUN,
+    "telescope train examples/quickstart.toml --resume_from_checkpoint latest": (
+        "tests/e2e/test_resumed_run.py::test_a_killed_run_goes_on"
+    ),
     "telescope train examples/quickstart.toml --name synchronous --max_async_rollout 0": FIRST_RUN,
     "telescope eval math-reasoning --model runs/quickstart/checkpoints/final/hf --env.level digit "
     "--env.operations + --env.instruction= --max-tokens 12 --examples 200 --rollouts 4 --k 1,4": (

@@ -1,4 +1,4 @@
-"""Writing a folder all at once, and distributed checkpoints (torch DCP) in such folders.
+"""Writing a folder all at once, and distributed checkpoints (torch DCP).
 
 Every rank calls every function. A checkpoint can be read by another number of ranks.
 """
@@ -6,15 +6,17 @@ Every rank calls every function. A checkpoint can be read by another number of r
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, TelescopeError
 
 
 def require_replaceable(folder: Path) -> None:
@@ -56,10 +58,48 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     dist.barrier()
 
 
+class Saving:
+    """A state that is being written in the background; `wait` for it once."""
+
+    def __init__(self, folder: Path, written: "Future[Any]", group: dist.ProcessGroup) -> None:
+        self._folder = folder
+        self._written = written
+        self._group = group
+
+    def is_done(self) -> bool:
+        """Return whether this rank has nothing left to write, or failed."""
+        return self._written.done()
+
+    def wait(self) -> None:
+        """Return when every rank's part is on disk; raises TelescopeError when one is not."""
+        try:
+            self._written.result()
+        except (OSError, RuntimeError, CheckpointException) as error:
+            raise TelescopeError(
+                f"the checkpoint {self._folder} could not be written: {error}; "
+                "make room or choose another checkpoint_dir, and resume from the one before"
+            ) from error
+        finally:
+            dist.destroy_process_group(self._group)
+
+
+def start_saving(folder: str | Path, state: dict[str, Any]) -> Saving:
+    """Copy `state` to CPU memory and write it to `folder` while the caller goes on.
+
+    The writing threads of the ranks speak over a group of their own: on the one that training
+    uses, their messages would mix with its collectives.
+    """
+    group = dist.new_group(backend="gloo")
+    writer = FileSystemWriter(folder)
+    written = dcp.async_save(state, storage_writer=writer, async_stager=writer, process_group=group)
+    assert isinstance(written, Future), "the writer stages in the foreground"
+    return Saving(Path(folder), written, group)
+
+
 def save_state(folder: str | Path, state: dict[str, Any]) -> None:
     """Write `state` (sharded tensors, tensors, plain values) to `folder`."""
     with whole_folder(Path(folder)) as partial:
-        dcp.save(state, storage_writer=FileSystemWriter(partial))
+        start_saving(partial, state).wait()
 
 
 def load_state(folder: str | Path, state: dict[str, Any]) -> None:

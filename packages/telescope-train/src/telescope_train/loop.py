@@ -60,14 +60,16 @@ class LoopParts:
     """Longest completion; the divisor of constant weighting."""
     declared: Mapping[str, RewardRange]
     hidden_size: int
+    first_version: WeightVersion = 0
+    """Version that is live at the start: the steps done before, when a run is resumed."""
 
 
 async def train(
     parts: LoopParts, *, after_step: Callable[[int, dict[str, float]], Awaitable[None]]
 ) -> None:
     """Take every step of the config; `after_step` gets the number and the row of each."""
-    parts.sampler.advance(0)
-    for version in range(parts.config.run.number_of_steps):
+    parts.sampler.advance(parts.first_version)
+    for version in range(parts.first_version, parts.config.run.number_of_steps):
         started_s = time.perf_counter()
         batch = await parts.sampler.take(version)
         sampled_s = time.perf_counter()

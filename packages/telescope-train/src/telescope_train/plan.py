@@ -14,7 +14,9 @@ from telescope_core.open import locate_environment, open_environment
 from telescope_train.config.checks import max_tokens_problems
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.model_facts import UNKNOWN_FACTS, ModelFacts, read_model_facts
-from telescope_train.run_location import run_folder, run_folder_problems
+from telescope_train.resume import location_problems
+from telescope_train.run_checkpoints import checkpoints_folder
+from telescope_train.run_location import run_folder
 
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
 
@@ -104,7 +106,7 @@ def make_plan(config: TrainConfig) -> Plan:
         problems += _length_problems(config, facts.max_positions, limit)
     shares = _environment_shares(config, problems)
     problems += _eval_environment_problems(config)
-    problems += run_folder_problems(config)
+    problems += location_problems(config)
     if config.ray.ray_address is None:
         problems += port_problems(config)
     rollouts = sum(share.rollouts for share in shares)
@@ -283,6 +285,8 @@ def _eval_plan(config: TrainConfig, entry: EvalEntry) -> EvalPlan:
 def _outputs(config: TrainConfig) -> tuple[tuple[str, str], ...]:
     every = config.checkpoint.checkpoint_every
     checkpoints = f"every {every} steps and at the end" if every else "at the end"
+    where = config.checkpoint.checkpoint_dir
+    place = "" if where is None else f", in {checkpoints_folder(config)}"
     evals = [("evals", "results of each evaluation")] if config.evals.evals else []
     return (
         ("config.json", "every setting, defaults included"),
@@ -291,7 +295,7 @@ def _outputs(config: TrainConfig) -> tuple[tuple[str, str], ...]:
         ("rollouts", "one parquet file per step, every rollout"),
         *evals,
         ("logs", "output of every process"),
-        ("checkpoints", f"state of the run, {checkpoints}"),
+        ("checkpoints", f"state of the run, {checkpoints}{place}"),
         ("summary.json", "rewards and evals, first and last"),
         ("report.html", "the run as one page"),
     )

@@ -10,8 +10,10 @@ from telescope_core.open import open_environment
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
 from telescope_core.reports.train_report import write_train_report
+from telescope_core.types import WeightVersion
 from telescope_train.algorithms import load_algorithm
 from telescope_train.backends.protocol import BackendSettings
+from telescope_train.checkpointer import Checkpointer
 from telescope_train.config.schema import TrainConfig
 from telescope_train.credit import RewardRange
 from telescope_train.inference.policy import TokenPolicySource
@@ -27,12 +29,13 @@ from telescope_train.loop import LoopParts, train
 from telescope_train.mix import make_sampler, training_environments
 from telescope_train.model_facts import read_model_facts
 from telescope_train.plan import make_plan, max_model_len
-from telescope_train.run_location import run_folder
+from telescope_train.resume import ResumePoint, open_run_folder, resume_point
 from telescope_train.runtime.cluster import Bundle, placed, ray_cluster, reserve
 from telescope_train.runtime.ranks import RankGroup
 from telescope_train.runtime.servers import ServerGroup, server_settings
+from telescope_train.sampler import RolloutSampler
 from telescope_train.summary import make_summary
-from telescope_train.view import LiveView, print_summary
+from telescope_train.view import LiveView, print_resume, print_summary
 from telescope_train.weights.publish import WeightPublisher
 
 DEATH_SHOWS_WITHIN_S = 20.0
@@ -54,12 +57,11 @@ def run_training(config: TrainConfig) -> dict[str, Any]:
     eval_environments = {
         entry.name: open_environment(entry.name, dict(entry.env)) for entry in config.evals.evals
     }
-    folder = RunFolder.create(
-        run_folder(config),
-        config=config.model_dump(mode="json"),
-        name=config.run.name,
-    )
-    run = _Run(config, folder, environments, eval_environments)
+    point = resume_point(config)
+    folder = open_run_folder(config, point)
+    if point is not None:
+        print_resume(point.checkpoint.step, str(point.checkpoint.path), point.changed)
+    run = _Run(config, folder, environments, eval_environments, point)
     try:
         with ray_cluster(config.ray, run.bundles(), debug=config.run.debug):
             asyncio.run(run.main())
@@ -83,11 +85,13 @@ class _Run:
         folder: RunFolder,
         environments: dict[str, EnvironmentClient],
         eval_environments: dict[str, EnvironmentClient],
+        point: ResumePoint | None,
     ) -> None:
         self.config = config
         self.folder = folder
         self.environments = environments
         self.eval_environments = eval_environments
+        self.checkpoint = point.checkpoint if point is not None else None
         self.device = default_device()
         self.facts = read_model_facts(config.model.model)
         self.max_model_len = max_model_len(config, self.facts)
@@ -105,7 +109,10 @@ class _Run:
         """Start everything, train, save, and end everything whatever happens."""
         names = [entry.name for entry in self.config.environments]
         async with AsyncExitStack() as stack:
-            view = stack.enter_context(LiveView(self.config.run.number_of_steps, names))
+            before = self.folder.metrics() if self.checkpoint is not None else ()
+            view = stack.enter_context(
+                LiveView(self.config.run.number_of_steps, names, rows_before=before)
+            )
             view.phase("starting inference servers and trainer ranks")
             servers, ranks = self._start_processes()
             stack.push_async_callback(servers.close)
@@ -168,7 +175,8 @@ class _Run:
             folder=self.folder,
             concurrency=config.inference.max_num_seqs,
         )
-        if config.evals.eval_before_training:
+        first_version = await self._restore(ranks, publisher)
+        if config.evals.eval_before_training and not first_version:
             await evals.run(config.evals.evals, BEFORE, on_progress=view.phase)
         sampler = make_sampler(config, mix, policies, num_servers=len(pool.clients))
         parts = LoopParts(
@@ -185,28 +193,40 @@ class _Run:
                 for name, one in mix.descriptions.items()
             },
             hidden_size=self.facts.hidden_size or 1024,
+            first_version=first_version,
         )
+        checkpointer = self._checkpointer(ranks, sampler)
 
         async def after_step(step: int, row: dict[str, float]) -> None:
             view.update(row)
             await evals.run(evals.due(step), f"step-{step}", on_progress=view.phase)
-            every = config.checkpoint.checkpoint_every
-            if every and step % every == 0 and step < config.run.number_of_steps:
-                await self._save(ranks, f"step-{step:06d}")
+            await checkpointer.after_step(step)
 
         view.phase("training")
         try:
             await train(parts, after_step=after_step)
+            view.phase("saving the checkpoint")
+            await checkpointer.finish(config.run.number_of_steps)
         finally:
+            await checkpointer.close()
             await sampler.close()
         if config.evals.eval_after_training:
             await evals.run(config.evals.evals, AFTER, on_progress=view.phase)
-        view.phase("saving the checkpoint")
-        await self._save(ranks, "final")
 
-    async def _save(self, ranks: RankGroup, name: str) -> None:
-        target = self.folder.checkpoints_path.absolute() / name
-        await ranks.save(target / "state", target / "hf")
+    async def _restore(self, ranks: RankGroup, publisher: WeightPublisher) -> WeightVersion:
+        """Give ranks and servers the weights to begin with; returns their version."""
+        if self.checkpoint is None:
+            return 0
+        await ranks.load_checkpoint(self.checkpoint.state_path.absolute())
+        await publisher.publish(self.checkpoint.step)
+        return self.checkpoint.step
+
+    def _checkpointer(self, ranks: RankGroup, sampler: RolloutSampler) -> Checkpointer:
+        """Put the sampler where the checkpoint left it; returns what saves the run."""
+        if self.checkpoint is None:
+            return Checkpointer(self.config, ranks, sampler)
+        sampler.restore(self.checkpoint.sampler_state())
+        return Checkpointer(self.config, ranks, sampler, resumed_from=self.checkpoint.path)
 
 
 async def supervised(servers: ServerGroup, work: Coroutine[Any, Any, None]) -> None:

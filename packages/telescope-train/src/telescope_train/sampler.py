@@ -57,6 +57,26 @@ class SampledBatch:
     """From admission to the last reward."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerState:
+    """Where sampling stands, in a form that outlives the process."""
+
+    next_batch: int
+    """First batch that is admitted from here on."""
+    draw_position: int
+    """Examples drawn for the batches before it."""
+    batches: Mapping[int, SampledBatch]
+    """Sampled by older weights and not yet trained on, by number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Admission:
+    version: WeightVersion
+    draw_position: int
+    """Before the first draw of the batch."""
+    at_s: float
+
+
 class RolloutSampler:
     """Plays the admitted batches in tasks of its own.
 
@@ -77,7 +97,8 @@ class RolloutSampler:
         self._settings = settings
         self._lanes = asyncio.Semaphore(settings.max_concurrent_rollouts)
         self._batches: dict[int, list[asyncio.Task[Group]]] = {}
-        self._admitted_s: dict[int, float] = {}
+        self._admitted: dict[int, _Admission] = {}
+        self._restored: dict[int, SampledBatch] = {}
         self._failed_attempts: Counter[int] = Counter()
         self._next_batch = 0
 
@@ -86,7 +107,9 @@ class RolloutSampler:
         last = min(version + self._settings.max_async_rollout, self._settings.num_batches - 1)
         while self._next_batch <= last:
             batch = self._next_batch
-            self._admitted_s[batch] = time.monotonic()
+            self._admitted[batch] = _Admission(
+                version=version, draw_position=self._draw.position, at_s=time.monotonic()
+            )
             self._batches[batch] = [
                 asyncio.create_task(self._play_group(batch, position, self._draw.next()))
                 for position in range(self._settings.groups_per_batch)
@@ -95,12 +118,43 @@ class RolloutSampler:
 
     async def take(self, batch: int) -> SampledBatch:
         """Return the groups of `batch` once all are scored; raises when not one rollout was."""
-        groups = await asyncio.gather(*self._batches.pop(batch))
-        require_scored(groups)
+        sampled = self._restored.pop(batch, None) or await self._sampled(batch)
+        for known in (self._batches, self._failed_attempts, self._admitted):
+            known.pop(batch, None)
+        require_scored(sampled.groups)
+        return sampled
+
+    async def settled(self, version: WeightVersion) -> SamplerState:
+        """Return the state now that `version` is live, once what older weights began has ended.
+
+        What `version` itself began is left out as a whole and sampled again after a restore:
+        keeping the part that is finished would favour short answers.
+        """
+        begun = [number for number in self._batches if self._admitted[number].version == version]
+        next_batch = min(begun, default=self._next_batch)
+        older = [number for number in self._batches if number < next_batch]
+        sampled = await asyncio.gather(*map(self._sampled, older))
+        return SamplerState(
+            next_batch=next_batch,
+            draw_position=(
+                self._admitted[next_batch].draw_position if begun else self._draw.position
+            ),
+            batches={**self._restored, **dict(zip(older, sampled, strict=True))},
+        )
+
+    def restore(self, state: SamplerState) -> None:
+        """Continue from `state`; only before the first `advance`."""
+        assert self._next_batch == 0, "restore comes before advance"
+        self._draw.skip_to(state.draw_position)
+        self._next_batch = state.next_batch
+        self._restored = dict(state.batches)
+
+    async def _sampled(self, batch: int) -> SampledBatch:
+        groups = await asyncio.gather(*self._batches[batch])
         return SampledBatch(
             groups=tuple(groups),
-            num_failed_attempts=self._failed_attempts.pop(batch, 0),
-            duration_s=time.monotonic() - self._admitted_s.pop(batch),
+            num_failed_attempts=self._failed_attempts[batch],
+            duration_s=time.monotonic() - self._admitted[batch].at_s,
         )
 
     async def close(self) -> None:

@@ -6,6 +6,7 @@ from telescope_core.evals import EvalResult, read_result
 from telescope_core.records import RunFolder
 from telescope_train.config.schema import TrainConfig
 from telescope_train.live_evals import AFTER, BEFORE
+from telescope_train.run_checkpoints import FINAL, checkpoints_folder
 from telescope_train.step_row import first_and_last
 
 
@@ -32,7 +33,7 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
             }
             for entry in config.evals.evals
         },
-        "export": str(folder.checkpoints_path / "final" / "hf"),
+        "export": str(checkpoints_folder(config) / FINAL / "hf"),
         "report": str(folder.report_path),
     }
 

@@ -73,12 +73,18 @@ class LiveView:
     """Shows the rows of a run as they come; use it as a context manager."""
 
     def __init__(
-        self, total_steps: int, environments: Sequence[str], *, console: Console | None = None
+        self,
+        total_steps: int,
+        environments: Sequence[str],
+        *,
+        console: Console | None = None,
+        rows_before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
+        """`rows_before`: of the steps that were done before, when a run is resumed."""
         self._total_steps = total_steps
         self._environments = list(environments)
         self._console = console or Console()
-        self._rows: list[Mapping[str, Any]] = []
+        self._rows: list[Mapping[str, Any]] = list(rows_before)
         self._phase = ""
         self._started_s = time.monotonic()
         self._live: Live | None = None
@@ -199,6 +205,17 @@ def _time_split(row: Mapping[str, Any]) -> Text:
 def _number(row: Mapping[str, Any], key: str, spec: str) -> str:
     value = row.get(key)
     return "-" if value is None else format(value, spec)
+
+
+def print_resume(
+    step: int, checkpoint: str, changed: Sequence[str], *, console: Console | None = None
+) -> None:
+    """Say what a run continues from, and which settings are not what they were."""
+    console = console or Console()
+    lines = [f"continuing from {checkpoint} ({step} steps done)"]
+    if changed:
+        lines += ["changed since:", *(f"  {line}" for line in changed)]
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 
 def print_summary(summary: Mapping[str, Any], *, console: Console | None = None) -> None:

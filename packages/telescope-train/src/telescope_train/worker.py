@@ -19,6 +19,7 @@ from telescope_train.algorithms import load_algorithm
 from telescope_train.backends import load_backend
 from telescope_train.backends.protocol import BackendSettings, Loss
 from telescope_train.batch import PackedBatch
+from telescope_train.checkpoint import Saving
 from telescope_train.metrics import metric_row
 from telescope_train.models.load import load_tokenizer
 from telescope_train.seeding import seed_everything
@@ -48,6 +49,7 @@ class TrainerWorker:
         inference servers share the cores.
         """
         self._device = _device()
+        self._saving: Saving | None = None
         if self._device.type == "cpu":
             torch.set_num_threads(num_threads)
         _join(self._device, rank, world_size, address=master_address, port=master_port)
@@ -98,6 +100,23 @@ class TrainerWorker:
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write everything needed to continue; the folder appears whole or not at all."""
         self.backend.save_checkpoint(folder)
+
+    def start_checkpoint(self, folder: str | Path, *, with_training_state: bool) -> None:
+        """Copy the state and write it to `folder` in the background; `finish_checkpoint` later."""
+        assert self._saving is None, "finish_checkpoint comes first"
+        self._saving = self.backend.start_checkpoint(
+            folder, with_training_state=with_training_state
+        )
+
+    def checkpoint_is_written(self) -> bool:
+        """Return whether `finish_checkpoint` would return at once."""
+        return self._saving is None or self._saving.is_done()
+
+    def finish_checkpoint(self) -> None:
+        """Wait for what `start_checkpoint` began; raises TelescopeError when it failed."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
 
     def load_checkpoint(self, folder: str | Path) -> None:
         """Continue from `folder`."""

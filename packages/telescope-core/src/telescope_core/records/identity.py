@@ -37,6 +37,19 @@ class RunState(StrEnum):
     """It was killed: it never wrote an end, and its process is gone."""
 
 
+class Resume(BaseModel):
+    """One continuation of a run from a checkpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    at: str
+    step: int
+    """Steps done in the checkpoint."""
+    checkpoint: str
+    changed: tuple[str, ...] = ()
+    """Settings that differ from those of the checkpoint."""
+
+
 class RunInfo(BaseModel):
     """`run.json`: identity and state of a run."""
 
@@ -56,6 +69,8 @@ class RunInfo(BaseModel):
     python: str
     platform: str
     versions: dict[str, str] = Field(default_factory=dict)
+    resumes: tuple[Resume, ...] = ()
+    """Oldest first."""
 
     @property
     def observed_state(self) -> RunState:
@@ -88,6 +103,12 @@ def new_run_info(name: str) -> RunInfo:
         platform=platform.platform(),
         versions=_installed_versions(),
     )
+
+
+def resumed_run_info(before: RunInfo, resume: Resume) -> RunInfo:
+    """Return the identity of the run `before`, continued in this process now."""
+    kept = {"started_at": before.started_at, "resumes": (*before.resumes, resume)}
+    return new_run_info(before.name).model_copy(update=kept)
 
 
 def now() -> str:

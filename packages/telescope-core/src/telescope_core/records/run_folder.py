@@ -4,6 +4,8 @@ Files are appended line by line, or written then renamed, so that a folder can b
 run goes on and after it was killed. It holds no open file and no state but its path.
 """
 
+import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,8 +20,16 @@ from telescope_core.records.files import (
     read_json,
     read_json_lines,
     write_json,
+    write_text,
 )
-from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
+from telescope_core.records.identity import (
+    Resume,
+    RunInfo,
+    RunState,
+    new_run_info,
+    now,
+    resumed_run_info,
+)
 from telescope_core.records.parquet import count_rows, read_rows, write_rows
 from telescope_core.records.rows import RolloutRow
 from telescope_core.types import JsonValue, RolloutStatus
@@ -62,6 +72,31 @@ class RunFolder:
             raise ConfigError(f"{path}: no such folder; expected the folder of a run")
         run.info()
         return run
+
+    @classmethod
+    def resume(cls, path: Path, *, config: Mapping[str, JsonValue], resume: Resume) -> "RunFolder":
+        """Continue the run in `path`; what it recorded after `resume.step` is dropped.
+
+        Its steps will be taken again. A run that is still going on is refused.
+        """
+        run = cls.open(path)
+        info = run.info()
+        _require_ended(path, info)
+        run._write_info(resumed_run_info(info, resume))
+        write_json(path / "config.json", config)
+        run._drop_after(resume.step)
+        return run
+
+    def adopt_metrics(self, source: "RunFolder", step: int) -> None:
+        """Begin with the metrics of another run up to `step`, so that curves are whole."""
+        for row in source.metrics():
+            if row.get("step", 0) <= step:
+                self.log_metrics(row)
+
+    def note_resume(self, resume: Resume) -> None:
+        """Record that this run begins where a checkpoint of another one ended."""
+        info = self.info()
+        self._write_info(info.model_copy(update={"resumes": (*info.resumes, resume)}))
 
     @property
     def rollouts_path(self) -> Path:
@@ -151,6 +186,19 @@ class RunFolder:
         """Return the summary; None when the run did not reach it."""
         return read_json(self.path / "summary.json")
 
+    def _drop_after(self, step: int) -> None:
+        rows = [row for row in self.metrics() if row.get("step", 0) <= step]
+        lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+        write_text(self.path / "metrics.jsonl", lines)
+        for path in self._rollout_files([s for s in self.rollout_steps() if s > step]):
+            path.unlink()
+        for folder in self.eval_folders():
+            tag = re.search(r"-(?:step-(\d+)|after)$", folder.name)
+            if tag is not None and (tag[1] is None or int(tag[1]) > step):
+                shutil.rmtree(folder)
+        for name in ("summary.json", "report.html"):
+            (self.path / name).unlink(missing_ok=True)
+
     def _rollout_files(self, steps: Sequence[int]) -> list[Path]:
         return [self.rollouts_path / f"step-{step:06d}.parquet" for step in steps]
 
@@ -162,6 +210,14 @@ class RunFolder:
         write_json(self.path / "run.json", info.model_dump(mode="json"))
 
 
+def _require_ended(path: Path, info: RunInfo) -> None:
+    if info.observed_state is RunState.RUNNING:
+        raise ConfigError(
+            f"{path} belongs to a run that is going on (process {info.pid} on {info.host}); "
+            "stop it, or choose another name"
+        )
+
+
 def _make_way(path: Path, *, replace: bool) -> None:
     """Remove the run in `path`, or raise ConfigError saying why it stays."""
     fields = read_json(path / "run.json") if path.is_dir() else None
@@ -171,11 +227,7 @@ def _make_way(path: Path, *, replace: bool) -> None:
             "choose another name or output folder"
         )
     info = RunFolder(path).info()
-    if info.observed_state is RunState.RUNNING:
-        raise ConfigError(
-            f"{path} belongs to a run that is going on (process {info.pid} on {info.host}); "
-            "stop it, or choose another name"
-        )
+    _require_ended(path, info)
     if not replace:
         raise ConfigError(
             f"{path} holds an earlier run ({info.observed_state}, started {info.started_at}); "

@@ -29,6 +29,7 @@ from telescope_train.backends.protocol import (
 from telescope_train.backends.schedule import learning_rate_factor
 from telescope_train.backends.sharding import gather_values, local_part, whole
 from telescope_train.batch import PackedBatch
+from telescope_train.checkpoint import Saving, start_saving
 from telescope_train.metrics import MetricSum, reduce_metrics
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.row import PackedRow, packed_row
@@ -173,6 +174,11 @@ class FsdpBackend:
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write weights, optimiser, progress and random state."""
         fsdp_state.save(folder, self._policy, self._optimizer, self._progress)
+
+    def start_checkpoint(self, folder: str | Path, *, with_training_state: bool) -> Saving:
+        """Copy them, or the weights alone, to CPU memory and write the copy in the background."""
+        state = fsdp_state.training_state(self._policy, self._optimizer, self._progress)
+        return start_saving(folder, state if with_training_state else {"model": state["model"]})
 
     def load_checkpoint(self, folder: str | Path) -> None:
         """Take them back."""

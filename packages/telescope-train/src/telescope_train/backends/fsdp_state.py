@@ -7,9 +7,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from transformers import PreTrainedModel
 
+from telescope_core.errors import ConfigError
 from telescope_train.checkpoint import load_state, save_state, saved_keys, whole_folder
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.load import load_tokenizer
@@ -26,6 +32,11 @@ class Progress:
     num_skipped: int = 0
     skipped_in_a_row: int = 0
 
+    @property
+    def num_taken(self) -> int:
+        """Steps in which the optimiser moved the weights."""
+        return self.step - self.num_skipped
+
     def after(self, *, is_skipped: bool) -> "Progress":
         """Return the progress one step later."""
         return replace(
@@ -36,6 +47,24 @@ class Progress:
         )
 
 
+def training_state(
+    policy: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+) -> dict[str, Any]:
+    """Return everything a later run needs to continue; every rank calls it.
+
+    An optimiser that took no step yet has no moments: asking torch for them would make it take
+    one, and Adam would count it.
+    """
+    state: dict[str, Any] = {
+        "model": get_model_state_dict(policy),
+        "progress": asdict(progress),
+        _random_key(): random_state(),
+    }
+    if progress.num_taken:
+        state["optimizer"] = get_optimizer_state_dict(policy, optimizer)
+    return state
+
+
 def save(
     folder: str | Path,
     policy: torch.nn.Module,
@@ -43,14 +72,7 @@ def save(
     progress: Progress,
 ) -> None:
     """Write a checkpoint; every rank calls it."""
-    weights, moments = get_state_dict(policy, optimizer)
-    state = {
-        "model": weights,
-        "optimizer": moments,
-        "progress": asdict(progress),
-        _random_key(): random_state(),
-    }
-    save_state(folder, state)
+    save_state(folder, training_state(policy, optimizer, progress))
 
 
 def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
@@ -58,17 +80,25 @@ def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Opt
 
     A rank that the checkpoint has no random state for keeps the one it was seeded with.
     """
-    weights, moments = get_state_dict(policy, optimizer)
+    keys = saved_keys(folder)
+    if not any(key.startswith("progress.") for key in keys):
+        raise ConfigError(
+            f"{str(folder)!r} holds weights alone (checkpoint_save_training_state = false), so "
+            "training cannot continue from it; use `telescope export`, and start from the export"
+        )
     state: dict[str, Any] = {
-        "model": weights,
-        "optimizer": moments,
+        "model": get_model_state_dict(policy),
         "progress": asdict(Progress()),
     }
-    has_random_state = any(key.startswith(_random_key()) for key in saved_keys(folder))
+    if any(key.startswith("optimizer.") for key in keys):
+        state["optimizer"] = get_optimizer_state_dict(policy, optimizer)
+    has_random_state = any(key.startswith(f"{_random_key()}.") for key in keys)
     if has_random_state:
         state[_random_key()] = random_state()
     load_state(folder, state)
-    set_state_dict(policy, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    set_model_state_dict(policy, state["model"])
+    if "optimizer" in state:
+        set_optimizer_state_dict(policy, optimizer, state["optimizer"])
     if has_random_state:
         set_random_state(state[_random_key()])
     return Progress(**state["progress"])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from telescope_train.algorithms.terms import Terms, TokenLoss
 from telescope_train.batch import PackedBatch
+from telescope_train.checkpoint import Saving
 from telescope_train.config.schema import (
     AlgorithmSection,
     ModelSection,
@@ -112,6 +113,13 @@ class TrainerBackend(Protocol):
 
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write all that a later run needs to continue with the same numbers."""
+        ...
+
+    def start_checkpoint(self, folder: str | Path, *, with_training_state: bool) -> Saving:
+        """Begin to write to `folder` what training cannot change any more; wait for it later.
+
+        Without `with_training_state` the weights alone, which can be exported but not resumed.
+        """
         ...
 
     def load_checkpoint(self, folder: str | Path) -> None:

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 
 from telescope_core.errors import ConfigError, unknown_name
 from telescope_train.config.algorithm_checks import algorithm_problems
+from telescope_train.config.checkpoint_checks import checkpoint_problems
 from telescope_train.config.names import (
     PLANNED_ALGORITHMS,
     PLANNED_BACKENDS,
@@ -29,6 +30,7 @@ def check_config(config: TrainConfig) -> None:
         *_length_problems(config),
         *algorithm_problems(config),
         *trainer_problems(config),
+        *checkpoint_problems(config),
         *_eval_problems(config),
         *_name_problems(config),
     ]

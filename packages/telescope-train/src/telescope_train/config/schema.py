@@ -134,10 +134,20 @@ class WeightsSection(Section):
 
 
 class CheckpointSection(Section):
-    """When the state of the run is saved."""
+    """When and where the state of the run is saved, and what a run continues from."""
 
     checkpoint_every: Index = 0
     """Steps between checkpoints; 0 = only at the end."""
+    checkpoint_dir: str | None = None
+    """Folder for checkpoints, one folder per run in it; null = `checkpoints` in the run folder."""
+    checkpoint_save_training_state: bool = True
+    """Save all that a run needs to continue; false = weights alone, for `telescope export`."""
+    checkpoint_keep_last: Count | None = None
+    """Newest checkpoints to keep while the run goes on; null = all of them."""
+    checkpoint_keep_every: Count | None = None
+    """Keep the checkpoints of steps that are a multiple of this as well."""
+    resume_from_checkpoint: Annotated[str, Field(min_length=1)] | None = None
+    """Checkpoint to continue from: its folder, or `latest` for this run's newest."""
 
 
 class EvalEntry(Section):

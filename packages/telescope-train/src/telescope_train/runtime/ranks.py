@@ -55,10 +55,25 @@ class RankActor:
         """Leave the process group."""
         self._trainer.close()
 
-    def save(self, checkpoint_folder: str, export_folder: str) -> None:
-        """Write the training state and the model in Hugging Face format."""
-        self._trainer.save_checkpoint(Path(checkpoint_folder))
-        self._trainer.save_pretrained(Path(export_folder))
+    def start_checkpoint(self, folder: str, with_training_state: bool) -> None:
+        """Begin to write the state in the background."""
+        self._trainer.start_checkpoint(folder, with_training_state=with_training_state)
+
+    def checkpoint_is_written(self) -> bool:
+        """Return whether it is written."""
+        return self._trainer.checkpoint_is_written()
+
+    def finish_checkpoint(self) -> None:
+        """Wait for it."""
+        self._trainer.finish_checkpoint()
+
+    def load_checkpoint(self, folder: str) -> None:
+        """Continue from a checkpoint."""
+        self._trainer.load_checkpoint(folder)
+
+    def save_pretrained(self, folder: str) -> None:
+        """Write the model in Hugging Face format."""
+        self._trainer.save_pretrained(folder)
 
     @property
     def _trainer(self) -> TrainerWorker:
@@ -132,9 +147,25 @@ class RankGroup:
         """Send all weights to all servers."""
         await self._all("send_weights")
 
-    async def save(self, checkpoint_folder: Path, export_folder: Path) -> None:
-        """Write the training state and the model in Hugging Face format."""
-        await self._all("save", str(checkpoint_folder), str(export_folder))
+    async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
+        """Copy the state on every rank and begin to write it; training may go on."""
+        await self._all("start_checkpoint", str(folder), with_training_state)
+
+    async def checkpoint_is_written(self) -> bool:
+        """Return whether every rank is done with its part."""
+        return all(await self._all("checkpoint_is_written"))
+
+    async def finish_checkpoint(self) -> None:
+        """Wait for all parts; raises when one could not be written."""
+        await self._all("finish_checkpoint")
+
+    async def load_checkpoint(self, folder: Path) -> None:
+        """Continue from the state in `folder`, whatever number of ranks wrote it."""
+        await self._all("load_checkpoint", str(folder))
+
+    async def save_pretrained(self, folder: Path) -> None:
+        """Write the model in Hugging Face format."""
+        await self._all("save_pretrained", str(folder))
 
     async def _rank(self, rank: int, method: str, *arguments: Any) -> Any:
         reference = getattr(self._actors[rank], method).remote(*arguments)

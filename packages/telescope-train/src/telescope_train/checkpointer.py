@@ -1,0 +1,162 @@
+"""`Checkpointer`: saves a run while it goes on, one checkpoint at a time.
+
+The ranks copy their state and write it in the background; the driver adds what it knows, and the
+folder is renamed into place when all of it is on disk. A failure is raised at the next step.
+"""
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+from telescope_core.types import WeightVersion
+from telescope_train.config.schema import TrainConfig
+from telescope_train.models.describe import save_model_description
+from telescope_train.run_checkpoints import (
+    FINAL,
+    CheckpointManifest,
+    checkpoints_folder,
+    complete_checkpoints,
+    expendable,
+    partial_folder,
+    put_in_place,
+    remove,
+    write_manifest,
+)
+from telescope_train.sampler import SamplerState
+
+_POLL_S = 0.2
+
+
+class SavingRanks(Protocol):
+    """What saving needs of the trainer ranks."""
+
+    @property
+    def num_ranks(self) -> int:
+        """How many there are."""
+        ...
+
+    async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
+        """Copy the state and begin to write it."""
+        ...
+
+    async def checkpoint_is_written(self) -> bool:
+        """Return whether nothing is left to write, or writing failed."""
+        ...
+
+    async def finish_checkpoint(self) -> None:
+        """Raise when it failed."""
+        ...
+
+    async def save_pretrained(self, folder: Path) -> None:
+        """Write the model in Hugging Face format."""
+        ...
+
+
+class ResumableSampler(Protocol):
+    """What saving needs of the sampler."""
+
+    async def settled(self, version: WeightVersion) -> SamplerState:
+        """Return where sampling stands."""
+        ...
+
+
+class Checkpointer:
+    """Saves the run of `config`. `after_step` each step, `finish` at the end, `close` always."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        ranks: SavingRanks,
+        sampler: ResumableSampler,
+        *,
+        resumed_from: Path | None = None,
+    ) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._sampler = sampler
+        self._resumed_from = resumed_from
+        self._folder = checkpoints_folder(config).absolute()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def after_step(self, step: int) -> None:
+        """Begin a checkpoint when one is due; raises what went wrong with the one before."""
+        if self._writing is not None and self._writing.done():
+            await self.written()
+        every = self._config.checkpoint.checkpoint_every
+        if every and step % every == 0 and step < self._config.run.number_of_steps:
+            await self._start(f"step-{step:06d}", step)
+
+    async def finish(self, step: int) -> None:
+        """Save the last step, exported to Hugging Face format as well."""
+        await self._start(FINAL, step, is_exported=True)
+        await self.written()
+
+    async def close(self) -> None:
+        """Stop waiting for what is being written; without its end it is no checkpoint."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
+
+    async def _start(self, name: str, step: int, *, is_exported: bool = False) -> None:
+        await self.written()
+        path = self._folder / name
+        partial = partial_folder(path)
+        await asyncio.to_thread(_empty, partial)
+        state = await self._sampler.settled(step)
+        with_training_state = self._config.checkpoint.checkpoint_save_training_state
+        await self._ranks.start_checkpoint(
+            partial / "state", with_training_state=with_training_state
+        )
+        if is_exported:
+            await self._ranks.save_pretrained(partial / "hf")
+        manifest = CheckpointManifest(
+            run=self._config.run.name,
+            step=step,
+            num_ranks=self._ranks.num_ranks,
+            has_training_state=with_training_state,
+            next_batch=state.next_batch,
+            draw_position=state.draw_position,
+            config=self._config.model_dump(mode="json"),
+        )
+        self._writing = asyncio.create_task(self._complete(path, manifest, state))
+
+    async def written(self) -> None:
+        """Wait for the checkpoint before, and raise what went wrong with it."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await writing
+
+    async def _complete(
+        self, path: Path, manifest: CheckpointManifest, state: SamplerState
+    ) -> None:
+        """Consumes what the ranks write, waits for their end, produces the checkpoint."""
+        partial = partial_folder(path)
+        await asyncio.to_thread(save_model_description, partial / "model", self._config.model)
+        await asyncio.to_thread(write_manifest, partial, manifest, state)
+        # A rank is asked between its steps: waiting inside it would keep it from training.
+        while not await self._ranks.checkpoint_is_written():  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+        await self._ranks.finish_checkpoint()
+        await asyncio.to_thread(self._publish, path)
+
+    def _publish(self, path: Path) -> None:
+        put_in_place(path)
+        section = self._config.checkpoint
+        mine = [
+            one
+            for one in complete_checkpoints(self._folder)
+            if one.manifest.run == self._config.run.name
+        ]
+        for one in expendable(
+            mine,
+            keep_last=section.checkpoint_keep_last,
+            keep_every=section.checkpoint_keep_every,
+            never=self._resumed_from,
+        ):
+            remove(one)
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)

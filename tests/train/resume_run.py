@@ -1,0 +1,204 @@
+"""A whole run in one process: the real loop, sampler, credit, packing and backend.
+
+Only the inference engine is replaced, by a policy whose answers depend on nothing but the prompt,
+the rollout and the weights that were live when its batch was admitted.
+"""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from telescope_core.environments import SingleTurnEnvironment, reward
+from telescope_core.examples import GeneratedSource, ListSource
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.records import RunFolder
+from telescope_core.types import Completion, Example, Message
+from telescope_train.algorithms import load_algorithm
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.checkpointer import Checkpointer
+from telescope_train.config import TrainConfig, load_train_config
+from telescope_train.credit import RewardRange
+from telescope_train.loop import LoopParts, train
+from telescope_train.mix import make_sampler, training_environments
+from telescope_train.models.tiny import END, character_tokenizer
+from telescope_train.resume import open_run_folder, resume_point
+from telescope_train.worker import TrainerWorker
+
+TOKENIZER = character_tokenizer()
+
+
+class Digit(SingleTurnEnvironment):
+    """The answer is a digit; 7 examples, so that ten steps see several epochs."""
+
+    def examples(self, split):
+        return ListSource(
+            [Example(id=f"{split}-{n}", prompt=f"{n} again=", answer=str(n)) for n in range(7)]
+        )
+
+    @reward
+    def close(self, rollout, example):
+        return 1.0 - abs(int(rollout.completion_text[-1]) - int(example.answer)) / 10
+
+
+class Endless(Digit):
+    """The same, endless."""
+
+    def examples(self, split):
+        def make(random, index):
+            n = random.randrange(10)
+            return Example(id=f"{split}-{index}", prompt=f"{index} {n}=", answer=str(n))
+
+        return GeneratedSource(make, seed=f"endless/{split}")
+
+
+class ScriptedTokens:
+    """Gives each rollout a policy; `ahead` is how far the sampler runs ahead."""
+
+    def __init__(self, ahead: int) -> None:
+        self.ahead = ahead
+
+    def policy(self, rollout_id):
+        return _Scripted(rollout_id, max(0, int(rollout_id.partition(".")[0]) - self.ahead))
+
+    async def close(self):
+        """Nothing to release."""
+
+
+class _Scripted:
+    def __init__(self, rollout_id: str, version: int) -> None:
+        self.rollout_id, self.version = rollout_id, version
+
+    async def complete(self, messages, sampling, *, tools=()):
+        key = f"{messages[-1].content}/{self.rollout_id}/{self.version}"
+        seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8])
+        random = np.random.default_rng(seed)
+        text = "".join(str(n) for n in random.integers(0, 10, int(random.integers(1, 5))))
+        ids = (*TOKENIZER(text)["input_ids"], TOKENIZER.convert_tokens_to_ids(END))
+        prompt = TOKENIZER.apply_chat_template(
+            [{"role": m.role, "content": m.content} for m in messages],
+            add_generation_prompt=True,
+        )["input_ids"]
+        return Completion(
+            message=Message(role="assistant", content=text),
+            finish_reason="stop",
+            prompt_ids=tuple(prompt),
+            completion_ids=ids,
+            logprobs=tuple((-4.6 + random.random(len(ids)) / 5).tolist()),
+            oldest_version=self.version,
+            newest_version=self.version,
+            num_prompt_tokens=len(prompt),
+            num_completion_tokens=len(ids),
+        )
+
+
+class OneRank:
+    """A trainer rank in this process, as the loop and the checkpointer see it."""
+
+    num_ranks = 1
+
+    def __init__(self, worker: TrainerWorker) -> None:
+        self.worker = worker
+
+    def __getattr__(self, name):
+        async def call(*arguments, **named):
+            return getattr(self.worker, name)(*arguments, **named)
+
+        return call
+
+    async def train_step(self, shards, version):
+        return self.worker.train_step(shards[0], version=version)
+
+
+class NoServers:
+    """Publishing to nobody."""
+
+    async def publish(self, version):
+        """Nothing to do."""
+
+
+class Killed(Exception):
+    """What ends a run in the middle."""
+
+
+def config_of(folder: Path, model: Path, *flags: str) -> TrainConfig:
+    entries = '[{"name": "digit", "weight": 2.0}, {"name": "endless", "weight": 1.0}]'
+    return load_train_config(
+        [],
+        [
+            *("--name", "run", "--number_of_steps", "10", "--output_dir", str(folder)),
+            *("--model", str(model), "--environments", entries, "--max_tokens", "8"),
+            *("--group_size", "4", "--prompts_batch_size_for_trainer", "3"),
+            *("--learning_rate", "1e-3", "--lr_scheduler", "cosine", "--warmup_steps", "2"),
+            *("--weight_decay", "0.1", "--use_tis", "true", "--seq_len", "64"),
+            *flags,
+        ],
+    )
+
+
+def settings_of(config: TrainConfig) -> BackendSettings:
+    return BackendSettings.from_config(config)
+
+
+async def run(config: TrainConfig, *, killed_after: int | None = None) -> dict[str, np.ndarray]:
+    """Take the steps of `config`; returns the weights. `killed_after` a step nothing is closed."""
+    worker = TrainerWorker(settings_of(config))
+    try:
+        return await _run(config, OneRank(worker), killed_after)
+    finally:
+        worker.finish_checkpoint()
+        worker.close()
+
+
+async def _run(config: TrainConfig, ranks: OneRank, killed_after: int | None):
+    clients = {
+        "digit": InProcessEnvironment(Digit(), name="digit"),
+        "endless": InProcessEnvironment(Endless(), name="endless"),
+    }
+    mix = await training_environments(config, clients)
+    policies = ScriptedTokens(config.scheduling.max_async_rollout)
+    sampler = make_sampler(config, mix, policies, num_servers=1)
+    point = resume_point(config)
+    folder = open_run_folder(config, point)
+    if point is not None:
+        ranks.worker.load_checkpoint(point.checkpoint.state_path)
+        sampler.restore(point.checkpoint.sampler_state())
+    checkpointer = Checkpointer(
+        config, ranks, sampler, resumed_from=point.checkpoint.path if point else None
+    )
+    parts = LoopParts(
+        config=config,
+        algorithm=load_algorithm(config.algorithm.algorithm),
+        sampler=sampler,
+        trainer=ranks,
+        publisher=NoServers(),
+        folder=folder,
+        temperatures=dict.fromkeys(clients, 1.0),
+        max_tokens=8,
+        declared=dict.fromkeys(clients, RewardRange(0.0, 1.0)),
+        hidden_size=128,
+        first_version=point.checkpoint.step if point else 0,
+    )
+
+    async def after_step(step, row):
+        await checkpointer.after_step(step)
+        if step == killed_after:
+            await checkpointer.written()
+            raise Killed
+
+    try:
+        await train(parts, after_step=after_step)
+        await checkpointer.finish(config.run.number_of_steps)
+    finally:
+        await checkpointer.close()
+        await sampler.close()
+    folder.finish()
+    return {name: value.numpy().copy() for name, value in ranks.worker.export_weights()}
+
+
+def numbers(folder: Path) -> list[dict[str, float]]:
+    """Return the rows of a run without what depends on the clock."""
+    return [
+        {key: row[key] for key in row if not key.startswith("time") and "per_s" not in key}
+        for row in RunFolder.open(folder).metrics()
+    ]
