@@ -238,3 +238,17 @@ def test_bfloat16_moments_continue_from_a_checkpoint(tiny, start, tmp_path):
     worker.load_checkpoint(tmp_path / "state")
     worker.train_step(batches, version=1)
     assert all(torch.equal(value, expected[name]) for name, value in worker.export_weights())
+
+
+def test_an_updated_reference_comes_back_with_a_checkpoint(tiny, start, tmp_path):
+    settings = with_reference(backend_settings(tiny))
+    batches = grpo_batches(seq_len=128)[0]
+    worker = start(settings)
+    worker.train_step(batches, version=0)
+    worker.backend.update_reference()
+    (expected,) = worker.backend.reference_logprobs(batches[:1])
+    worker.save_checkpoint(tmp_path / "state")
+    worker = start(settings)
+    assert not np.array_equal(worker.backend.reference_logprobs(batches[:1])[0], expected)
+    worker.load_checkpoint(tmp_path / "state")
+    assert np.array_equal(worker.backend.reference_logprobs(batches[:1])[0], expected)

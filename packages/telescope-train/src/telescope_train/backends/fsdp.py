@@ -8,6 +8,7 @@ the only denominator. Dims: T tokens of a row, M trained tokens.
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from telescope_train.backends.protocol import (
 from telescope_train.backends.schedule import learning_rate_factor
 from telescope_train.backends.sharding import gather_values, local_part, whole
 from telescope_train.batch import PackedBatch
-from telescope_train.checkpoint import Saving, start_saving
+from telescope_train.checkpoint import Saving, save_state, start_saving
 from telescope_train.metrics import MetricSum, reduce_metrics
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.row import PackedRow, packed_row
@@ -51,6 +52,7 @@ class FsdpBackend:
             self._reference = load_reference(settings, device, self.attention)
         self._optimizer = make_optimizer(self._policy.parameters(), settings.trainer, device)
         self._progress = fsdp_state.Progress()
+        self._reference_has_moved = False
 
     def accumulate_gradient(
         self, batches: Sequence[PackedBatch], *, version: int
@@ -144,6 +146,7 @@ class FsdpBackend:
         pairs = zip(self._reference.parameters(), self._policy.parameters(), strict=True)
         for frozen, current in pairs:
             local_part(frozen).copy_(local_part(current))
+        self._reference_has_moved = True
 
     def _row(self, batch: PackedBatch) -> PackedRow:
         return packed_row(
@@ -173,16 +176,24 @@ class FsdpBackend:
 
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write weights, optimiser, progress and random state."""
-        fsdp_state.save(folder, self._policy, self._optimizer, self._progress)
+        save_state(folder, self._training_state())
 
     def start_checkpoint(self, folder: str | Path, *, with_training_state: bool) -> Saving:
         """Copy them, or the weights alone, to CPU memory and write the copy in the background."""
-        state = fsdp_state.training_state(self._policy, self._optimizer, self._progress)
+        state = self._training_state()
         return start_saving(folder, state if with_training_state else {"model": state["model"]})
+
+    def _training_state(self) -> dict[str, Any]:
+        state = fsdp_state.training_state(self._policy, self._optimizer, self._progress)
+        if self._reference is not None and self._reference_has_moved:
+            state["reference"] = fsdp_state.weights_of(self._reference)
+        return state
 
     def load_checkpoint(self, folder: str | Path) -> None:
         """Take them back."""
         self._progress = fsdp_state.load(folder, self._policy, self._optimizer)
+        if self._reference is not None:
+            self._reference_has_moved = fsdp_state.load_reference(folder, self._reference)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Gather the weights on rank 0 and write them with config and tokenizer."""

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
-from telescope_train.checkpoint import load_state, save_state, saved_keys, whole_folder
+from telescope_train.checkpoint import load_state, saved_keys, whole_folder
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.load import load_tokenizer
 from telescope_train.models.quiet import no_progress_bars
@@ -56,7 +56,7 @@ def training_state(
     one, and Adam would count it.
     """
     state: dict[str, Any] = {
-        "model": get_model_state_dict(policy),
+        "model": weights_of(policy),
         "progress": asdict(progress),
         _random_key(): random_state(),
     }
@@ -65,14 +65,19 @@ def training_state(
     return state
 
 
-def save(
-    folder: str | Path,
-    policy: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-) -> None:
-    """Write a checkpoint; every rank calls it."""
-    save_state(folder, training_state(policy, optimizer, progress))
+def weights_of(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the sharded weights of `model`, as a checkpoint holds them."""
+    return get_model_state_dict(model)
+
+
+def load_reference(folder: str | Path, reference: torch.nn.Module) -> bool:
+    """Read the reference model, if it was no longer the initial model; returns whether it was."""
+    if not any(key.startswith("reference.") for key in saved_keys(folder)):
+        return False
+    state = {"reference": weights_of(reference)}
+    load_state(folder, state)
+    set_model_state_dict(reference, state["reference"])
+    return True
 
 
 def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
@@ -87,7 +92,7 @@ def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Opt
             "training cannot continue from it; use `telescope export`, and start from the export"
         )
     state: dict[str, Any] = {
-        "model": get_model_state_dict(policy),
+        "model": weights_of(policy),
         "progress": asdict(Progress()),
     }
     if any(key.startswith("optimizer.") for key in keys):
