@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from telescope_core.errors import ConfigError
 from telescope_train.binning import best_fit, deal, plan_bins, sample_costs, spread_over_ranks
 from telescope_train.packing import pack, packing_fill
+from telescope_train.tight_bins import plan_tight_bins
 from telescope_train.weighting import token_weights
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
@@ -43,6 +44,20 @@ def test_bins_hold_every_sample_once_and_never_more_than_their_room(lengths, cap
     assert len(bins) <= first_fit_decreasing(lengths, capacity)
 
 
+@settings(max_examples=150, deadline=None)
+@given(LENGTHS, st.integers(40, 400))
+def test_tight_bins_hold_every_sample_once_and_never_more_than_their_room(lengths, capacity):
+    distinct, counts = np.unique(lengths, return_counts=True)
+    patterns = plan_tight_bins(distinct.tolist(), counts.tolist(), capacity=capacity)
+    held = np.zeros(41, int)
+    for takes, num_bins in patterns:
+        assert num_bins >= 1
+        assert sum(length * taken for length, taken in takes) <= capacity
+        for length, taken in takes:
+            held[length] += taken * num_bins
+    np.testing.assert_array_equal(held, np.bincount(lengths, minlength=41))
+
+
 @settings(max_examples=100, deadline=None)
 @given(LENGTHS, st.integers(40, 90), st.integers(1, 5))
 def test_spreading_over_ranks_needs_no_more_rounds(lengths, seq_len, num_ranks):
@@ -58,6 +73,12 @@ def test_ranks_share_what_would_fit_in_fewer_bins():
     lengths_N = np.full(12, 10)
     bins = spread_over_ranks(lengths_N, seq_len=100, num_ranks=4)
     assert [len(members) for members in bins] == [3, 3, 3, 3]
+
+
+def test_ranks_share_the_work_even_if_one_sample_fills_a_bin():
+    lengths_N = np.array([100] + [10] * 40)
+    bins = spread_over_ranks(lengths_N, seq_len=100, num_ranks=8)
+    assert sorted(lengths_N[members].sum() for members in bins)[1:-1] == [60] * 6
 
 
 def test_one_long_sample_costs_more_than_as_many_tokens_in_short_ones():
@@ -76,6 +97,30 @@ def test_bins_of_one_round_cost_about_the_same_and_so_do_ranks():
     waited = costs.max(axis=0).sum() * 4 - costs.sum()
     assert waited < 0.03 * costs.sum()
     assert np.ptp(costs.sum(axis=1)) < 0.02 * costs.sum(axis=1).mean()
+
+
+MIXES = {
+    "lognormal": lambda rng, n: 600 * np.exp(0.8 * rng.standard_normal(n)),
+    "two kinds": lambda rng, n: (
+        np.where(rng.random(n) < 0.7, 180, 1800) * np.exp(0.5 * rng.standard_normal(n))
+    ),
+    "many cut": lambda rng, n: (
+        (1200 * np.exp(0.7 * rng.standard_normal(n))).clip(max=2048) + rng.integers(50, 400, n)
+    ),
+}
+
+
+@pytest.mark.parametrize("hidden_size", [256, 1024, 4096])
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_large_step_is_full_and_even_over_ranks(mix, hidden_size):
+    lengths_N = MIXES[mix](np.random.default_rng(0), 8192).astype(int).clip(16, 4096)
+    bins = spread_over_ranks(lengths_N, seq_len=4096, num_ranks=16)
+    ranks = deal(bins, lengths_N, num_ranks=16, hidden_size=hidden_size)
+    costs_N = sample_costs(lengths_N, hidden_size)
+    costs = np.array([[costs_N[members].sum() for members in rank] for rank in ranks])
+    assert lengths_N.sum() / (costs.size * 4096) >= 0.99
+    assert costs.sum(axis=1).max() <= 1.01 * costs.sum(axis=1).mean()
+    assert costs.max(axis=0).sum() * 16 <= 1.01 * costs.sum()
 
 
 @settings(max_examples=60, deadline=None)
@@ -128,11 +173,13 @@ def test_a_rank_without_work_gets_padding_of_weight_zero(make_sample):
     assert packing_fill([*ranks[0], padding], 16) == 5 / 16
 
 
-def test_a_sample_that_is_too_long_is_named(make_sample):
-    samples = [make_sample(2, 3), make_sample(5, 6, rollout=4, group="g9")]
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_sample_that_is_too_long_is_named(make_sample, place):
+    samples = [make_sample(2, 3), make_sample(4, 6)]
+    samples.insert(place, make_sample(5, 6, rollout=4, group="g9"))
     with pytest.raises(ConfigError, match=r"rollout 4 of group 'g9'.*11 tokens.*seq_len is 10"):
-        pack(samples, np.ones(2), seq_len=10, num_ranks=1)
-    assert len(pack(samples, np.ones(2), seq_len=11, num_ranks=1)[0]) == 2
+        pack(samples, np.ones(3), seq_len=10, num_ranks=1)
+    assert len(pack(samples, np.ones(3), seq_len=11, num_ranks=1)[0]) == 3
 
 
 def test_no_samples_give_no_batches():
@@ -140,10 +187,11 @@ def test_no_samples_give_no_batches():
     assert packing_fill([], 8) == 0.0
 
 
-def test_a_realistic_step_fills_its_batches():
-    lengths_N = np.exp(np.random.default_rng(0).normal(6.4, 0.8, 2048)).astype(int).clip(16, 4096)
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_realistic_step_fills_its_batches(mix):
+    lengths_N = MIXES[mix](np.random.default_rng(0), 2048).astype(int).clip(16, 4096)
     bins = best_fit(lengths_N, 4096)
-    assert lengths_N.sum() / (len(bins) * 4096) >= 0.99
+    assert len(bins) <= -(-lengths_N.sum() // 4096) + 1
 
 
 def test_samples_must_be_whole(make_sample):

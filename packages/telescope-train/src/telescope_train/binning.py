@@ -1,34 +1,22 @@
 """Which samples share a batch: a plan on lengths alone, in time that hardly grows with samples.
 
 A bin starts with the largest sample left and is filled with the largest that fit: the result of
-first-fit decreasing. Where that leaves more bins than the tokens need, a few other fillings of each
-bin are looked at and the fullest is taken. Both work by length, not by sample: a bin's pattern (how
-many of each length) repeats until one of its lengths runs out.
+first-fit decreasing. Where that leaves more bins than the tokens need, `tight_bins` plans again.
+Both work by length, not by sample: a bin's pattern (how many of each length) repeats until one of
+its lengths runs out. `deal` then gives bins to ranks by cost.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from telescope_train.tight_bins import FULL_ENOUGH, Pattern, plan_tight_bins
+
 Bin: TypeAlias = NDArray[np.int64]
 """Indices of the samples in one batch."""
-
-EFFORT = 128
-"""Fillings looked at for one bin where the first plan has bins to spare."""
-FULL_ENOUGH = 1 / 256
-"""Share of a bin that may stay empty: a perfect fit now uses up the short samples that later bins
-need."""
-
-
-class Pattern(NamedTuple):
-    """Bins that hold the same lengths."""
-
-    takes: list[tuple[int, int]]
-    """(length, samples of that length in each bin), longest first."""
-    num_bins: int
 
 
 def best_fit(lengths_N: NDArray[np.int64], capacity: int) -> list[Bin]:
@@ -46,17 +34,14 @@ def spread_over_ranks(lengths_N: NDArray[np.int64], *, seq_len: int, num_ranks: 
     distinct = np.flatnonzero(counts_L)
     lengths, counts = distinct.tolist(), counts_L[distinct].tolist()
     num_tokens = int(lengths_N.sum())
-    patterns = plan_bins(lengths, counts, capacity=seq_len)
     fewest_rounds = -(-num_tokens // (seq_len * num_ranks))
-    if _num_bins(patterns) > fewest_rounds * num_ranks:
-        harder = plan_bins(lengths, counts, capacity=seq_len, effort=EFFORT)
-        patterns = min(patterns, harder, key=_num_bins)
+    patterns = _plan(lengths, counts, capacity=seq_len, num_wanted=fewest_rounds * num_ranks)
     num_places = -(-_num_bins(patterns) // num_ranks) * num_ranks
-    enough = seq_len
-    too_small = max(lengths[-1], -(-num_tokens // num_places)) - 1
-    while _num_bins(patterns) < num_places and enough - too_small > 1:
+    enough, too_small = seq_len, -(-num_tokens // num_places) - 1
+    worth_trying = max(1, int(seq_len * FULL_ENOUGH))
+    while _num_bins(patterns) < num_places and enough - too_small > worth_trying:
         capacity = (enough + too_small) // 2
-        trial = plan_bins(lengths, counts, capacity=capacity)
+        trial = _plan(lengths, counts, capacity=capacity, num_wanted=num_places)
         if _num_bins(trial) <= num_places:
             enough, patterns = capacity, trial
         else:
@@ -64,14 +49,34 @@ def spread_over_ranks(lengths_N: NDArray[np.int64], *, seq_len: int, num_ranks: 
     return _fill(lengths_N, patterns)
 
 
-def plan_bins(
-    lengths: Sequence[int], counts: Sequence[int], *, capacity: int, effort: int = 1
+def _plan(
+    lengths: Sequence[int], counts: Sequence[int], *, capacity: int, num_wanted: int
 ) -> list[Pattern]:
+    """Return the first plan if it needs no more bins than wanted, else the better of both.
+
+    A sample longer than `capacity` has a bin of its own.
+    """
+    end = bisect_right(lengths, capacity)
+    alone = [Pattern([(lengths[i], 1)], counts[i]) for i in range(end, len(lengths))]
+    patterns = plan_bins(lengths[:end], counts[:end], capacity=capacity)
+    if _num_bins(alone) + _num_bins(patterns) > num_wanted:
+        tight = plan_tight_bins(lengths[:end], counts[:end], capacity=capacity)
+        patterns = min(patterns, tight, key=_num_bins)
+    return alone + patterns
+
+
+def plan_bins(lengths: Sequence[int], counts: Sequence[int], *, capacity: int) -> list[Pattern]:
     """Plan bins for `counts[i]` samples of `lengths[i]`; lengths ascend, none above `capacity`."""
     left_lengths, left_counts = list(lengths), list(counts)
     patterns: list[Pattern] = []
     while left_lengths:
-        slots = _fullest(left_lengths, left_counts, capacity, effort)
+        slots: list[tuple[int, int]] = []
+        room, end = capacity, len(left_lengths)
+        while end := bisect_right(left_lengths, room, 0, end):
+            end -= 1
+            num_taken = min(left_counts[end], room // left_lengths[end])
+            room -= num_taken * left_lengths[end]
+            slots.append((end, num_taken))
         num_bins = min(left_counts[slot] // num_taken for slot, num_taken in slots)
         takes = [(left_lengths[slot], num_taken) for slot, num_taken in slots]
         patterns.append(Pattern(takes, num_bins))
@@ -82,50 +87,27 @@ def plan_bins(
     return patterns
 
 
-def _fullest(
-    lengths: list[int], counts: list[int], capacity: int, effort: int
-) -> list[tuple[int, int]]:
-    """Return the fullest of the first `effort` fillings of one bin, as (slot, samples), descending.
-
-    Fillings are enumerated depth first: the last sample taken is put back, and smaller ones are
-    tried in its place.
-    """
-    slots: list[tuple[int, int]] = []
-    fullest = slots
-    least_room, room, end = capacity, capacity, len(lengths)
-    room_to_leave = capacity * FULL_ENOUGH
-    for _ in range(effort):
-        while end := bisect_right(lengths, room, 0, end):
-            end -= 1
-            num_taken = min(counts[end], room // lengths[end])
-            room -= num_taken * lengths[end]
-            slots.append((end, num_taken))
-        if room < least_room:
-            least_room, fullest = room, slots.copy()
-        end, num_taken = slots.pop()
-        room += lengths[end]
-        if num_taken > 1:
-            slots.append((end, num_taken - 1))
-        if least_room <= room_to_leave or not slots:
-            break
-    return fullest
-
-
 def deal(
     bins: Sequence[Bin], lengths_N: NDArray[np.int64], *, num_ranks: int, hidden_size: int
 ) -> list[list[Bin]]:
     """Give each rank as many bins as the others, empty ones where they do not divide.
 
     Bins are sorted by cost and dealt in rounds, so that the bins of one round, which wait for each
-    other, cost about the same; the direction alternates, so that totals do too.
+    other, cost about the same; in each, the rank with the least so far gets the most.
     """
     costs_N = sample_costs(lengths_N, hidden_size)
-    costs = np.array([costs_N[members].sum() for members in bins])
-    ordered = [bins[i] for i in np.argsort(-costs, kind="stable")]
-    ordered += [np.zeros(0, np.int64)] * (-len(bins) % num_ranks)
-    rounds = [ordered[i : i + num_ranks] for i in range(0, len(ordered), num_ranks)]
-    dealt = [row if number % 2 == 0 else row[::-1] for number, row in enumerate(rounds)]
-    return [[row[rank] for row in dealt] for rank in range(num_ranks)]
+    costs = np.array(
+        [costs_N[members].sum() for members in bins] + [0.0] * (-len(bins) % num_ranks)
+    )
+    ordered = [*bins, *[np.zeros(0, np.int64)] * (-len(bins) % num_ranks)]
+    totals_R = np.zeros(num_ranks)
+    ranks: list[list[Bin]] = [[] for _ in range(num_ranks)]
+    for row in np.argsort(-costs, kind="stable").reshape(-1, num_ranks):
+        poorest_first = np.argsort(totals_R, kind="stable")
+        totals_R[poorest_first] += costs[row]
+        for rank, index in zip(poorest_first.tolist(), row.tolist(), strict=True):
+            ranks[rank].append(ordered[index])
+    return ranks
 
 
 def sample_costs(lengths_N: NDArray[np.int64], hidden_size: int) -> NDArray[np.float64]:

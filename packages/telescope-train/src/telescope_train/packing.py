@@ -6,7 +6,6 @@ so how samples are packed changes time and memory, never the numbers.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import TypeVar
 
 import numpy as np
@@ -48,7 +47,7 @@ def pack(
         )
     bins = spread_over_ranks(lengths_N, seq_len=seq_len, num_ranks=num_ranks)
     ranks = deal(bins, lengths_N, num_ranks=num_ranks, hidden_size=hidden_size)
-    filled = iter(_batches(samples, weights_N, [b for rank in ranks for b in rank if b.size]))
+    filled = iter(_batches(samples, weights_N, lengths_N, [b for r in ranks for b in r if b.size]))
     return [[next(filled) if b.size else padding_batch() for b in rank] for rank in ranks]
 
 
@@ -75,35 +74,42 @@ def padding_batch() -> PackedBatch:
 
 
 def _batches(
-    samples: Sequence[TrainingSample], weights_N: NDArray[np.float64], bins: Sequence[Bin]
+    samples: Sequence[TrainingSample],
+    weights_N: NDArray[np.float64],
+    lengths_N: NDArray[np.int64],
+    bins: Sequence[Bin],
 ) -> list[PackedBatch]:
     """Build the batches of all bins: one array per field over the whole step, then views of it."""
     order_N = np.concatenate(bins)
     ordered = [samples[i] for i in order_N.tolist()]
-    lengths_N = np.array([len(sample.token_ids) for sample in ordered])
+    lengths_N = lengths_N[order_N]
     sizes_B = np.array([members.size for members in bins])
+    first_B = np.cumsum(sizes_B) - sizes_B
     mask_T = np.concatenate([sample.mask for sample in ordered])
     behavior_T = np.concatenate([sample.behavior_logprobs for sample in ordered], dtype=np.float32)
-    behavior_T[~mask_T] = 0.0
+    np.copyto(behavior_T, 0.0, where=~mask_T)
     weights_T = np.repeat(weights_N[order_N].astype(np.float32), lengths_N)
-    weights_T[~mask_T] = 0.0
-    numbers_N = np.arange(len(ordered)) - np.repeat(np.cumsum(sizes_B) - sizes_B, sizes_B)
-    starts_N = np.cumsum(lengths_N) - lengths_N
-    step = PackedBatch(
-        token_ids_T=np.concatenate([sample.token_ids for sample in ordered], dtype=np.int32),
-        positions_T=(np.arange(mask_T.size) - np.repeat(starts_N, lengths_N)).astype(np.int32),
-        sequence_ids_T=np.repeat(numbers_N.astype(np.int32), lengths_N),
-        mask_T=mask_T,
-        behavior_logprobs_T=behavior_T,
-        advantages_T=_over_tokens([s.advantage for s in ordered], lengths_N, np.float32),
-        weights_T=weights_T,
-        temperatures_T=_over_tokens([s.temperature for s in ordered], lengths_N, np.float32),
-        versions_T=_over_tokens([s.oldest_version for s in ordered], lengths_N, np.int32),
-    )
-    columns = [column for column in fields(PackedBatch) if getattr(step, column.name) is not None]
-    ends_B = np.add.reduceat(lengths_N, np.cumsum(sizes_B) - sizes_B).cumsum().tolist()
+    weights_T *= mask_T
+    # Steps of 1, and at each sample's first token one back to 0: summed in place, no other array.
+    positions_T = np.ones(mask_T.size, np.int32)
+    positions_T[0] = 0
+    positions_T[np.cumsum(lengths_N)[:-1]] = 1 - lengths_N[:-1]
+    np.cumsum(positions_T, out=positions_T)
+    numbers_N = np.arange(len(ordered)) - np.repeat(first_B, sizes_B)
+    step = {
+        "token_ids_T": np.concatenate([sample.token_ids for sample in ordered], dtype=np.int32),
+        "positions_T": positions_T,
+        "sequence_ids_T": np.repeat(numbers_N.astype(np.int32), lengths_N),
+        "mask_T": mask_T,
+        "behavior_logprobs_T": behavior_T,
+        "advantages_T": _over_tokens([s.advantage for s in ordered], lengths_N, np.float32),
+        "weights_T": weights_T,
+        "temperatures_T": _over_tokens([s.temperature for s in ordered], lengths_N, np.float32),
+        "versions_T": _over_tokens([s.oldest_version for s in ordered], lengths_N, np.int32),
+    }
+    ends_B = np.add.reduceat(lengths_N, first_B).cumsum().tolist()
     return [
-        PackedBatch(**{column.name: getattr(step, column.name)[start:end] for column in columns})
+        PackedBatch(**{name: column_T[start:end] for name, column_T in step.items()})
         for start, end in zip([0, *ends_B[:-1]], ends_B, strict=True)
     ]
 
