@@ -84,6 +84,9 @@ def test_every_setting_is_read_by_the_trainer():
         (["--min_lr_ratio", "0.1"], "min_lr_ratio has no effect"),
         (["--lr_scheduler", "none", "--warmup_steps", "2"], "warmup_steps has no effect"),
         (["--warmup_steps", "11"], "must not exceed run.number_of_steps (10)"),
+        (["--lora_rank", "8"], "trainer.lora_rank has no effect without use_lora"),
+        (["--lora_dropout", "1.0"], "lora_dropout"),
+        (["--optimizer", "sgd"], "optimizer"),
         (["--inference_base_port", "65535", "--inference_num_workers", "2"], "port 65536"),
         (["--max_off_policy_steps", "9"], "not available in this version"),
         (["--algorithm", "gspo"], "'gspo' is known, but not available in this version; use grpo"),
@@ -148,6 +151,8 @@ def test_environments_that_do_not_fit(entries, expected):
         ["--max_async_rollout", "0"],
         ["--eval_before_training", "--evals", '[{"name": "a", "temperature": 0}]'],
         ["--weight_transport", "gloo"],
+        ["--use_lora", "--lora_rank", "8", "--lora_target_modules", '["q_proj"]'],
+        ["--gradient_checkpointing", "selective", "--optimizer", "adamw_bf16"],
     ],
 )
 def test_what_fits_is_accepted(flags):

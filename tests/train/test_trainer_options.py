@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
 
 from telescope_core.errors import ConfigError
 from telescope_train.backends.low_precision_adamw import LowPrecisionAdamW, round_at_random
@@ -152,6 +153,18 @@ def test_a_master_weight_moves_where_a_bfloat16_one_would_not(tiny, start):
     moved = (after - before).abs()
     assert 0 < moved.max() <= 1.1e-6
     assert torch.equal(after.bfloat16(), before.bfloat16())
+
+
+def test_a_forward_leaves_no_rounded_copy_behind(tiny, start):
+    """What is exported is the master weight, also right after log-probs in bfloat16."""
+    settings = backend_settings(tiny)
+    mixed = settings.model.model_copy(update={"mixed_precision_dtype": "bfloat16"})
+    worker = start(replace(settings, model=mixed))
+    expected = dict(AutoModelForCausalLM.from_pretrained(tiny).named_parameters())
+    worker.logprobs(grpo_batches(seq_len=128)[0])
+    for weights in (worker.export_weights(), worker.transfer_weights()):
+        for name, value in weights:
+            assert torch.equal(value, expected[name])
 
 
 def steps(optimizer, parameter, gradients):

@@ -97,6 +97,10 @@ class TrainerWorker:
         """
         return self.backend.export_weights()
 
+    def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Like `export_weights`, only what a server that loaded the initial model must renew."""
+        return self.backend.transfer_weights()
+
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write everything needed to continue; the folder appears whole or not at all."""
         self.backend.save_checkpoint(folder)

@@ -27,11 +27,13 @@ from telescope_train.backends.protocol import (
     Loss,
     UpdateResult,
 )
+from telescope_train.backends.reference import AdaptersAside, FrozenCopy, Reference, load_moved
 from telescope_train.backends.schedule import learning_rate_factor
-from telescope_train.backends.sharding import gather_values, local_part, whole
+from telescope_train.backends.sharding import gather_values, local_part, reshard, whole
 from telescope_train.batch import PackedBatch
 from telescope_train.checkpoint import Saving, save_state, start_saving
 from telescope_train.metrics import MetricSum, reduce_metrics
+from telescope_train.models.lora import adapter_weights, dropout_on, merged_weights
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.row import PackedRow, packed_row
 
@@ -47,22 +49,29 @@ class FsdpBackend:
         self._device = device
         loaded = load_policy(settings, device)
         self._policy, self.attention = loaded.policy, loaded.attention
-        self._reference = None
-        if settings.algorithm is not None and settings.algorithm.needs_reference:
-            self._reference = load_reference(settings, device, self.attention)
+        self._reference = self._make_reference()
         self._optimizer = make_optimizer(self._policy.parameters(), settings.trainer, device)
         self._progress = fsdp_state.Progress()
-        self._reference_has_moved = False
+
+    def _make_reference(self) -> Reference | None:
+        algorithm = self._settings.algorithm
+        if algorithm is None or not algorithm.needs_reference:
+            return None
+        if self._settings.trainer.use_lora:
+            return AdaptersAside(self._policy)
+        copy = load_reference(self._settings, self._device, self.attention)
+        return FrozenCopy(self._policy, copy)
 
     def accumulate_gradient(
         self, batches: Sequence[PackedBatch], *, version: int
     ) -> GradientResult:
         """Forward and backward over `batches`, one at a time."""
         total, parts = 0.0, []
-        for batch in batches:
-            loss, metrics = self._accumulate_one(batch, version)
-            total += loss
-            parts.append(metrics)
+        with dropout_on(self._policy.lm):
+            for batch in batches:
+                loss, metrics = self._accumulate_one(batch, version)
+                total += loss
+                parts.append(metrics)
         per_rank = gather_values((total, reduce_metrics(parts)))
         return GradientResult(
             loss=sum(loss for loss, _ in per_rank),
@@ -135,18 +144,16 @@ class FsdpBackend:
 
     @torch.no_grad()
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Forward through the frozen copy."""
+        """Forward through the reference."""
         assert self._reference is not None, "these settings need no reference model"
-        return [self._logprobs(self._reference, batch) for batch in batches]
+        with self._reference.ready() as policy:
+            return [self._logprobs(policy, batch) for batch in batches]
 
     @torch.no_grad()
     def update_reference(self) -> None:
-        """Copy this rank's shard of every weight: both models are sharded alike."""
+        """Every rank its shards."""
         assert self._reference is not None, "these settings need no reference model"
-        pairs = zip(self._reference.parameters(), self._policy.parameters(), strict=True)
-        for frozen, current in pairs:
-            local_part(frozen).copy_(local_part(current))
-        self._reference_has_moved = True
+        self._reference.update()
 
     def _row(self, batch: PackedBatch) -> PackedRow:
         return packed_row(
@@ -164,15 +171,28 @@ class FsdpBackend:
         return logprobs_T
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Gather one tensor at a time; every rank receives it."""
-        for name, parameter in self._policy.lm.named_parameters():
-            yield name, whole(parameter.detach(), self._device).cpu()
+        """Gather one tensor at a time; every rank receives it. Adapters are merged in."""
+        reshard(self._policy)
+        for name, value in merged_weights(self._policy.lm, self._whole):
+            yield name, value.cpu()
+
+    def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """With LoRA the adapted blocks alone: a server has loaded the rest itself."""
+        reshard(self._policy)
+        only = self._settings.trainer.use_lora
+        for name, value in merged_weights(self._policy.lm, self._whole, siblings_only=only):
+            yield name, value.cpu()
+
+    def _whole(self, value: torch.Tensor) -> torch.Tensor:
+        return whole(value, self._device)
 
     def export_gradient(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather what `accumulate_gradient` left, in the shape of `export_weights`; for checks."""
+        reshard(self._policy)
         for name, parameter in self._policy.lm.named_parameters():
-            assert parameter.grad is not None, f"{name} has no gradient"
-            yield name, whole(parameter.grad, self._device).cpu()
+            if parameter.requires_grad:
+                assert parameter.grad is not None, f"{name} has no gradient"
+                yield name, self._whole(parameter.grad).cpu()
 
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write weights, optimiser, progress and random state."""
@@ -184,20 +204,27 @@ class FsdpBackend:
         return start_saving(folder, state if with_training_state else {"model": state["model"]})
 
     def _training_state(self) -> dict[str, Any]:
+        reshard(self._policy)
         state = fsdp_state.training_state(self._policy, self._optimizer, self._progress)
-        if self._reference is not None and self._reference_has_moved:
-            state["reference"] = fsdp_state.weights_of(self._reference)
+        if self._reference is not None and self._reference.has_moved:
+            state["reference"] = self._reference.state()
         return state
 
     def load_checkpoint(self, folder: str | Path) -> None:
         """Take them back."""
+        reshard(self._policy)
         self._progress = fsdp_state.load(folder, self._policy, self._optimizer)
         if self._reference is not None:
-            self._reference_has_moved = fsdp_state.load_reference(folder, self._reference)
+            load_moved(folder, self._reference)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Gather the weights on rank 0 and write them with config and tokenizer."""
-        weights = {
-            name: value.clone() for name, value in self.export_weights() if dist.get_rank() == 0
+        """Gather the weights on rank 0 and write them with config and tokenizer.
+
+        With LoRA they are merged, and the adapter by itself lies in the folder `adapter`.
+        """
+        lm, is_writer = self._policy.lm, dist.get_rank() == 0
+        weights = {name: value.clone() for name, value in self.export_weights() if is_writer}
+        adapter = {
+            name: value.cpu() for name, value in adapter_weights(lm, self._whole) if is_writer
         }
-        fsdp_state.export(folder, self._policy.lm, weights, self._settings.model)
+        fsdp_state.export(folder, lm, weights, self._settings.model, adapter=adapter)

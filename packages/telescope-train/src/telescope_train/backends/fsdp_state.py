@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -19,8 +20,11 @@ from telescope_core.errors import ConfigError
 from telescope_train.checkpoint import load_state, saved_keys, whole_folder
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.load import load_tokenizer
+from telescope_train.models.lora import ADAPTER_FOLDER, write_adapter
 from telescope_train.models.quiet import no_progress_bars
 from telescope_train.seeding import random_state, set_random_state
+
+_TRAINED = StateDictOptions(ignore_frozen_params=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,23 +65,26 @@ def training_state(
         _random_key(): random_state(),
     }
     if progress.num_taken:
-        state["optimizer"] = get_optimizer_state_dict(policy, optimizer)
+        state["optimizer"] = get_optimizer_state_dict(policy, optimizer, options=_TRAINED)
     return state
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the sharded weights of `model`, as a checkpoint holds them."""
-    return get_model_state_dict(model)
+    """Return the sharded weights of `model`, as a checkpoint holds them.
+
+    Where some are frozen (LoRA) only the others: a run starts from the same model again.
+    """
+    named = list(model.named_parameters(remove_duplicate=False))
+    frozen = {name for name, parameter in named if not parameter.requires_grad}
+    weights = get_model_state_dict(model)
+    if len(frozen) == len(named):
+        return weights
+    return {name: value for name, value in weights.items() if name not in frozen}
 
 
-def load_reference(folder: str | Path, reference: torch.nn.Module) -> bool:
-    """Read the reference model, if it was no longer the initial model; returns whether it was."""
-    if not any(key.startswith("reference.") for key in saved_keys(folder)):
-        return False
-    state = {"reference": weights_of(reference)}
-    load_state(folder, state)
-    set_model_state_dict(reference, state["reference"])
-    return True
+def set_weights(model: torch.nn.Module, weights: dict[str, Any]) -> None:
+    """Put back what `weights_of` gave."""
+    set_model_state_dict(model, weights, options=StateDictOptions(strict=False))
 
 
 def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
@@ -96,21 +103,26 @@ def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Opt
         "progress": asdict(Progress()),
     }
     if any(key.startswith("optimizer.") for key in keys):
-        state["optimizer"] = get_optimizer_state_dict(policy, optimizer)
+        state["optimizer"] = get_optimizer_state_dict(policy, optimizer, options=_TRAINED)
     has_random_state = any(key.startswith(f"{_random_key()}.") for key in keys)
     if has_random_state:
         state[_random_key()] = random_state()
     load_state(folder, state)
-    set_model_state_dict(policy, state["model"])
+    set_weights(policy, state["model"])
     if "optimizer" in state:
-        set_optimizer_state_dict(policy, optimizer, state["optimizer"])
+        set_optimizer_state_dict(policy, optimizer, state["optimizer"], options=_TRAINED)
     if has_random_state:
         set_random_state(state[_random_key()])
     return Progress(**state["progress"])
 
 
 def export(
-    folder: str | Path, lm: PreTrainedModel, weights: dict[str, Tensor], settings: ModelSection
+    folder: str | Path,
+    lm: PreTrainedModel,
+    weights: dict[str, Tensor],
+    settings: ModelSection,
+    *,
+    adapter: dict[str, Tensor],
 ) -> None:
     """Write a Hugging Face folder on rank 0, whole or not at all; every rank calls it."""
     with whole_folder(Path(folder)) as partial:
@@ -118,6 +130,8 @@ def export(
             return
         with no_progress_bars():
             lm.save_pretrained(partial, state_dict=weights)
+        if adapter:
+            write_adapter(partial / ADAPTER_FOLDER, lm, adapter)
         tokenizer = load_tokenizer(
             settings.model,
             chat_template=settings.chat_template,

@@ -10,6 +10,7 @@ from telescope_train.backends.sharding import decoder_layers, shard
 from telescope_train.models.activation_checkpointing import checkpoint_activations
 from telescope_train.models.attention_choice import AttentionChoice, choose_attention
 from telescope_train.models.load import load_model, torch_dtype
+from telescope_train.models.lora import add_adapters
 from telescope_train.models.norms import replace_rms_norms
 from telescope_train.models.packed import PackedPolicy
 
@@ -44,6 +45,8 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         trust_remote_code=settings.model.trust_remote_code,
     )
     attention = choose_attention(loaded.model, device, dtype)
+    if trainer.use_lora:
+        add_adapters(loaded.model, trainer, model_name=settings.model.model)
     _speed_up_norms(loaded.model, device, dtype)
     if trainer.gradient_checkpointing:
         kind = "full" if trainer.gradient_checkpointing is True else trainer.gradient_checkpointing

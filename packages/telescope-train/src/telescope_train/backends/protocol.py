@@ -111,6 +111,10 @@ class TrainerBackend(Protocol):
         """Yield (name, whole tensor on the CPU) as Hugging Face names them; tied ones once."""
         ...
 
+    def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Like `export_weights`, only what a server that loaded the initial model must renew."""
+        ...
+
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write all that a later run needs to continue with the same numbers."""
         ...

@@ -53,6 +53,17 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
 
 
+def reshard(policy: torch.nn.Module) -> None:
+    """Leave only the shards: after a forward without backward some parameters are still whole.
+
+    A whole parameter is a copy, in the dtype of the layers: what is written to it is lost, and
+    what is read from it is rounded.
+    """
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def whole(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Gather `value` on `device`, where the ranks communicate; every rank receives it there."""
     if not isinstance(value, DTensor):

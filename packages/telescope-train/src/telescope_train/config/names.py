@@ -16,7 +16,7 @@ _PLANNED = """
     filter_overlong overlong_penalty_factor overlong_buffer_tokens filter_gibberish gibberish_*
     filter_repetition repetition_compression_threshold number_of_minibatches ppo_epochs
     compile
-    fsdp_context_parallel_size use_lora lora_rank lora_alpha lora_dropout lora_target_modules
+    fsdp_context_parallel_size
     megatron megatron_*
     inference_tensor_parallel_size max_num_batched_tokens vllm_scheduling_policy
     enable_vllm_tracing otlp_receiver_port

@@ -27,9 +27,20 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
             f"trainer.warmup_steps ({section.warmup_steps}) must not exceed run.number_of_steps "
             f"({config.run.number_of_steps}); lower it"
         )
+    yield from _lora_problems(config)
     last_port = config.inference.inference_base_port + config.inference.inference_num_workers - 1
     if last_port > 65535:
         yield (
             f"inference.inference_base_port: the last server would need port {last_port}, "
             "above 65535; lower inference_base_port"
         )
+
+
+def _lora_problems(config: TrainConfig) -> Iterator[str]:
+    section = config.trainer
+    for field in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"):
+        if was_set(section, field) and not section.use_lora:
+            yield (
+                f"trainer.{field} has no effect without use_lora; "
+                f"set use_lora = true, or remove {field}"
+            )

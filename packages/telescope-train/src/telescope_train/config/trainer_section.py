@@ -1,6 +1,8 @@
 """The settings of `[trainer]`: the optimiser and the processes it runs in."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from telescope_train.config.fields import Count, Index, NotNegative, Positive, Ratio, Section
 
@@ -41,3 +43,21 @@ class TrainerSection(Section):
     """Tokens whose logits exist at one time while log-probs and entropy are computed."""
     pad_to_multiple_of: Count = 1
     """Pad the end of each packed sequence to a multiple of this many tokens."""
+    use_lora: bool = False
+    """Freeze the model and train adapters of low rank beside its matrices."""
+    lora_rank: Count = 16
+    """Rank of each adapter, with `use_lora`."""
+    lora_alpha: Positive = 32.0
+    """Adapters are scaled by this over `lora_rank`."""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that is dropped at random in training."""
+    lora_target_modules: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    """Matrices of the decoder layers that get an adapter."""

@@ -37,7 +37,7 @@ class RankActor:
 
     def weight_headers(self) -> list[TensorHeader]:
         """Describe the tensors that `send_weights` sends."""
-        return headers(self._trainer.export_weights())
+        return headers(self._trainer.transfer_weights())
 
     def connect(self, host: str, port: int, world_size: int) -> None:
         """Open rank 0's end of the transfer group; returns when all servers have joined."""
@@ -46,9 +46,9 @@ class RankActor:
     def send_weights(self) -> None:
         """Gather every tensor; rank 0 sends it to the servers."""
         if self._publisher is not None:
-            self._publisher.send(self._trainer.export_weights())
+            self._publisher.send(self._trainer.transfer_weights())
         else:
-            for _ in self._trainer.export_weights():
+            for _ in self._trainer.transfer_weights():
                 pass  # the other ranks only take part in the gathering
 
     def close(self) -> None:

@@ -1,0 +1,154 @@
+"""LoRA adapters through peft: where they sit, when they are off, and what they are when merged.
+
+Paper: arXiv:2106.09685. An adapted matrix is W + (alpha / rank) B A with W frozen. peft renames
+`x.weight` to `x.base_layer.weight`; everything that leaves the trainer has the base names, merged,
+so that servers and exports need to know nothing of adapters.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from telescope_core.errors import ConfigError
+from telescope_train.config.trainer_section import TrainerSection
+
+ADAPTER = "default"
+"""peft's name of an adapter that has none."""
+ADAPTER_FOLDER = "adapter"
+"""Of the adapter alone, inside an export."""
+_HINT = "use_lora needs peft; install telescope-train[lora]"
+
+
+def add_adapters(lm: PreTrainedModel, trainer: TrainerSection, *, model_name: str) -> None:
+    """Freeze `lm` and put float32 adapters beside the matrices `lora_target_modules` names."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise ConfigError(_HINT) from error
+    _check_targets(lm, trainer.lora_target_modules)
+    config = LoraConfig(
+        r=trainer.lora_rank,
+        lora_alpha=trainer.lora_alpha,
+        lora_dropout=trainer.lora_dropout,
+        target_modules=list(trainer.lora_target_modules),
+        base_model_name_or_path=model_name,
+        task_type="CAUSAL_LM",
+    )
+    inject_adapter_in_model(config, lm, adapter_name=ADAPTER)
+    for name, parameter in lm.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if parameter.requires_grad and parameter.dtype == torch.bfloat16:
+            parameter.data = parameter.data.float()
+
+
+def _check_targets(lm: PreTrainedModel, targets: tuple[str, ...]) -> None:
+    inside = {
+        name.rpartition(".")[2]
+        for layer in lm.base_model.layers
+        for name, module in layer.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    unknown = [target for target in targets if target not in inside]
+    if unknown:
+        raise ConfigError(
+            f"lora_target_modules: {', '.join(unknown)} is no matrix of the decoder layers of "
+            f"{type(lm).__name__}; choose among {', '.join(sorted(inside))}"
+        )
+
+
+def adapted_modules(lm: PreTrainedModel) -> dict[str, Any]:
+    """Return the adapted matrices by the base name of the module; empty without LoRA."""
+    return {
+        name: module
+        for name, module in lm.named_modules()
+        if hasattr(module, "lora_A") and hasattr(module, "base_layer")
+    }
+
+
+@contextmanager
+def adapters_off(lm: PreTrainedModel) -> Iterator[None]:
+    """Answer as the model without adapters does."""
+    modules = adapted_modules(lm).values()
+    for module in modules:
+        # peft's own switch also changes requires_grad, which sharding has fixed.
+        module._disable_adapters = True
+    try:
+        yield
+    finally:
+        for module in modules:
+            module._disable_adapters = False
+
+
+@contextmanager
+def dropout_on(lm: PreTrainedModel) -> Iterator[None]:
+    """Drop inputs of adapters at random, with `lora_dropout`; elsewhere models are in eval mode."""
+    dropouts = [module.lora_dropout for module in adapted_modules(lm).values()]
+    for dropout in dropouts:
+        dropout.train()
+    try:
+        yield
+    finally:
+        for dropout in dropouts:
+            dropout.eval()
+
+
+def merged_weights(
+    lm: PreTrainedModel, whole: Callable[[Tensor], Tensor], *, siblings_only: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (base name, value) of every parameter, adapters merged in; `whole` gathers one.
+
+    `siblings_only`: only adapted matrices and the other matrices of the same block, which engines
+    fuse with them into one (query, key and value; gate and up) and cannot load in part.
+    """
+    modules = adapted_modules(lm)
+    blocks = {name.rpartition(".")[0] for name in modules}
+    for name, parameter in lm.named_parameters():
+        if ".lora_" in name:
+            continue
+        base_name = name.replace(".base_layer.", ".")
+        module_name, _, leaf = base_name.rpartition(".")
+        if siblings_only and not _is_matrix_of(lm, module_name, blocks):
+            continue
+        value = whole(parameter.detach())
+        if leaf == "weight" and module_name in modules:
+            value = _merged(value, modules[module_name], whole)
+        yield base_name, value
+
+
+def _is_matrix_of(lm: PreTrainedModel, module_name: str, blocks: set[str]) -> bool:
+    if module_name.rpartition(".")[0] not in blocks:
+        return False
+    module = lm.get_submodule(module_name)
+    return isinstance(getattr(module, "base_layer", module), torch.nn.Linear)
+
+
+def _merged(weight: Tensor, module: Any, whole: Callable[[Tensor], Tensor]) -> Tensor:
+    """Add in float32 or wider, then round once to the dtype of the weight."""
+    down_RI = whole(module.lora_A[ADAPTER].weight.detach())
+    up_OR = whole(module.lora_B[ADAPTER].weight.detach())
+    wide = torch.promote_types(weight.dtype, up_OR.dtype)
+    change_OI = (up_OR.to(wide) @ down_RI.to(wide)) * module.scaling[ADAPTER]
+    return (weight.to(wide) + change_OI).to(weight.dtype)
+
+
+def adapter_weights(
+    lm: PreTrainedModel, whole: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name as peft files have it, value) of every adapter matrix."""
+    for name, parameter in lm.named_parameters():
+        if ".lora_" in name:
+            yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", whole(parameter.detach())
+
+
+def write_adapter(folder: Path, lm: PreTrainedModel, weights: dict[str, Tensor]) -> None:
+    """Write a folder that `peft.PeftModel.from_pretrained` reads."""
+    folder.mkdir(parents=True)
+    lm.peft_config[ADAPTER].save_pretrained(str(folder))
+    tensors = {name: value.contiguous() for name, value in weights.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
