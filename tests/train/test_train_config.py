@@ -159,6 +159,14 @@ def test_what_fits_is_accepted(flags):
     load(*flags)
 
 
+def test_a_switch_with_more_than_two_positions():
+    name = "--gradient_checkpointing"
+    assert load().trainer.gradient_checkpointing is True
+    assert load(name, "--debug").trainer.gradient_checkpointing is True
+    assert load(name, "false").trainer.gradient_checkpointing is False
+    assert load(name, "selective").trainer.gradient_checkpointing == "selective"
+
+
 def test_all_problems_are_reported_at_once():
     with pytest.raises(ConfigError) as caught:
         load("--temperature", "0", "--tis_cap", "3", "--group_size", "1")

@@ -268,9 +268,12 @@ def _flag_path(name: str, names: _Names) -> KeyPath:
 def _next_text(flag: str, rest: list[str], kinds: set[object]) -> str:
     following = rest[0] if rest else None
     if bool in kinds:
-        if following is not None and following.lower() in ("true", "false"):
-            return rest.pop(0)
-        return "true"
+        has_other_values = bool(kinds - {bool, type(None)})
+        is_value = following is not None and (
+            following.lower() in ("true", "false")
+            or (has_other_values and not following.startswith("--"))
+        )
+        return rest.pop(0) if is_value else "true"
     if following is None or following.startswith("--"):
         raise ConfigError(f"flag {flag}: expected a value after it; write {flag} VALUE")
     return rest.pop(0)
