@@ -291,10 +291,10 @@ def _plain_kinds(annotation: object) -> set[object]:
 def _flag_value(text: str, kinds: set[object]) -> JsonValue:
     if type(None) in kinds and text == "null":
         return None
-    if str in kinds or Path in kinds:
-        return text
     if bool in kinds and text.lower() in ("true", "false"):
         return text.lower() == "true"
+    if str in kinds or Path in kinds:
+        return text
     try:
         return cast(JsonValue, json.loads(text))
     except json.JSONDecodeError:
