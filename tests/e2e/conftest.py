@@ -12,6 +12,7 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.server import ServerProcess, ServerSettings, free_port
+from telescope_train.minibatches import StepPlan
 from telescope_train.models.tiny import make_tiny_model
 from telescope_train.runtime.ranks import RankActor
 from telescope_train.weights.gloo import TensorHeader
@@ -73,8 +74,10 @@ class LocalRanks:
     async def send_weights(self) -> None:
         await asyncio.to_thread(self.actor.send_weights)
 
-    async def train_step(self, shards: Any, version: int) -> dict[str, float]:
-        return await asyncio.to_thread(self.actor.train_step, shards[0], version)
+    async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
+        return await asyncio.to_thread(
+            self.actor.train_step, plan.of_rank(0), list(plan.order), version
+        )
 
     def close(self) -> None:
         self.actor.close()

@@ -12,6 +12,7 @@ from telescope_train.algorithms import load_algorithm
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.renderer import load_renderer
+from telescope_train.minibatches import StepPlan
 from telescope_train.packing import pack
 from telescope_train.samples import samples_from_rollout
 from telescope_train.weighting import token_weights
@@ -64,7 +65,7 @@ async def test_engine_and_trainer_agree_over_many_updates(
             ]
             weights_N = token_weights(samples, weighting, max_tokens=12)
             shards = pack(samples, weights_N, seq_len=1024, num_ranks=1)
-            row = await ranks.train_step(shards, version)
+            row = await ranks.train_step(StepPlan(minibatches=[shards], order=[0]), version)
             mismatches.append(max(abs(row["mismatch/max"]), abs(row["mismatch/min"])))
             await publisher.publish(version + 1)
         assert max(mismatches) <= 1e-3, mismatches

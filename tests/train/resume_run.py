@@ -18,11 +18,14 @@ from telescope_train.algorithms import load_algorithm
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.checkpointer import Checkpointer
 from telescope_train.config import TrainConfig, load_train_config
-from telescope_train.credit import RewardRange
+from telescope_train.credit import CreditRules, RewardRange
 from telescope_train.loop import LoopParts, train
+from telescope_train.minibatches import Packing
 from telescope_train.mix import make_sampler, training_environments
+from telescope_train.model_facts import read_model_facts
 from telescope_train.models.tiny import END, character_tokenizer
 from telescope_train.resume import open_run_folder, resume_point
+from telescope_train.throughput import Machine
 from telescope_train.worker import TrainerWorker
 
 TOKENIZER = character_tokenizer()
@@ -106,8 +109,8 @@ class OneRank:
 
         return call
 
-    async def train_step(self, shards, version):
-        return self.worker.train_step(shards[0], version=version)
+    async def train_step(self, plan, version):
+        return self.worker.train_minibatches(plan.of_rank(0), plan.order, version=version)
 
 
 class NoServers:
@@ -168,15 +171,21 @@ async def _run(config: TrainConfig, ranks: OneRank, killed_after: int | None):
     )
     parts = LoopParts(
         config=config,
-        algorithm=load_algorithm(config.algorithm.algorithm),
+        rules=CreditRules(
+            algorithm=load_algorithm(config.algorithm.algorithm),
+            config=config,
+            sampling={name: one.sampling for name, one in mix.playing.items()},
+            vocab_size=len(TOKENIZER),
+            declared=dict.fromkeys(clients, RewardRange(0.0, 1.0)),
+        ),
+        packing=Packing(seq_len=64, num_ranks=1, hidden_size=128, max_tokens=8),
         sampler=sampler,
         trainer=ranks,
         publisher=NoServers(),
         folder=folder,
-        temperatures=dict.fromkeys(clients, 1.0),
-        max_tokens=8,
-        declared=dict.fromkeys(clients, RewardRange(0.0, 1.0)),
-        hidden_size=128,
+        machine=Machine(
+            facts=read_model_facts(config.model.model), seq_len=64, hidden_size=128, gpu_name=None
+        ),
         first_version=point.checkpoint.step if point else 0,
     )
 
@@ -199,6 +208,10 @@ async def _run(config: TrainConfig, ranks: OneRank, killed_after: int | None):
 def numbers(folder: Path) -> list[dict[str, float]]:
     """Return the rows of a run without what depends on the clock."""
     return [
-        {key: row[key] for key in row if not key.startswith("time") and "per_s" not in key}
+        {
+            key: row[key]
+            for key in row
+            if not key.startswith(("time", "queue/")) and "per_s" not in key
+        }
         for row in RunFolder.open(folder).metrics()
     ]

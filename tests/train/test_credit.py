@@ -6,43 +6,59 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telescope_core.errors import UnknownNameError
-from telescope_core.types import Completion, Group, Message, Rollout, RolloutStatus, Turn
+from telescope_core.types import (
+    Completion,
+    Group,
+    Message,
+    Rollout,
+    RolloutStatus,
+    Sampling,
+    Turn,
+)
 from telescope_train.algorithms import load_algorithm
 from telescope_train.algorithms.advantages import normalised
 from telescope_train.config.schema import TrainConfig
-from telescope_train.credit import NoCredit, RewardRange, assign_credit
+from telescope_train.credit import CreditRules, NoCredit, RewardRange, assign_credit
+from telescope_train.weighting import token_weights
 
 GRPO = load_algorithm("grpo")
 
 
-def config(*, reward_range=(None, None), norm="group", discard=True) -> TrainConfig:
+def config(*, reward_range=(None, None), norm="group", discard=True, **algorithm) -> TrainConfig:
     low, high = reward_range
     return TrainConfig.model_validate(
         {
             "run": {"name": "r", "number_of_steps": 1},
             "model": {"model": "m"},
             "environments": [{"name": "toy", "reward_min": low, "reward_max": high}],
-            "algorithm": {"advantage_norm": norm},
+            "algorithm": {"advantage_norm": norm, **algorithm},
             "rollout": {"discard_group_zero_advantage": discard},
         }
     )
 
 
-def group(group_id: str, rewards: list[float | None], environment: str = "toy") -> Group:
-    completion = Completion(
+def completion(num_tokens: int = 1, *, cut: bool = False) -> Completion:
+    return Completion(
         message=Message(role="assistant", content=""),
-        finish_reason="stop",
+        finish_reason="length" if cut else "stop",
         prompt_ids=(1, 2),
-        completion_ids=(3,),
-        logprobs=(-0.5,),
+        completion_ids=(3,) * num_tokens,
+        logprobs=(-0.5,) * num_tokens,
+        num_completion_tokens=num_tokens,
     )
+
+
+def group(
+    group_id: str, rewards: list[float | None], environment: str = "toy", written=()
+) -> Group:
+    written = written or [completion()] * len(rewards)
     rollouts = tuple(
         Rollout(
             environment=environment,
             example_id="e",
             group_id=group_id,
             index=index,
-            turns=(Turn(completion=completion, started_s=0.0, ended_s=1.0),),
+            turns=(Turn(completion=written[index], started_s=0.0, ended_s=1.0),),
             reward=reward,
             status=RolloutStatus.FAILED if reward is None else RolloutStatus.KEPT,
         )
@@ -51,9 +67,18 @@ def group(group_id: str, rewards: list[float | None], environment: str = "toy") 
     return Group(id=group_id, environment=environment, example_id="e", rollouts=rollouts)
 
 
-def credit(*groups: Group, declared=None, temperatures=None, **settings_):
+def credit(*groups: Group, declared=None, temperatures=None, kl=None, **settings_):
     temperatures = {"toy": 0.8} if temperatures is None else temperatures
-    return assign_credit(groups, GRPO, config(**settings_), temperatures, declared=declared)
+    rules = CreditRules(
+        algorithm=GRPO,
+        config=config(**settings_),
+        sampling={
+            name: Sampling(max_tokens=10, temperature=value) for name, value in temperatures.items()
+        },
+        vocab_size=100,
+        declared=declared or {},
+    )
+    return assign_credit(groups, rules, kl_penalties=kl)
 
 
 def slow_advantages(rewards_by_group: list[list[float]], norm: str) -> list[float]:
@@ -157,6 +182,7 @@ def test_groups_without_advantage_are_dropped_and_counted_by_reason():
         "groups/all_at_minimum": 1,
         "groups/all_equal": 1,
         "groups/too_few": 1,
+        "groups/all_filtered": 0,
     }
 
 
@@ -189,3 +215,46 @@ def test_nothing_in_gives_nothing_out():
 def test_an_environment_without_temperature_is_named():
     with pytest.raises(UnknownNameError, match="'toys'"):
         credit(group("a", [1.0, 0.0]), temperatures={"toys": 1.0})
+
+
+def test_a_filtered_rollout_stays_in_the_baseline_and_leaves_the_loss():
+    written = [completion(cut=True), completion(), completion()]
+    groups = [group("a", [0.0, 1.0, 0.5], written=written)]
+    plain, filtered = credit(*groups), credit(*groups, filter_overlong=True)
+    assert filtered.advantages == plain.advantages
+    assert filtered.filtered == {("a", 0): "overlong"}
+    assert [sample.rollout_index for sample in filtered.samples] == [1, 2]
+    assert filtered.samples[0].advantage == plain.samples[1].advantage
+    weights = [
+        token_weights(result.samples, "sequence", max_tokens=10) for result in (plain, filtered)
+    ]
+    assert [float(w[-1]) for w in weights] == pytest.approx([1 / 3, 1 / 2])
+    assert filtered.metrics["filtered/overlong"] == 1
+    assert filtered.metrics["filtered/fraction"] == pytest.approx(1 / 3)
+    assert filtered.metrics["final_reward/mean"] == pytest.approx(0.75)
+
+
+def test_a_group_emptied_by_filters_is_discarded_for_that_reason():
+    groups = [group("a", [0.0, 1.0], written=[completion(cut=True)] * 2)]
+    result = credit(*groups, filter_overlong=True)
+    assert result.samples == ()
+    assert result.discarded == {"a": NoCredit.ALL_FILTERED}
+    assert result.metrics["groups/discarded"] == 1
+
+
+def test_penalties_are_added_to_rewards_that_were_scaled_first():
+    written = [completion(10), completion(8), completion(1)]
+    groups = [group("a", [0.0, 4.0, 2.0], written=written)]
+    result = credit(
+        *groups,
+        reward_range=(0.0, 2.0),
+        overlong_penalty_factor=0.5,
+        overlong_buffer_tokens=4,
+        kl={("a", 2): -0.25},
+    )
+    shaped = [0.0 - 0.5, 1.0 - 0.25, 1.0 - 0.25]
+    expected = slow_advantages([shaped], "group")
+    assert list(result.advantages.values()) == pytest.approx(expected)
+    assert result.metrics["reward_shaping/overlong"] == pytest.approx(-0.25)
+    assert result.metrics["reward_shaping/kl"] == pytest.approx(-0.25)
+    assert result.metrics["final_reward/mean"] == pytest.approx(2.0), "as the environment gave it"

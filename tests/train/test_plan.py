@@ -126,6 +126,8 @@ def test_a_model_of_another_kind_has_unknown_size_but_a_plan(flags, tmp_path):
             ["--eval_after_training", "--evals", '[{"name": "plan_environment:No"}]'],
             "is not an Environment class",
         ),
+        (["--should_accept_fn", "telescope_train.accept:has"], "has no function 'has'"),
+        (["--filter_gibberish"], "no token id of the model's 50 is above"),
     ],
 )
 def test_what_keeps_a_run_from_starting_is_a_problem(flags, more, expected):

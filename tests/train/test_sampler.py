@@ -9,6 +9,7 @@ import pytest
 from telescope_core import (
     Example,
     GeneratedSource,
+    Group,
     Message,
     Rollout,
     RolloutStatus,
@@ -20,7 +21,10 @@ from telescope_core import (
 )
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
+from telescope_train.accept import AcceptFn
+from telescope_train.batch_checks import MAX_DRAWS_PER_GROUP
 from telescope_train.draw import ExampleDraw, Source
+from telescope_train.failures import Boundary
 from telescope_train.sampler import (
     MAX_ATTEMPTS,
     RolloutSampler,
@@ -43,7 +47,9 @@ class Echo(SingleTurnEnvironment):
         return float(rollout.completion_text == example.prompt)
 
 
-def sampler_over(client: ScriptedClient, *, ahead: int, batches: int = 4) -> RolloutSampler:
+def sampler_over(
+    client: ScriptedClient, *, ahead: int, batches: int = 4, accept: AcceptFn | None = None
+) -> RolloutSampler:
     environment = TrainingEnvironment(
         client=InProcessEnvironment(Echo(), name="echo"),
         group_size=GROUP_SIZE,
@@ -56,6 +62,7 @@ def sampler_over(client: ScriptedClient, *, ahead: int, batches: int = 4) -> Rol
         max_async_rollout=ahead,
         max_concurrent_rollouts=4,
         rollout_timeout_s=5.0,
+        accept=accept,
     )
     return RolloutSampler({"echo": environment}, draw, client, settings)
 
@@ -110,7 +117,7 @@ async def test_a_failure_is_retried_and_counted_and_never_a_reward() -> None:
     sampler = sampler_over(ScriptedClient(sometimes), ahead=0)
     sampler.advance(0)
     batch = await sampler.take(0)
-    assert batch.num_failed_attempts == 1
+    assert batch.failed_attempts == {Boundary.ENVIRONMENT: 1}
     assert [r.reward for group in batch.groups for r in group.rollouts] == [1.0] * 6
     await sampler.close()
 
@@ -125,7 +132,7 @@ async def test_a_rollout_that_keeps_failing_has_no_reward() -> None:
     failed = batch.groups[0].rollouts
     assert {r.status for r in failed} == {RolloutStatus.FAILED}
     assert {r.reward for r in failed} == {None}
-    assert batch.num_failed_attempts == MAX_ATTEMPTS * GROUP_SIZE
+    assert sum(batch.failed_attempts.values()) == MAX_ATTEMPTS * GROUP_SIZE
     await sampler.close()
 
 
@@ -144,3 +151,67 @@ async def test_closing_cancels_what_is_being_played() -> None:
     await settle(client, 4)
     async with asyncio.timeout(5):
         await sampler.close()
+
+
+def odd(group: Group) -> bool | str:
+    return int(group.example_id) % 2 == 1 or "even"
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_rejected_groups_are_replaced_in_their_own_place(ahead: int) -> None:
+    sampler = sampler_over(ScriptedClient(echo), ahead=ahead, batches=2, accept=odd)
+    sampler.advance(0)
+    first = await sampler.take(0)
+    sampler.advance(1)
+    second = await sampler.take(1)
+    accepted = [group for batch in (first, second) for group in batch.groups]
+    rejected = [group for batch in (first, second) for group in batch.rejected]
+    assert len(accepted) == 2 * GROUPS, "every batch is full"
+    assert all(int(group.example_id) % 2 for group in accepted)
+    assert [group.id.partition("-")[0] for group in accepted] == ["0.0", "0.1", "1.0", "1.1"]
+    assert not any(int(group.example_id) % 2 for group in rejected)
+    assert {(r.status, r.status_reason) for g in rejected for r in g.rollouts} == {
+        (RolloutStatus.DISCARDED, "even")
+    }
+    drawn = sorted(int(group.example_id) for group in accepted + rejected)
+    assert drawn == list(range(len(drawn))), "no example is skipped, none is drawn twice"
+    ids = [group.id for group in accepted + rejected]
+    assert len(set(ids)) == len(ids)
+    await sampler.close()
+
+
+async def test_a_function_that_accepts_nothing_stops_with_the_rate() -> None:
+    sampler = sampler_over(ScriptedClient(echo), ahead=0, accept=lambda group: False)
+    sampler.advance(0)
+    with pytest.raises(TelescopeError, match=r"rejected 63 groups .* at most 3.1%"):
+        await sampler.take(0)
+    await sampler.close()
+    assert MAX_DRAWS_PER_GROUP == 32
+
+
+async def test_a_group_that_failed_is_no_matter_of_acceptance() -> None:
+    def fails_on_first_example(messages: Sequence[Message]) -> Any:
+        return RuntimeError("broken") if messages[-1].content == "p0" else echo(messages)
+
+    asked: list[str] = []
+
+    def accept(group: Group) -> bool:
+        asked.append(group.example_id)
+        return True
+
+    sampler = sampler_over(ScriptedClient(fails_on_first_example), ahead=0, accept=accept)
+    sampler.advance(0)
+    batch = await sampler.take(0)
+    assert asked == ["1"]
+    assert batch.rejected == ()
+    await sampler.close()
+
+
+async def test_queues_are_counted_when_the_trainer_asks() -> None:
+    client = ScriptedClient(echo, delay_s=0.02)
+    sampler = sampler_over(client, ahead=1)
+    sampler.advance(0)
+    await settle(client, 4)
+    batch = await sampler.take(0)
+    assert batch.queues == {"groups_ready": 0, "rollouts_playing": 4, "rollouts_waiting": 8}
+    await sampler.close()

@@ -1,12 +1,12 @@
 """Credit: the groups of one step become samples with advantages.
 
-Rewards are brought to one scale where the config gives a range, advantages are taken over the whole
-batch, and groups that teach nothing are left out and counted by reason. Pure.
+Rewards are brought to one scale where the config gives a range, shaped, and made advantages over
+the whole batch. Groups that teach nothing and filtered rollouts are left out and counted. Pure.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telescope_core.errors import unknown_name
-from telescope_core.types import Group, Rollout, RolloutStatus
+from telescope_core.types import Group, Rollout, RolloutStatus, Sampling
 from telescope_train.algorithms import Algorithm
 from telescope_train.batch import TrainingSample
 from telescope_train.config.schema import TrainConfig
+from telescope_train.filters import Filtered, filter_reason
 from telescope_train.samples import samples_from_rollout
+from telescope_train.shaping import RolloutKey, Shaping, overlong_penalties
 
 
 class RewardRange(NamedTuple):
@@ -39,6 +41,22 @@ class NoCredit(StrEnum):
     """Every rollout got the same reward, and it is neither, or the range is not known."""
     TOO_FEW = "too_few"
     """Failures left fewer rollouts than the algorithm compares."""
+    ALL_FILTERED = "all_filtered"
+    """Filters left no rollout of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditRules:
+    """What stays the same in all steps of a run."""
+
+    algorithm: Algorithm
+    config: TrainConfig
+    sampling: Mapping[str, Sampling]
+    """How each environment's rollouts are sampled."""
+    vocab_size: int
+    declared: Mapping[str, RewardRange] = field(default_factory=dict[str, RewardRange])
+    """Ranges that environments state, read only to say at which end a group of equal rewards
+    stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,72 +65,112 @@ class Credit:
 
     samples: tuple[TrainingSample, ...]
     """One or more per rollout, in the order of the groups."""
-    advantages: Mapping[tuple[str, int], float]
-    """By group id and rollout index; those of discarded groups too, where they have one."""
+    advantages: Mapping[RolloutKey, float]
+    """Those of discarded groups and filtered rollouts too, where they have one."""
     discarded: Mapping[str, NoCredit]
     """The groups left out, by group id."""
+    filtered: Mapping[RolloutKey, Filtered]
+    """The rollouts left out of groups that have advantages."""
     metrics: Mapping[str, float]
-    """Groups by reason, rewards outside their range, mean and deviation of the advantages."""
+    """Groups and rollouts by reason, final rewards, mean and deviation of the advantages."""
 
 
 def assign_credit(
     groups: Sequence[Group],
-    algorithm: Algorithm,
-    config: TrainConfig,
-    temperatures: Mapping[str, float],
+    rules: CreditRules,
     *,
-    declared: Mapping[str, RewardRange] | None = None,
+    kl_penalties: Mapping[RolloutKey, float] | None = None,
 ) -> Credit:
     """Return the samples of `groups` and what became of each group.
 
-    `temperatures` by environment: what its rollouts were sampled with. `declared`: the ranges that
-    environments state, read only to say at which end a group of equal rewards stands.
-    Rollouts that were not kept have no part in it: a failure is no reward.
+    `kl_penalties` is added to the rewards (`kl_in_reward`).
+    Rollouts that were not kept have no part in it: a failure is no reward. Filtered ones have: they
+    stay in the baseline, and give no sample.
     """
-    scored = {group.id: _scored(group) for group in groups}
+    config, section = rules.config, rules.config.algorithm
+    scored = {group.id: scored_rollouts(group) for group in groups}
     too_few = {
         group_id: NoCredit.TOO_FEW
         for group_id, rollouts in scored.items()
-        if len(rollouts) < algorithm.min_group_size
+        if len(rollouts) < rules.algorithm.min_group_size
     }
     usable = {key: rollouts for key, rollouts in scored.items() if key not in too_few}
+    everything = [rollout for rollouts in usable.values() for rollout in rollouts]
+    shaping = Shaping(
+        overlong=overlong_penalties(everything, section, rules.sampling), kl=kl_penalties or {}
+    )
     ranges = _configured_ranges(config)
-    rewards = {key: _scaled(rollouts, ranges) for key, rollouts in usable.items()}
-    advantages = _advantages(rewards, algorithm, config.algorithm.advantage_norm)
+    rewards = {key: _shaped(rollouts, ranges, shaping) for key, rollouts in usable.items()}
+    advantages = _advantages(rewards, rules.algorithm, section.advantage_norm)
+    by_rollout = {
+        (key, rollout.index): advantage
+        for key, rollouts in usable.items()
+        for rollout, advantage in zip(rollouts, advantages[key].tolist(), strict=True)
+    }
     no_credit = too_few | {
-        key: _reason(usable[key], {**(declared or {}), **ranges})
+        key: _reason(usable[key], {**rules.declared, **ranges})
         for key, advantages_G in advantages.items()
         if not advantages_G.any()
     }
     discarded = no_credit if config.rollout.discard_group_zero_advantage else too_few
-    samples = tuple(
-        sample
+    filtered = _filtered([r for r in everything if r.group_id not in discarded], rules)
+    emptied = {
+        key: NoCredit.ALL_FILTERED
         for key, rollouts in usable.items()
-        if key not in discarded
-        for rollout, advantage in zip(rollouts, advantages[key].tolist(), strict=True)
-        for sample in samples_from_rollout(
-            rollout, advantage, _setting(temperatures, rollout.environment)
-        )
-    )
+        if key not in discarded and all((key, r.index) in filtered for r in rollouts)
+    }
+    trained = [
+        rollout
+        for rollout in everything
+        if rollout.group_id not in discarded and (rollout.group_id, rollout.index) not in filtered
+    ]
     return Credit(
-        samples=samples,
-        advantages={
-            (key, rollout.index): advantage
-            for key, rollouts in usable.items()
-            for rollout, advantage in zip(rollouts, advantages[key].tolist(), strict=True)
-        },
-        discarded=discarded,
-        metrics=_count(no_credit, num_groups=len(groups), num_discarded=len(discarded))
+        samples=_samples(trained, by_rollout, rules.sampling),
+        advantages=by_rollout,
+        discarded=discarded | emptied,
+        filtered=filtered,
+        metrics=_count_groups(no_credit | emptied, len(groups), len(discarded | emptied))
+        | _count_rollouts(filtered, len(everything))
         | {"rewards/outside_range": float(_num_outside(usable, ranges))}
-        | _spread([advantages[key] for key in usable if key not in discarded]),
+        | shaping.metrics
+        | _spread("final_reward", [r.reward for r in trained if r.reward is not None])
+        | _spread("advantage", [by_rollout[r.group_id, r.index] for r in trained]),
     )
 
 
-def _scored(group: Group) -> list[Rollout]:
+def scored_rollouts(group: Group) -> list[Rollout]:
+    """Return the rollouts of `group` that have a reward to learn from."""
     rollouts = [r for r in group.rollouts if r.status is RolloutStatus.KEPT]
     for rollout in rollouts:
         assert rollout.reward is not None, f"kept rollout {group.id}/{rollout.index} has no reward"
     return rollouts
+
+
+def _samples(
+    rollouts: Sequence[Rollout],
+    advantages: Mapping[RolloutKey, float],
+    sampling: Mapping[str, Sampling],
+) -> tuple[TrainingSample, ...]:
+    for rollout in rollouts:
+        if rollout.environment not in sampling:
+            raise unknown_name("environment in sampling", rollout.environment, sampling)
+    return tuple(
+        sample
+        for rollout in rollouts
+        for sample in samples_from_rollout(
+            rollout,
+            advantages[rollout.group_id, rollout.index],
+            sampling[rollout.environment].temperature,
+        )
+    )
+
+
+def _filtered(rollouts: Sequence[Rollout], rules: CreditRules) -> dict[RolloutKey, Filtered]:
+    reasons = {
+        (r.group_id, r.index): filter_reason(r, rules.config.algorithm, vocab_size=rules.vocab_size)
+        for r in rollouts
+    }
+    return {key: reason for key, reason in reasons.items() if reason is not None}
 
 
 def _configured_ranges(config: TrainConfig) -> dict[str, RewardRange]:
@@ -127,12 +185,14 @@ def _raw(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
     return np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
 
 
-def _scaled(rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange]) -> NDArray[np.float64]:
-    """Return the rewards of a group, from 0 to 1 where the config gives the range."""
-    span = ranges.get(rollouts[0].environment)
-    if span is None:
-        return _raw(rollouts)
-    return np.clip((_raw(rollouts) - span.low) / (span.high - span.low), 0.0, 1.0)
+def _shaped(
+    rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange], shaping: Shaping
+) -> NDArray[np.float64]:
+    """Return the rewards of a group, from 0 to 1 where the config gives the range, and shaped."""
+    rewards_G = _raw(rollouts)
+    if span := ranges.get(rollouts[0].environment):
+        rewards_G = np.clip((rewards_G - span.low) / (span.high - span.low), 0.0, 1.0)
+    return rewards_G + np.array([shaping.of(rollout) for rollout in rollouts])
 
 
 def _advantages(
@@ -156,12 +216,6 @@ def _reason(rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange]) -> N
     return NoCredit.ALL_EQUAL
 
 
-def _setting(temperatures: Mapping[str, float], environment: str) -> float:
-    if environment not in temperatures:
-        raise unknown_name("environment in temperatures", environment, temperatures)
-    return temperatures[environment]
-
-
 def _num_outside(usable: Mapping[str, Sequence[Rollout]], ranges: Mapping[str, RewardRange]) -> int:
     """Count the rewards that clipping moved: the range in the config is too narrow."""
     num_outside = 0
@@ -172,8 +226,8 @@ def _num_outside(usable: Mapping[str, Sequence[Rollout]], ranges: Mapping[str, R
     return num_outside
 
 
-def _count(
-    no_credit: Mapping[str, NoCredit], *, num_groups: int, num_discarded: int
+def _count_groups(
+    no_credit: Mapping[str, NoCredit], num_groups: int, num_discarded: int
 ) -> dict[str, float]:
     counts = Counter(no_credit.values())
     by_reason = {f"groups/{reason}": float(counts[reason]) for reason in NoCredit}
@@ -183,12 +237,16 @@ def _count(
     }
 
 
-def _spread(advantages: Sequence[NDArray[np.float64]]) -> dict[str, float]:
-    """Return mean and deviation of what is trained on; nothing where nothing is."""
-    if not advantages:
-        return {}
-    advantages_N = np.concatenate(advantages)
+def _count_rollouts(filtered: Mapping[RolloutKey, Filtered], num_rollouts: int) -> dict[str, float]:
+    counts = Counter(filtered.values())
     return {
-        "advantage/mean": float(advantages_N.mean()),
-        "advantage/std": float(advantages_N.std()),
+        **{f"filtered/{reason}": float(counts[reason]) for reason in Filtered},
+        "filtered/fraction": len(filtered) / max(1, num_rollouts),
     }
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return mean and deviation over what is trained on; nothing where nothing is."""
+    if not values:
+        return {}
+    return {f"{name}/mean": float(np.mean(values)), f"{name}/std": float(np.std(values))}

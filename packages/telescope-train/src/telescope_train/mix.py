@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from telescope_core.protocols import EnvironmentClient, PolicySource
 from telescope_core.types import EnvironmentDescription, Sampling, Split
+from telescope_train.accept import load_accept_fn
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.draw import ExampleDraw, Source
 from telescope_train.sampler import RolloutSampler, SamplerSettings, TrainingEnvironment
@@ -61,6 +62,7 @@ def make_sampler(
     ]
     largest_group = max(one.group_size for one in mix.playing.values())
     groups_at_a_time = config.scheduling.max_concurrent_prompts_per_server * num_servers
+    accept = config.rollout.should_accept_fn
     return RolloutSampler(
         mix.playing,
         ExampleDraw(sources, seed=config.run.seed),
@@ -71,5 +73,6 @@ def make_sampler(
             max_async_rollout=config.scheduling.max_async_rollout,
             max_concurrent_rollouts=groups_at_a_time * largest_group,
             rollout_timeout_s=config.rollout.rollout_timeout_s,
+            accept=load_accept_fn(accept) if accept else None,
         ),
     )

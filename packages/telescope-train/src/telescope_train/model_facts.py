@@ -25,6 +25,12 @@ class ModelFacts:
     kv_values_per_token: int | None
     """Numbers in the key-value cache for one token, over all layers."""
     hidden_size: int | None = None
+    num_body_parameters: int | None = None
+    """In all layers, without embeddings and output head."""
+    num_head_parameters: int | None = None
+    """In the product of the output head."""
+    attention_width: int | None = None
+    """Heads times their size, over all layers."""
 
 
 UNKNOWN_FACTS = ModelFacts(
@@ -78,6 +84,9 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         max_positions=sizes.get("max_position_embeddings"),
         kv_values_per_token=2 * layers * kv_heads * head_dim,
         hidden_size=hidden,
+        num_body_parameters=None if total is None else total - embeddings,
+        num_head_parameters=vocab_size * hidden,
+        attention_width=layers * heads * head_dim,
     )
 
 

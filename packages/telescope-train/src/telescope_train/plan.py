@@ -11,6 +11,7 @@ from pathlib import Path
 
 from telescope_core.errors import TelescopeError
 from telescope_core.open import locate_environment, open_environment
+from telescope_train.accept import load_accept_fn
 from telescope_train.config.checks import max_tokens_problems
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.model_facts import UNKNOWN_FACTS, ModelFacts, read_model_facts
@@ -104,6 +105,7 @@ def make_plan(config: TrainConfig) -> Plan:
     limit = max_model_len(config, facts)
     if facts.max_positions is not None:
         problems += _length_problems(config, facts.max_positions, limit)
+    problems += _step_problems(config, facts)
     shares = _environment_shares(config, problems)
     problems += _eval_environment_problems(config)
     problems += location_problems(config)
@@ -164,6 +166,22 @@ def _length_problems(config: TrainConfig, positions: int, limit: int) -> Iterato
         )
     elif limit < config.trainer.seq_len and config.inference.max_model_len is None:
         yield from max_tokens_problems(config, limit, "the length the model was made for")
+
+
+def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
+    accept = config.rollout.should_accept_fn
+    if accept is not None:
+        try:
+            load_accept_fn(accept)
+        except TelescopeError as error:
+            yield str(error)
+    section = config.algorithm
+    threshold, vocab_size = section.gibberish_token_threshold, facts.vocab_size
+    if section.filter_gibberish and vocab_size is not None and threshold >= vocab_size - 1:
+        yield (
+            f"algorithm.filter_gibberish has no effect: no token id of the model's {vocab_size} is "
+            f"above gibberish_token_threshold ({threshold}); lower it, or turn the filter off"
+        )
 
 
 def _environment_shares(config: TrainConfig, problems: list[str]) -> list[EnvironmentShare]:

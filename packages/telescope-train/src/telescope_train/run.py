@@ -15,7 +15,7 @@ from telescope_train.algorithms import load_algorithm
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.checkpointer import Checkpointer
 from telescope_train.config.schema import TrainConfig
-from telescope_train.credit import RewardRange
+from telescope_train.credit import CreditRules, RewardRange
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.renderer import load_renderer
@@ -26,8 +26,10 @@ from telescope_train.inference.server import (
 )
 from telescope_train.live_evals import AFTER, BEFORE, LiveEvals
 from telescope_train.loop import LoopParts, train
-from telescope_train.mix import make_sampler, training_environments
+from telescope_train.minibatches import Packing
+from telescope_train.mix import Mix, make_sampler, training_environments
 from telescope_train.model_facts import read_model_facts
+from telescope_train.models.load import load_tokenizer
 from telescope_train.plan import make_plan, max_model_len
 from telescope_train.resume import ResumePoint, open_run_folder, resume_point
 from telescope_train.runtime.cluster import Bundle, placed, ray_cluster, reserve
@@ -35,6 +37,7 @@ from telescope_train.runtime.ranks import RankGroup
 from telescope_train.runtime.servers import ServerGroup, server_settings
 from telescope_train.sampler import RolloutSampler
 from telescope_train.summary import make_summary
+from telescope_train.throughput import Machine
 from telescope_train.view import LiveView, print_resume, print_summary
 from telescope_train.weights.publish import WeightPublisher
 
@@ -157,6 +160,10 @@ class _Run:
         )
 
     @property
+    def _hidden_size(self) -> int:
+        return self.facts.hidden_size or 1024
+
+    @property
     def _num_threads(self) -> int:
         return max(1, int(self.config.ray.ray_trainer_cpus_per_worker))
 
@@ -181,18 +188,23 @@ class _Run:
         sampler = make_sampler(config, mix, policies, num_servers=len(pool.clients))
         parts = LoopParts(
             config=config,
-            algorithm=load_algorithm(config.algorithm.algorithm),
+            rules=self._credit_rules(mix),
+            packing=Packing(
+                seq_len=config.trainer.seq_len,
+                num_ranks=ranks.num_ranks,
+                hidden_size=self._hidden_size,
+                max_tokens=max(one.sampling.max_tokens for one in mix.playing.values()),
+            ),
             sampler=sampler,
             trainer=ranks,
             publisher=publisher,
             folder=self.folder,
-            temperatures={name: one.sampling.temperature for name, one in mix.playing.items()},
-            max_tokens=max(one.sampling.max_tokens for one in mix.playing.values()),
-            declared={
-                name: RewardRange(one.reward_min, one.reward_max)
-                for name, one in mix.descriptions.items()
-            },
-            hidden_size=self.facts.hidden_size or 1024,
+            machine=Machine(
+                facts=self.facts,
+                seq_len=config.trainer.seq_len,
+                hidden_size=self._hidden_size,
+                gpu_name=ranks.gpu_name,
+            ),
             first_version=first_version,
         )
         checkpointer = self._checkpointer(ranks, sampler)
@@ -212,6 +224,18 @@ class _Run:
             await sampler.close()
         if config.evals.eval_after_training:
             await evals.run(config.evals.evals, AFTER, on_progress=view.phase)
+
+    def _credit_rules(self, mix: Mix) -> CreditRules:
+        return CreditRules(
+            algorithm=load_algorithm(self.config.algorithm.algorithm),
+            config=self.config,
+            sampling={name: one.sampling for name, one in mix.playing.items()},
+            vocab_size=self.facts.vocab_size or len(load_tokenizer(self.config.model.model)),
+            declared={
+                name: RewardRange(one.reward_min, one.reward_max)
+                for name, one in mix.descriptions.items()
+            },
+        )
 
     async def _restore(self, ranks: RankGroup, publisher: WeightPublisher) -> WeightVersion:
         """Give ranks and servers the weights to begin with; returns their version."""

@@ -2,16 +2,16 @@
 
 Batch b is admitted once weight version b - `max_async_rollout` is live, and step b trains on
 exactly the groups of batch b. With 0 nothing of a step is sampled before the step before it has
-been published; no group overtakes another, so short answers are not favoured.
+been published; no group overtakes another, so short answers are not favoured. A rejected group is
+replaced in its own place, for the same reason.
 """
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from telescope_core.errors import TelescopeError
 from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
 from telescope_core.types import (
     Group,
@@ -21,7 +21,10 @@ from telescope_core.types import (
     Split,
     WeightVersion,
 )
+from telescope_train.accept import AcceptFn, discarded, is_scored, rejection
+from telescope_train.batch_checks import require_draws_left, require_scored
 from telescope_train.draw import Drawn, ExampleDraw
+from telescope_train.failures import Boundary, boundary_of
 
 MAX_ATTEMPTS = 3
 """How often a rollout is played before its failure is final."""
@@ -45,6 +48,8 @@ class SamplerSettings:
     max_async_rollout: int
     max_concurrent_rollouts: int
     rollout_timeout_s: float
+    accept: AcceptFn | None = None
+    """Judges each group once it is scored; None = all are accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +57,19 @@ class SampledBatch:
     """The groups of one step."""
 
     groups: tuple[Group, ...]
-    num_failed_attempts: int
+    rejected: tuple[Group, ...] = ()
+    """Those that `should_accept_fn` turned down, their rollouts marked with the reason."""
+    failed_attempts: Mapping[Boundary, int] = field(default_factory=dict[Boundary, int])
+    """Attempts that failed, those included that another attempt made good."""
+    queues: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What was finished, played and waiting when the trainer asked for the batch."""
     duration_s: float
     """From admission to the last reward."""
+
+    @property
+    def all_groups(self) -> tuple[Group, ...]:
+        """Accepted ones, then rejected ones."""
+        return (*self.groups, *self.rejected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +95,7 @@ class _Admission:
 class RolloutSampler:
     """Plays the admitted batches in tasks of its own.
 
-    Each group task consumes a draw, produces a Group, waits for a free lane and for the policy,
+    Each group task consumes draws, produces a Group, waits for a free lane and for the policy,
     and is woken by either. `advance` starts them; `take` awaits them.
     """
 
@@ -99,7 +114,10 @@ class RolloutSampler:
         self._batches: dict[int, list[asyncio.Task[Group]]] = {}
         self._admitted: dict[int, _Admission] = {}
         self._restored: dict[int, SampledBatch] = {}
-        self._failed_attempts: Counter[int] = Counter()
+        self._failed_attempts: defaultdict[int, Counter[Boundary]] = defaultdict(Counter)
+        self._rejected: defaultdict[int, list[Group]] = defaultdict(list)
+        self._num_playing = 0
+        self._num_waiting = 0
         self._next_batch = 0
 
     def advance(self, version: WeightVersion) -> None:
@@ -111,18 +129,19 @@ class RolloutSampler:
                 version=version, draw_position=self._draw.position, at_s=time.monotonic()
             )
             self._batches[batch] = [
-                asyncio.create_task(self._play_group(batch, position, self._draw.next()))
+                asyncio.create_task(self._fill(batch, position, self._draw.next()))
                 for position in range(self._settings.groups_per_batch)
             ]
             self._next_batch += 1
 
     async def take(self, batch: int) -> SampledBatch:
         """Return the groups of `batch` once all are scored; raises when not one rollout was."""
+        queues = self._queues()
         sampled = self._restored.pop(batch, None) or await self._sampled(batch)
-        for known in (self._batches, self._failed_attempts, self._admitted):
+        for known in (self._batches, self._failed_attempts, self._rejected, self._admitted):
             known.pop(batch, None)
         require_scored(sampled.groups)
-        return sampled
+        return replace(sampled, queues=queues)
 
     async def settled(self, version: WeightVersion) -> SamplerState:
         """Return the state now that `version` is live, once what older weights began has ended.
@@ -153,7 +172,8 @@ class RolloutSampler:
         groups = await asyncio.gather(*self._batches[batch])
         return SampledBatch(
             groups=tuple(groups),
-            num_failed_attempts=self._failed_attempts[batch],
+            rejected=tuple(self._rejected[batch]),
+            failed_attempts=dict(self._failed_attempts[batch]),
             duration_s=time.monotonic() - self._admitted[batch].at_s,
         )
 
@@ -166,9 +186,37 @@ class RolloutSampler:
             await asyncio.wait(tasks)
         self._batches.clear()
 
-    async def _play_group(self, batch: int, position: int, drawn: Drawn) -> Group:
-        environment = self._environments[drawn.environment]
+    def _queues(self) -> dict[str, int]:
+        tasks = [task for batch in self._batches.values() for task in batch]
+        return {
+            "groups_ready": sum(task.done() for task in tasks),
+            "rollouts_playing": self._num_playing,
+            "rollouts_waiting": self._num_waiting,
+        }
+
+    async def _fill(self, batch: int, position: int, drawn: Drawn) -> Group:
+        """Play draws in this place until a group is accepted.
+
+        A group in which nothing was scored is a failure, which is no matter of acceptance.
+        """
+        accept = self._settings.accept
         group_id = f"{batch}.{position}"
+        num_draws = 1
+        while True:
+            group = await self._play_group(batch, group_id, drawn)
+            reason = rejection(group, accept) if accept and is_scored(group) else None
+            if reason is None:
+                return group
+            self._rejected[batch].append(discarded(group, reason))
+            require_draws_left(
+                self._rejected[batch], batch=batch, groups_per_batch=self._settings.groups_per_batch
+            )
+            num_draws += 1
+            group_id = f"{batch}.{position}-{num_draws}"
+            drawn = self._draw.next()
+
+    async def _play_group(self, batch: int, group_id: str, drawn: Drawn) -> Group:
+        environment = self._environments[drawn.environment]
         rollouts = await asyncio.gather(
             *(
                 self._play(batch, environment, drawn, group_id=group_id, index=index)
@@ -201,26 +249,22 @@ class RolloutSampler:
             deadline_s=self._settings.rollout_timeout_s,
         )
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            async with self._lanes:
-                rollout = await environment.client.play(
-                    request, self._policies.policy(request.rollout_id)
-                )
+            rollout = await self._in_lane(environment.client, request)
             if rollout.status is not RolloutStatus.FAILED:
                 break
-            self._failed_attempts[batch] += 1
+            self._failed_attempts[batch][boundary_of(rollout)] += 1
             rollout = replace(rollout, tags={**rollout.tags, "attempts": str(attempt)})
         return rollout
 
-
-def require_scored(groups: Sequence[Group]) -> None:
-    """Raise TelescopeError with the commonest error when every rollout of a batch failed."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    if any(rollout.reward is not None for rollout in rollouts):
-        return
-    errors = Counter(rollout.error for rollout in rollouts if rollout.error is not None)
-    text, count = errors.most_common(1)[0] if errors else ("no error was recorded", 0)
-    raise TelescopeError(
-        f"all {len(rollouts)} rollouts of a batch failed, {count} of them with: {text}. "
-        "The run stops, because training on nothing hides a defect; the rollouts are in the run "
-        "folder"
-    )
+    async def _in_lane(self, client: EnvironmentClient, request: PlayRequest) -> Rollout:
+        self._num_waiting += 1
+        try:
+            await self._lanes.acquire()
+        finally:
+            self._num_waiting -= 1
+        self._num_playing += 1
+        try:
+            return await client.play(request, self._policies.policy(request.rollout_id))
+        finally:
+            self._num_playing -= 1
+            self._lanes.release()

@@ -17,17 +17,20 @@ from numpy.typing import NDArray
 from telescope_core.errors import ConfigError, ProcessDiedError
 from telescope_train.algorithms import load_algorithm
 from telescope_train.backends import load_backend
-from telescope_train.backends.protocol import BackendSettings, Loss
+from telescope_train.backends.protocol import BackendSettings, GradientResult, Loss, UpdateResult
 from telescope_train.batch import PackedBatch
 from telescope_train.checkpoint import Saving
-from telescope_train.metrics import metric_row
+from telescope_train.metrics import metric_row, reduce_metrics
 from telescope_train.models.load import load_tokenizer
+from telescope_train.old_logprobs import with_old_logprobs
 from telescope_train.seeding import seed_everything
 from telescope_train.self_check import check_packing
 from telescope_train.sft_loss import negative_log_likelihood
 
 COLLECTIVE_TIMEOUT_S = 600.0
 """Longest wait for another rank; longer means that it died."""
+NEVER_SAMPLED = -2
+"""A weight version that no token has: between two optimiser steps of one batch."""
 
 
 class TrainerWorker:
@@ -48,6 +51,7 @@ class TrainerWorker:
         `master_port` is needed for more than one rank. `num_threads` is for the CPU: ranks and
         inference servers share the cores.
         """
+        self._algorithm = settings.algorithm
         self._device = _device()
         self._saving: Saving | None = None
         if self._device.type == "cpu":
@@ -66,25 +70,57 @@ class TrainerWorker:
             self.close()
             raise
 
+    @property
+    def gpu_name(self) -> str | None:
+        """The GPU of this rank; None on CPU."""
+        return torch.cuda.get_device_name() if self._device.type == "cuda" else None
+
     def train_step(self, batches: Sequence[PackedBatch], *, version: int) -> dict[str, float]:
         """Take one optimiser step over `batches`, this rank's share; returns the metrics of all.
 
         `version` is that of the weights before the step.
         """
+        return self.train_minibatches([batches], [0], version=version)
+
+    def train_minibatches(
+        self,
+        minibatches: Sequence[Sequence[PackedBatch]],
+        order: Sequence[int],
+        *,
+        version: int,
+    ) -> dict[str, float]:
+        """Take an optimiser step over `minibatches[i]` for each i of `order`.
+
+        Log-probs of before the first of them are taken first, where the algorithm needs them.
+        Metrics are over all tokens of all the steps and all ranks.
+        """
         started_s = time.perf_counter()
-        gradient = self.backend.accumulate_gradient(batches, version=version)
-        gradient_s = time.perf_counter()
-        update = self.backend.apply_gradient()
-        ended_s = time.perf_counter()
+        shares = with_old_logprobs(minibatches, self.backend, self._algorithm)
+        prepared_s = time.perf_counter()
+        gradients: list[GradientResult] = []
+        updates: list[UpdateResult] = []
+        optimizer_s = 0.0
+        for number, index in enumerate(order):
+            # Only the first step sees the weights that the engine sampled from.
+            present = version if number == 0 else NEVER_SAMPLED
+            gradients.append(self.backend.accumulate_gradient(shares[index], version=present))
+            before_s = time.perf_counter()
+            updates.append(self.backend.apply_gradient())
+            optimizer_s += time.perf_counter() - before_s
         return {
-            "loss/total": gradient.loss,
-            **metric_row(gradient.metrics),
-            "grad_norm": update.gradient_norm,
-            "learning_rate": update.learning_rate,
-            "optimizer/skipped": float(update.is_skipped),
-            "time/gradient_s": gradient_s - started_s,
-            "time/optimizer_s": ended_s - gradient_s,
+            **update_row(gradients, updates),
+            "time/old_logprobs_s": prepared_s - started_s,
+            "time/gradient_s": time.perf_counter() - prepared_s - optimizer_s,
+            "time/optimizer_s": optimizer_s,
         }
+
+    def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Return what the reference model gives, in the form of `logprobs`."""
+        return self.backend.reference_logprobs(batches)
+
+    def update_reference(self) -> None:
+        """Make the present weights the reference model."""
+        self.backend.update_reference()
 
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Return logprobs_T of each batch: 0 where a token is not trained on."""
@@ -134,6 +170,22 @@ class TrainerWorker:
         """Leave the process group. Idempotent."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def update_row(
+    gradients: Sequence[GradientResult], updates: Sequence[UpdateResult]
+) -> dict[str, float]:
+    """Return what the optimiser steps of one batch amount to; the steps count the same."""
+    norms = [update.gradient_norm for update in updates]
+    return {
+        "loss/total": sum(gradient.loss for gradient in gradients) / len(gradients),
+        **metric_row(reduce_metrics(gradient.metrics for gradient in gradients)),
+        "grad_norm": sum(norms) / len(norms),
+        "grad_norm/max": max(norms),
+        "learning_rate": updates[-1].learning_rate,
+        "optimizer/steps": float(len(updates)),
+        "optimizer/skipped": float(sum(update.is_skipped for update in updates)),
+    }
 
 
 def _device() -> torch.device:

@@ -36,7 +36,7 @@ class BackendSettings:
     """None = supervised: the negative log-likelihood of the trained tokens."""
     seed: int
     number_of_steps: int
-    """The learning-rate schedule ends here."""
+    """Optimiser steps; the learning-rate schedule ends there."""
 
     @classmethod
     def from_config(cls, config: TrainConfig) -> "BackendSettings":
@@ -46,7 +46,7 @@ class BackendSettings:
             trainer=config.trainer,
             algorithm=config.algorithm,
             seed=config.run.seed,
-            number_of_steps=config.run.number_of_steps,
+            number_of_steps=config.num_optimizer_steps,
         )
 
 

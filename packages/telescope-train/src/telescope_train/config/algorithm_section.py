@@ -1,8 +1,10 @@
 """The settings of `[algorithm]`: how rewards become a loss."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from telescope_train.config.fields import NotNegative, Positive, Ratio, Section
+from pydantic import Field
+
+from telescope_train.config.fields import Count, NotNegative, Positive, Ratio, Section
 
 
 class AlgorithmSection(Section):
@@ -22,6 +24,31 @@ class AlgorithmSection(Section):
     """Weight tokens by the truncated ratio of trainer to sampler probability."""
     tis_cap: Positive = 2.0
     """Largest such weight, with `use_tis`."""
+    number_of_minibatches: Count = 1
+    """Optimiser steps that one batch is dealt into, whole groups each."""
+    ppo_epochs: Count = 1
+    """How often the trainer goes through one batch."""
+    filter_overlong: bool = False
+    """Do not train on rollouts that were cut by `max_tokens`; they stay in the group's baseline."""
+    overlong_penalty_factor: NotNegative = 0.0
+    """Taken off the reward of a rollout that fills `max_tokens`; less for one that comes close."""
+    overlong_buffer_tokens: Count = 256
+    """Tokens before `max_tokens` over which the penalty grows, with `overlong_penalty_factor`."""
+    filter_gibberish: bool = False
+    """Do not train on rollouts in which a rare and nearly impossible token was sampled."""
+    gibberish_token_threshold: Count = 100_000
+    """Token ids above it are rare, with `filter_gibberish`."""
+    gibberish_logprob_offset: Positive = 2.0
+    """Nats below a uniform draw at which a token is nearly impossible, with `filter_gibberish`."""
+    filter_repetition: bool = False
+    """Do not train on rollouts whose text repeats itself."""
+    repetition_compression_threshold: Annotated[float, Field(gt=1)] = 10.0
+    """How many times smaller zlib makes such a text, with `filter_repetition`."""
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Whether the loss reads log-probs recomputed for each batch; no loss here does."""
+        return False
 
     @property
     def needs_reference(self) -> bool:

@@ -17,6 +17,7 @@ from telescope_train.config.names import (
     PLANNED_TRANSPORTS,
 )
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
+from telescope_train.config.step_checks import step_problems
 from telescope_train.config.trainer_checks import trainer_problems
 
 NEEDS_GROUPS = frozenset({"grpo"})
@@ -31,6 +32,7 @@ def check_config(config: TrainConfig) -> None:
         *algorithm_problems(config),
         *trainer_problems(config),
         *checkpoint_problems(config),
+        *step_problems(config),
         *_eval_problems(config),
         *_name_problems(config),
     ]

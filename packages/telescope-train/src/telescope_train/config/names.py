@@ -6,15 +6,13 @@ one with what it is called here. A `*` stands for any ending.
 
 _PLANNED = """
     enable_thinking
-    top_p top_k min_p repetition_penalty interleaved_rollouts should_accept_fn
+    top_p top_k min_p repetition_penalty interleaved_rollouts
     max_off_policy_steps enable_individual_sample_lanes free_lane_after_generation
     enable_prompt_prefetch prompt_prefetch_buffer_size
     clip_ratio_c ppo_clip_ref_logprobs tis_mode tis_floor tis_logprob_clamp
     seq_is_masking seq_is_mask_low seq_is_mask_high use_decoupled_loss recompute_logprob
     behave_imp_weight_cap kl_penalty_tau kl_estimator kl_in_reward reference_update_every
     entropy_coef sapo_tau_pos sapo_tau_neg dr_grpo_loss_agg_mode
-    filter_overlong overlong_penalty_factor overlong_buffer_tokens filter_gibberish gibberish_*
-    filter_repetition repetition_compression_threshold number_of_minibatches ppo_epochs
     compile
     fsdp_context_parallel_size
     megatron megatron_*

@@ -38,7 +38,7 @@ class RunSection(Section):
     seed: Index = 0
     """Seeds the order of examples and every random generator of the trainer."""
     number_of_steps: Count
-    """Optimiser steps."""
+    """Batches that are sampled, trained on and published."""
     debug: bool = False
     """Write debug messages to the logs of every process."""
 
@@ -96,6 +96,8 @@ class RolloutSection(Section):
     """Seconds a rollout may take, rewards included; then it counts as failed."""
     discard_group_zero_advantage: bool = True
     """Leave out groups whose rollouts all got the same reward; they carry no gradient."""
+    should_accept_fn: str | None = None
+    """`module:function` that judges each group; rejected ones are replaced by new draws."""
 
 
 class SchedulingSection(Section):
@@ -210,3 +212,9 @@ class TrainConfig(Section):
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     evals: EvalsSection = Field(default_factory=EvalsSection)
     ray: RaySection = Field(default_factory=RaySection)
+
+    @property
+    def num_optimizer_steps(self) -> int:
+        """Optimiser steps of the whole run, where no minibatch is left empty."""
+        section = self.algorithm
+        return self.run.number_of_steps * section.number_of_minibatches * section.ppo_epochs

@@ -22,10 +22,10 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
             "trainer.warmup_steps has no effect with lr_scheduler = 'none'; "
             "use 'constant', or remove warmup_steps"
         )
-    if section.warmup_steps > config.run.number_of_steps:
+    if section.warmup_steps > config.num_optimizer_steps:
         yield (
-            f"trainer.warmup_steps ({section.warmup_steps}) must not exceed run.number_of_steps "
-            f"({config.run.number_of_steps}); lower it"
+            f"trainer.warmup_steps ({section.warmup_steps}) must not exceed the "
+            f"{config.num_optimizer_steps} optimiser steps of the run; lower it"
         )
     yield from _lora_problems(config)
     last_port = config.inference.inference_base_port + config.inference.inference_num_workers - 1

@@ -34,7 +34,7 @@ class TrainerSection(Section):
     lr_scheduler: Literal["constant", "none", "linear", "cosine"] = "constant"
     """Shape of the learning rate after warm-up; `none` has no warm-up either."""
     warmup_steps: Index = 0
-    """Steps over which the learning rate rises from 0."""
+    """Optimiser steps over which the learning rate rises from 0."""
     min_lr_ratio: Ratio = 0.0
     """Share of the peak at which `linear` and `cosine` end."""
     seq_len: Count = 4096

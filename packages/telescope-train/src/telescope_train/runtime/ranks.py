@@ -3,16 +3,28 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batch import PackedBatch
 from telescope_train.inference.server import free_port
+from telescope_train.minibatches import Shards, StepPlan
 from telescope_train.runtime.cluster import answer
 from telescope_train.weights.gloo import GlooPublisher, TensorHeader, headers
 from telescope_train.worker import TrainerWorker
+
+
+class RankFacts(NamedTuple):
+    """What a rank says of itself once its model is loaded."""
+
+    packing_difference: float
+    """The packing self-check's largest difference, nats."""
+    gpu_name: str | None
+    """None on CPU."""
 
 
 class RankActor:
@@ -26,14 +38,30 @@ class RankActor:
         """Return (host, free port) of this node, for others to meet at."""
         return ray.util.get_node_ip_address(), free_port()
 
-    def open(self, settings: BackendSettings, **placement: Any) -> float:
-        """Load the model; returns the packing self-check's largest difference, nats."""
+    def open(self, settings: BackendSettings, **placement: Any) -> RankFacts:
+        """Load the model."""
         self._worker = TrainerWorker(settings, **placement)
-        return self._worker.packing_difference
+        return RankFacts(
+            packing_difference=self._worker.packing_difference, gpu_name=self._worker.gpu_name
+        )
 
-    def train_step(self, batches: Sequence[PackedBatch], version: int) -> dict[str, float]:
-        """Take one optimiser step."""
-        return self._trainer.train_step(batches, version=version)
+    def train_step(
+        self, minibatches: Sequence[Sequence[PackedBatch]], order: Sequence[int], version: int
+    ) -> dict[str, float]:
+        """Take the optimiser steps of one batch of rollouts."""
+        return self._trainer.train_minibatches(minibatches, order, version=version)
+
+    def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Return logprobs_T of each batch under the present weights."""
+        return self._trainer.logprobs(batches)
+
+    def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Return logprobs_T of each batch under the reference model."""
+        return self._trainer.reference_logprobs(batches)
+
+    def update_reference(self) -> None:
+        """Make the present weights the reference model."""
+        self._trainer.update_reference()
 
     def weight_headers(self) -> list[TensorHeader]:
         """Describe the tensors that `send_weights` sends."""
@@ -86,6 +114,8 @@ class RankGroup:
 
     def __init__(self, actors: Sequence[Any]) -> None:
         self._actors = list(actors)
+        self.facts: list[RankFacts] = []
+        """Of each rank, after `open`."""
 
     @classmethod
     def start(cls, places: Sequence[dict[str, Any]]) -> "RankGroup":
@@ -98,10 +128,15 @@ class RankGroup:
         """How many ranks there are."""
         return len(self._actors)
 
-    async def open(self, settings: BackendSettings, *, num_threads: int) -> float:
-        """Load the model on every rank; returns the packing self-check's largest difference."""
+    @property
+    def gpu_name(self) -> str | None:
+        """The GPU of each rank; None on CPU."""
+        return self.facts[0].gpu_name
+
+    async def open(self, settings: BackendSettings, *, num_threads: int) -> None:
+        """Load the model on every rank."""
         host, port = await self._rank(0, "address")
-        differences = await asyncio.gather(
+        self.facts = await asyncio.gather(
             *(
                 answer(
                     actor.open.remote(
@@ -117,19 +152,28 @@ class RankGroup:
                 for rank, actor in enumerate(self._actors)
             )
         )
-        return max(differences)
 
-    async def train_step(
-        self, shards: Sequence[Sequence[PackedBatch]], version: int
-    ) -> dict[str, float]:
-        """Take one optimiser step, one shard per rank; returns metrics over all of them."""
+    async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
+        """Take the optimiser steps of `plan`; returns metrics over all of them and all ranks."""
         rows = await asyncio.gather(
             *(
-                answer(actor.train_step.remote(shard, version), process=_label(rank))
-                for rank, (actor, shard) in enumerate(zip(self._actors, shards, strict=True))
+                self._rank(rank, "train_step", plan.of_rank(rank), list(plan.order), version)
+                for rank in range(self.num_ranks)
             )
         )
         return rows[0]
+
+    async def logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
+        """Return logprobs_T of [rank][batch] under the present weights; 0 where not trained."""
+        return await self._each("logprobs", shards)
+
+    async def reference_logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
+        """Return logprobs_T of [rank][batch] under the reference model; 0 where not trained."""
+        return await self._each("reference_logprobs", shards)
+
+    async def update_reference(self) -> None:
+        """Make the present weights the reference model."""
+        await self._all("update_reference")
 
     async def weight_headers(self) -> list[TensorHeader]:
         """Describe the tensors that `send_weights` sends."""
@@ -170,6 +214,12 @@ class RankGroup:
     async def _rank(self, rank: int, method: str, *arguments: Any) -> Any:
         reference = getattr(self._actors[rank], method).remote(*arguments)
         return await answer(reference, process=_label(rank))
+
+    async def _each(self, method: str, shards: Shards) -> list[Any]:
+        """Call `method` on each rank with its shard."""
+        return await asyncio.gather(
+            *(self._rank(rank, method, shard) for rank, shard in enumerate(shards))
+        )
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         return await asyncio.gather(

@@ -1,0 +1,35 @@
+"""At which boundary a rollout failed: its environment, a reward, the endpoint, or its deadline."""
+
+from enum import StrEnum
+
+from telescope_core.errors import EndpointError, ProcessDiedError, RewardError
+from telescope_core.types import Rollout, StopReason
+
+
+class Boundary(StrEnum):
+    """Whose doing a failure was."""
+
+    ENVIRONMENT = "environment"
+    """Environment code raised, or its settings leave no room for a turn."""
+    REWARD = "reward"
+    """A reward or metric function raised, or gave something that is no number."""
+    ENDPOINT = "endpoint"
+    """An inference server did not answer as it must."""
+    TIMEOUT = "timeout"
+    """The rollout's deadline passed."""
+
+
+BY_ERROR = {
+    RewardError.__name__: Boundary.REWARD,
+    EndpointError.__name__: Boundary.ENDPOINT,
+    ProcessDiedError.__name__: Boundary.ENDPOINT,
+}
+"""Name of the exception, which opens `Rollout.error`, -> boundary; all others: environment."""
+
+
+def boundary_of(rollout: Rollout) -> Boundary:
+    """Return where a failed rollout failed."""
+    if rollout.stop_reason is StopReason.TIMEOUT:
+        return Boundary.TIMEOUT
+    name = (rollout.error or "").partition(":")[0]
+    return BY_ERROR.get(name, Boundary.ENVIRONMENT)

@@ -1,0 +1,83 @@
+"""Rollouts that are not trained on: cut ones, gibberish, repetition. Pure.
+
+A filtered rollout keeps its reward and stays in the baseline of its group, which would otherwise
+favour what is left; its tokens leave both the numerator and the denominator of the loss.
+"""
+
+import math
+import zlib
+from enum import StrEnum
+
+from telescope_core.types import Rollout
+from telescope_train.config.schema import AlgorithmSection
+
+MIN_TEXT_LENGTH = 100
+"""Characters below which a compression ratio says nothing."""
+MAX_TEXT_LENGTH = 10_000
+"""Characters at the end of a text that are looked at: a loop, once begun, goes on to the end."""
+
+
+class Filtered(StrEnum):
+    """Why a rollout is not trained on."""
+
+    OVERLONG = "overlong"
+    """A turn was cut by `max_tokens`, so how it would have ended is not known."""
+    GIBBERISH = "gibberish"
+    """A rare token was sampled that is less likely than one drawn blindly."""
+    REPETITION = "repetition"
+    """Its text says the same over and over."""
+
+
+def filter_reason(
+    rollout: Rollout, section: AlgorithmSection, *, vocab_size: int
+) -> Filtered | None:
+    """Return the first filter of `section` that `rollout` falls to; None when it is trained on."""
+    if section.filter_overlong and rollout.is_truncated:
+        return Filtered.OVERLONG
+    if section.filter_gibberish and has_gibberish(
+        rollout,
+        token_threshold=section.gibberish_token_threshold,
+        logprob_offset=section.gibberish_logprob_offset,
+        vocab_size=vocab_size,
+    ):
+        return Filtered.GIBBERISH
+    if section.filter_repetition:
+        ratio = compression_ratio(written_text(rollout))
+        if ratio > section.repetition_compression_threshold:
+            return Filtered.REPETITION
+    return None
+
+
+def has_gibberish(
+    rollout: Rollout, *, token_threshold: int, logprob_offset: float, vocab_size: int
+) -> bool:
+    """Return whether a sampled token is both rare and nearly impossible.
+
+    Rare: its id is above `token_threshold` (tokenizers number tokens by how common they are).
+    Nearly impossible: its log-prob is more than `logprob_offset` nats below that of a uniform draw
+    from the vocabulary.
+    """
+    least_logprob = -math.log(vocab_size) - logprob_offset
+    return any(
+        token_id > token_threshold and logprob < least_logprob
+        for turn in rollout.turns
+        for token_id, logprob in zip(
+            turn.completion.completion_ids, turn.completion.logprobs, strict=True
+        )
+    )
+
+
+def compression_ratio(text: str) -> float:
+    """Return how many times smaller zlib makes the end of `text`; 1 for a short one.
+
+    English prose gives 2 to 3, a phrase without end several tens.
+    """
+    if len(text) < MIN_TEXT_LENGTH:
+        return 1.0
+    content = text[-MAX_TEXT_LENGTH:].encode()
+    return len(content) / len(zlib.compress(content, 1))
+
+
+def written_text(rollout: Rollout) -> str:
+    """Return what the policy wrote, all turns in order."""
+    return "\n".join(turn.completion.message.content for turn in rollout.turns)

@@ -1,0 +1,125 @@
+"""The real loop over a toy engine: rollouts are written by a script, one rank trains in process."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from toy_digits import LastDigit
+
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.records import RunFolder
+from telescope_core.scripted import ScriptedClient
+from telescope_core.types import Completion, Message, Sampling
+from telescope_train.algorithms import load_algorithm
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.config.schema import TrainConfig
+from telescope_train.credit import CreditRules, RewardRange
+from telescope_train.loop import LoopParts
+from telescope_train.minibatches import Packing, Shards, StepPlan
+from telescope_train.mix import make_sampler, training_environments
+from telescope_train.model_facts import read_model_facts
+from telescope_train.throughput import Machine
+from telescope_train.worker import TrainerWorker
+
+VOCAB = 103
+
+
+def toy_config(model: Path, *, steps=2, rollout=None, **algorithm) -> TrainConfig:
+    """Return the settings of a run on the last digit of a number."""
+    return TrainConfig.model_validate(
+        {
+            "run": {"name": "toy", "number_of_steps": steps, "seed": 1},
+            "model": {"model": str(model)},
+            "environments": [{"name": "toy"}],
+            "rollout": {
+                "group_size": 4,
+                "prompts_batch_size_for_trainer": 4,
+                "max_tokens": 8,
+                **(rollout or {}),
+            },
+            "algorithm": algorithm,
+            "trainer": {"learning_rate": 1e-3, "seq_len": 64, "entropy_chunk_size": 16},
+        }
+    )
+
+
+class ToyPolicies(ScriptedClient):
+    """Answers with the last digit half of the time, at most 3 tokens, with made-up log-probs."""
+
+    def __init__(self) -> None:
+        super().__init__(self._reply)
+        self._generator = np.random.default_rng(0)
+
+    def _reply(self, messages: Sequence[Message]) -> Completion:
+        generator = self._generator
+        is_right = generator.random() < 0.5
+        num_tokens = int(generator.integers(1, 4))
+        return Completion(
+            message=Message(
+                role="assistant", content=messages[-1].content[-2] if is_right else "x"
+            ),
+            finish_reason="stop" if generator.random() < 0.8 else "length",
+            prompt_ids=tuple(generator.integers(7, VOCAB, 5).tolist()),
+            completion_ids=tuple(generator.integers(7, VOCAB, num_tokens).tolist()),
+            logprobs=tuple((-4.6 - 0.1 * generator.random(num_tokens)).tolist()),
+            num_prompt_tokens=5,
+            num_completion_tokens=num_tokens,
+        )
+
+
+class LocalTrainer:
+    """One rank, as the loop sees the ranks."""
+
+    num_ranks = 1
+
+    def __init__(self, worker: TrainerWorker) -> None:
+        self.worker = worker
+        self.plans: list[StepPlan] = []
+        self.reference_updates: list[int] = []
+
+    async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
+        self.plans.append(plan)
+        return self.worker.train_minibatches(plan.of_rank(0), plan.order, version=version)
+
+    async def reference_logprobs(self, shards: Shards) -> list:
+        return [self.worker.reference_logprobs(shards[0])]
+
+    async def update_reference(self) -> None:
+        self.reference_updates.append(len(self.plans))
+        self.worker.update_reference()
+
+
+class NoServers:
+    """Publishes to nobody."""
+
+    async def publish(self, version: int) -> None:
+        return None
+
+
+async def toy_parts(
+    config: TrainConfig,
+    folder: Path,
+    start: Callable[[BackendSettings], TrainerWorker],
+    *,
+    policies: ScriptedClient | None = None,
+) -> LoopParts:
+    """Return everything that one run of the loop touches."""
+    clients = {"toy": InProcessEnvironment(LastDigit(), name="toy")}
+    mix = await training_environments(config, clients)
+    facts = read_model_facts(config.model.model)
+    return LoopParts(
+        config=config,
+        rules=CreditRules(
+            algorithm=load_algorithm(config.algorithm.algorithm),
+            config=config,
+            sampling={"toy": Sampling(max_tokens=8)},
+            vocab_size=VOCAB,
+            declared={"toy": RewardRange(0.0, 1.0)},
+        ),
+        packing=Packing(seq_len=64, num_ranks=1, hidden_size=128, max_tokens=8),
+        sampler=make_sampler(config, mix, policies or ToyPolicies(), num_servers=1),
+        trainer=LocalTrainer(start(BackendSettings.from_config(config))),
+        publisher=NoServers(),
+        folder=RunFolder.create(folder, config=config.model_dump(mode="json")),
+        machine=Machine(facts=facts, seq_len=64, hidden_size=128, gpu_name=None),
+    )
