@@ -43,6 +43,12 @@ ELSEWHERE = {
     "telescope env install math-reasoning countdown": "Makefile",
     "telescope sft examples/sft.toml": FIRST_RUN,
     "telescope train examples/quickstart.toml": FIRST_RUN,
+    "telescope export runs/quickstart --steps 20,40 --dtype bfloat16 --output exports": (
+        "tests/cli/test_export.py::test_several_at_once_sharded_and_narrow"
+    ),
+    "telescope export runs/quickstart --push my-name/my-model --private": (
+        "tests/cli/test_export.py::test_push_uploads_one_commit"
+    ),
     "telescope train examples/quickstart.toml --resume_from_checkpoint latest": (
         "tests/e2e/test_resumed_run.py::test_a_killed_run_goes_on"
     ),

@@ -39,6 +39,11 @@ VERBS = {
         help="Measure a model on an environment: pass@k with intervals.",
         takes_settings=True,
     ),
+    "export": Verb(
+        target="telescope_cli.export:export_command",
+        help="Convert checkpoints to Hugging Face format, and push them to the Hub.",
+        needs="telescope_train",
+    ),
     "sft": Verb(
         target="telescope_cli.sft:sft_command",
         help="Train on the environments' gold answers (a supervised warm start).",

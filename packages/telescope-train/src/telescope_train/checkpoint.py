@@ -17,18 +17,25 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.records.files import read_json
 
 
 def require_replaceable(folder: Path) -> None:
     """Raise ConfigError when `folder` holds something that is neither a model nor a checkpoint."""
     if not folder.exists():
         return
-    is_ours = (folder / "config.json").is_file() or (folder / ".metadata").is_file()
+    is_ours = _is_model(folder) or (folder / ".metadata").is_file()
     if not folder.is_dir() or (any(folder.iterdir()) and not is_ours):
         raise ConfigError(
             f"{str(folder)!r} exists and holds no model or checkpoint that could be replaced; "
             "name another folder, or remove it"
         )
+
+
+def _is_model(folder: Path) -> bool:
+    """Runs and other things have a config.json as well; that of a model says its type."""
+    fields = read_json(folder / "config.json")
+    return fields is not None and "model_type" in fields
 
 
 @contextmanager

@@ -1,0 +1,166 @@
+"""`telescope export`: checkpoints of a run to Hugging Face format, and to the Hub."""
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from telescope_core.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from telescope_train.export import Exported
+    from telescope_train.run_checkpoints import RunCheckpoint
+
+DTYPES = ("float32", "bfloat16")
+
+
+def export_command(
+    source: Annotated[
+        str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Folder of a run or a checkpoint.")
+    ],
+    output: Annotated[
+        str | None, typer.Option(help="Folder to write to; by default `hf` in the checkpoint.")
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Checkpoints of a run by step: 100,200. By default the last.")
+    ] = None,
+    is_all: Annotated[bool, typer.Option("--all", help="Every checkpoint of the run.")] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="Type of the weights; by default as they were trained.")
+    ] = None,
+    max_shard_size: Annotated[str, typer.Option(help="Size of one file of weights.")] = "5GB",
+    push: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload to this model on the Hub.")
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the model private when it is new.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written as JSON.")
+    ] = False,
+) -> None:
+    """Convert checkpoints to Hugging Face format: one, several, or all of a run.
+
+    With several, --output gets one folder each, and --push one commit each, the oldest first. The
+    token for --push is that of HF_TOKEN or of `hf auth login`.
+
+    For example:
+
+      telescope export runs/quickstart
+
+      telescope export runs/quickstart --steps 20,40 --dtype bfloat16 --output exports
+
+      telescope export runs/quickstart/checkpoints/final --push my-name/my-model --private
+    """
+    _check_options(dtype, max_shard_size, push=push, private=private)
+    checkpoints = _chosen(Path(source).expanduser(), steps=steps, is_all=is_all)
+    from telescope_train.export import export_checkpoint, hub_token
+    from telescope_train.export import push as upload
+
+    token = hub_token() if push is not None else ""
+    written: list[dict[str, object]] = []
+    for checkpoint in checkpoints:
+        done = export_checkpoint(
+            checkpoint,
+            _target(checkpoint, output, is_one=len(checkpoints) == 1),
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+        )
+        row: dict[str, object] = {**asdict(done), "path": str(done.path)}
+        if push is not None:
+            message = f"Step {done.step} of {checkpoint.manifest.run}"
+            row["commit"] = upload(
+                done.path, push, token=token, is_private=private, message=message
+            )
+        written.append(row)
+        if not as_json:
+            typer.echo(_line(done, row.get("commit")))
+    if as_json:
+        typer.echo(json.dumps(written, indent=2))
+
+
+def _check_options(dtype: str | None, size: str, *, push: str | None, private: bool) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if not re.fullmatch(r"[1-9]\d*(KB|MB|GB)", size):
+        raise ConfigError(f"--max-shard-size takes a number and KB, MB or GB, got {size!r}")
+    if private and push is None:
+        raise ConfigError("--private has no effect without --push; add --push OWNER/NAME")
+    if push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", push):
+        raise ConfigError(f"--push takes OWNER/NAME, got {push!r}")
+
+
+def _chosen(source: Path, *, steps: str | None, is_all: bool) -> "list[RunCheckpoint]":
+    """Return the checkpoints to export, the oldest first."""
+    from telescope_train.run_checkpoints import complete_checkpoints, read_checkpoint
+
+    if steps is not None and is_all:
+        raise ConfigError("--steps and --all exclude each other; give one of them")
+    if (source / "checkpoint.json").is_file():
+        if steps is not None or is_all:
+            raise ConfigError(
+                f"{str(source)!r} is one checkpoint; --steps and --all need the folder of a run"
+            )
+        return [read_checkpoint(source)]
+    folder = _checkpoints_of(source)
+    found = complete_checkpoints(folder)
+    if not found:
+        raise ConfigError(
+            f"{str(folder)!r} holds no complete checkpoint; one is written at the end of a run, "
+            "or every checkpoint_every steps"
+        )
+    if is_all:
+        return found
+    return found[-1:] if steps is None else [_at(found, step) for step in _numbers(steps)]
+
+
+def _checkpoints_of(run: Path) -> Path:
+    from telescope_core.records import RunFolder
+
+    if not run.is_dir():
+        close = nearest(run.name, _runs_in(run.parent))
+        advice = f"; did you mean {str(run.parent / close[0])!r}?" if close else ""
+        raise ConfigError(
+            f"{str(run)!r} is no folder; expected that of a run or a checkpoint{advice}"
+        )
+    settings = RunFolder.open(run).config()
+    shared = settings.get("checkpoint", {}).get("checkpoint_dir")
+    if shared is None:
+        return run / "checkpoints"
+    return Path(shared).expanduser() / settings["run"]["name"]
+
+
+def _runs_in(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return [path.name for path in folder.iterdir() if (path / "run.json").is_file()]
+
+
+def _numbers(steps: str) -> list[int]:
+    if not re.fullmatch(r"\d+(,\d+)*", steps):
+        raise ConfigError(f"--steps takes numbers with commas between, got {steps!r}")
+    return sorted({int(step) for step in steps.split(",")})
+
+
+def _at(found: "list[RunCheckpoint]", step: int) -> "RunCheckpoint":
+    for checkpoint in found:
+        if checkpoint.step == step:
+            return checkpoint
+    known = ", ".join(str(checkpoint.step) for checkpoint in found)
+    raise ConfigError(f"there is no checkpoint of step {step}; there are those of {known}")
+
+
+def _target(checkpoint: "RunCheckpoint", output: str | None, *, is_one: bool) -> Path:
+    if output is None:
+        return checkpoint.export_path
+    folder = Path(output).expanduser()
+    return folder if is_one else folder / checkpoint.path.name
+
+
+def _line(done: "Exported", commit: object) -> str:
+    files = f"{done.num_files} file{'s' if done.num_files > 1 else ''}"
+    pushed = f", pushed: {commit}" if commit else ""
+    return f"{done.path}: step {done.step}, {done.num_parameters:,} parameters, {files}{pushed}"

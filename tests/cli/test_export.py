@@ -1,0 +1,250 @@
+"""`telescope export`: what is written is the model that was trained, and mistakes are explained."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from telescope_cli.main import main
+from telescope_train.models import make_tiny_model
+from telescope_train.run_checkpoints import complete_checkpoints
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+from resume_run import config_of, run
+
+TOKEN = "hf_" + "x" * 20
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of three steps with every checkpoint."""
+    folder = tmp_path_factory.mktemp("runs")
+    model = make_tiny_model(folder / "tiny", seed=0)
+    flags = ("--number_of_steps", "3", "--checkpoint_every", "1", "--warmup_steps", "1")
+    asyncio.run(run(config_of(folder, model, *flags)))
+    return folder / "run"
+
+
+@pytest.fixture
+def telescope(capsys):
+    def call(*arguments) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["export", *map(str, arguments)])
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
+
+
+def test_the_export_is_the_trained_model(trained, telescope, tmp_path):
+    code, said, _ = telescope(trained, "--output", tmp_path / "out", "--json")
+    assert code == 0
+    (row,) = json.loads(said)
+    assert (row["step"], row["num_files"], row["path"]) == (3, 1, str(tmp_path / "out"))
+    by_ranks = trained / "checkpoints" / "final" / "hf"
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    expected = load_file(by_ranks / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert "lm_head.weight" not in found
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    for path in by_ranks.iterdir():
+        if path.suffix != ".safetensors":
+            assert (tmp_path / "out" / path.name).read_text() == path.read_text(), path.name
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+
+
+def test_several_at_once_sharded_and_narrow(trained, telescope, tmp_path):
+    flags = ("--dtype", "bfloat16", "--max-shard-size", "500KB")
+    code, said, _ = telescope(trained, "--steps", "2,1", "--output", tmp_path / "out", *flags)
+    assert code == 0
+    assert [line.partition(": ")[2][:6] for line in said.splitlines()] == ["step 1", "step 2"]
+    steps = [tmp_path / "out" / name for name in ("step-000001", "step-000002")]
+    models = [AutoModelForCausalLM.from_pretrained(path) for path in steps]
+    assert len(list(steps[0].glob("model-*-of-*.safetensors"))) > 1
+    index = json.loads((steps[0] / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {p.name for p in steps[0].glob("*.safetensors")}
+    assert {value.dtype for value in models[0].state_dict().values()} == {torch.bfloat16}
+    one, other = (model.model.norm.weight for model in models)
+    assert not torch.equal(one, other)
+
+
+def test_without_output_it_lies_in_the_checkpoint(trained, telescope):
+    step = trained / "checkpoints" / "step-000002"
+    assert telescope(step)[0] == 0
+    assert (step / "hf" / "config.json").is_file()
+    assert telescope(step)[0] == 0, "an export may be made again"
+    assert len(complete_checkpoints(trained / "checkpoints")) == 3
+
+
+def test_heads_of_their_own_stay_apart(tmp_path, telescope):
+    model = make_tiny_model(tmp_path / "tiny", seed=0)
+    config = Qwen3Config.from_pretrained(model)
+    config.tie_word_embeddings = False
+    Qwen3ForCausalLM(config).save_pretrained(model)
+    flags = ("--number_of_steps", "2", "--warmup_steps", "0")
+    asyncio.run(run(config_of(tmp_path, model, *flags)))
+    assert telescope(tmp_path / "run", "--output", tmp_path / "out")[0] == 0
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    expected = load_file(tmp_path / "run" / "checkpoints" / "final" / "hf" / "model.safetensors")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["RUNS/rum"], "did you mean"),
+        (["RUNS"], "it has no run.json"),
+        (["RUN", "--steps", "9"], "there is no checkpoint of step 9; there are those of 1, 2, 3"),
+        (["RUN", "--steps", "one"], "numbers with commas"),
+        (["RUN", "--steps", "1", "--all"], "exclude each other"),
+        (["RUN/checkpoints/final", "--all"], "is one checkpoint"),
+        (["RUN", "--dtype", "int3"], "--dtype must be one of float32, bfloat16"),
+        (["RUN", "--max-shard-size", "five"], "a number and KB, MB or GB"),
+        (["RUN", "--private"], "--private has no effect without --push"),
+        (["RUN", "--push", "mine"], "--push takes OWNER/NAME"),
+        (["RUN", "--push", "me/mine"], "set HF_TOKEN, or run: hf auth login"),
+        (["RUN", "--output", "RUN"], "holds no model or checkpoint that could be replaced"),
+    ],
+)
+def test_mistakes_are_explained(trained, telescope, monkeypatch, tmp_path, arguments, message):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    places = {"RUNS": str(trained.parent), "RUN": str(trained)}
+    given = [
+        places[word]
+        if word in places
+        else word.replace("RUNS", places["RUNS"], 1)
+        if word.startswith("RUNS/")
+        else word.replace("RUN/", f"{trained}/")
+        for word in arguments
+    ]
+    code, _, said = telescope(*given)
+    assert code == 2
+    assert message in said
+
+
+def test_a_run_without_checkpoints_says_when_they_come(trained, telescope, tmp_path):
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "run.json").write_text((trained / "run.json").read_text())
+    code, _, said = telescope(tmp_path / "early")
+    assert code == 2
+    assert "holds no complete checkpoint; one is written at the end of a run" in said
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the Hub's interface as an upload needs."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.seen.append((self.path, self.headers.get("Authorization", ""), body))
+        host = f"http://127.0.0.1:{self.server.server_port}"
+        if self.server.is_closed:
+            return self._answer(403, {"error": "the token may only read"})
+        if self.path == "/api/repos/create":
+            return self._answer(200, {"url": f"{host}/me/mine"})
+        if "/preupload/" in self.path:
+            files = [
+                {
+                    "path": one["path"],
+                    "uploadMode": "lfs" if one["path"].endswith(".safetensors") else "regular",
+                    "shouldIgnore": False,
+                }
+                for one in json.loads(body)["files"]
+            ]
+            return self._answer(200, {"files": files})
+        if self.path.endswith("/info/lfs/objects/batch"):
+            objects = [
+                {**one, "actions": {"upload": {"href": f"{host}/lfs/{one['oid']}", "header": {}}}}
+                for one in json.loads(body)["objects"]
+            ]
+            return self._answer(200, {"objects": objects, "transfer": "basic"})
+        return self._answer(200, {"commitUrl": f"{host}/me/mine/commit/1", "commitOid": "1" * 40})
+
+    def do_PUT(self) -> None:
+        self.server.stored[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(200, {})
+
+    def _answer(self, status: int, content: dict) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hub():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.seen, server.stored, server.is_closed = [], {}, False
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def push_to(hub, trained: Path, home: Path, *more: str) -> subprocess.CompletedProcess:
+    code = "from telescope_cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "export", str(trained), "--push", "me/mine", *more],
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "HF_TOKEN": TOKEN,
+            "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
+            "HF_HUB_DISABLE_XET": "1",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.engine
+def test_push_uploads_one_commit(trained, hub, tmp_path):
+    done = push_to(hub, trained, tmp_path, "--output", str(tmp_path / "out"), "--private")
+    assert done.returncode == 0, done.stderr
+    assert f"pushed: http://127.0.0.1:{hub.server_port}/me/mine/commit/1" in done.stdout
+    assert TOKEN not in done.stdout + done.stderr
+    assert {authorization for _, authorization, _ in hub.seen} == {f"Bearer {TOKEN}"}
+    created = json.loads(hub.seen[0][2])
+    assert (created["name"], created["organization"]) == ("mine", "me")
+    assert created["visibility"] == "private"
+    path, _, body = hub.seen[-1]
+    assert path == "/api/models/me/mine/commit/main"
+    lines = [json.loads(line) for line in body.splitlines()]
+    assert lines[0]["value"]["summary"] == "Step 3 of run"
+    sent = {line["value"]["path"] for line in lines[1:]}
+    assert sent == {one.name for one in (tmp_path / "out").iterdir()}
+    assert list(hub.stored.values()) == [(tmp_path / "out" / "model.safetensors").read_bytes()]
+
+
+@pytest.mark.engine
+def test_a_refused_push_keeps_the_export(trained, hub, tmp_path):
+    hub.is_closed = True
+    done = push_to(hub, trained, tmp_path, "--output", str(tmp_path / "out"))
+    assert done.returncode == 1
+    assert "could not be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+    assert (tmp_path / "out" / "config.json").is_file()
