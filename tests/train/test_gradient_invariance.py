@@ -6,16 +6,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telescope_train.algorithms import load_algorithm
-from telescope_train.algorithms.terms import Terms
+from telescope_train.algorithms import Terms, known_algorithms, loss_function
 from telescope_train.config.schema import AlgorithmSection
 from telescope_train.logprobs import chunked_logprobs
 from telescope_train.packing import pack
 from telescope_train.weighting import token_weights
 
-GRPO = load_algorithm("grpo")
 VOCAB, HIDDEN = 11, 4
-SECTIONS = [AlgorithmSection(), AlgorithmSection(use_tis=True), AlgorithmSection(use_ppo_clip=True)]
+EVERYTHING = {
+    **{"use_decoupled_loss": True, "seq_is_masking": True, "seq_is_mask_high": 30.0},
+    **{"seq_is_mask_low": 0.03, "kl_penalty_tau": 0.1, "kl_estimator": "k3"},
+}
+"""Corrections and penalties at once, for losses with a ratio."""
+FORMS = {
+    **{name: {"algorithm": name} for name in known_algorithms()},
+    "tis": {"use_tis": True},
+    "clip": {"use_ppo_clip": True},
+    "dapo_everything": {"algorithm": "dapo", **EVERYTHING},
+    "gspo_everything": {"algorithm": "gspo", **EVERYTHING},
+}
+LOSSES = {name: loss_function(AlgorithmSection(**form)) for name, form in FORMS.items()}
 
 
 def bigram_model() -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,9 +48,13 @@ def mean_of_means(loss_T, batch, num_batches):
     return loss_T.sum() / max(batch.num_trained_tokens, 1) / num_batches
 
 
-def step_gradient(
-    samples, *, seq_len, num_ranks=1, section=SECTIONS[0], weighting="token", rule=summed
-):
+def recomputed(batch, shift: float) -> torch.Tensor:
+    """What another model would say of a token; the same wherever it is packed."""
+    wave_T = np.sin(batch.token_ids_T + 2.0 * batch.positions_T)
+    return torch.from_numpy(np.where(batch.mask_T, batch.behavior_logprobs_T + shift * wave_T, 0))
+
+
+def step_gradient(samples, *, seq_len, num_ranks=1, form="grpo", weighting="token", rule=summed):
     """Return the gradient of one step, one batch at a time, all batches of all ranks summed."""
     embedding, head = bigram_model()
     weights_N = token_weights(samples, weighting, max_tokens=16)
@@ -59,8 +73,10 @@ def step_gradient(
             mask_T=torch.from_numpy(batch.mask_T),
             sequence_ids_T=torch.from_numpy(batch.sequence_ids_T).long(),
             entropy_T=torch.cat([torch.zeros(1, dtype=torch.float64), entropy_T]),
+            proximal_logprobs_T=recomputed(batch, 0.4),
+            reference_logprobs_T=recomputed(batch, -0.9),
         )
-        rule(GRPO.loss(terms, section).loss_T, batch, len(batches)).backward()
+        rule(LOSSES[form](terms).loss_T, batch, len(batches)).backward()
     return torch.cat([embedding.grad.flatten(), head.grad.flatten()])
 
 
@@ -84,9 +100,9 @@ def step(make_sample):
 
 
 @pytest.mark.parametrize("weighting", ["token", "sequence", "constant"])
-@pytest.mark.parametrize("section", SECTIONS, ids=["plain", "tis", "clip"])
-def test_micro_batches_ranks_and_order_do_not_change_the_gradient(step, section, weighting):
-    arguments = {"section": section, "weighting": weighting}
+@pytest.mark.parametrize("form", FORMS)
+def test_micro_batches_ranks_and_order_do_not_change_the_gradient(step, form, weighting):
+    arguments = {"form": form, "weighting": weighting}
     expected = step_gradient(step, seq_len=1000, **arguments)
     assert expected.norm() > 1e-3
     for seq_len in (20, 41, 80):

@@ -37,8 +37,13 @@ class MetricSum:
 
 MetricSums: TypeAlias = Mapping[str, MetricSum]
 
-SPREAD = ("mismatch", "importance_weight")
+SPREAD = ("mismatch", "importance_weight", "behave_imp_weight")
 """Metrics shown as `name/mean`, `name/min` and `name/max`; the others show their mean as `name`."""
+
+
+EFFECTIVE_SIZE = "effective_sample_size"
+"""Shown as (sum w)^2 / (count * sum w^2), from 0 to 1: the sums of w travel as `.../weight`, those
+of its square as `.../square`."""
 
 
 def reduce_metrics(parts: Iterable[MetricSums]) -> dict[str, MetricSum]:
@@ -54,7 +59,11 @@ def metric_row(sums: MetricSums) -> dict[str, float]:
     """Return the numbers to record. A metric over no token is left out: absent, not 0."""
     row: dict[str, float] = {}
     for name, value in sums.items():
-        if value.count == 0:
+        if value.count == 0 or name == f"{EFFECTIVE_SIZE}/weight":
+            continue
+        if name == f"{EFFECTIVE_SIZE}/square":
+            weight = sums[f"{EFFECTIVE_SIZE}/weight"].total
+            row[EFFECTIVE_SIZE] = weight**2 / (value.count * value.total) if value.total else 0.0
             continue
         if name in SPREAD:
             row[f"{name}/mean"] = value.mean

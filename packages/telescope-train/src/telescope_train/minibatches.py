@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from telescope_train.algorithms import Algorithm
+from telescope_train.algorithms import weighting_of
 from telescope_train.batch import PackedBatch, TrainingSample
 from telescope_train.credit import CreditRules
 from telescope_train.packing import pack
-from telescope_train.weighting import token_weights
+from telescope_train.weighting import Weighting, token_weights
 
 Shards: TypeAlias = Sequence[Sequence[PackedBatch]]
 """[rank][batch], equally many batches on each rank."""
@@ -60,11 +60,12 @@ def plan_step(
     again after a resume. The groups of a minibatch stay the same in all epochs.
     """
     section = rules.config.algorithm
+    weighting = weighting_of(section, rules.algorithm)
     generator = np.random.default_rng([rules.config.run.seed, version])
     parts = list(deal_groups(samples, section.number_of_minibatches, generator))
     epochs = [generator.permutation(len(parts)).tolist() for _ in range(section.ppo_epochs)]
     return StepPlan(
-        minibatches=[pack_weighted(part, rules.algorithm, packing) for part in parts],
+        minibatches=[pack_weighted(part, weighting, packing) for part in parts],
         order=[index for epoch in epochs for index in epoch],
     )
 
@@ -86,12 +87,12 @@ def deal_groups(
 
 
 def pack_weighted(
-    samples: Sequence[TrainingSample], algorithm: Algorithm, packing: Packing
+    samples: Sequence[TrainingSample], weighting: Weighting, packing: Packing
 ) -> list[list[PackedBatch]]:
     """Pack one optimiser step for the ranks, every token stamped with its weight in it."""
     return pack(
         samples,
-        token_weights(samples, algorithm.weighting, max_tokens=packing.max_tokens),
+        token_weights(samples, weighting, max_tokens=packing.max_tokens),
         seq_len=packing.seq_len,
         num_ranks=packing.num_ranks,
         hidden_size=packing.hidden_size,

@@ -6,7 +6,6 @@ Every method is collective: all ranks call it in the same order.
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from telescope_core.errors import ConfigError, ProcessDiedError
-from telescope_train.algorithms import load_algorithm
+from telescope_train.algorithms import loss_function
 from telescope_train.backends import load_backend
 from telescope_train.backends.protocol import BackendSettings, GradientResult, Loss, UpdateResult
 from telescope_train.batch import PackedBatch
@@ -229,7 +228,7 @@ def _join(
 def _loss(settings: BackendSettings) -> Loss:
     if settings.algorithm is None:
         return negative_log_likelihood
-    return partial(load_algorithm(settings.algorithm.algorithm).loss, config=settings.algorithm)
+    return loss_function(settings.algorithm)
 
 
 def _tolerance(settings: BackendSettings, device: torch.device) -> float:

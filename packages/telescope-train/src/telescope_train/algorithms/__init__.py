@@ -1,13 +1,31 @@
 """Algorithms: one page each, found through the entry points `telescope.algorithms`.
 
-Importing this package does not import torch; loading an algorithm does.
+Importing this package, or loading a built-in algorithm, does not import torch; computing does.
 """
 
-from telescope_train.algorithms.record import (
-    Algorithm,
-    LossSettings,
-    known_algorithms,
-    load_algorithm,
+from telescope_train.algorithms.objective import (
+    loss_function,
+    objective,
+    resolved,
+    weighting_of,
 )
+from telescope_train.algorithms.policy_gradient import policy_gradient
+from telescope_train.algorithms.ratios import log_ratios, sequence_mean
+from telescope_train.algorithms.record import Algorithm, known_algorithms, load_algorithm
+from telescope_train.algorithms.terms import Terms, TokenLoss, metric_sums
 
-__all__ = ["Algorithm", "LossSettings", "known_algorithms", "load_algorithm"]
+__all__ = [
+    "Algorithm",
+    "Terms",
+    "TokenLoss",
+    "known_algorithms",
+    "load_algorithm",
+    "log_ratios",
+    "loss_function",
+    "metric_sums",
+    "objective",
+    "policy_gradient",
+    "resolved",
+    "sequence_mean",
+    "weighting_of",
+]

@@ -6,7 +6,7 @@ Shapes: rewards_N, and groups_N with the group of each rollout as an integer.
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.errors import unknown_name
+from telescope_core.errors import ConfigError, unknown_name
 
 STD_FLOOR = 1e-4
 """Added to a standard deviation before dividing by it."""
@@ -43,9 +43,48 @@ def normalised(
     """
     centred_N = centred(rewards_N, groups_N)
     if norm == "batch":
-        return centred_N / (np.sqrt((centred_N**2).sum() / max(centred_N.size - 1, 1)) + STD_FLOOR)
+        return centred_N / (_deviation(centred_N) + STD_FLOOR)
     if norm != "group":
         raise unknown_name("advantage_norm", norm, ("group", "batch"))
     _, group_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
     std_G = np.sqrt(np.bincount(group_N, weights=centred_N**2) / (sizes_G - 1))
     return centred_N / (std_G[group_N] + STD_FLOOR)
+
+
+def whitened(rewards_N: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bring to mean 0 and standard deviation (ddof 1) 1 over the whole batch."""
+    if not rewards_N.size or (rewards_N == rewards_N[0]).all():
+        return np.zeros_like(rewards_N)
+    centred_N = rewards_N - rewards_N.mean()
+    return centred_N / (_deviation(centred_N) + STD_FLOOR)
+
+
+def leave_one_out(
+    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Subtract the mean of the other rollouts of the group."""
+    centred_N = centred(rewards_N, groups_N)
+    _, group_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
+    return centred_N * (sizes_G / (sizes_G - 1))[group_N]
+
+
+def relative_to_mean(
+    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Centre in the group, then divide by the group's mean; 0 where that is 0.
+
+    Raises ConfigError for a reward below 0: the mean is then no rate of success.
+    """
+    if rewards_N.size and rewards_N.min() < 0:
+        raise ConfigError(
+            f"expected rewards of at least 0, got {rewards_N.min():g}: advantages are divided by "
+            "the mean reward; give the environment's reward_min and reward_max, or use grpo"
+        )
+    centred_N = centred(rewards_N, groups_N)
+    _, group_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
+    means_N = (np.bincount(group_N, weights=rewards_N) / sizes_G)[group_N]
+    return np.divide(centred_N, means_N, out=np.zeros_like(centred_N), where=means_N > 0)
+
+
+def _deviation(centred_N: NDArray[np.float64]) -> float:
+    return float(np.sqrt((centred_N**2).sum() / max(centred_N.size - 1, 1)))

@@ -1,9 +1,15 @@
-"""What an algorithm is to the trainer, and how one is found by name."""
+"""What an algorithm is to the trainer, and how one is found by name.
+
+A page of this folder says what makes its algorithm: the advantage, the policy-gradient term and how
+tokens weigh. Corrections, KL and entropy are added to every algorithm by `objective`.
+Neither this module nor a built-in page imports torch, so that settings are checked without it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,37 +19,9 @@ from telescope_train.weighting import Weighting
 
 if TYPE_CHECKING:
     from telescope_train.algorithms.terms import Terms, TokenLoss
+    from telescope_train.config.algorithm_section import AlgorithmSection
 
 GROUP = "telescope.algorithms"
-
-
-class LossSettings(Protocol):
-    """What losses read of the section `algorithm`."""
-
-    @property
-    def use_ppo_clip(self) -> bool:
-        """Clip the ratio to the sampler, instead of the plain policy gradient."""
-        ...
-
-    @property
-    def clip_low(self) -> float | None:
-        """How far below 1 the ratio may fall; None = the algorithm's own."""
-        ...
-
-    @property
-    def clip_high(self) -> float | None:
-        """How far above 1 the ratio may rise; None = the algorithm's own."""
-        ...
-
-    @property
-    def use_tis(self) -> bool:
-        """Weigh tokens by the ratio to the sampler, cut at `tis_cap`."""
-        ...
-
-    @property
-    def tis_cap(self) -> float:
-        """Largest weight of a token under `use_tis`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +33,25 @@ class Algorithm:
     """`arXiv:ID`"""
     advantage: Callable[[NDArray[np.float64], NDArray[np.int64], str], NDArray[np.float64]]
     """(rewards_N, groups_N, advantage_norm) -> advantages_N, over the whole batch."""
-    loss: "Callable[[Terms, LossSettings], TokenLoss]"
+    loss: "Callable[[Terms, AlgorithmSection], TokenLoss]"
+    """The policy-gradient term of each token. It is given settings where the defaults of this
+    record already stand in for null."""
     weighting: Weighting
-    clip_low: float
-    """Used where the config does not set its own."""
-    clip_high: float
-    min_group_size: int
+    use_ppo_clip: bool | None = None
+    """Used where the config does not set its own; None = the loss has no such form."""
+    has_ratio: bool = False
+    """The loss holds the ratio to old log-probs even without `use_ppo_clip`."""
+    clip_low: float | None = None
+    """Used where the config does not set its own; None = the loss has no bounds."""
+    clip_high: float | None = None
+    reads: frozenset[str] = frozenset()
+    """Those of `OWN_SETTINGS` that it reads."""
+    min_group_size: int = 2
     """Fewest rollouts of one example that it can learn from."""
+
+
+OWN_SETTINGS = ("advantage_norm", "sapo_tau_pos", "sapo_tau_neg", "dr_grpo_loss_agg_mode")
+"""Settings that only some algorithms read; the others refuse them."""
 
 
 def known_algorithms() -> list[str]:
@@ -70,15 +60,39 @@ def known_algorithms() -> list[str]:
 
 
 def load_algorithm(name: str) -> Algorithm:
-    """Return the algorithm called `name`; raises UnknownNameError with the nearest names."""
+    """Return the algorithm called `name`: an installed one, or `module:NAME` of a record.
+
+    Raises UnknownNameError with the nearest names, ConfigError for what is no Algorithm.
+    """
+    if ":" in name:
+        return _checked(_imported(name), name)
     found = entry_points(group=GROUP, name=name)
     if not found:
-        hint = f"(others are packages with an entry point in {GROUP!r})"
+        hint = f"(others are `module:NAME`, or packages with an entry point in {GROUP!r})"
         raise unknown_name("algorithm", name, known_algorithms(), hint)
-    algorithm = next(iter(found)).load()
-    if not isinstance(algorithm, Algorithm):
+    return _checked(next(iter(found)).load(), f"entry point {name!r} of {GROUP!r}")
+
+
+def _imported(path: str) -> object:
+    module_name, _, attribute = path.partition(":")
+    try:
+        return getattr(import_module(module_name), attribute)
+    except ImportError as error:
         raise ConfigError(
-            f"entry point {name!r} of {GROUP!r}: expected an Algorithm, "
-            f"got {type(algorithm).__name__}; point it at the module's Algorithm record"
+            f"algorithm {path!r}: cannot import {module_name!r} ({error}); expected module:NAME of "
+            "a module that is installed or on PYTHONPATH"
+        ) from error
+    except AttributeError as error:
+        raise ConfigError(
+            f"algorithm {path!r}: module {module_name!r} has no {attribute!r}; "
+            "expected module:NAME of an Algorithm"
+        ) from error
+
+
+def _checked(found: object, where: str) -> Algorithm:
+    if not isinstance(found, Algorithm):
+        raise ConfigError(
+            f"{where}: expected an Algorithm, got {type(found).__name__}; "
+            "point it at the module's Algorithm record"
         )
-    return algorithm
+    return found

@@ -6,11 +6,12 @@ multiplies by the weights and sums.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from telescope_train.metrics import MetricSum, MetricSums
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_LOG_RATIO = 80.0
 """exp() of more overflows float32. A token beyond it is left without a gradient, not with NaN."""
@@ -20,70 +21,100 @@ MAX_LOG_RATIO = 80.0
 class Terms:
     """The inputs of a token loss."""
 
-    logprobs_T: Tensor
+    logprobs_T: "Tensor"
     """[T] of the policy being trained, nats; requires grad. 0 where the mask is False."""
-    behavior_logprobs_T: Tensor
+    behavior_logprobs_T: "Tensor"
     """[T] of what the sampler sampled from, nats. 0 where the mask is False."""
-    advantages_T: Tensor
-    mask_T: Tensor
+    advantages_T: "Tensor"
+    mask_T: "Tensor"
     """[T] bool, True where the policy wrote the token."""
-    sequence_ids_T: Tensor
+    sequence_ids_T: "Tensor"
     """[T] int64, the sample of each token, counted from 0 in this batch."""
-    entropy_T: Tensor
+    entropy_T: "Tensor"
     """[T] of the policy's distribution, nats; requires grad where `entropy_coef` is above 0."""
-    proximal_logprobs_T: Tensor | None = None
+    proximal_logprobs_T: "Tensor | None" = None
     """[T] recomputed by the trainer before the first optimiser step of the batch, nats."""
-    reference_logprobs_T: Tensor | None = None
+    reference_logprobs_T: "Tensor | None" = None
     """[T] of the reference model, nats."""
 
     @property
-    def log_ratios_T(self) -> Tensor:
+    def log_ratios_T(self) -> "Tensor":
         """[T] log of policy over sampler, 0 where the mask is False; differentiable."""
-        zeros_T = torch.zeros_like(self.logprobs_T)
-        log_ratios_T = torch.where(self.mask_T, self.logprobs_T - self.behavior_logprobs_T, zeros_T)
-        return log_ratios_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        return self.difference(self.logprobs_T, self.behavior_logprobs_T)
+
+    def difference(self, of_T: "Tensor", to_T: "Tensor") -> "Tensor":
+        """Return of_T - to_T, 0 where the mask is False, within what exp() can take."""
+        difference_T = (of_T - to_T).masked_fill(~self.mask_T, 0.0)
+        return difference_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
     """The outputs of a token loss."""
 
-    loss_T: Tensor
-    """[T] unweighted; 0 where the mask is False."""
+    loss_T: "Tensor"
+    """[T] unweighted; what stands where the mask is False is not used."""
     metrics: MetricSums = field(default_factory=dict[str, MetricSum])
 
 
-def metric_sums(values: Mapping[str, Tensor], mask_T: Tensor) -> dict[str, MetricSum]:
-    """Sum each `[T]` of `values` where the mask is True, with one copy to the host for all."""
+def metric_sums(values: "Mapping[str, Tensor]", mask_T: "Tensor") -> dict[str, MetricSum]:
+    """Sum each `[T]` of `values` where the mask is True, with one copy to the host for all.
+
+    A bool counts as 0 or 1.
+    """
     if not values:
         return {}
-    values_KT = torch.stack([value.detach().double() for value in values.values()])
-    rows = torch.stack(
-        [
-            values_KT.masked_fill(~mask_T, 0.0).sum(1),
-            mask_T.sum().double().expand(len(values_KT)),
-            values_KT.masked_fill(~mask_T, torch.inf).amin(1),
-            values_KT.masked_fill(~mask_T, -torch.inf).amax(1),
-        ],
-        dim=1,
-    ).tolist()
+    import torch
+
+    rows = torch.stack([_row(value.detach(), mask_T) for value in values.values()]).tolist()
     return {
         name: MetricSum(total=total, count=count, lowest=lowest, highest=highest)
         for name, (total, count, lowest, highest) in zip(values, rows, strict=True)
     }
 
 
-def shared_metrics(terms: Terms, *, same_version_T: Tensor) -> MetricSums:
+def _row(value_T: "Tensor", mask_T: "Tensor") -> "Tensor":
+    """Return total, count, lowest and highest; the last two infinite where nothing counts."""
+    import torch
+
+    count = mask_T.sum().double()
+    if value_T.dtype == torch.bool:
+        total = (value_T & mask_T).sum().double()
+        lowest, highest = (total == count).double(), (total > 0).double()
+        lowest, highest = lowest.where(count > 0, torch.inf), highest.where(count > 0, -torch.inf)
+        return torch.stack([total, count, lowest, highest])
+    out_T = ~mask_T
+    total = value_T.masked_fill(out_T, 0.0).sum(dtype=torch.float64)
+    lowest = value_T.masked_fill(out_T, torch.inf).amin().double()
+    highest = value_T.masked_fill(out_T, -torch.inf).amax().double()
+    return torch.stack([total, count, lowest, highest])
+
+
+def shared_metrics(terms: Terms, *, same_version_T: "Tensor") -> MetricSums:
     """Return what every algorithm reports of a forward pass.
 
-    `importance_weight`: policy over sampler. `mismatch` = |l - b| and `mismatch/k3`: how far the
-    trainer and the engine are apart on tokens of the version being trained (`same_version_T`),
-    where they should agree.
+    `importance_weight`: policy over the proximal policy where that was recomputed, else over the
+    sampler. `behave_imp_weight`: proximal policy over sampler. `effective_sample_size/...`: sums of
+    policy over sampler and of its square, from which `metric_row` makes the fraction.
+    `mismatch` = |l - b| and `mismatch/k3`: how far the trainer and the engine are apart on tokens
+    of the version being trained (`same_version_T`), where they should agree.
     """
     log_ratios_T = terms.log_ratios_T.detach().double()
     ratios_T = log_ratios_T.exp()
     everywhere = {"importance_weight": ratios_T, "entropy": terms.entropy_T}
+    if terms.proximal_logprobs_T is not None:
+        proximal_T = terms.proximal_logprobs_T
+        drift_T = terms.difference(terms.logprobs_T.detach(), proximal_T).double()
+        behave_T = terms.difference(proximal_T, terms.behavior_logprobs_T).double()
+        everywhere |= {"importance_weight": drift_T.exp(), "behave_imp_weight": behave_T.exp()}
+    if terms.reference_logprobs_T is not None:
+        gap_T = terms.difference(terms.reference_logprobs_T, terms.logprobs_T.detach()).double()
+        everywhere["kl/reference"] = gap_T.exp() - 1 - gap_T
+    sample_size = {
+        "effective_sample_size/weight": ratios_T,
+        "effective_sample_size/square": ratios_T.square(),
+    }
     engine = {"mismatch": log_ratios_T.abs(), "mismatch/k3": ratios_T - 1 - log_ratios_T}
-    return metric_sums(everywhere, terms.mask_T) | metric_sums(
+    return metric_sums(everywhere | sample_size, terms.mask_T) | metric_sums(
         engine, terms.mask_T & same_version_T
     )

@@ -55,6 +55,7 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         loaded.model,
         chunk_size=trainer.entropy_chunk_size,
         vocab_size=loaded.vocab_size,
+        entropy_grad=settings.algorithm is not None and settings.algorithm.entropy_coef > 0,
     ).eval()
     policy.use_attention(attention.kind)
     shard(policy, device, dtype, offload=trainer.optimizer_cpu_offload)

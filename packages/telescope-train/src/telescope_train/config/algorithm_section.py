@@ -10,20 +10,55 @@ from telescope_train.config.fields import Count, NotNegative, Positive, Ratio, S
 class AlgorithmSection(Section):
     """How rewards become a loss."""
 
-    algorithm: str = "grpo"
-    """Name of an installed algorithm."""
+    algorithm: Annotated[str, Field(min_length=1)] = "grpo"
+    """Name of an installed algorithm, or `module:NAME` of one."""
     advantage_norm: Literal["group", "batch"] = "group"
     """Divide advantages by the standard deviation within the group, or over the batch."""
-    use_ppo_clip: bool = False
-    """Clip the ratio of new to old probability as PPO does."""
+    use_ppo_clip: bool | None = None
+    """Clip the ratio of new to old probability as PPO does; null = the algorithm's own."""
     clip_low: Ratio | None = None
-    """Lower clip distance, with `use_ppo_clip`; null = the algorithm's own."""
+    """Lower clip distance; null = the algorithm's own."""
     clip_high: NotNegative | None = None
-    """Upper clip distance, with `use_ppo_clip`; null = the algorithm's own."""
+    """Upper clip distance; null = the algorithm's own."""
+    clip_ratio_c: Annotated[float, Field(gt=1)] | None = None
+    """Dual clip: the loss of a token with a negative advantage A is at most this times -A."""
+    ppo_clip_ref_logprobs: Literal["rollout", "batch"] = "rollout"
+    """Old log-probs of the ratio: the sampler's, or recomputed by the trainer for each batch."""
     use_tis: bool = False
     """Weight tokens by the truncated ratio of trainer to sampler probability."""
     tis_cap: Positive = 2.0
     """Largest such weight, with `use_tis`."""
+    tis_mode: Literal["truncate", "icepop"] = "truncate"
+    """What happens to weights above `tis_cap`: cut to it, or set to 0 (below `tis_floor` too)."""
+    tis_floor: NotNegative = 0.0
+    """Weights below it become 0, with `tis_mode` icepop."""
+    tis_logprob_clamp: Positive = 20.0
+    """Largest log of such a weight, and of its inverse, nats; with `use_tis`."""
+    seq_is_masking: bool = False
+    """Leave out samples whose geometric mean ratio of trainer to sampler is out of bounds."""
+    seq_is_mask_low: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    """Lower bound of that ratio, with `seq_is_masking`."""
+    seq_is_mask_high: Annotated[float, Field(gt=1)] = 1.2
+    """Upper bound of that ratio, with `seq_is_masking`."""
+    use_decoupled_loss: bool = False
+    """Take the ratio to recomputed log-probs and weight tokens by recomputed over sampler."""
+    recompute_logprob: bool = True
+    """Recompute log-probs before the first step of a batch where a loss needs them; off: the
+    sampler's stand in."""
+    behave_imp_weight_cap: Positive = 5.0
+    """Tokens with a larger weight are left out, with `use_decoupled_loss`."""
+    kl_penalty_tau: NotNegative = 0.0
+    """Weight of the KL divergence from the reference model; 0 = no reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k2"
+    """Estimator of that divergence, with `kl_penalty_tau`."""
+    entropy_coef: NotNegative = 0.0
+    """Weight of the entropy bonus."""
+    sapo_tau_pos: Positive = 1.0
+    """Steepness of SAPO's gate where the advantage is positive."""
+    sapo_tau_neg: Positive = 1.05
+    """Steepness of SAPO's gate elsewhere."""
+    dr_grpo_loss_agg_mode: Literal["token_sum_norm", "token_mean"] = "token_sum_norm"
+    """Dr. GRPO divides by rollouts times `max_tokens`, or by the step's tokens."""
     number_of_minibatches: Count = 1
     """Optimiser steps that one batch is dealt into, whole groups each."""
     ppo_epochs: Count = 1
@@ -47,10 +82,11 @@ class AlgorithmSection(Section):
 
     @property
     def needs_proximal(self) -> bool:
-        """Whether the loss reads log-probs recomputed for each batch; no loss here does."""
-        return False
+        """Whether the loss reads log-probs that the trainer recomputes for each batch."""
+        is_read = self.ppo_clip_ref_logprobs == "batch" or self.use_decoupled_loss
+        return is_read and self.recompute_logprob
 
     @property
     def needs_reference(self) -> bool:
-        """Whether anything compares the policy with a reference model; no loss here does."""
-        return False
+        """Whether a reference model is kept."""
+        return self.kl_penalty_tau > 0

@@ -11,17 +11,10 @@ from importlib.metadata import entry_points
 from telescope_core.errors import ConfigError, unknown_name
 from telescope_train.config.algorithm_checks import algorithm_problems
 from telescope_train.config.checkpoint_checks import checkpoint_problems
-from telescope_train.config.names import (
-    PLANNED_ALGORITHMS,
-    PLANNED_BACKENDS,
-    PLANNED_TRANSPORTS,
-)
+from telescope_train.config.names import PLANNED_BACKENDS, PLANNED_TRANSPORTS
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.config.step_checks import step_problems
 from telescope_train.config.trainer_checks import trainer_problems
-
-NEEDS_GROUPS = frozenset({"grpo"})
-"""Algorithms whose baseline is the other rollouts of the group."""
 
 
 def check_config(config: TrainConfig) -> None:
@@ -59,8 +52,6 @@ def _environment_problems(config: TrainConfig) -> Iterator[str]:
         if entry.temperature == 0:
             yield _temperature_problem(f"{where}: temperature")
         yield from _reward_range_problems(entry, where)
-        yield from _group_size_problems(config, entry.group_size, where)
-    yield from _group_size_problems(config, config.rollout.group_size, "rollout")
 
 
 def _temperature_problem(where: str) -> str:
@@ -78,15 +69,6 @@ def _reward_range_problems(entry: EnvironmentEntry, where: str) -> Iterator[str]
     low, high = entry.reward_min or 0.0, entry.reward_max or 0.0
     if entry.reward_min is not None and low >= high:
         yield f"{where}: reward_min must be below reward_max, got {low:g} and {high:g}"
-
-
-def _group_size_problems(config: TrainConfig, group_size: int | None, where: str) -> Iterator[str]:
-    name = config.algorithm.algorithm
-    if group_size is not None and group_size < 2 and name in NEEDS_GROUPS:
-        yield (
-            f"{where}: group_size must be at least 2 for {name}, got {group_size}: "
-            "a rollout is judged against the others of its group"
-        )
 
 
 def _length_problems(config: TrainConfig) -> Iterator[str]:
@@ -142,9 +124,6 @@ def _eval_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _name_problems(config: TrainConfig) -> Iterator[str]:
-    yield from _unknown_plugin(
-        "algorithm", config.algorithm.algorithm, "telescope.algorithms", PLANNED_ALGORITHMS
-    )
     yield from _unknown_plugin(
         "train_backend", config.trainer.train_backend, "telescope.backends", PLANNED_BACKENDS
     )

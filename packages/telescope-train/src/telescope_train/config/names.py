@@ -9,10 +9,7 @@ _PLANNED = """
     top_p top_k min_p repetition_penalty interleaved_rollouts
     max_off_policy_steps enable_individual_sample_lanes free_lane_after_generation
     enable_prompt_prefetch prompt_prefetch_buffer_size
-    clip_ratio_c ppo_clip_ref_logprobs tis_mode tis_floor tis_logprob_clamp
-    seq_is_masking seq_is_mask_low seq_is_mask_high use_decoupled_loss recompute_logprob
-    behave_imp_weight_cap kl_penalty_tau kl_estimator kl_in_reward reference_update_every
-    entropy_coef sapo_tau_pos sapo_tau_neg dr_grpo_loss_agg_mode
+    kl_in_reward reference_update_every
     compile
     fsdp_context_parallel_size
     megatron megatron_*
@@ -41,6 +38,5 @@ FOREIGN_NAMES = {
 }
 """Name elsewhere -> name here."""
 
-PLANNED_ALGORITHMS = ("rloo", "reinforce_pp", "dr_grpo", "cispo", "gspo", "sapo")
 PLANNED_BACKENDS = ("megatron",)
 PLANNED_TRANSPORTS = ("nccl", "ipc", "disk")

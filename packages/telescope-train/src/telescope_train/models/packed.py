@@ -26,7 +26,15 @@ class TrainedLogprobs(NamedTuple):
 class PackedPolicy(torch.nn.Module):
     """A causal language model that answers a PackedRow with log-probs."""
 
-    def __init__(self, lm: PreTrainedModel, *, chunk_size: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        *,
+        chunk_size: int,
+        vocab_size: int,
+        entropy_grad: bool = False,
+    ) -> None:
+        """`entropy_grad`: the loss differentiates the entropy, which costs memory and time."""
         super().__init__()
         if getattr(lm.get_output_embeddings(), "bias", None) is not None:
             raise ConfigError(
@@ -35,6 +43,7 @@ class PackedPolicy(torch.nn.Module):
         self.lm = lm
         self._chunk_size = chunk_size
         self._vocab_size = vocab_size
+        self._entropy_grad = entropy_grad
         self.use_attention(SDPA)
 
     def use_attention(self, kind: AttentionKind) -> None:
@@ -62,6 +71,7 @@ class PackedPolicy(torch.nn.Module):
                 row.temperatures_M,
                 chunk_size=self._chunk_size,
                 vocab_size=self._vocab_size,
+                entropy_grad=self._entropy_grad,
             )
         )
 

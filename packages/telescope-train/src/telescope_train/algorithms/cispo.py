@@ -1,0 +1,42 @@
+"""CISPO: the clipped ratio only weighs tokens, so that no token loses its gradient.
+
+Paper: arXiv:2506.13585, eq. 4 and 5.
+    A_i as GRPO; loss: -sg(clip(u, 1 - clip_low, 1 + clip_high)) A log pi
+with u the ratio to the old log-probs. clip_low = 1 leaves the lower side open, as in the paper.
+Deviations: the paper gives no number for clip_high; 4 makes the largest weight 5. No dual clip: it
+would cut the gradient of unlikely tokens, which this loss is there to keep.
+"""
+
+from typing import TYPE_CHECKING
+
+from telescope_train.algorithms.advantages import normalised
+from telescope_train.algorithms.ratios import clip_range, log_ratios
+from telescope_train.algorithms.record import Algorithm
+from telescope_train.algorithms.terms import Terms, TokenLoss, metric_sums
+
+if TYPE_CHECKING:
+    from telescope_train.config.algorithm_section import AlgorithmSection
+
+
+def loss(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
+    """Return the weighted policy gradient of each token and how many weights were clipped."""
+    ratios_T = log_ratios(terms, config).detach().exp()
+    low, high = clip_range(config)
+    clipped = {"clip_fraction/low": ratios_T < low, "clip_fraction/high": ratios_T > high}
+    return TokenLoss(
+        loss_T=-ratios_T.clamp(low, high) * terms.advantages_T * terms.logprobs_T,
+        metrics=metric_sums(clipped, terms.mask_T),
+    )
+
+
+ALGORITHM = Algorithm(
+    name="cispo",
+    paper="arXiv:2506.13585",
+    advantage=normalised,
+    loss=loss,
+    weighting="token",
+    has_ratio=True,
+    clip_low=1.0,
+    clip_high=4.0,
+    reads=frozenset({"advantage_norm"}),
+)

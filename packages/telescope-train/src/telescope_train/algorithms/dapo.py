@@ -1,0 +1,23 @@
+"""DAPO: GRPO with a higher upper clip, token weighting and groups that carry signal.
+
+Paper: arXiv:2503.14476, eq. 8 (loss), 10 (clip-higher), 12 (token weighting), 13 (overlong).
+    A_i as GRPO; loss: the policy gradient, clipped to [1 - 0.2, 1 + 0.28] by default
+A preset: dynamic sampling is discard_group_zero_advantage, on by default; the soft penalty for
+length is overlong_penalty_factor with overlong_buffer_tokens, to be set to the task's lengths.
+"""
+
+from telescope_train.algorithms.advantages import normalised
+from telescope_train.algorithms.policy_gradient import policy_gradient
+from telescope_train.algorithms.record import Algorithm
+
+ALGORITHM = Algorithm(
+    name="dapo",
+    paper="arXiv:2503.14476",
+    advantage=normalised,
+    loss=policy_gradient,
+    weighting="token",
+    use_ppo_clip=True,
+    clip_low=0.2,
+    clip_high=0.28,
+    reads=frozenset({"advantage_norm"}),
+)

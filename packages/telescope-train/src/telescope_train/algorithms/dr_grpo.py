@@ -1,0 +1,35 @@
+"""Dr. GRPO: GRPO without the two divisions that bias it, by deviation and by length.
+
+Paper: arXiv:2503.20783, section 3.2.
+    A_i = r_i - mean_g; loss: the policy gradient, plain or clipped
+    weight of a token: 1 / (N max_tokens), whatever was written (token_sum_norm)
+Deviations: the clip is a setting and off by default; dr_grpo_loss_agg_mode = "token_mean" divides
+by the step's tokens instead.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telescope_train.algorithms.advantages import centred
+from telescope_train.algorithms.policy_gradient import policy_gradient
+from telescope_train.algorithms.record import Algorithm
+
+
+def advantage(
+    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
+) -> NDArray[np.float64]:
+    """Return the rewards less the mean of their group; `norm` is not used."""
+    return centred(rewards_N, groups_N)
+
+
+ALGORITHM = Algorithm(
+    name="dr_grpo",
+    paper="arXiv:2503.20783",
+    advantage=advantage,
+    loss=policy_gradient,
+    weighting="constant",
+    use_ppo_clip=False,
+    clip_low=0.2,
+    clip_high=0.2,
+    reads=frozenset({"dr_grpo_loss_agg_mode"}),
+)

@@ -1,0 +1,39 @@
+"""GSPO: one ratio per sequence, its geometric mean over tokens, clipped as a whole.
+
+Paper: arXiv:2507.18071, eq. 5 and 7; written per token as eq. 13 and 14.
+    s = exp(mean_t (l - ref)); s_t = sg(s) exp(l - sg(l))
+    A_i as GRPO; loss: -min(s_t A, clip(s_t, 1 - clip_low, 1 + clip_high) A)
+Each sequence weighs 1 / N, each of its tokens 1 / (N |y|): the only division by length.
+Deviation: a rollout whose history was rewritten is several samples; each has a ratio of its own.
+"""
+
+from typing import TYPE_CHECKING
+
+from telescope_train.algorithms.advantages import normalised
+from telescope_train.algorithms.policy_gradient import clipped_surrogate
+from telescope_train.algorithms.ratios import log_ratios, sequence_mean
+from telescope_train.algorithms.record import Algorithm
+from telescope_train.algorithms.terms import Terms, TokenLoss
+
+if TYPE_CHECKING:
+    from telescope_train.config.algorithm_section import AlgorithmSection
+
+
+def loss(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
+    """Return the clipped surrogate of each token, all tokens of a sequence at one ratio."""
+    mean_T = sequence_mean(log_ratios(terms, config).detach(), terms)
+    log_ratios_T = mean_T + (terms.logprobs_T - terms.logprobs_T.detach())
+    return clipped_surrogate(log_ratios_T.exp(), terms, config)
+
+
+ALGORITHM = Algorithm(
+    name="gspo",
+    paper="arXiv:2507.18071",
+    advantage=normalised,
+    loss=loss,
+    weighting="sequence",
+    has_ratio=True,
+    clip_low=3e-4,
+    clip_high=4e-4,
+    reads=frozenset({"advantage_norm"}),
+)

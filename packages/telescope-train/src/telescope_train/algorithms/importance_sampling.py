@@ -1,0 +1,50 @@
+"""Weights for what the sampler sampled under another policy: TIS, IcePop and decoupled PPO.
+
+Paper: arXiv:2505.24298, section 5.2 (decoupled, after arXiv:2110.00641); arXiv:2510.18855 (IcePop);
+Ionides 2008 (truncated importance sampling). With l the policy, b the sampler, p the proximal
+policy and x = p - b where the loss has a ratio to p of its own, else x = l - b:
+    tis_mode truncate     min(exp(x), tis_cap)
+    tis_mode icepop       exp(x) if tis_floor <= exp(x) <= tis_cap, else 0
+    use_decoupled_loss    exp(p - b) if at most behave_imp_weight_cap, else 0
+Deviation: x is first cut to +-tis_logprob_clamp.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from telescope_train.algorithms.ratios import proximal_logprobs
+from telescope_train.algorithms.terms import Terms
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from telescope_train.config.algorithm_section import AlgorithmSection
+
+
+class Correction(NamedTuple):
+    """What the policy-gradient term is multiplied by; no gradient flows through it."""
+
+    weights_T: "Tensor"
+    metrics: "dict[str, Tensor]"
+    """[T] each, by name."""
+
+
+def tis_weights(terms: Terms, config: "AlgorithmSection", *, has_ratio: bool) -> Correction:
+    """Return the weights of `use_tis`; `has_ratio`: the loss has a ratio to p of its own."""
+    newer_T = proximal_logprobs(terms, config) if has_ratio else terms.logprobs_T.detach()
+    log_weights_T = terms.difference(newer_T, terms.behavior_logprobs_T)
+    limit = config.tis_logprob_clamp
+    weights_T = log_weights_T.clamp(-limit, limit).exp()
+    above_T = weights_T > config.tis_cap
+    if config.tis_mode == "truncate":
+        return Correction(weights_T.clamp(max=config.tis_cap), {"tis/capped_fraction": above_T})
+    is_out_T = above_T | (weights_T < config.tis_floor)
+    return Correction(weights_T.masked_fill(is_out_T, 0.0), {"tis/masked_fraction": is_out_T})
+
+
+def behavior_weights(terms: Terms, config: "AlgorithmSection") -> Correction:
+    """Return the weights of `use_decoupled_loss`."""
+    proximal_T = proximal_logprobs(terms, config)
+    weights_T = terms.difference(proximal_T, terms.behavior_logprobs_T).exp()
+    is_out_T = weights_T > config.behave_imp_weight_cap
+    metrics = {"behave_imp_weight/capped_fraction": is_out_T}
+    return Correction(weights_T.masked_fill(is_out_T, 0.0), metrics)

@@ -1,0 +1,38 @@
+"""The divergence from a reference policy, estimated from the sampled tokens.
+
+With d = l - f, policy minus reference, in nats, per token:
+    k1    d
+    k2    d^2 / 2
+    k3    exp(-d) - 1 + d
+In the mean over the policy's own samples, k1 and k3 are the KL divergence itself. As a term of the
+loss only the gradient counts: that of k2 is the gradient of KL(policy, reference); that of k1 is 0
+in the mean, so it pulls nowhere; that of k3 is the gradient of KL(reference, policy).
+"""
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from telescope_core.errors import unknown_name
+from telescope_train.algorithms.terms import MAX_LOG_RATIO, Terms
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Estimator: TypeAlias = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(difference_T: "Tensor", estimator: Estimator) -> "Tensor":
+    """Return the estimate of each token from `difference_T` = policy minus reference, nats."""
+    if estimator == "k1":
+        return difference_T
+    if estimator == "k2":
+        return difference_T.square() / 2
+    if estimator == "k3":
+        return (-difference_T).clamp(max=MAX_LOG_RATIO).exp() - 1 + difference_T
+    raise unknown_name("kl_estimator", estimator, ("k1", "k2", "k3"))
+
+
+def reference_kl(terms: Terms, estimator: Estimator) -> "Tensor":
+    """Return [T] the estimate against the reference model; differentiable."""
+    assert terms.reference_logprobs_T is not None, "the batch lacks the reference's log-probs"
+    difference_T = (terms.logprobs_T - terms.reference_logprobs_T).masked_fill(~terms.mask_T, 0.0)
+    return kl_estimate(difference_T, estimator)

@@ -1,0 +1,35 @@
+"""MaxRL: the gradient of the log of the success rate; hard examples count more.
+
+Paper: arXiv:2602.02710, section 4 (estimator over successful rollouts, less the mean score).
+    A_i = (r_i - mean_g) / mean_g, 0 where no rollout succeeded; loss: the policy gradient
+For rewards of 0 or 1 with K successes of G: (1 / K) sum of the successes' scores, less the mean
+of all scores. Of the order G it approximates maximum likelihood.
+Deviations: any reward of at least 0 is taken; tokens are divided by the step's tokens, which is
+the paper's gradient times one number per step.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telescope_train.algorithms.advantages import relative_to_mean
+from telescope_train.algorithms.policy_gradient import policy_gradient
+from telescope_train.algorithms.record import Algorithm
+
+
+def advantage(
+    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
+) -> NDArray[np.float64]:
+    """Return the rewards over the mean of their group, less 1; `norm` is not used."""
+    return relative_to_mean(rewards_N, groups_N)
+
+
+ALGORITHM = Algorithm(
+    name="maxrl",
+    paper="arXiv:2602.02710",
+    advantage=advantage,
+    loss=policy_gradient,
+    weighting="token",
+    use_ppo_clip=False,
+    clip_low=0.2,
+    clip_high=0.2,
+)

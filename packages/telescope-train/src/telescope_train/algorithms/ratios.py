@@ -1,0 +1,54 @@
+"""Ratios of the policy to the log-probs it is compared with, per token and per sequence."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from telescope_train.algorithms.terms import Terms
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from telescope_train.config.algorithm_section import AlgorithmSection
+
+
+class ClipRange(NamedTuple):
+    """Bounds of a ratio."""
+
+    low: float
+    high: float
+
+
+def clip_range(config: "AlgorithmSection") -> ClipRange:
+    """Return 1 - clip_low and 1 + clip_high; `config` comes from `resolved`."""
+    assert config.clip_low is not None, "the Algorithm record needs clip_low"
+    assert config.clip_high is not None, "the Algorithm record needs clip_high"
+    return ClipRange(1 - config.clip_low, 1 + config.clip_high)
+
+
+def log_ratios(terms: Terms, config: "AlgorithmSection") -> "Tensor":
+    """Return [T] log of policy over the sampler, or over the proximal policy if so set.
+
+    Differentiable, and always small enough for exp().
+    """
+    if config.use_decoupled_loss or config.ppo_clip_ref_logprobs == "batch":
+        return terms.difference(terms.logprobs_T, proximal_logprobs(terms, config))
+    return terms.log_ratios_T
+
+
+def proximal_logprobs(terms: Terms, config: "AlgorithmSection") -> "Tensor":
+    """Return [T] what the trainer recomputed, or the sampler's if `recompute_logprob` is off."""
+    if not config.recompute_logprob:
+        return terms.behavior_logprobs_T
+    assert terms.proximal_logprobs_T is not None, "the batch lacks recomputed log-probs"
+    return terms.proximal_logprobs_T
+
+
+def sequence_mean(values_T: "Tensor", terms: Terms) -> "Tensor":
+    """Return [T] the mean of `values_T` over the trained tokens of the token's sample.
+
+    A sample is never split over batches. The chains of one rollout are samples of their own.
+    """
+    ids_T, kept_T = terms.sequence_ids_T, terms.mask_T.to(values_T.dtype)
+    num = int(ids_T.max()) + 1 if ids_T.numel() else 0
+    sums_N = values_T.new_zeros(num).index_add(0, ids_T, values_T * kept_T)
+    counts_N = kept_T.new_zeros(num).index_add(0, ids_T, kept_T)
+    return (sums_N / counts_N.clamp(min=1.0))[ids_T]

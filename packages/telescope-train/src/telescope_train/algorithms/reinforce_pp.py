@@ -1,0 +1,35 @@
+"""REINFORCE++: rewards whitened over the whole batch; needs no groups.
+
+Paper: arXiv:2501.03262, section 3 (advantages normalised over the global batch).
+    A_i = (r_i - mean of the batch) / (std of the batch + 1e-4); loss: the policy gradient
+The only algorithm here that learns from one rollout per example.
+Deviations: the clip is a setting and off by default, and so is the KL in the reward (kl_in_reward);
+whitening is over rollouts, not over tokens.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telescope_train.algorithms.advantages import whitened
+from telescope_train.algorithms.policy_gradient import policy_gradient
+from telescope_train.algorithms.record import Algorithm
+
+
+def advantage(
+    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
+) -> NDArray[np.float64]:
+    """Return the rewards of the batch with mean 0 and deviation 1; `norm` is not used."""
+    return whitened(rewards_N)
+
+
+ALGORITHM = Algorithm(
+    name="reinforce_pp",
+    paper="arXiv:2501.03262",
+    advantage=advantage,
+    loss=policy_gradient,
+    weighting="token",
+    use_ppo_clip=False,
+    clip_low=0.2,
+    clip_high=0.2,
+    min_group_size=1,
+)

@@ -1,0 +1,34 @@
+"""REINFORCE++ with a group baseline: centred in the group, whitened over the batch.
+
+Paper: arXiv:2501.03262, section 3 (REINFORCE++-baseline).
+    A_i = (r_i - mean_g) / (std over the batch of what is left + 1e-4); loss: the policy gradient
+The deviation of the whole batch does not blow up groups whose rewards hardly differ.
+Deviations: the clip is a setting and off by default, and so is the KL in the loss (the paper's is
+kl_estimator = "k2"); whitening is over rollouts, not over tokens.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telescope_train.algorithms.advantages import normalised
+from telescope_train.algorithms.policy_gradient import policy_gradient
+from telescope_train.algorithms.record import Algorithm
+
+
+def advantage(
+    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
+) -> NDArray[np.float64]:
+    """Return centred rewards over their deviation in the batch; `norm` is not used."""
+    return normalised(rewards_N, groups_N, "batch")
+
+
+ALGORITHM = Algorithm(
+    name="reinforce_pp_baseline",
+    paper="arXiv:2501.03262",
+    advantage=advantage,
+    loss=policy_gradient,
+    weighting="token",
+    use_ppo_clip=False,
+    clip_low=0.2,
+    clip_high=0.2,
+)

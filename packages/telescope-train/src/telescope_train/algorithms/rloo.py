@@ -1,0 +1,34 @@
+"""RLOO: each rollout judged against the mean of the others of its group; no division.
+
+Paper: arXiv:2402.14740, section 3.3 (REINFORCE with a leave-one-out baseline).
+    A_i = r_i - mean of the other G - 1 rewards; loss: the policy gradient, plain or clipped
+Unbiased, as the baseline does not depend on the rollout it is subtracted from.
+Deviations: gradients of tokens are summed over rollouts and divided by the step's tokens, which is
+the paper's gradient times one number per step; its KL in the reward is a setting.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telescope_train.algorithms.advantages import leave_one_out
+from telescope_train.algorithms.policy_gradient import policy_gradient
+from telescope_train.algorithms.record import Algorithm
+
+
+def advantage(
+    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
+) -> NDArray[np.float64]:
+    """Return the rewards less the leave-one-out baseline; `norm` is not used."""
+    return leave_one_out(rewards_N, groups_N)
+
+
+ALGORITHM = Algorithm(
+    name="rloo",
+    paper="arXiv:2402.14740",
+    advantage=advantage,
+    loss=policy_gradient,
+    weighting="token",
+    use_ppo_clip=False,
+    clip_low=0.2,
+    clip_high=0.2,
+)

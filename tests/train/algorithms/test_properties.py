@@ -1,0 +1,227 @@
+"""What holds for every algorithm: zeros, extremes, masks, on-policy gradients, metrics."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cases import ALGORITHMS, LIMIT, forms_of, loss_of, section_of, terms_of, weights_of
+from slow import Rollout, Token
+
+from telescope_train.algorithms.kl import kl_estimate
+from telescope_train.algorithms.terms import shared_metrics
+from telescope_train.config.schema import AlgorithmSection
+from telescope_train.metrics import metric_row, reduce_metrics
+
+
+def policy_only(algorithm: str) -> list[str]:
+    """The forms without terms of their own gradient."""
+    others = {"kl_penalty_tau", "entropy_coef"}
+    return [name for name, form in forms_of(algorithm).items() if not others & set(form)]
+
+
+def on_policy_step() -> list[Rollout]:
+    """Three rollouts of 1, 4 and 2 tokens; every log-prob is that of the policy itself."""
+    generator = np.random.default_rng(3)
+    return [
+        Rollout(0, 0.0, [[Token(x, x, x, x, 1.0) for x in -generator.random(length)]])
+        for length in (1, 4, 2)
+    ]
+
+
+def far_apart(*log_ratios: float) -> list[Rollout]:
+    """Sequences of one token, on which sampler, proximal and reference policy all disagree."""
+    rollouts = []
+    for log_ratio in log_ratios:
+        old = min(-1.0, -1.0 - log_ratio)
+        token = Token(old + log_ratio, old, old + log_ratio / 2, old - log_ratio / 2, 1.0)
+        rollouts.append(Rollout(0, 0.0, [[token]]))
+    return rollouts
+
+
+def gradient(terms, section) -> torch.Tensor:
+    terms.logprobs_T.grad = None
+    loss_of(section)(terms).loss_T.sum().backward()
+    return terms.logprobs_T.grad
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_zero_advantage_gives_exactly_zero_gradient(algorithm):
+    terms = terms_of(far_apart(0.5, -3.0, 60.0, -90.0), [0.0] * 4, torch.float32)
+    for form in policy_only(algorithm):
+        assert not gradient(terms, section_of(algorithm, form)).any(), form
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_extreme_ratios_stay_finite_in_float32(algorithm):
+    rollouts = far_apart(*[50.0, -50.0, 100.0, -100.0, 700.0, -700.0] * 2)
+    terms = terms_of(rollouts, [2.0] * 6 + [-2.0] * 6, torch.float32)
+    shared = metric_row(shared_metrics(terms, same_version_T=terms.mask_T))
+    assert all(math.isfinite(value) for value in shared.values())
+    for form in forms_of(algorithm):
+        section = section_of(algorithm, form)
+        token_loss = loss_of(section)(terms)
+        assert token_loss.loss_T.isfinite().all(), form
+        assert gradient(terms, section).isfinite().all(), form
+        assert all(math.isfinite(value) for value in metric_row(token_loss.metrics).values())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_the_policy_did_not_write_cannot_matter(algorithm):
+    trained = terms_of(far_apart(0.4, -0.2), [1.5, -1.0])
+    padding = torch.tensor([-700.0, 0.0], dtype=torch.float64)
+
+    def padded(values_T, more_T):
+        return torch.cat([values_T.detach(), more_T.to(values_T.dtype)])
+
+    both = replace(
+        trained,
+        logprobs_T=padded(trained.logprobs_T, padding).requires_grad_(),
+        behavior_logprobs_T=padded(trained.behavior_logprobs_T, padding.flip(0)),
+        advantages_T=padded(trained.advantages_T, torch.tensor([5.0, -5.0])),
+        mask_T=padded(trained.mask_T, torch.tensor([False, False])),
+        sequence_ids_T=padded(trained.sequence_ids_T, torch.tensor([1, 0])),
+        entropy_T=padded(trained.entropy_T, padding),
+        proximal_logprobs_T=padded(trained.proximal_logprobs_T, padding.flip(0)),
+        reference_logprobs_T=padded(trained.reference_logprobs_T, padding),
+    )
+    for form in forms_of(algorithm):
+        section = section_of(algorithm, form)
+        alone, with_padding = loss_of(section)(trained), loss_of(section)(both)
+        assert with_padding.loss_T.tolist() == [*alone.loss_T.tolist(), 0.0, 0.0], form
+        assert metric_row(with_padding.metrics) == metric_row(alone.metrics), form
+        assert gradient(both, section).tolist() == [*gradient(trained, section).tolist(), 0.0, 0.0]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_on_policy_the_gradient_is_that_of_the_paper(algorithm):
+    """-A per token, in the paper's average: over tokens, or over sequences and their tokens."""
+    rollouts, advantages, lengths = on_policy_step(), [2.0, -1.0, 0.5], [1, 4, 2]
+    terms = terms_of(rollouts, advantages)
+    for form in policy_only(algorithm):
+        section = section_of(algorithm, form)
+        weights_T = weights_of(rollouts, section, torch.float64)
+        terms.logprobs_T.grad = None
+        (loss_of(section)(terms).loss_T * weights_T).sum().backward()
+        if algorithm == "dr_grpo" and form != "token_mean":
+            shares = [1 / (3 * LIMIT)] * 3
+        elif algorithm in ("gspo", "sapo"):
+            shares = [1 / (3 * length) for length in lengths]
+        else:
+            shares = [1 / 7] * 3
+        expected = [-a * share for a, share in zip(advantages, shares, strict=True)]
+        np.testing.assert_allclose(
+            terms.logprobs_T.grad, np.repeat(expected, lengths), rtol=1e-12, err_msg=form
+        )
+
+
+def test_gspo_is_the_paper_s_sequence_objective_without_another_length_factor():
+    """Eq. 5 as it stands, ratios of whole sequences, differentiated by autograd."""
+    generator = np.random.default_rng(0)
+    advantages, lengths = [1.0, -1.0, 0.5], (40, 200, 7)
+    rollouts = [
+        Rollout(
+            0,
+            0.0,
+            [
+                [
+                    Token(b + d, b, 0, 0, 1.0)
+                    for b, d in zip(
+                        -generator.random(length), generator.normal(0, 0.1, length), strict=True
+                    )
+                ]
+            ],
+        )
+        for length in lengths
+    ]
+    section = AlgorithmSection(algorithm="gspo", clip_low=0.5, clip_high=0.5)
+    terms = terms_of(rollouts, advantages)
+    (loss_of(section)(terms).loss_T * weights_of(rollouts, section, torch.float64)).sum().backward()
+    policy_T = terms.logprobs_T.detach().clone().requires_grad_()
+    parts = (policy_T - terms.behavior_logprobs_T).split(lengths)
+    ratios = torch.stack([part.mean().exp() for part in parts])
+    (-(ratios * torch.tensor(advantages)).mean()).backward()
+    torch.testing.assert_close(terms.logprobs_T.grad, policy_T.grad, rtol=1e-12, atol=0)
+
+
+def test_fractions_count_where_a_bound_binds():
+    pairs = [(-0.5, -1.0, 1.0), (-0.5, -1.0, -1.0), (-1.0, -0.5, 1.0), (-1.0, -0.5, -1.0)]
+    pairs.append((-9.0, -1.0, -1.0))
+    rollouts = [Rollout(0, 0.0, [[Token(new, b, b, b, 1.0)]]) for new, b, _ in pairs]
+    terms = terms_of(rollouts, [advantage for _, _, advantage in pairs])
+
+    def row(**settings) -> dict[str, float]:
+        return metric_row(loss_of(AlgorithmSection(**settings))(terms).metrics)
+
+    clip = row(use_ppo_clip=True)
+    assert (clip["clip_fraction/low"], clip["clip_fraction/high"]) == (0.4, 0.2)
+    assert row(use_ppo_clip=True, clip_ratio_c=1.5)["clip_fraction/dual"] == 0.2
+    assert row(use_tis=True, tis_cap=1.5)["tis/capped_fraction"] == 0.4
+    icepop = row(use_tis=True, tis_mode="icepop", tis_floor=0.5, tis_cap=1.5)
+    assert icepop["tis/masked_fraction"] == pytest.approx(0.6)
+    assert row(seq_is_masking=True)["seq_is_mask/fraction"] == 1.0
+    assert row(algorithm="cispo", clip_high=0.5)["clip_fraction/high"] == 0.4
+    assert row(kl_penalty_tau=1.0)["loss/kl"] == pytest.approx((4 * 0.125 + 32) / 5)
+
+
+def test_effective_sample_size_reduces_exactly():
+    policy = [(-1.0, -1.0), (-1.0, -2.0), (-3.0, -1.0), (-0.5, -0.7)]
+    rollouts = [Rollout(0, 0.0, [[Token(new, b, b, b, 1.0)]]) for new, b in policy]
+
+    def sums(chosen: list[Rollout]):
+        terms = terms_of(chosen, [0.0] * len(chosen))
+        return shared_metrics(terms, same_version_T=terms.mask_T)
+
+    weights = np.exp([new - b for new, b in policy])
+    expected = weights.sum() ** 2 / (4 * (weights**2).sum())
+    for parts in ([rollouts], [rollouts[:1], rollouts[1:]], [[one] for one in rollouts]):
+        row = metric_row(reduce_metrics(map(sums, parts)))
+        assert row["effective_sample_size"] == pytest.approx(expected)
+        assert not any(name.startswith("effective_sample_size/") for name in row)
+
+
+def test_with_a_recomputed_policy_two_ratios_are_told_apart():
+    rollouts = [Rollout(0, 0.0, [[Token(-1.0, -2.0, -1.5, -3.0, 1.0)]])]
+    terms = terms_of(rollouts, [0.0])
+    row = metric_row(shared_metrics(terms, same_version_T=terms.mask_T))
+    assert row["importance_weight/mean"] == pytest.approx(math.exp(0.5))
+    assert row["behave_imp_weight/max"] == pytest.approx(math.exp(0.5))
+    assert row["kl/reference"] == pytest.approx(math.exp(-2.0) - 1 + 2.0)
+    without = replace(terms, proximal_logprobs_T=None, reference_logprobs_T=None)
+    row = metric_row(shared_metrics(without, same_version_T=terms.mask_T))
+    assert row["importance_weight/mean"] == pytest.approx(math.exp(1.0))
+    assert not any(name.startswith(("behave", "kl")) for name in row)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_gradients_of_kl_estimators_are_as_documented(estimator):
+    """Exact means over four outcomes: k2 pulls along KL(pi, f), k3 along KL(f, pi), k1 nowhere."""
+    logits = torch.tensor([0.1, -0.4, 0.9, 0.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.3, 0.2, -0.5, 0.1], dtype=torch.float64).log_softmax(0)
+    policy = logits.log_softmax(0)
+    sampled = policy.detach().exp()
+    (found,) = torch.autograd.grad(
+        (sampled * kl_estimate(policy - reference, estimator)).sum(), logits, retain_graph=True
+    )
+    true = {
+        "k1": 0 * policy.sum(),
+        "k2": (policy.exp() * (policy - reference)).sum(),
+        "k3": (reference.exp() * (reference - policy)).sum(),
+    }[estimator]
+    torch.testing.assert_close(found, torch.autograd.grad(true, logits)[0])
+    value = (sampled * kl_estimate(policy - reference, estimator)).sum().item()
+    divergence = (sampled * (policy - reference)).sum().item()
+    assert estimator == "k2" or value == pytest.approx(divergence)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_losses_are_linear_in_the_advantage(algorithm):
+    rollouts = far_apart(0.3, -0.1)
+    section = AlgorithmSection(algorithm=algorithm)
+    once, threefold = (terms_of(rollouts, [2.0 * k, -1.0 * k]) for k in (1, 3))
+    torch.testing.assert_close(gradient(threefold, section), 3 * gradient(once, section))

@@ -1,0 +1,213 @@
+"""Every setting of `[algorithm]` either changes what is computed or is refused."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cases import advantages_of, loss_of, terms_of, weights_of
+from slow import Rollout, Token
+
+from telescope_core.errors import ConfigError
+from telescope_train.config import load_train_config
+from telescope_train.config.schema import AlgorithmSection
+
+RUN = ["--name", "toy", "--number_of_steps", "10", "--model", "a/b"]
+MATHS = ["--environments", '[{"name": "math-reasoning"}]']
+CLIP = "--use_ppo_clip"
+BATCH = ["--ppo_clip_ref_logprobs", "batch"]
+TIS = "--use_tis"
+ICEPOP = [TIS, "--tis_mode", "icepop"]
+GSPO, SAPO, DR_GRPO = (["--algorithm", name] for name in ("gspo", "sapo", "dr_grpo"))
+
+EFFECTIVE: dict[str, tuple[list[str], str]] = {
+    "algorithm": ([], "rloo"),
+    "advantage_norm": ([], "batch"),
+    "use_ppo_clip": ([], "true"),
+    "clip_low": ([CLIP], "0.01"),
+    "clip_high": (GSPO, "0.01"),
+    "clip_ratio_c": ([CLIP], "1.05"),
+    "ppo_clip_ref_logprobs": (SAPO, "batch"),
+    "use_tis": ([], "true"),
+    "tis_cap": ([TIS], "1.1"),
+    "tis_mode": ([TIS, "--tis_cap", "1.1"], "icepop"),
+    "tis_floor": (ICEPOP, "0.9"),
+    "tis_logprob_clamp": ([TIS], "0.8"),
+    "seq_is_masking": ([], "true"),
+    "seq_is_mask_low": (["--seq_is_masking"], "0.3"),
+    "seq_is_mask_high": (["--seq_is_masking"], "3.0"),
+    "use_decoupled_loss": ([CLIP], "true"),
+    "recompute_logprob": ([CLIP, *BATCH], "false"),
+    "behave_imp_weight_cap": ([CLIP, "--use_decoupled_loss"], "1.05"),
+    "kl_penalty_tau": ([], "0.1"),
+    "kl_estimator": (["--kl_penalty_tau", "0.1"], "k3"),
+    "entropy_coef": ([], "0.1"),
+    "sapo_tau_pos": (SAPO, "2.0"),
+    "sapo_tau_neg": (SAPO, "2.0"),
+    "dr_grpo_loss_agg_mode": (DR_GRPO, "token_mean"),
+}
+"""Setting -> flags beside which this value of it changes loss, gradient, advantage or weight."""
+
+NO_EFFECT: dict[str, list[tuple[list[str], str]]] = {
+    "advantage_norm": [(["--algorithm", name], "batch") for name in ("rloo", "dr_grpo", "maxrl")],
+    "use_ppo_clip": [(["--algorithm", name], "true") for name in ("cispo", "gspo", "sapo")],
+    "clip_low": [([], "0.1"), (SAPO, "0.1"), (["--algorithm", "dapo", CLIP, "false"], "0.1")],
+    "clip_high": [([], "0.1"), (SAPO, "0.1")],
+    "clip_ratio_c": [([], "3"), (["--algorithm", "cispo"], "3"), (GSPO, "3"), (SAPO, "3")],
+    "ppo_clip_ref_logprobs": [([], "batch"), ([CLIP, "--use_decoupled_loss"], "batch")],
+    "tis_cap": [([], "3")],
+    "tis_mode": [([], "icepop")],
+    "tis_floor": [([], "0.5"), ([TIS], "0.5")],
+    "tis_logprob_clamp": [([], "5")],
+    "seq_is_mask_low": [([], "0.5")],
+    "seq_is_mask_high": [([], "1.5")],
+    "recompute_logprob": [([], "false"), ([CLIP], "false"), ([CLIP], "true")],
+    "behave_imp_weight_cap": [
+        ([CLIP], "3"),
+        ([CLIP, "--use_decoupled_loss", "--recompute_logprob", "false"], "3"),
+    ],
+    "kl_estimator": [([], "k3")],
+    "sapo_tau_pos": [([], "2")],
+    "sapo_tau_neg": [(GSPO, "2")],
+    "dr_grpo_loss_agg_mode": [([], "token_mean")],
+}
+"""Setting -> flags beside which it would have no effect, with a value."""
+
+IN_EVERY_COMBINATION = {
+    "algorithm",
+    "use_tis",
+    "seq_is_masking",
+    "use_decoupled_loss",
+    "kl_penalty_tau",
+    "entropy_coef",
+}
+"""These change something wherever they are allowed."""
+
+ELSEWHERE = {
+    "number_of_minibatches",
+    "ppo_epochs",
+    "filter_overlong",
+    "overlong_penalty_factor",
+    "overlong_buffer_tokens",
+    "filter_gibberish",
+    "gibberish_token_threshold",
+    "gibberish_logprob_offset",
+    "filter_repetition",
+    "repetition_compression_threshold",
+}
+"""What becomes of a batch before the loss: tests/train/test_credit.py, test_minibatches.py and
+test_filters.py."""
+
+
+def section(flags: list[str]) -> AlgorithmSection:
+    return load_train_config([], [*RUN, *MATHS, *flags]).algorithm
+
+
+def step() -> list[Rollout]:
+    """Two groups; ratios on both sides of 1, for tokens and for whole sequences."""
+    generator = np.random.default_rng(5)
+    rollouts = []
+    for number, reward in enumerate((0.0, 1.0, 0.25, 1.0, 0.0, 0.5)):
+        shift, tokens = (-0.8, 0.9, 0.02)[number % 3], []
+        for behavior in -generator.random(6) - 0.5:
+            policy, proximal, reference = behavior + shift + generator.normal(0, [0.3, 0.2, 0.4])
+            tokens.append(Token(policy, behavior, proximal, reference, generator.random()))
+        rollouts.append(Rollout(number // 3, reward, [tokens]))
+    return rollouts
+
+
+def everything_computed(flags: list[str]) -> np.ndarray:
+    chosen, rollouts = section(flags), step()
+    terms = terms_of(rollouts, advantages_of(rollouts, chosen))
+    loss_T = loss_of(chosen)(terms).loss_T
+    weights_T = weights_of(rollouts, chosen, torch.float64)
+    (loss_T * weights_T).sum().backward()
+    parts = (loss_T, weights_T, terms.logprobs_T.grad, terms.advantages_T)
+    return torch.cat([part.detach() for part in parts]).numpy()
+
+
+def test_every_setting_is_walked():
+    fields = set(AlgorithmSection.model_fields)
+    assert set(EFFECTIVE) | ELSEWHERE == fields
+    assert set(NO_EFFECT) | IN_EVERY_COMBINATION | ELSEWHERE == fields
+
+
+@pytest.mark.parametrize("field", EFFECTIVE)
+def test_a_setting_that_is_accepted_changes_what_is_computed(field):
+    flags, value = EFFECTIVE[field]
+    changed = everything_computed([*flags, f"--{field}", value])
+    assert np.abs(changed - everything_computed(flags)).max() > 1e-6
+
+
+@pytest.mark.parametrize("field", NO_EFFECT)
+def test_a_setting_without_effect_is_refused_with_the_fix(field):
+    for flags, value in NO_EFFECT[field]:
+        section(flags)
+        with pytest.raises(ConfigError, match=f"algorithm.{field} has no effect .*: .*or remove"):
+            section([*flags, f"--{field}", value])
+
+
+def test_a_refused_value_would_indeed_have_changed_nothing():
+    """Past the checks, the same value changes no advantage and no loss."""
+    some = AlgorithmSection(clip_low=0.1, clip_high=0.1, clip_ratio_c=2.0, use_ppo_clip=True)
+    cases = [(field, *case) for field in NO_EFFECT for case in NO_EFFECT[field]]
+    for field, flags, value in cases:
+        if value == "true":
+            continue
+        kind = type(getattr(some, field))
+        chosen, rollouts = section(flags), step()
+        other = chosen.model_copy(update={field: kind(value) if kind is not bool else False})
+        credit = advantages_of(rollouts, chosen)
+        np.testing.assert_array_equal(credit, advantages_of(rollouts, other))
+        terms = terms_of(rollouts, credit)
+        losses = [loss_of(one)(terms).loss_T.detach() for one in (chosen, other)]
+        assert torch.equal(*losses), (field, flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([TIS, CLIP], 'twice; turn use_tis off, or set ppo_clip_ref_logprobs = "batch"'),
+        ([TIS, "--algorithm", "dapo"], "use_tis and use_ppo_clip both weight a token"),
+        ([TIS, "--algorithm", "cispo"], "use_tis and the loss of cispo both weight a token"),
+        ([TIS, *GSPO], "use_tis and the loss of gspo"),
+        ([TIS, *SAPO], "use_tis and the loss of sapo"),
+        ([TIS, CLIP, *BATCH, "--recompute_logprob", "false"], "(with recompute_logprob)"),
+        ([TIS, CLIP, "--use_decoupled_loss"], "use_tis and use_decoupled_loss both weight"),
+        (["--use_decoupled_loss"], "only with use_ppo_clip; set use_ppo_clip = true"),
+        ([CLIP, "--clip_low", "1"], "algorithm.clip_low must be below 1, got 1"),
+        ([*GSPO, "--clip_low", "1"], "algorithm.clip_low must be below 1, got 1"),
+        ([TIS, "--tis_cap", "10", "--tis_logprob_clamp", "2"], "(10) is never reached"),
+        ([*ICEPOP, "--tis_floor", "2.5"], "tis_floor (2.5) must be below tis_cap (2)"),
+        (
+            [*ICEPOP, "--tis_floor", "0.2", "--tis_logprob_clamp", "1"],
+            "tis_floor (0.2) is never reached",
+        ),
+        (["--group_size", "1"], "use reinforce_pp, which needs no group"),
+        (["--group_size", "1", "--algorithm", "maxrl"], "at least 2 for maxrl, got 1"),
+        (["--algorithm", "nowhere:MINE"], "cannot import 'nowhere'"),
+        (["--clip_ratio_c", "1"], "clip_ratio_c: expected greater than 1, got 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_fix(flags, expected):
+    with pytest.raises(ConfigError) as caught:
+        section(flags)
+    assert expected in str(caught.value)
+
+
+def test_one_rollout_per_example_is_enough_for_reinforce_pp():
+    assert section(["--group_size", "1", "--algorithm", "reinforce_pp"]).algorithm
+
+
+def test_what_the_trainer_has_to_provide():
+    def needs(*flags: str) -> tuple[bool, bool]:
+        chosen = section(list(flags))
+        return chosen.needs_proximal, chosen.needs_reference
+
+    assert needs() == (False, False)
+    assert needs(CLIP, *BATCH) == (True, False)
+    assert needs(CLIP, *BATCH, "--recompute_logprob", "false") == (False, False)
+    assert needs(CLIP, "--use_decoupled_loss", "--kl_penalty_tau", "0.1") == (True, True)
