@@ -1,29 +1,29 @@
 """Packing against a plain Python first-fit decreasing: same samples, same process, taking turns.
 
 `plan` is lengths to bins; `pack` is samples to the arrays of every batch. The peer keeps its
-samples as Python lists, as such packers do, and is not charged for making them.
+samples as Python lists, as such packers do, and is not charged for making them. Over ranks, the
+peer balances its bins by FLOPs with Karmarkar and Karp's differencing.
 Run: python benchmarks/bench_packing.py
 """
 
-import json
-import platform
+import heapq
 import statistics
 import time
 from collections.abc import Callable
-from datetime import date
-from pathlib import Path
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
+from machine import facts_of_run, table, write_results
 
 from telescope_train.batch import TrainingSample
-from telescope_train.binning import best_fit
+from telescope_train.binning import best_fit, deal, sample_costs, spread_over_ranks
 from telescope_train.packing import pack
 from telescope_train.weighting import token_weights
 
 SEQ_LEN, NUM_PROMPT, SEEDS, REPEATS = 4096, 100, (0, 1, 2), 3
 PACK_SIZES, PLAN_SIZES = (512, 2048), (512, 2048, 8192)
-RESULTS = Path(__file__).parent / "results"
+MANY, NUM_RANKS, HIDDEN_SIZE = 32_768, 16, 1024
 COMMAND = "OMP_NUM_THREADS=1 python benchmarks/bench_packing.py"
 
 
@@ -102,6 +102,26 @@ def plain_pack(samples: list[PlainSample]) -> list[dict[str, np.ndarray]]:
             }
         )
     return batches
+
+
+def plain_spread(lengths: list[int]) -> list[list[list[int]]]:
+    """Plan bins, then give them to ranks so that their FLOPs are equal: differencing.
+
+    A state is (minus its spread, number, one (FLOPs, bins) per rank in ascending order); the two
+    with the largest spread become one, the richest rank of either with the poorest of the other.
+    """
+    bins = plain_plan(lengths)
+    states = []
+    for number, members in enumerate(bins):
+        cost = sum(n + n * n / (12.0 * HIDDEN_SIZE) for n in (lengths[i] for i in members))
+        states.append((-cost, number, [(0.0, [])] * (NUM_RANKS - 1) + [(cost, [number])]))
+    heapq.heapify(states)
+    for number in range(len(bins), 2 * len(bins) - 1):
+        one, other = heapq.heappop(states)[2], heapq.heappop(states)[2]
+        merged = [(a + b, x + y) for (a, x), (b, y) in zip(one, reversed(other), strict=True)]
+        merged.sort(key=lambda rank: rank[0])
+        heapq.heappush(states, (merged[0][0] - merged[-1][0], number, merged))
+    return [[bins[number] for number in numbers] for _, numbers in states[0][2]]
 
 
 def make_samples(lengths: np.ndarray, rng: np.random.Generator) -> list[TrainingSample]:
@@ -185,62 +205,142 @@ def measure(what: str, mix: str, size: int, seed: int) -> dict[str, float]:
     return row
 
 
-def measure_all() -> list[dict[str, object]]:
-    """Return one row per mix and size: the median over seeds."""
-    rows: list[dict[str, object]] = []
+def measure_ranks(mix: str, seed: int) -> dict[str, float]:
+    """Return one measurement of a large step over many ranks; the peer, slow at this, runs once."""
+    rng = np.random.default_rng([seed, MANY])
+    lengths = MIXES[mix](rng, MANY).clip(16, SEQ_LEN)
+    plain_lengths = lengths.tolist()
+
+    def ours() -> list[list[np.ndarray]]:
+        bins = spread_over_ranks(lengths, seq_len=SEQ_LEN, num_ranks=NUM_RANKS)
+        return deal(bins, lengths, num_ranks=NUM_RANKS, hidden_size=HIDDEN_SIZE)
+
+    times, plans = [], []
+    for call in (ours, ours, ours, ours, lambda: plain_spread(plain_lengths)):
+        started = time.process_time()
+        plans.append(call())
+        times.append(1e3 * (time.process_time() - started))
+    samples = make_samples(lengths, rng)
+    weights_N = token_weights(samples, "token", max_tokens=SEQ_LEN)
+    pack_times = []
+    for _ in range(1 + REPEATS):
+        started = time.process_time()
+        pack(samples, weights_N, seq_len=SEQ_LEN, num_ranks=NUM_RANKS, hidden_size=HIDDEN_SIZE)
+        pack_times.append(1e3 * (time.process_time() - started))
+    row = {
+        "ours_ms": statistics.median(times[1:4]),
+        "peer_ms": times[4],
+        "ratio": times[4] / statistics.median(times[1:4]),
+        "pack_ms": statistics.median(pack_times[1:]),
+        "mtokens": lengths.sum() / 1e6,
+    }
+    for side, ranks in zip(("ours", "peer"), plans[-2:], strict=True):
+        row |= {f"{side}_{key}": value for key, value in quality(ranks, lengths).items()}
+    places = -(-int(lengths.sum()) // (SEQ_LEN * NUM_RANKS)) * NUM_RANKS
+    row["best_possible_fill"] = lengths.sum() / (places * SEQ_LEN)
+    return row
+
+
+def quality(ranks: list, lengths: np.ndarray) -> dict[str, float]:
+    """Return fill and balance of a plan: every rank runs as many batches as the one with most."""
+    costs_N = sample_costs(lengths, HIDDEN_SIZE)
+    costs = [
+        sorted((costs_N[np.array(b, int)].sum() for b in rank), reverse=True) for rank in ranks
+    ]
+    totals = np.array([sum(rank) for rank in costs])
+    slowest = sum(max(batches) for batches in zip_longest(*costs, fillvalue=0.0))
+    return {
+        "fill": lengths.sum() / (max(map(len, ranks)) * NUM_RANKS * SEQ_LEN),
+        "imbalance": totals.max() / totals.mean(),
+        "with_waiting": slowest / totals.mean(),
+    }
+
+
+def measure_all() -> tuple[list[dict], list[dict]]:
+    """Return one row per mix and size, and one per mix over ranks: the medians over seeds."""
+    rows: list[dict] = []
     for what, sizes in (("pack", PACK_SIZES), ("plan", PLAN_SIZES)):
         for mix in MIXES:
             for size in sizes:
                 runs = [measure(what, mix, size, seed) for seed in SEEDS]
-                medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-                rows.append({"what": what, "mix": mix, "num_samples": size, **medians})
-                print(as_line(rows[-1]), flush=True)
-    return rows
+                rows.append({"what": what, "mix": mix, "num_samples": size, **medians(runs)})
+                print(" | ".join(as_cells(rows[-1])), flush=True)
+    over_ranks: list[dict] = []
+    for mix in MIXES:
+        runs = [measure_ranks(mix, seed) for seed in SEEDS[:1]]
+        over_ranks.append({"what": "ranks", "mix": mix, "num_samples": MANY, **medians(runs)})
+        print(" | ".join(as_rank_cells(over_ranks[-1])), flush=True)
+    return rows, over_ranks
 
 
-def as_line(row: dict) -> str:
-    """Return one line of the table."""
-    return (
-        f"| {row['what']} | {row['mix']} | {row['num_samples']} | {row['ours_ms']:.1f} "
-        f"| {row['peer_ms']:.1f} | {row['ratio']:.1f}x | {row['ours_fill']:.4f} "
-        f"| {row['peer_fill']:.4f} | {row['best_possible_fill']:.4f} |"
-    )
+def medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {key: float(statistics.median(run[key] for run in runs)) for key in runs[0]}
 
 
-def processor() -> str:
-    """Return the name of the processor, where the system says it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} cores" if names else platform.machine()
+HEAD = ("what", "lengths", "samples", "ours, ms", "peer, ms", "ratio", "fill", "peer's", "best")
+
+
+def as_cells(row: dict) -> list[str]:
+    """Return one line of the first table."""
+    return [
+        *(row["what"], row["mix"], str(row["num_samples"])),
+        *(f"{row['ours_ms']:.1f}", f"{row['peer_ms']:.1f}", f"{row['ratio']:.1f}x"),
+        *(f"{row[key]:.4f}" for key in ("ours_fill", "peer_fill", "best_possible_fill")),
+    ]
+
+
+RANKS_HEAD = (
+    *("lengths", "ours, ms", "peer, ms", "ratio", "fill", "peer's", "best"),
+    *("imbalance", "peer's", "with waiting", "peer's", "whole pack, ms", "Mtok/s"),
+)
+
+
+def as_rank_cells(row: dict) -> list[str]:
+    """Return one line of the table over ranks."""
+    keys = ("ours_fill", "peer_fill", "best_possible_fill", "ours_imbalance", "peer_imbalance")
+    return [
+        *(row["mix"], f"{row['ours_ms']:.1f}", f"{row['peer_ms']:.0f}", f"{row['ratio']:.0f}x"),
+        *(f"{row[key]:.4f}" for key in (*keys, "ours_with_waiting", "peer_with_waiting")),
+        *(f"{row['pack_ms']:.0f}", f"{1e3 * row['mtokens'] / row['pack_ms']:.0f}"),
+    ]
+
+
+NOTE = """\
+# Packing
+
+Peer: first-fit decreasing in plain Python, in this script. `pack` is the whole job, from samples
+to arrays; `plan` is the choice of bins alone, where ours looks for better bins when the first ones
+leave room. CPU time of one thread, both sides taking turns in one process; medians over seeds of
+medians over repeats. `best` is the fill of the fewest bins that could hold the tokens, whatever
+their lengths.
+
+{facts}
+"""
+RANKS_NOTE = f"""
+## {MANY:,} samples over {NUM_RANKS} ranks
+
+The plan alone, from lengths to the batches of each rank in order. The peer is the same first-fit
+decreasing, its bins then given to ranks by Karmarkar and Karp's differencing on their FLOPs,
+attention included (hidden size {HIDDEN_SIZE}). `fill` counts the batches of all ranks, each rank
+running as many as the one with most; `best` is that of the fewest equal rounds. `imbalance` is the
+FLOPs of the busiest rank over the mean. Ranks wait for each other after every batch: `with waiting`
+is the sum of the slowest batch of each round over the mean, the peer's batches running in order of
+cost too. `whole pack` is ours with the arrays of all batches written: memory decides it.
+"""
 
 
 def main() -> None:
     """Measure, print and write the results."""
-    rows = measure_all()
-    facts = {
-        "command": COMMAND,
-        "date": date.today().isoformat(),
-        "machine": processor(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "seq_len": SEQ_LEN,
-        "seeds": list(SEEDS),
-        "repeats": REPEATS,
-    }
-    head = "| what | lengths | samples | ours, ms | peer, ms | ratio | fill | peer's | best |"
-    table = "\n".join([head, "|---" * 9 + "|", *map(as_line, rows)])
-    about = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    note = (
-        "Peer: first-fit decreasing in plain Python, in this script. `pack` is the whole job, from"
-        " samples to arrays; `plan` is the choice of bins alone, where ours looks for better bins"
-        " when the first ones leave room. CPU time of one thread, both sides taking turns in one"
-        " process; medians over seeds of medians over repeats. `best` is the fill of the fewest"
-        " bins that could hold the tokens, whatever their lengths."
-    )
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "packing.json").write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-    (RESULTS / "packing.md").write_text(f"# Packing\n\n{note}\n\n{about}\n\n{table}\n")
+    facts = facts_of_run(COMMAND, "numpy")
+    facts |= {"seq_len": SEQ_LEN, "seeds": list(SEEDS), "repeats": REPEATS}
+    rows, over_ranks = measure_all()
+    page = [
+        NOTE,
+        table(HEAD, [as_cells(row) for row in rows]),
+        RANKS_NOTE,
+        table(RANKS_HEAD, [as_rank_cells(row) for row in over_ranks]),
+    ]
+    write_results("packing", "\n".join(page), facts, [*rows, *over_ranks])
 
 
 if __name__ == "__main__":
