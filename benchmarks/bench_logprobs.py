@@ -35,7 +35,8 @@ inputs are not counted, outputs and the gradients of both inputs are. Time is CP
 thread. Each cell is the median of processes of its own, the sides taking turns. float32.
 Backward computes the logits again, so it does four matrix products to the peer's three; it is
 the peer's passes over memory that cost more. Where the hidden size is large, the products weigh
-more and the gain in time is smaller.
+more and the gain in time is smaller, and the gradient of the head, which both sides return, is
+most of our memory.
 
 {{facts}}
 """

@@ -38,10 +38,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {line} |" if line[0] != "-" else f"|{line}|" for line in lines)
 
 
-def write_results(name: str, page: str, facts: dict[str, Any], rows: Sequence[Any]) -> None:
-    """Write `results/{name}.json` with every number and `results/{name}.md` to read."""
-    RESULTS.mkdir(exist_ok=True)
+def write_results(
+    name: str, page: str, facts: dict[str, Any], rows: Sequence[Any], folder: Path = RESULTS
+) -> None:
+    """Write `{name}.json` with every number and `{name}.md` to read."""
+    folder.mkdir(exist_ok=True)
     numbers = json.dumps({**facts, "rows": list(rows)}, indent=1)
-    (RESULTS / f"{name}.json").write_text(numbers + "\n")
+    (folder / f"{name}.json").write_text(numbers + "\n")
     about = "\n".join(f"- {fact}: {value}" for fact, value in facts.items())
-    (RESULTS / f"{name}.md").write_text(page.replace("{facts}", about) + "\n")
+    (folder / f"{name}.md").write_text(page.replace("{facts}", about) + "\n")

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 CPU_BLOCK = 2**20
 """Logits of one block on CPU: 4 MiB of float32 stay in cache, and the matrix product is fast."""
-DEVICE_BLOCK = 2**26
+DEVICE_BLOCK = 2**25
 """Logits of one block elsewhere: few kernels, each long enough to keep the device busy."""
 
 

@@ -280,7 +280,7 @@ def _compute_dtype(config: TrainConfig) -> str:
 
 def _logits_of_a_block() -> int:
     """As `logprobs` cuts them; said again, because a plan is made without torch."""
-    return 2**26 if _has_cuda() else 2**20
+    return 2**25 if _has_cuda() else 2**20
 
 
 def _has_cuda() -> bool:

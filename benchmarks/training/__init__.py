@@ -1,0 +1,1 @@
+"""Throughput of packed training: the model shapes, and what a step costs in FLOPs."""
