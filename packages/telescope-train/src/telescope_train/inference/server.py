@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from telescope_core.errors import ConfigError, ProcessDiedError
@@ -133,6 +134,23 @@ class ServerProcess:
                 f"{_describe_exit(code)}; its log is {self.settings.log_path}, which ends:\n"
                 f"{tail(self.settings.log_path)}"
             )
+
+    def check_engine(self) -> None:
+        """Raise ProcessDiedError when it answers that its engine, a process of its own, is dead.
+
+        Without this the server would keep requests waiting for an engine that is gone.
+        """
+        try:
+            urlopen(f"{self.settings.base_url}/health", timeout=5.0).close()
+        except HTTPError as error:
+            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
+                raise ProcessDiedError(
+                    f"the engine of inference server at {self.settings.base_url} (pid {self.pid}) "
+                    f"died; the log is {self.settings.log_path}, which ends:\n"
+                    f"{tail(self.settings.log_path)}"
+                ) from None
+        except OSError:  # too busy to answer now; whether it runs is for `check` to say
+            return
 
     def is_healthy(self) -> bool:
         """Whether it answers its health check; raises ProcessDiedError when it has ended."""

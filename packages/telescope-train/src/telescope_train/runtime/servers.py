@@ -11,7 +11,7 @@ from telescope_core.errors import ProcessDiedError
 from telescope_train.inference.server import ServerProcess, ServerSettings
 from telescope_train.runtime.cluster import answer
 
-WATCH_EVERY_S = 0.5
+WATCH_EVERY_S = 1.0
 
 
 class ServerKeeper:
@@ -29,8 +29,9 @@ class ServerKeeper:
         return self._server.is_healthy()
 
     def check(self) -> None:
-        """Raise ProcessDiedError once the server has ended."""
+        """Raise ProcessDiedError once the server or its engine has ended."""
         self._server.check()
+        self._server.check_engine()
 
     def close(self) -> None:
         """End the server."""
