@@ -84,7 +84,7 @@ say "installing the $stack stack (about 3 GB on disk)"
 .venv/bin/uv pip install --python .venv/bin/python --quiet "$@" \
     --constraints "constraints/$stack.txt" --constraints constraints/dev.txt \
     -e 'packages/telescope-core[records]' -e packages/telescope-envs \
-    -e "packages/telescope-train[$extra,lora,low-bit-optimizers]" -e 'packages/telescope-cli[train]' \
+    -e "packages/telescope-train[$extra,lora]" -e 'packages/telescope-cli[train]' \
     --group dev --group bench
 
 # Importing once writes the byte code that later starts read: vLLM then loads in 11 s instead of
