@@ -12,6 +12,7 @@ from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.renderer import load_renderer
 from telescope_train.inference.server import ServerProcess, ServerSettings, free_port
+from telescope_train.minibatches import StepPlan
 from telescope_train.packing import pack
 from telescope_train.samples import samples_from_rollout
 from telescope_train.weighting import token_weights
@@ -65,9 +66,9 @@ async def test_engine_and_trainer_agree_with_lora(tiny_model: Path, fresh_pool: 
                 )
             ]
             weights_N = token_weights(samples, "token", max_tokens=12)
-            rows.append(
-                await ranks.train_step(pack(samples, weights_N, seq_len=1024, num_ranks=1), version)
-            )
+            shards = pack(samples, weights_N, seq_len=1024, num_ranks=1)
+            plan = StepPlan(minibatches=[shards], order=[0])
+            rows.append(await ranks.train_step(plan, version))
             await publisher.publish(version + 1)
         assert max(row["mismatch/max"] for row in rows) <= 1e-3
         moved = abs(rows[-1]["loss/total"] - rows[0]["loss/total"])

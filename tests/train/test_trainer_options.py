@@ -91,6 +91,7 @@ class OperatorCounts(TorchDispatchMode):
 
 def kept_and_run_again(worker, batch) -> tuple[int, Counter]:
     """Return (bytes that autograd itself keeps, weights not counted; operators of backward)."""
+    worker.logprobs([batch])  # weights are whole from the first forward pass on
     weights = {p.untyped_storage().data_ptr() for p in worker.backend._policy.lm.parameters()}
     kept = {}
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from typing import Any
 
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
@@ -16,6 +17,7 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.checkpointer import Checkpointer
 from telescope_train.config.schema import TrainConfig
 from telescope_train.credit import CreditRules, RewardRange
+from telescope_train.engine_check import check_engine
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.renderer import load_renderer
@@ -142,7 +144,6 @@ class _Run:
 
     def _first_server(self) -> ServerSettings:
         inference, model = self.config.inference, self.config.model
-        on_gpu = self.device == "cuda"
         transport = self.config.weights.weight_transport
         return ServerSettings(
             model_path=model.model,
@@ -151,13 +152,18 @@ class _Run:
             log_path=(self.folder.logs_path / "inference-0.log").absolute(),
             device=self.device,
             num_threads=max(1, int(self.config.ray.ray_inference_cpus_per_worker)),
-            dtype=model.mixed_precision_dtype or ("bfloat16" if on_gpu else "float32"),
+            dtype=self._compute_dtype,
             max_model_len=self.max_model_len,
             max_num_seqs=inference.max_num_seqs,
             gpu_memory_utilization=inference.gpu_memory_utilization,
             weight_transport="gloo" if transport == "auto" else transport,
             trust_remote_code=model.trust_remote_code,
         )
+
+    @property
+    def _compute_dtype(self) -> str:
+        own = "bfloat16" if self.device == "cuda" else "float32"
+        return self.config.model.mixed_precision_dtype or own
 
     @property
     def _hidden_size(self) -> int:
@@ -183,18 +189,15 @@ class _Run:
             concurrency=config.inference.max_num_seqs,
         )
         first_version = await self._restore(ranks, publisher)
+        packing = self._packing(mix, ranks)
+        await self._prove(view, ranks, policies, mix, packing)
         if config.evals.eval_before_training and not first_version:
             await evals.run(config.evals.evals, BEFORE, on_progress=view.phase)
         sampler = make_sampler(config, mix, policies, num_servers=len(pool.clients))
         parts = LoopParts(
             config=config,
             rules=self._credit_rules(mix),
-            packing=Packing(
-                seq_len=config.trainer.seq_len,
-                num_ranks=ranks.num_ranks,
-                hidden_size=self._hidden_size,
-                max_tokens=max(one.sampling.max_tokens for one in mix.playing.values()),
-            ),
+            packing=packing,
             sampler=sampler,
             trainer=ranks,
             publisher=publisher,
@@ -224,6 +227,31 @@ class _Run:
             await sampler.close()
         if config.evals.eval_after_training:
             await evals.run(config.evals.evals, AFTER, on_progress=view.phase)
+
+    def _packing(self, mix: Mix, ranks: RankGroup) -> Packing:
+        return Packing(
+            seq_len=self.config.trainer.seq_len,
+            num_ranks=ranks.num_ranks,
+            hidden_size=self._hidden_size,
+            max_tokens=max(one.sampling.max_tokens for one in mix.playing.values()),
+        )
+
+    async def _prove(
+        self,
+        view: LiveView,
+        ranks: RankGroup,
+        policies: TokenPolicySource,
+        mix: Mix,
+        packing: Packing,
+    ) -> None:
+        """Run the last self-test, show all of them and write them down."""
+        sampling = {name: one.sampling for name, one in mix.playing.items()}
+        agreement = await check_engine(
+            policies, sampling, packing, ranks.logprobs, dtype=self._compute_dtype
+        )
+        tests = [*ranks.self_tests, agreement]
+        view.phase("self-tests passed: " + ", ".join(test.text for test in tests))
+        self.folder.write_self_tests([asdict(test) for test in tests])
 
     def _credit_rules(self, mix: Mix) -> CreditRules:
         return CreditRules(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from telescope_core.errors import ConfigError, ProcessDiedError
 from telescope_train.algorithms import loss_function
 from telescope_train.backends import load_backend
+from telescope_train.backends.policy import compute_dtype
 from telescope_train.backends.protocol import BackendSettings, GradientResult, Loss, UpdateResult
 from telescope_train.batch import PackedBatch
 from telescope_train.checkpoint import Saving
@@ -23,7 +24,7 @@ from telescope_train.metrics import metric_row, reduce_metrics
 from telescope_train.models.load import load_tokenizer
 from telescope_train.old_logprobs import with_old_logprobs
 from telescope_train.seeding import seed_everything
-from telescope_train.self_check import check_packing
+from telescope_train.self_check import check_rank
 from telescope_train.sft_loss import negative_log_likelihood
 
 COLLECTIVE_TIMEOUT_S = 600.0
@@ -45,7 +46,7 @@ class TrainerWorker:
         master_port: int | None = None,
         num_threads: int = 1,
     ) -> None:
-        """Join the other ranks, load the model and prove that packing works.
+        """Join the other ranks, load the model and prove what `self_check` says.
 
         `master_port` is needed for more than one rank. `num_threads` is for the CPU: ranks and
         inference servers share the cores.
@@ -60,10 +61,11 @@ class TrainerWorker:
             seed_everything(settings.seed + rank)
             backend_class = load_backend(settings.trainer.train_backend)
             self.backend = backend_class(settings, _loss(settings), self._device)
-            self.packing_difference = check_packing(
+            self.self_tests = check_rank(
                 self.backend,
                 vocab_size=len(load_tokenizer(settings.model.model)),
                 tolerance=_tolerance(settings, self._device),
+                exactness=_exactness(settings, self._device),
             )
         except BaseException:
             self.close()
@@ -229,6 +231,18 @@ def _loss(settings: BackendSettings) -> Loss:
     if settings.algorithm is None:
         return negative_log_likelihood
     return loss_function(settings.algorithm)
+
+
+def _exactness(settings: BackendSettings, device: torch.device) -> float | None:
+    """How far the same forward pass may be from itself: a GPU may pick other kernels.
+
+    Log-probs travel in float32, to which those of a model in float64 are rounded.
+    """
+    if settings.trainer.use_lora and settings.trainer.lora_dropout:
+        return None
+    if device.type != "cpu":
+        return 1e-2
+    return 1e-6 if compute_dtype(settings, device) == torch.float64 else 0.0
 
 
 def _tolerance(settings: BackendSettings, device: torch.device) -> float:

@@ -178,6 +178,14 @@ class RunFolder:
         """Return the folders of the evals made during the run, by name."""
         return sorted(path for path in self.evals_path.glob("*") if path.is_dir())
 
+    def write_self_tests(self, tests: Sequence[Mapping[str, JsonValue]]) -> None:
+        """Write `self_tests.json`: what was measured before training began."""
+        write_json(self.path / "self_tests.json", {"tests": tests})
+
+    def self_tests(self) -> list[dict[str, Any]]:
+        """Return the self-tests; empty when the run did not come so far."""
+        return (read_json(self.path / "self_tests.json") or {}).get("tests", [])
+
     def write_summary(self, summary: Mapping[str, JsonValue]) -> None:
         """Write `summary.json`."""
         write_json(self.path / "summary.json", summary)

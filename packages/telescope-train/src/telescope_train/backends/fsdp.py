@@ -38,6 +38,8 @@ from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.row import PackedRow, packed_row
 
 MAX_SKIPPED_IN_A_ROW = 5
+_BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16}
+"""Type of the weights -> integers of the same size."""
 
 
 class FsdpBackend:
@@ -116,6 +118,25 @@ class FsdpBackend:
                 f"(now {norm}); lower learning_rate, or look at the last batch's log-probs"
             )
         return UpdateResult(gradient_norm=norm, learning_rate=rate, is_skipped=is_skipped)
+
+    def rehearse_step(self) -> int:
+        """Compare checksums of the bits: copies would take as much memory as the weights."""
+        assert self._progress.step == 0, "a step was taken already"
+        before = self._checksums()
+        set_learning_rate(self._optimizer, 0.0)
+        self._clip(self._settings.trainer.grad_clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._optimizer.state.clear()
+        changed = sum(old != new for old, new in zip(before, self._checksums(), strict=True))
+        return max(gather_values(changed))
+
+    def _checksums(self) -> list[int]:
+        reshard(self._policy)
+        return [
+            int(local_part(parameter.detach()).view(_BITS[parameter.dtype]).sum(dtype=torch.int64))
+            for parameter in self._policy.parameters()
+        ]
 
     def _clip(self, max_norm: float) -> float:
         """Scale the gradient to a norm of at most `max_norm`, if not 0; returns what it was."""

@@ -91,6 +91,14 @@ class TrainerBackend(Protocol):
         """Clip, step the optimiser and the schedule, and forget the gradient."""
         ...
 
+    def rehearse_step(self) -> int:
+        """Step at learning rate 0, forget the gradient and what the optimiser learned from it.
+
+        Returns how many weight tensors changed by a bit, over all ranks; only before the first
+        step.
+        """
+        ...
+
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Return, for each of this rank's batches, logprobs_T of trained tokens; 0 elsewhere."""
         ...

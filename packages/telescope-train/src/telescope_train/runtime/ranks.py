@@ -14,6 +14,7 @@ from telescope_train.batch import PackedBatch
 from telescope_train.inference.server import free_port
 from telescope_train.minibatches import Shards, StepPlan
 from telescope_train.runtime.cluster import answer
+from telescope_train.self_check import SelfTest
 from telescope_train.weights.gloo import GlooPublisher, TensorHeader, headers
 from telescope_train.worker import TrainerWorker
 
@@ -21,8 +22,8 @@ from telescope_train.worker import TrainerWorker
 class RankFacts(NamedTuple):
     """What a rank says of itself once its model is loaded."""
 
-    packing_difference: float
-    """The packing self-check's largest difference, nats."""
+    self_tests: list[SelfTest]
+    """All of them passed."""
     gpu_name: str | None
     """None on CPU."""
 
@@ -41,9 +42,7 @@ class RankActor:
     def open(self, settings: BackendSettings, **placement: Any) -> RankFacts:
         """Load the model."""
         self._worker = TrainerWorker(settings, **placement)
-        return RankFacts(
-            packing_difference=self._worker.packing_difference, gpu_name=self._worker.gpu_name
-        )
+        return RankFacts(self._worker.self_tests, self._worker.gpu_name)
 
     def train_step(
         self, minibatches: Sequence[Sequence[PackedBatch]], order: Sequence[int], version: int
@@ -132,6 +131,12 @@ class RankGroup:
     def gpu_name(self) -> str | None:
         """The GPU of each rank; None on CPU."""
         return self.facts[0].gpu_name
+
+    @property
+    def self_tests(self) -> list[SelfTest]:
+        """The worst of all ranks in each test."""
+        by_test = zip(*(facts.self_tests for facts in self.facts), strict=True)
+        return [max(ranks, key=lambda test: test.value) for ranks in by_test]
 
     async def open(self, settings: BackendSettings, *, num_threads: int) -> None:
         """Load the model on every rank."""
