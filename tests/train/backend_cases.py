@@ -1,6 +1,15 @@
 """Settings and batches shared by the tests of the backend and by the ranks they start."""
 
+import json
+import math
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
 
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batch import PackedBatch, TrainingSample
@@ -54,3 +63,57 @@ def grpo_batches(*, seq_len, num_ranks=1, order=None) -> list[list[PackedBatch]]
         chosen = [chosen[index] for index in np.random.default_rng(order).permutation(len(chosen))]
     weights_N = token_weights(chosen, "token", max_tokens=64)
     return pack(chosen, weights_N, seq_len=seq_len, num_ranks=num_ranks)
+
+
+def relative_difference(found, expected) -> float:
+    difference = math.sqrt(sum(((found[n] - expected[n]) ** 2).sum() for n in expected))
+    return difference / math.sqrt(sum((value**2).sum() for value in expected.values()))
+
+
+def slow_gradient(tiny) -> dict[str, np.ndarray]:
+    """One sample at a time through transformers' own attention and logits; use_tis by hand."""
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64)
+    chosen = samples()
+    num_tokens = sum(int(sample.mask.sum()) for sample in chosen)
+    for sample in chosen:
+        ids = torch.tensor(sample.token_ids, dtype=torch.long)
+        logits = model(ids[None], use_cache=False).logits[0] / np.float32(sample.temperature)
+        logprobs = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        mask = torch.tensor(sample.mask[1:])
+        behavior = torch.tensor(sample.behavior_logprobs[1:])[mask].double()
+        ratio = (logprobs[mask].detach() - behavior).exp().clamp(max=2.0)
+        loss = -(ratio * np.float32(sample.advantage) * logprobs[mask]).sum() / num_tokens
+        loss.backward()
+    return {name: value.grad.numpy() for name, value in model.named_parameters()}
+
+
+def run_ranks(world_size, job, folder) -> None:
+    """Run `rank_script.py` once per rank; every process is gone when this returns."""
+    job_file = folder / "job.json"
+    job_file.write_text(json.dumps({**job, "output": str(folder)}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                str(Path(__file__).parent / "rank_script.py"),
+                str(rank),
+                str(world_size),
+                port,
+                str(job_file),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=180)
+            assert rank.returncode == 0, output[-3000:]
+    finally:
+        for rank in ranks:
+            rank.kill()

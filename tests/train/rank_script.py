@@ -1,10 +1,12 @@
 """One trainer rank as a process: takes a gradient, writes what the tests compare.
 
-usage: rank_script.py RANK WORLD_SIZE PORT JOB_FILE (JSON: model, seq_len, output)
+usage: rank_script.py RANK WORLD_SIZE PORT JOB_FILE (JSON: model, seq_len, output; optional trainer
+settings, and the rank whose advantages are not finite)
 """
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +18,19 @@ from telescope_train.worker import TrainerWorker
 def main() -> None:
     rank, world_size, port = (int(text) for text in sys.argv[1:4])
     job = json.loads(Path(sys.argv[4]).read_text())
-    output = Path(job["output"])
+    output, options = Path(job["output"]), job.get("trainer", {})
+    sharing = options.get("fsdp_context_parallel_size", 1)
     worker = TrainerWorker(
-        backend_settings(job["model"], dtype="float64"),
+        backend_settings(job["model"], dtype="float64", **options),
         rank=rank,
         world_size=world_size,
         master_port=port,
     )
-    batches = grpo_batches(seq_len=job["seq_len"], num_ranks=world_size)[rank]
+    shards = grpo_batches(seq_len=job["seq_len"], num_ranks=world_size // sharing)
+    batches = shards[rank // sharing]
+    if job.get("broken_rank") == rank:
+        batches = [replace(b, advantages_T=b.advantages_T * np.nan) for b in batches]
+    logprobs = worker.logprobs(batches)
     result = worker.backend.accumulate_gradient(batches, version=0)
     gradient = {name: value.numpy() for name, value in worker.backend.export_gradient()}
     update = worker.backend.apply_gradient()
@@ -33,9 +40,12 @@ def main() -> None:
     if rank == 0:
         np.savez(output / "gradient.npz", **gradient)
         np.savez(output / "weights.npz", **weights)
+        np.savez(output / "logprobs.npz", *logprobs)
         numbers = {
             "loss": result.loss,
             "norm": update.gradient_norm,
+            "is_skipped": update.is_skipped,
+            "packing_difference": worker.packing_difference,
             "entropy": result.metrics["entropy"].mean,
             "count": result.metrics["entropy"].count,
         }

@@ -1,7 +1,5 @@
 import json
 import math
-import socket
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,14 @@ from telescope_train.worker import TrainerWorker
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from backend_cases import VOCAB, backend_settings, grpo_batches, samples  # noqa: E402
+from backend_cases import (  # noqa: E402
+    VOCAB,
+    backend_settings,
+    grpo_batches,
+    relative_difference,
+    run_ranks,
+    slow_gradient,
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,28 +55,6 @@ def gradient_of(worker, batches) -> dict[str, np.ndarray]:
         parameter.grad = None
     worker.backend.accumulate_gradient(batches, version=0)
     return {name: value.numpy().copy() for name, value in worker.backend.export_gradient()}
-
-
-def relative_difference(found, expected) -> float:
-    difference = math.sqrt(sum(((found[n] - expected[n]) ** 2).sum() for n in expected))
-    return difference / math.sqrt(sum((value**2).sum() for value in expected.values()))
-
-
-def slow_gradient(tiny) -> dict[str, np.ndarray]:
-    """One sample at a time through transformers' own attention and logits; use_tis by hand."""
-    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64)
-    chosen = samples()
-    num_tokens = sum(int(sample.mask.sum()) for sample in chosen)
-    for sample in chosen:
-        ids = torch.tensor(sample.token_ids, dtype=torch.long)
-        logits = model(ids[None], use_cache=False).logits[0] / np.float32(sample.temperature)
-        logprobs = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-        mask = torch.tensor(sample.mask[1:])
-        behavior = torch.tensor(sample.behavior_logprobs[1:])[mask].double()
-        ratio = (logprobs[mask].detach() - behavior).exp().clamp(max=2.0)
-        loss = -(ratio * np.float32(sample.advantage) * logprobs[mask]).sum() / num_tokens
-        loss.backward()
-    return {name: value.grad.numpy() for name, value in model.named_parameters()}
 
 
 def test_packed_forward_equals_one_by_one_forwards(tiny, start):
@@ -276,38 +259,6 @@ def test_learning_rate_schedules(schedule, expected):
         for step in range(len(expected))
     ]
     assert found == pytest.approx(expected)
-
-
-def run_ranks(world_size, job, folder) -> None:
-    """Run `rank_script.py` once per rank; every process is gone when this returns."""
-    job_file = folder / "job.json"
-    job_file.write_text(json.dumps({**job, "output": str(folder)}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                str(HERE / "rank_script.py"),
-                str(rank),
-                str(world_size),
-                port,
-                str(job_file),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=180)
-            assert rank.returncode == 0, output[-3000:]
-    finally:
-        for rank in ranks:
-            rank.kill()
 
 
 @pytest.mark.engine

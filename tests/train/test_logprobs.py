@@ -213,3 +213,14 @@ def test_the_logits_of_all_tokens_never_exist():
 def test_the_plan_of_a_run_knows_how_large_a_block_is():
     on_cuda = plan._has_cuda()
     assert plan._logits_of_a_block() == (logprobs.DEVICE_BLOCK if on_cuda else logprobs.CPU_BLOCK)
+
+
+def test_no_tokens_give_no_logprobs_and_a_gradient_of_zeros():
+    """Under context parallelism a rank's slice may hold no trained token."""
+    hidden = torch.zeros(0, 4, requires_grad=True)
+    head = torch.ones(7, 4, requires_grad=True)
+    empty = torch.zeros(0)
+    logprobs, _ = chunked_logprobs(hidden, head, empty, empty, chunk_size=3)
+    logprobs.sum().backward()
+    assert len(logprobs) == 0
+    assert torch.equal(head.grad, torch.zeros(7, 4))

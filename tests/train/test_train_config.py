@@ -84,6 +84,10 @@ def test_every_setting_is_read_by_the_trainer():
         (["--min_lr_ratio", "0.1"], "min_lr_ratio has no effect"),
         (["--lr_scheduler", "none", "--warmup_steps", "2"], "warmup_steps has no effect"),
         (["--lora_rank", "8"], "trainer.lora_rank has no effect without use_lora"),
+        (
+            ["--fsdp_context_parallel_size", "2"],
+            "trainer_num_workers (1) must be a multiple of fsdp_context_parallel_size (2)",
+        ),
         (["--lora_dropout", "1.0"], "lora_dropout"),
         (["--optimizer", "sgd"], "optimizer"),
         (["--warmup_steps", "11"], "must not exceed the 10 optimiser steps of the run"),

@@ -61,7 +61,7 @@ def _slices(size: int, step: int) -> Iterator[slice]:
 def _block_width(chunk_size: int, num_tokens: int, device: torch.device) -> int:
     """Return W: how much of the vocabulary a block takes."""
     block = CPU_BLOCK if device.type == "cpu" else DEVICE_BLOCK
-    return max(1, block // min(chunk_size, num_tokens))
+    return max(1, block // max(1, min(chunk_size, num_tokens)))
 
 
 def _logits(hidden_CH: Tensor, weight_WH: Tensor, temperatures_C: Tensor) -> Tensor:

@@ -139,7 +139,9 @@ class _Run:
         settings = server_settings(self._first_server(), num_servers=num_servers)
         return (
             ServerGroup.start(settings, places[:num_servers]),
-            RankGroup.start(places[num_servers:]),
+            RankGroup.start(
+                places[num_servers:], sharing=self.config.trainer.fsdp_context_parallel_size
+            ),
         )
 
     def _first_server(self) -> ServerSettings:

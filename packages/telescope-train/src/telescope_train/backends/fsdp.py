@@ -20,7 +20,7 @@ from telescope_train.algorithms.terms import TokenLoss, shared_metrics
 from telescope_train.backends import fsdp_state
 from telescope_train.backends.loss_inputs import loss_inputs
 from telescope_train.backends.optimiser import make_optimizer, set_learning_rate
-from telescope_train.backends.policy import load_policy, load_reference
+from telescope_train.backends.policy import ShardedPolicy, load_policy, load_reference
 from telescope_train.backends.protocol import (
     BackendSettings,
     GradientResult,
@@ -51,17 +51,17 @@ class FsdpBackend:
         self._device = device
         loaded = load_policy(settings, device)
         self._policy, self.attention = loaded.policy, loaded.attention
-        self._reference = self._make_reference()
+        self._reference = self._make_reference(loaded)
         self._optimizer = make_optimizer(self._policy.parameters(), settings.trainer, device)
         self._progress = fsdp_state.Progress()
 
-    def _make_reference(self) -> Reference | None:
+    def _make_reference(self, trained: ShardedPolicy) -> Reference | None:
         algorithm = self._settings.algorithm
         if algorithm is None or not algorithm.needs_reference:
             return None
         if self._settings.trainer.use_lora:
             return AdaptersAside(self._policy)
-        copy = load_reference(self._settings, self._device, self.attention)
+        copy = load_reference(self._settings, self._device, trained)
         return FrozenCopy(self._policy, copy)
 
     def accumulate_gradient(
@@ -74,7 +74,9 @@ class FsdpBackend:
                 loss, metrics = self._accumulate_one(batch, version)
                 total += loss
                 parts.append(metrics)
-        per_rank = gather_values((total, reduce_metrics(parts)))
+        # Ranks that share rows have the same numbers: one of each group is counted.
+        step = self._settings.trainer.fsdp_context_parallel_size
+        per_rank = gather_values((total, reduce_metrics(parts)))[::step]
         return GradientResult(
             loss=sum(loss for loss, _ in per_rank),
             metrics=reduce_metrics(metrics for _, metrics in per_rank),
@@ -177,9 +179,9 @@ class FsdpBackend:
         self._reference.update()
 
     def _row(self, batch: PackedBatch) -> PackedRow:
-        return packed_row(
-            batch, self._device, multiple_of=self._settings.trainer.pad_to_multiple_of
-        )
+        trainer = self._settings.trainer
+        multiple_of = math.lcm(trainer.pad_to_multiple_of, trainer.fsdp_context_parallel_size)
+        return packed_row(batch, self._device, multiple_of=multiple_of)
 
     def _logprobs(
         self, policy: PackedPolicy, batch: PackedBatch, *, by_transformers: bool = False

@@ -9,6 +9,7 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.backends.sharding import decoder_layers, shard
 from telescope_train.models.activation_checkpointing import checkpoint_activations
 from telescope_train.models.attention_choice import AttentionChoice, choose_attention
+from telescope_train.models.context_parallel import ContextGroup, check_context, join_context
 from telescope_train.models.load import load_model, torch_dtype
 from telescope_train.models.lora import add_adapters
 from telescope_train.models.norms import replace_rms_norms
@@ -21,6 +22,8 @@ class ShardedPolicy:
 
     policy: PackedPolicy
     attention: AttentionChoice
+    context: ContextGroup | None
+    """The ranks this one shares rows with; None = none."""
 
 
 def compute_dtype(settings: BackendSettings, device: torch.device) -> torch.dtype:
@@ -45,6 +48,8 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         trust_remote_code=settings.model.trust_remote_code,
     )
     attention = choose_attention(loaded.model, device, dtype)
+    check_context(loaded.model, attention.kind, trainer.fsdp_context_parallel_size)
+    context = join_context(trainer.fsdp_context_parallel_size)
     if trainer.use_lora:
         add_adapters(loaded.model, trainer, model_name=settings.model.model)
     _speed_up_norms(loaded.model, device, dtype)
@@ -57,15 +62,15 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         vocab_size=loaded.vocab_size,
         entropy_grad=settings.algorithm is not None and settings.algorithm.entropy_coef > 0,
     ).eval()
-    policy.use_attention(attention.kind)
+    policy.use_attention(attention.kind, context)
     shard(policy, device, dtype, offload=trainer.optimizer_cpu_offload)
-    return ShardedPolicy(policy=policy, attention=attention)
+    return ShardedPolicy(policy=policy, attention=attention, context=context)
 
 
 def load_reference(
-    settings: BackendSettings, device: torch.device, attention: AttentionChoice
+    settings: BackendSettings, device: torch.device, like: ShardedPolicy
 ) -> PackedPolicy:
-    """Return a frozen copy of the initial model, in the dtype of the layers."""
+    """Return a frozen copy of the initial model, in the dtype of the layers, run `like` another."""
     dtype = compute_dtype(settings, device)
     loaded = load_model(
         settings.model.model,
@@ -80,7 +85,7 @@ def load_reference(
         vocab_size=loaded.vocab_size,
     ).eval()
     policy.requires_grad_(False)
-    policy.use_attention(attention.kind)
+    policy.use_attention(like.attention.kind, like.context)
     shard(policy, device, dtype, offload=settings.trainer.optimizer_cpu_offload)
     return policy
 

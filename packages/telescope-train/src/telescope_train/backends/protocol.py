@@ -1,6 +1,7 @@
 """The seam to a trainer backend: one rank's share of the model, and one optimiser step at a time.
 
-Every method is collective: all ranks call it, in the same order, with equally many batches.
+Every method is collective: all ranks call it, in the same order, with equally many batches. Ranks
+that share rows (`fsdp_context_parallel_size`, neighbours) are given the same batches.
 """
 
 from collections.abc import Callable, Iterator, Sequence

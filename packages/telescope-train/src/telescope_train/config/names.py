@@ -11,7 +11,6 @@ _PLANNED = """
     enable_prompt_prefetch prompt_prefetch_buffer_size
     kl_in_reward reference_update_every
     compile
-    fsdp_context_parallel_size
     megatron megatron_*
     inference_tensor_parallel_size max_num_batched_tokens vllm_scheduling_policy
     enable_vllm_tracing otlp_receiver_port

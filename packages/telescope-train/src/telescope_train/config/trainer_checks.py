@@ -28,6 +28,12 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
             f"{config.num_optimizer_steps} optimiser steps of the run; lower it"
         )
     yield from _lora_problems(config)
+    size = section.fsdp_context_parallel_size
+    if section.trainer_num_workers % size:
+        yield (
+            f"trainer.trainer_num_workers ({section.trainer_num_workers}) must be a multiple of "
+            f"fsdp_context_parallel_size ({size}): that many ranks share a sequence; change one"
+        )
     last_port = config.inference.inference_base_port + config.inference.inference_num_workers - 1
     if last_port > 65535:
         yield (

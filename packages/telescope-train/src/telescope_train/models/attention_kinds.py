@@ -45,6 +45,8 @@ class AttentionKind:
     """What every layer is given beside queries, keys and values."""
     prepare: Callable[[], None] = lambda: None
     """Make it known to transformers."""
+    takes_sequences: bool = False
+    """It needs no more than `arguments`: no mask, no positions. Context parallelism asks for it."""
 
 
 def _varlen_arguments(sequences: Sequences) -> dict[str, object]:
@@ -101,6 +103,7 @@ ATTENTION_KINDS = (
         reason_against=_against_varlen,
         arguments=_varlen_arguments,
         prepare=register_varlen_attention,
+        takes_sequences=True,
     ),
     AttentionKind(
         name="flex",
@@ -114,6 +117,7 @@ ATTENTION_KINDS = (
         reason_against=_against_packed,
         arguments=lambda sequences: {"packed_layout": sequences.layout},
         prepare=register_packed_attention,
+        takes_sequences=True,
     ),
     SDPA,
 )

@@ -13,6 +13,12 @@ from transformers import PreTrainedModel
 from telescope_core.errors import ConfigError
 from telescope_train.logprobs import chunked_logprobs
 from telescope_train.models.attention_kinds import SDPA, AttentionKind
+from telescope_train.models.context_parallel import (
+    CONTEXT_ATTENTION,
+    ContextGroup,
+    GatherTokens,
+    register_context_attention,
+)
 from telescope_train.models.row import PackedRow
 
 
@@ -46,37 +52,48 @@ class PackedPolicy(torch.nn.Module):
         self._entropy_grad = entropy_grad
         self.use_attention(SDPA)
 
-    def use_attention(self, kind: AttentionKind) -> None:
-        """Attend as `kind` does from now on."""
+    def use_attention(self, kind: AttentionKind, context: ContextGroup | None = None) -> None:
+        """Attend as `kind` does from now on, over the slices of `context` if there are any."""
         kind.prepare()
-        self.lm.set_attn_implementation(kind.implementation)
-        self._attention = kind
+        register_context_attention()
+        name = kind.implementation if context is None else CONTEXT_ATTENTION
+        self.lm.set_attn_implementation(name)
+        self._attention, self._context = kind, context
 
     def forward(self, row: PackedRow, *, by_transformers: bool = False) -> TrainedLogprobs:
         """Return log-probs and entropies of the trained tokens.
 
         The head's weight is used inside this module's forward because only there, with the
         embeddings it may be tied to, is it whole on every rank. `by_transformers` takes the
-        model's own logits instead: what a check compares with.
+        model's own logits of the whole row instead: what a check compares with.
         """
         if by_transformers:
             return self._by_transformers(row)
-        output = self.lm.base_model(**self._arguments(row))
-        hidden_M = output.last_hidden_state[0].index_select(0, row.trained_M - 1)
+        mine = slice(0, len(row.token_ids_T))
+        if self._context is not None:
+            mine = self._context.slice_of(len(row.token_ids_T))
+        output = self.lm.base_model(**self._arguments(row, mine, self._context))
+        predictors_M = row.trained_M - 1
+        places = ((predictors_M >= mine.start) & (predictors_M < mine.stop)).nonzero()[:, 0]
+        logprobs, entropy = chunked_logprobs(
+            output.last_hidden_state[0].index_select(0, predictors_M[places] - mine.start),
+            self.lm.get_output_embeddings().weight,
+            row.token_ids_T[row.trained_M[places]],
+            row.temperatures_M[places],
+            chunk_size=self._chunk_size,
+            vocab_size=self._vocab_size,
+            entropy_grad=self._entropy_grad,
+        )
+        if self._context is None:
+            return TrainedLogprobs(logprobs, entropy)
+        number, group = len(predictors_M), self._context.group
         return TrainedLogprobs(
-            *chunked_logprobs(
-                hidden_M,
-                self.lm.get_output_embeddings().weight,
-                row.token_ids_T[row.trained_M],
-                row.temperatures_M,
-                chunk_size=self._chunk_size,
-                vocab_size=self._vocab_size,
-                entropy_grad=self._entropy_grad,
-            )
+            GatherTokens.apply(logprobs, places, number, group),
+            GatherTokens.apply(entropy, places, number, group),
         )
 
     def _by_transformers(self, row: PackedRow) -> TrainedLogprobs:
-        output = self.lm(**self._arguments(row))
+        output = self.lm(**self._arguments(row, slice(None), None))
         logits_MV = output.logits[0].index_select(0, row.trained_M - 1).float()
         all_MV = (logits_MV / row.temperatures_M[:, None]).log_softmax(-1)
         targets_M = row.token_ids_T[row.trained_M]
@@ -84,10 +101,15 @@ class PackedPolicy(torch.nn.Module):
             all_MV.gather(1, targets_M[:, None])[:, 0], -(all_MV.exp() * all_MV).sum(-1)
         )
 
-    def _arguments(self, row: PackedRow) -> dict[str, object]:
-        return {
-            "input_ids": row.token_ids_T[None],
-            "position_ids": row.sequences.positions_T[None],
+    def _arguments(
+        self, row: PackedRow, tokens: slice, context: ContextGroup | None
+    ) -> dict[str, object]:
+        arguments = {
+            "input_ids": row.token_ids_T[None, tokens],
+            "position_ids": row.sequences.positions_T[None, tokens],
             "use_cache": False,
             **self._attention.arguments(row.sequences),
         }
+        if self._context is not None:
+            arguments["context"] = (self._attention.implementation, context)
+        return arguments

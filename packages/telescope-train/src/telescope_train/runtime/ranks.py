@@ -111,21 +111,26 @@ class RankActor:
 class RankGroup:
     """All trainer ranks. Each method is one collective call."""
 
-    def __init__(self, actors: Sequence[Any]) -> None:
+    def __init__(self, actors: Sequence[Any], *, sharing: int = 1) -> None:
         self._actors = list(actors)
+        self._sharing = sharing
         self.facts: list[RankFacts] = []
         """Of each rank, after `open`."""
 
     @classmethod
-    def start(cls, places: Sequence[dict[str, Any]]) -> "RankGroup":
-        """Start one process per place; `open` loads the model."""
+    def start(cls, places: Sequence[dict[str, Any]], *, sharing: int = 1) -> "RankGroup":
+        """Start one process per place; `open` loads the model.
+
+        `sharing`: neighbouring ranks that are given the same batches (context parallelism).
+        """
         actor_class = ray.remote(RankActor)
-        return cls([actor_class.options(**place).remote() for place in places])
+        actors = [actor_class.options(**place).remote() for place in places]
+        return cls(actors, sharing=sharing)
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks there are."""
-        return len(self._actors)
+        """How many shards a step has: ranks that share rows count once."""
+        return len(self._actors) // self._sharing
 
     @property
     def gpu_name(self) -> str | None:
@@ -147,7 +152,7 @@ class RankGroup:
                     actor.open.remote(
                         settings,
                         rank=rank,
-                        world_size=self.num_ranks,
+                        world_size=len(self._actors),
                         master_address=host,
                         master_port=port,
                         num_threads=num_threads,
@@ -162,8 +167,8 @@ class RankGroup:
         """Take the optimiser steps of `plan`; returns metrics over all of them and all ranks."""
         rows = await asyncio.gather(
             *(
-                self._rank(rank, "train_step", plan.of_rank(rank), list(plan.order), version)
-                for rank in range(self.num_ranks)
+                self._rank(rank, "train_step", plan.of_rank(shard), list(plan.order), version)
+                for rank, shard in enumerate(self._shard_of_rank)
             )
         )
         return rows[0]
@@ -216,19 +221,27 @@ class RankGroup:
         """Write the model in Hugging Face format."""
         await self._all("save_pretrained", str(folder))
 
+    @property
+    def _shard_of_rank(self) -> list[int]:
+        return [rank // self._sharing for rank in range(len(self._actors))]
+
     async def _rank(self, rank: int, method: str, *arguments: Any) -> Any:
         reference = getattr(self._actors[rank], method).remote(*arguments)
         return await answer(reference, process=_label(rank))
 
     async def _each(self, method: str, shards: Shards) -> list[Any]:
-        """Call `method` on each rank with its shard."""
-        return await asyncio.gather(
-            *(self._rank(rank, method, shard) for rank, shard in enumerate(shards))
+        """Call `method` on each rank with its shard; returns one answer for each shard."""
+        answers = await asyncio.gather(
+            *(
+                self._rank(rank, method, shards[shard])
+                for rank, shard in enumerate(self._shard_of_rank)
+            )
         )
+        return answers[:: self._sharing]
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         return await asyncio.gather(
-            *(self._rank(rank, method, *arguments) for rank in range(self.num_ranks))
+            *(self._rank(rank, method, *arguments) for rank in range(len(self._actors)))
         )
 
 
