@@ -44,15 +44,9 @@ def start():
         worker.close()
 
 
-class ReferencedSection(AlgorithmSection):
-    @property
-    def needs_reference(self) -> bool:
-        return True
-
-
 def lora_settings(model, **trainer):
     given = {"use_lora": True, "lora_rank": 4, "learning_rate": 0.02, **trainer}
-    return replace(backend_settings(model, **given), algorithm=ReferencedSection(use_tis=True))
+    return backend_settings(model, **given)
 
 
 def largest_difference(some, others) -> float:
@@ -152,7 +146,8 @@ def test_servers_are_sent_whole_blocks_and_nothing_else(tiny, start):
 
 
 def test_the_reference_is_the_model_without_adapters(tiny, start):
-    worker = start(lora_settings(tiny))
+    section = AlgorithmSection(use_tis=True, kl_penalty_tau=0.1)
+    worker = start(replace(lora_settings(tiny), algorithm=section))
     backend, batches = worker.backend, grpo_batches(seq_len=128)[0]
     first = worker.logprobs(batches)
     assert largest_difference(backend.reference_logprobs(batches), first) == 0

@@ -46,14 +46,10 @@ def start():
         worker.close()
 
 
-class ReferencedSection(AlgorithmSection):
-    @property
-    def needs_reference(self) -> bool:
-        return True
-
-
 def with_reference(settings):
-    return replace(settings, algorithm=ReferencedSection(use_tis=True))
+    return replace(
+        settings, algorithm=AlgorithmSection(use_tis=True, kl_penalty_tau=0.1)
+    )
 
 
 def gradient_of(worker, batches) -> torch.Tensor:

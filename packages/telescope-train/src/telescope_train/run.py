@@ -209,6 +209,7 @@ class _Run:
                 seq_len=config.trainer.seq_len,
                 hidden_size=self._hidden_size,
                 gpu_name=ranks.gpu_name,
+                ranks_per_shard=config.trainer.fsdp_context_parallel_size,
             ),
             first_version=first_version,
         )

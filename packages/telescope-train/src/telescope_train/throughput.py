@@ -38,6 +38,8 @@ class Machine:
     hidden_size: int
     gpu_name: str | None
     """Of each trainer rank; None on CPU."""
+    ranks_per_shard: int = 1
+    """Ranks that share each row (context parallelism)."""
 
 
 def sequence_lengths(batch: PackedBatch) -> NDArray[np.int64]:
@@ -98,7 +100,7 @@ def throughput_metrics(plan: StepPlan, train_s: float, machine: Machine) -> dict
         row["tokens/train_per_s"] = num_tokens * num_epochs / train_s
         flops, peak = training_flops(machine.facts, packed), peak_flops(machine.gpu_name)
         if flops is not None and peak is not None:
-            num_ranks = len(plan.minibatches[0])
+            num_ranks = len(plan.minibatches[0]) * machine.ranks_per_shard
             row["mfu"] = flops * num_epochs / (train_s * peak * num_ranks)
     return row
 
