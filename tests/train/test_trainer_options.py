@@ -47,9 +47,7 @@ def start():
 
 
 def with_reference(settings):
-    return replace(
-        settings, algorithm=AlgorithmSection(use_tis=True, kl_penalty_tau=0.1)
-    )
+    return replace(settings, algorithm=AlgorithmSection(use_tis=True, kl_penalty_tau=0.1))
 
 
 def gradient_of(worker, batches) -> torch.Tensor:
