@@ -5,10 +5,7 @@ import random
 import string
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from telescope_core.errors import ConfigError
 from telescope_core.types import Completion, Group, Message, Rollout, RolloutStatus, Turn
@@ -17,7 +14,7 @@ from telescope_train.accept import has_signal, load_accept_fn, rejection
 from telescope_train.config.schema import AlgorithmSection
 from telescope_train.failures import Boundary, boundary_of
 from telescope_train.filters import Filtered, compression_ratio, filter_reason
-from telescope_train.shaping import kl_estimate, overlong_penalty
+from telescope_train.shaping import overlong_penalty
 
 VOCAB = 1000
 UNIFORM = -math.log(VOCAB)
@@ -77,28 +74,6 @@ def test_repetition_is_told_by_compression_and_only_of_long_texts():
 def test_the_length_penalty_falls_over_the_buffer_and_no_further(num_tokens, expected):
     penalty = overlong_penalty(num_tokens, max_tokens=100, buffer=40, factor=0.5)
     assert penalty == pytest.approx(expected)
-
-
-@given(st.lists(st.tuples(st.floats(-9, 0), st.floats(-9, 0)), min_size=1, max_size=8))
-def test_kl_estimates_equal_their_formulas(pairs):
-    logprobs_T, reference_T = (np.array(column) for column in zip(*pairs, strict=True))
-    for estimator, formula in {
-        "k1": lambda p, f: p - f,
-        "k2": lambda p, f: (p - f) ** 2 / 2,
-        "k3": lambda p, f: math.exp(f - p) - 1 - (f - p),
-    }.items():
-        expected = [formula(*pair) for pair in pairs]
-        found = kl_estimate(logprobs_T, reference_T, estimator)
-        np.testing.assert_allclose(found, expected, atol=1e-12)
-        assert estimator == "k1" or (found >= -1e-12).all()
-
-
-def test_k1_and_k3_average_to_the_divergence():
-    policy_V, reference_V = np.array([0.7, 0.2, 0.1]), np.array([0.3, 0.3, 0.4])
-    exact = float((policy_V * np.log(policy_V / reference_V)).sum())
-    for estimator in ("k1", "k3"):
-        estimates_V = kl_estimate(np.log(policy_V), np.log(reference_V), estimator)
-        assert float((policy_V * estimates_V).sum()) == pytest.approx(exact)
 
 
 def group(*rewards) -> Group:

@@ -3,12 +3,15 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from telescope_core.types import RolloutStatus
+from telescope_train.batch import TrainingSample
 from telescope_train.loop import train
 from telescope_train.models import make_tiny_model
+from telescope_train.packing import pack
 from telescope_train.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -93,8 +96,75 @@ async def test_filtered_rollouts_are_recorded_with_the_reason(tiny, start, tmp_p
 async def test_a_step_is_the_same_when_it_is_taken_again(tiny, start, tmp_path):
     weights = []
     for attempt in range(2):
-        config = toy_config(tiny, number_of_minibatches=2, ppo_epochs=2)
+        config = toy_config(tiny, number_of_minibatches=2, ppo_epochs=2, use_ppo_clip=True)
         parts, _ = await run(config, tmp_path / str(attempt), start)
         weights.append({n: v.clone() for n, v in parts.trainer.worker.export_weights()})
         parts.trainer.worker.close()
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+async def test_one_minibatch_with_recomputed_logprobs_has_weight_exactly_1(tiny, start, tmp_path):
+    clipped = {"use_ppo_clip": True, "ppo_clip_ref_logprobs": "batch"}
+    _, rows = await run(toy_config(tiny, **clipped), tmp_path / "run", start)
+    for row in rows:
+        assert row["importance_weight/min"] == row["importance_weight/max"] == 1.0
+        assert row["behave_imp_weight/mean"] != 1.0
+        assert row["clip_fraction/low"] == row["clip_fraction/high"] == 0
+
+
+async def test_a_second_epoch_sees_weights_that_moved(tiny, start, tmp_path):
+    clipped = {"use_ppo_clip": True, "ppo_clip_ref_logprobs": "batch", "ppo_epochs": 2}
+    _, rows = await run(toy_config(tiny, steps=1, **clipped), tmp_path / "run", start)
+    assert rows[0]["importance_weight/max"] != 1.0
+
+
+async def test_the_reference_is_filled_in_and_follows_when_asked(tiny, start, tmp_path):
+    settings = {"kl_penalty_tau": 0.1, "reference_update_every": 2}
+    parts, rows = await run(toy_config(tiny, steps=4, **settings), tmp_path / "run", start)
+    assert parts.trainer.reference_updates == [2, 4]
+    distances = [row["kl/reference"] for row in rows]
+    assert distances[0] == distances[2] == 0, "equal weights: at the start, and after an update"
+    assert distances[1] > 0
+    assert distances[3] > 0
+    assert rows[1]["loss/kl"] > 0
+
+
+async def test_kl_in_the_reward_is_summed_over_tokens_and_kept_out_of_the_loss(
+    tiny, start, tmp_path
+):
+    settings = {"kl_penalty_tau": 0.1, "kl_estimator": "k1", "kl_in_reward": True}
+    parts, (row,) = await run(toy_config(tiny, steps=1, **settings), tmp_path / "run", start)
+    assert "loss/kl" not in row
+    recorded = [one for one in parts.folder.rollouts() if one.advantage is not None]
+    worker = parts.trainer.worker
+    rules, penalties = parts.rules, {}
+    for one in recorded:
+        ids = np.array([*one.prompt_ids[0], *one.completion_ids[0]], np.int32)
+        mask = np.arange(len(ids)) >= len(one.prompt_ids[0])
+        behavior = np.full(len(ids), np.nan, np.float32)
+        behavior[mask] = one.logprobs[0]
+        sample = TrainingSample(
+            token_ids=ids,
+            mask=mask,
+            behavior_logprobs=behavior,
+            advantage=0.0,
+            temperature=rules.sampling["toy"].temperature,
+            oldest_version=0,
+            newest_version=0,
+            group_id=one.group_id,
+            rollout_index=one.index,
+            environment="toy",
+        )
+        ((batch,),) = pack([sample], np.ones(1), seq_len=64, num_ranks=1)
+        (reference_T,) = worker.reference_logprobs([batch])
+        total = float((behavior[mask].astype(float) - reference_T[batch.mask_T]).sum())
+        penalties[one.group_id, one.index] = -0.1 * total
+    assert row["reward_shaping/kl"] == pytest.approx(np.mean(list(penalties.values())), abs=1e-5)
+    by_group = {}
+    for one in recorded:
+        shaped = one.reward + penalties[one.group_id, one.index]
+        by_group.setdefault(one.group_id, []).append((shaped, one.advantage))
+    for pairs in by_group.values():
+        rewards, advantages = np.array(pairs).T
+        expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+        np.testing.assert_allclose(advantages, expected, atol=1e-4)

@@ -19,12 +19,15 @@ OF_THE_STEP = {
     "gibberish_logprob_offset": "3.0",
     "filter_repetition": "true",
     "repetition_compression_threshold": "8.0",
+    "kl_in_reward": "true",
+    "reference_update_every": "5",
 }
 """Setting -> a value other than its default."""
 ENABLES = {
     "overlong_penalty_factor": "0.5",
     "filter_gibberish": "true",
     "filter_repetition": "true",
+    "kl_penalty_tau": "0.1",
 }
 
 
@@ -37,7 +40,7 @@ def test_every_setting_of_the_step_is_accepted_only_with_what_it_needs(name):
     value = OF_THE_STEP[name]
     needed, _ = SWITCHES.get(name, (None, None))
     if needed is None:
-        changed = load(f"--{name}", value)
+        changed = load(f"--{name}", value, "--use_ppo_clip", "true")
     else:
         with pytest.raises(ConfigError, match=rf"algorithm\.{name} has no effect without {needed}"):
             load(f"--{name}", value)
@@ -62,6 +65,11 @@ def test_the_walk_covers_every_setting_with_a_switch():
             r"overlong_buffer_tokens \(512\) must be below rollout.max_tokens \(512\)",
         ),
         (["--overlong_penalty_factor", "1", "--max_tokens", "200"], r"\(256\) must be below"),
+        (
+            ["--kl_penalty_tau", "0.1", "--reference_update_every", "10"],
+            r"reference_update_every \(10\) must be below run.number_of_steps \(10\)",
+        ),
+        (["--ppo_epochs", "2"], r"ppo_epochs \(2\) .* grpo without use_ppo_clip has no ratio"),
         (["--repetition_compression_threshold", "1.0"], "greater than 1"),
         (["--should_accept_fn", "no-colon"], "should_accept_fn must be module:function"),
     ],
@@ -72,7 +80,10 @@ def test_what_does_not_fit_is_refused_with_the_fix(flags, expected):
 
 
 def test_the_schedule_counts_optimiser_steps():
-    config = load("--number_of_minibatches", "4", "--ppo_epochs", "2", "--warmup_steps", "80")
+    config = load(
+        *("--number_of_minibatches", "4", "--ppo_epochs", "2", "--use_ppo_clip", "true"),
+        *("--warmup_steps", "80"),
+    )
     assert config.num_optimizer_steps == 80
     with pytest.raises(ConfigError, match="must not exceed the 10 optimiser steps"):
         load("--warmup_steps", "11")

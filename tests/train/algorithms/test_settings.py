@@ -97,9 +97,11 @@ ELSEWHERE = {
     "gibberish_logprob_offset",
     "filter_repetition",
     "repetition_compression_threshold",
+    "kl_in_reward",
+    "reference_update_every",
 }
-"""What becomes of a batch before the loss: tests/train/test_credit.py, test_minibatches.py and
-test_filters.py."""
+"""What becomes of a batch before the loss: tests/train/test_credit.py, test_minibatches.py,
+test_filters.py and test_loop.py."""
 
 
 def section(flags: list[str]) -> AlgorithmSection:

@@ -9,11 +9,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from telescope_core.records import RunFolder
 from telescope_core.types import WeightVersion
 from telescope_train.config.schema import TrainConfig
 from telescope_train.credit import CreditRules, assign_credit
-from telescope_train.minibatches import Packing, StepPlan, plan_step
+from telescope_train.minibatches import Packing, Shards, StepPlan, plan_step
+from telescope_train.reference_kl import kl_penalties
 from telescope_train.sampler import RolloutSampler
 from telescope_train.step_records import record_rollouts
 from telescope_train.step_row import StepClock, StepResult, step_row
@@ -25,6 +29,14 @@ class Trainer(Protocol):
 
     async def train_step(self, plan: StepPlan, version: WeightVersion) -> dict[str, float]:
         """Take the optimiser steps of `plan`; returns metrics over all of them and all ranks."""
+        ...
+
+    async def reference_logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
+        """Return logprobs_T of [rank][batch] under the reference model; 0 where not trained."""
+        ...
+
+    async def update_reference(self) -> None:
+        """Make the present weights the reference model."""
         ...
 
 
@@ -56,15 +68,20 @@ async def train(
     parts: LoopParts, *, after_step: Callable[[int, dict[str, float]], Awaitable[None]]
 ) -> None:
     """Take every step of the config; `after_step` gets the number and the row of each."""
+    rules, trainer = parts.rules, parts.trainer
     parts.sampler.advance(parts.first_version)
     for version in range(parts.first_version, parts.config.run.number_of_steps):
         step, clock = version + 1, StepClock()
         batch = await parts.sampler.take(version)
         clock.lap("generate")
-        credit = assign_credit(batch.groups, parts.rules)
-        plan = plan_step(credit.samples, parts.rules, parts.packing, version=version)
+        kl = await kl_penalties(batch.groups, rules, parts.packing, trainer.reference_logprobs)
+        clock.lap("train")
+        credit = assign_credit(batch.groups, rules, kl_penalties=kl)
+        plan = plan_step(credit.samples, rules, parts.packing, version=version)
         clock.lap("wait")
-        learned = await parts.trainer.train_step(plan, version) if plan.order else {}
+        learned = await trainer.train_step(plan, version) if plan.order else {}
+        if reference_is_due(step, parts.config):
+            await trainer.update_reference()
         clock.lap("train")
         await parts.publisher.publish(step)
         clock.lap("sync")
@@ -76,3 +93,9 @@ async def train(
         row |= learned | {"step": step, "version": step, "time_s": time.time()}
         parts.folder.log_metrics(row)
         await after_step(step, row)
+
+
+def reference_is_due(step: int, config: TrainConfig) -> bool:
+    """Return whether the reference model takes over the weights of this step."""
+    every = config.algorithm.reference_update_every
+    return every > 0 and step % every == 0

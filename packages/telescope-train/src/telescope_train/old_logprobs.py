@@ -32,7 +32,7 @@ def with_old_logprobs(
             ]
             for batches in shares
         ]
-    if algorithm.needs_reference:
+    if algorithm.kl_in_loss:
         shares = [
             [
                 replace(batch, reference_logprobs_T=logprobs_T)

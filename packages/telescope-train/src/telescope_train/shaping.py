@@ -6,13 +6,10 @@ Both are added after rewards were brought to one scale, so `overlong_penalty_fac
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from telescope_core.types import Rollout, Sampling
-from telescope_train.batch import PackedBatch
 from telescope_train.config.schema import AlgorithmSection
 
 RolloutKey = tuple[str, int]
@@ -66,34 +63,3 @@ def overlong_penalties(
         )
         for rollout in rollouts
     }
-
-
-def kl_estimate(
-    logprobs_T: NDArray[np.float64],
-    reference_T: NDArray[np.float64],
-    estimator: Literal["k1", "k2", "k3"],
-) -> NDArray[np.float64]:
-    """Return k(l, f) of each token, nats; k1 and k3 have the mean KL(policy || reference).
-
-    k1 = l - f. k2 = (l - f)^2 / 2. k3 = exp(f - l) - 1 - (f - l).
-    """
-    difference_T = logprobs_T - reference_T
-    if estimator == "k1":
-        return difference_T
-    if estimator == "k2":
-        return difference_T**2 / 2
-    return np.exp(-difference_T) - 1 + difference_T
-
-
-def kl_per_sequence(
-    batch: PackedBatch, reference_T: NDArray[np.float32], estimator: Literal["k1", "k2", "k3"]
-) -> NDArray[np.float64]:
-    """Return the summed estimate over the trained tokens of each sequence of `batch`."""
-    mask_T = batch.mask_T
-    estimate_T = kl_estimate(
-        batch.behavior_logprobs_T[mask_T].astype(np.float64),
-        reference_T[mask_T].astype(np.float64),
-        estimator,
-    )
-    num_sequences = int(batch.sequence_ids_T.max(initial=-1)) + 1
-    return np.bincount(batch.sequence_ids_T[mask_T], estimate_T, minlength=num_sequences)

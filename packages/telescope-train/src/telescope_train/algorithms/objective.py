@@ -56,7 +56,7 @@ def objective(terms: Terms, *, algorithm: Algorithm, config: "AlgorithmSection")
         values |= correction.metrics
     loss_T = policy_T
     values["loss/policy"] = policy_T
-    if config.kl_penalty_tau:
+    if config.kl_in_loss:
         penalty_T = config.kl_penalty_tau * reference_kl(terms, config.kl_estimator)
         loss_T, values["loss/kl"] = loss_T + penalty_T, penalty_T
     if config.entropy_coef:

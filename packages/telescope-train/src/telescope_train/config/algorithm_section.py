@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from telescope_train.config.fields import Count, NotNegative, Positive, Ratio, Section
+from telescope_train.config.fields import Count, Index, NotNegative, Positive, Ratio, Section
 
 
 class AlgorithmSection(Section):
@@ -79,6 +79,16 @@ class AlgorithmSection(Section):
     """Do not train on rollouts whose text repeats itself."""
     repetition_compression_threshold: Annotated[float, Field(gt=1)] = 10.0
     """How many times smaller zlib makes such a text, with `filter_repetition`."""
+
+    kl_in_reward: bool = False
+    """Take the KL to the reference model off the reward, instead of adding it to the loss."""
+    reference_update_every: Index = 0
+    """Steps after which the reference model becomes the present one; 0 = it stays frozen."""
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """Whether the loss has a KL term."""
+        return self.kl_penalty_tau > 0 and not self.kl_in_reward
 
     @property
     def needs_proximal(self) -> bool:

@@ -1,8 +1,11 @@
-"""Which settings of a step fit together: minibatches, filters, shaping."""
+"""Which settings of a step fit together: minibatches, filters, shaping, the reference model."""
 
 import re
 from collections.abc import Iterator
 
+from telescope_core.errors import ConfigError
+from telescope_train.algorithms.record import load_algorithm
+from telescope_train.config.algorithm_checks import has_ratio
 from telescope_train.config.schema import TrainConfig
 from telescope_train.config.was_set import was_set
 
@@ -11,6 +14,8 @@ SWITCHES = {
     "gibberish_token_threshold": ("filter_gibberish", "filter_gibberish = true"),
     "gibberish_logprob_offset": ("filter_gibberish", "filter_gibberish = true"),
     "repetition_compression_threshold": ("filter_repetition", "filter_repetition = true"),
+    "kl_in_reward": ("kl_penalty_tau", "kl_penalty_tau above 0"),
+    "reference_update_every": ("kl_penalty_tau", "kl_penalty_tau above 0"),
 }
 """Setting -> the setting without which it has no effect, and what to set that to."""
 
@@ -30,7 +35,15 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
             "telescope_train.accept:has_signal is one"
         )
     yield from _minibatch_problems(config)
+    yield from _epoch_problems(config)
     yield from _overlong_problems(config)
+    every = section.reference_update_every
+    if every >= config.run.number_of_steps and section.kl_penalty_tau:
+        yield (
+            f"algorithm.reference_update_every ({every}) must be below run.number_of_steps "
+            f"({config.run.number_of_steps}): the reference would never be updated; "
+            "lower it, or use 0 for a frozen reference"
+        )
 
 
 def _minibatch_problems(config: TrainConfig) -> Iterator[str]:
@@ -41,6 +54,22 @@ def _minibatch_problems(config: TrainConfig) -> Iterator[str]:
             f"algorithm.number_of_minibatches ({number}) must divide "
             f"rollout.prompts_batch_size_for_trainer ({groups}): minibatches are equal and hold "
             f"whole groups; use {_nearest_divisor(groups, number)}, or change the batch size"
+        )
+
+
+def _epoch_problems(config: TrainConfig) -> Iterator[str]:
+    section = config.algorithm
+    if section.ppo_epochs == 1 or section.use_tis:
+        return
+    try:
+        algorithm = load_algorithm(section.algorithm)
+    except ConfigError:
+        return  # reported with the algorithm
+    if not has_ratio(section, algorithm):
+        yield (
+            f"algorithm.ppo_epochs ({section.ppo_epochs}) goes through a batch again with other "
+            f"weights, and {algorithm.name} without use_ppo_clip has no ratio that corrects for "
+            "that; set use_ppo_clip = true, or ppo_epochs = 1"
         )
 
 
