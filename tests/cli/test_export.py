@@ -102,6 +102,26 @@ def test_heads_of_their_own_stay_apart(tmp_path, telescope):
     assert not torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
 
 
+def test_adapters_are_merged_and_lie_beside_the_model(tmp_path, telescope):
+    model = make_tiny_model(tmp_path / "tiny", seed=0)
+    flags = ("--number_of_steps", "2", "--warmup_steps", "0", "--use_lora", "true")
+    asyncio.run(run(config_of(tmp_path, model, *flags)))
+    assert telescope(tmp_path / "run", "--output", tmp_path / "out")[0] == 0
+    by_ranks = tmp_path / "run" / "checkpoints" / "final" / "hf"
+    for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        found, expected = load_file(tmp_path / "out" / name), load_file(by_ranks / name)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+    base = load_file(model / "model.safetensors")
+    changed = [key for key in base if not torch.equal(found_in(tmp_path / "out")[key], base[key])]
+    assert changed
+    assert all("_proj" in key for key in changed)
+
+
+def found_in(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

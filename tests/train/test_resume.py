@@ -55,9 +55,16 @@ def same_rollouts(one: Path, other: Path) -> bool:
     return rows(one) == rows(other)
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-async def test_ten_steps_equal_five_and_a_resume_and_five(tiny, tmp_path, ahead):
-    more = ("--max_async_rollout", str(ahead))
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--max_async_rollout", "0", "--should_accept_fn", "resume_run:is_mixed"),
+        ("--max_async_rollout", "1"),
+        ("--max_async_rollout", "1", "--use_lora", "true", "--lora_dropout", "0.1"),
+    ],
+    ids=["synchronous", "ahead", "lora"],
+)
+async def test_ten_steps_equal_five_and_a_resume_and_five(tiny, tmp_path, more):
     straight = await run(config_of(tmp_path / "a", tiny, *more))
     with pytest.raises(Killed):
         await run(config_of(tmp_path / "b", tiny, *SAVED, *more), killed_after=7)
@@ -68,6 +75,8 @@ async def test_ten_steps_equal_five_and_a_resume_and_five(tiny, tmp_path, ahead)
     assert numbers(tmp_path / "b" / "run") == numbers(tmp_path / "a" / "run")
     assert same_rollouts(tmp_path / "b" / "run", tmp_path / "a" / "run")
     assert RunFolder.open(tmp_path / "b" / "run").info().resumes[0].step == 5
+    is_back_filled = len(RunFolder.open(tmp_path / "a" / "run").rollouts()) > 10 * 3 * 4
+    assert is_back_filled == ("--should_accept_fn" in more)
 
 
 async def test_another_run_can_begin_at_a_checkpoint(tiny, tmp_path):
@@ -117,8 +126,6 @@ def checkpoint_at(folder: Path, step: int, *, name: str = "", whole: bool = True
         step=step,
         num_ranks=1,
         has_training_state=True,
-        next_batch=step,
-        draw_position=0,
         config={},
     )
     (path / "checkpoint.json").write_text(manifest.model_dump_json())
@@ -193,7 +200,13 @@ async def test_a_checkpoint_that_cannot_be_written_stops_the_run(tiny, tmp_path)
 
     class Idle:
         async def settled(self, version):
-            return SamplerState(next_batch=version, draw_position=0, batches={})
+            return SamplerState(
+                next_batch=version,
+                draw_position=0,
+                fresh_batch=version,
+                fresh_position=0,
+                batches={},
+            )
 
     config = config_of(tmp_path, tiny, "--checkpoint_every", "1")
     checkpointer = Checkpointer(config, Full(), Idle())

@@ -115,8 +115,6 @@ class Checkpointer:
             step=step,
             num_ranks=self._ranks.num_ranks,
             has_training_state=with_training_state,
-            next_batch=state.next_batch,
-            draw_position=state.draw_position,
             config=self._config.model_dump(mode="json"),
         )
         self._writing = asyncio.create_task(self._complete(path, manifest, state))

@@ -22,7 +22,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_train.checkpoint import require_replaceable
-from telescope_train.models.load import torch_dtype
+from telescope_train.config.schema import TrainConfig
+from telescope_train.models.load import load_model, torch_dtype
+from telescope_train.models.lora import (
+    ADAPTER_FOLDER,
+    adapter_weights,
+    add_adapters,
+    merged_weights,
+    write_adapter,
+)
 from telescope_train.models.quiet import no_progress_bars
 from telescope_train.run_checkpoints import RunCheckpoint, partial_folder, put_in_place
 
@@ -50,15 +58,16 @@ def export_checkpoint(
     weights, such as "5GB". A model that is already in `output` is replaced.
     """
     require_replaceable(output)
-    as_trained = checkpoint.manifest.config["model"]["model_dtype"]
-    wanted = torch_dtype(dtype or as_trained)
-    weights = {
-        name: value.to(wanted) for name, value in read_weights(checkpoint.state_path).items()
-    }
-    model = _model_with(weights, checkpoint, wanted)
+    settings = TrainConfig.model_validate(checkpoint.manifest.config)
+    wanted = torch_dtype(dtype or settings.model.model_dtype)
     partial = partial_folder(output)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    weights = read_weights(checkpoint.state_path)
+    if settings.trainer.use_lora:
+        weights = _merge(weights, settings, adapter_folder=partial / ADAPTER_FOLDER)
+    weights = {name: value.to(wanted) for name, value in weights.items()}
+    model = _model_with(weights, checkpoint, wanted)
     for path in checkpoint.model_path.iterdir():
         shutil.copy2(path, partial / path.name)
     with no_progress_bars():
@@ -123,6 +132,35 @@ def hub_token() -> str:
             "set HF_TOKEN, or run: hf auth login"
         )
     return token
+
+
+def _merge(
+    adapters: dict[str, Tensor], settings: TrainConfig, *, adapter_folder: Path
+) -> dict[str, Tensor]:
+    """Return the weights of the base model with the adapters in them.
+
+    A checkpoint of adapters holds nothing else, so the base model has to be where it was. The
+    adapters by themselves are written too.
+    """
+    lm = load_model(
+        settings.model.model,
+        dtype=settings.model.model_dtype,
+        trust_remote_code=settings.model.trust_remote_code,
+    ).model
+    add_adapters(lm, settings.trainer, model_name=settings.model.model)
+    left = lm.load_state_dict(adapters, strict=False)
+    missing = [name for name in left.missing_keys if ".lora_" in name]
+    if missing or left.unexpected_keys:
+        raise ConfigError(
+            f"the adapters do not fit model {settings.model.model!r}: missing {missing[:3]}, "
+            f"unknown {left.unexpected_keys[:3]}; put back the model that they were trained on"
+        )
+    write_adapter(adapter_folder, lm, dict(adapter_weights(lm, _itself)))
+    return {name: value.detach() for name, value in merged_weights(lm, _itself)}
+
+
+def _itself(value: Tensor) -> Tensor:
+    return value
 
 
 def _model_with(

@@ -17,11 +17,12 @@ from telescope_core.errors import ConfigError
 from telescope_core.records.files import read_json, write_json
 from telescope_train.config.schema import TrainConfig
 from telescope_train.run_location import run_folder
-from telescope_train.sampler import SampledBatch, SamplerState
+from telescope_train.sampler import SamplerState
 
 FINAL = "final"
 _MANIFEST = "checkpoint.json"
-_BATCHES = TypeAdapter(dict[int, SampledBatch])
+_SAMPLER = "sampler.json"
+_STATE = TypeAdapter(SamplerState)
 
 
 class CheckpointManifest(BaseModel):
@@ -37,8 +38,6 @@ class CheckpointManifest(BaseModel):
     created_at: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     num_ranks: int
     has_training_state: bool
-    next_batch: int
-    draw_position: int
     config: dict[str, Any]
     """Every setting of the run, defaults included."""
 
@@ -72,12 +71,7 @@ class RunCheckpoint:
 
     def sampler_state(self) -> SamplerState:
         """Return where sampling stood, the rollouts that wait for training included."""
-        content = (self.path / "batches.json").read_bytes()
-        return SamplerState(
-            next_batch=self.manifest.next_batch,
-            draw_position=self.manifest.draw_position,
-            batches=_BATCHES.validate_json(content),
-        )
+        return _STATE.validate_json((self.path / _SAMPLER).read_bytes())
 
 
 def checkpoints_folder(config: TrainConfig) -> Path:
@@ -96,7 +90,7 @@ def partial_folder(path: Path) -> Path:
 def write_manifest(folder: Path, manifest: CheckpointManifest, state: SamplerState) -> None:
     """Write the driver's part of a checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "batches.json").write_bytes(_BATCHES.dump_json(dict(state.batches)))
+    (folder / _SAMPLER).write_bytes(_STATE.dump_json(state))
     write_json(folder / _MANIFEST, manifest.model_dump(mode="json"))
 
 

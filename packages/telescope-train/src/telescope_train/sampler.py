@@ -79,7 +79,11 @@ class SamplerState:
     next_batch: int
     """First batch that is admitted from here on."""
     draw_position: int
-    """Examples drawn for the batches before it."""
+    """Examples drawn before its first one."""
+    fresh_batch: int
+    """First batch that nothing was drawn for yet."""
+    fresh_position: int
+    """Examples drawn for the batches before that one, those that back-fill took included."""
     batches: Mapping[int, SampledBatch]
     """Sampled by older weights and not yet trained on, by number."""
 
@@ -119,6 +123,7 @@ class RolloutSampler:
         self._num_playing = 0
         self._num_waiting = 0
         self._next_batch = 0
+        self._fresh = (0, 0)
 
     def advance(self, version: WeightVersion) -> None:
         """Admit every batch that may be sampled now that `version` is live."""
@@ -133,6 +138,8 @@ class RolloutSampler:
                 for position in range(self._settings.groups_per_batch)
             ]
             self._next_batch += 1
+            if self._next_batch == self._fresh[0]:
+                self._draw.skip_to(self._fresh[1])
 
     async def take(self, batch: int) -> SampledBatch:
         """Return the groups of `batch` once all are scored; raises when not one rollout was."""
@@ -158,6 +165,8 @@ class RolloutSampler:
             draw_position=(
                 self._admitted[next_batch].draw_position if begun else self._draw.position
             ),
+            fresh_batch=self._next_batch,
+            fresh_position=self._draw.position,
             batches={**self._restored, **dict(zip(older, sampled, strict=True))},
         )
 
@@ -166,6 +175,7 @@ class RolloutSampler:
         assert self._next_batch == 0, "restore comes before advance"
         self._draw.skip_to(state.draw_position)
         self._next_batch = state.next_batch
+        self._fresh = (state.fresh_batch, state.fresh_position)
         self._restored = dict(state.batches)
 
     async def _sampled(self, batch: int) -> SampledBatch:
