@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OPTIONAL = {
-    "datasets": "telescope-env-...[datasets]: only for data from the Hugging Face Hub",
+    "datasets": "[datasets] of telescope-train and environments: only for data of that kind",
     "pyarrow": "telescope-core[records]: only to read and write rollouts",
     "peft": "telescope-train[lora]: only with use_lora",
     "torchao": "telescope-train[low-bit-optimizers]: only for adamw_8bit",

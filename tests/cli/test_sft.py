@@ -42,6 +42,25 @@ def test_sft_prints_where_the_model_is_and_its_accuracy(config_file, tmp_path):
     assert (tmp_path / "warm" / "config.json").is_file()
 
 
+@pytest.mark.engine
+def test_a_dataset_is_learnt_and_what_was_cut_is_said(tmp_path):
+    (tmp_path / "chat.toml").write_text(
+        'model = "base"\nmake_tiny_model = true\noutput = "warm"\nnumber_of_steps = 2\n'
+        'warmup_steps = 1\nbatch_size = 4\nnum_held_out = 2\nseq_len = 40\ndataset = "other"\n'
+    )
+    rows = [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": text}]}
+        for text in ["b", "c", "d", "e" * 60, "f", "g"]
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "conversations.jsonl").write_text(lines)
+    flags = ("--dataset", "conversations.jsonl", "--too_long", "truncate")
+    done = telescope_sft("chat.toml", *flags, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "longer than seq_len: 1 cut, 0 dropped" in done.stdout
+    assert (tmp_path / "warm" / "config.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

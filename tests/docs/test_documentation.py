@@ -19,6 +19,7 @@ import pytest
 from telescope_core import Message, Rollout, StopReason
 from telescope_core.records import RunFolder, row_of
 from telescope_train.config import load_train_config
+from telescope_train.config.sft_schema import load_sft_config
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,6 +43,9 @@ ELSEWHERE = {
     'export PATH="$PWD/.venv/bin:$PATH"': "scripts/quickstart.sh",
     "telescope env install math-reasoning countdown": "Makefile",
     "telescope sft examples/sft.toml": FIRST_RUN,
+    "telescope sft chat.toml --dataset conversations.jsonl --too_long truncate": (
+        "tests/cli/test_sft.py::test_a_dataset_is_learnt_and_what_was_cut_is_said"
+    ),
     "telescope train examples/quickstart.toml": FIRST_RUN,
     "telescope export runs/quickstart --steps 20,40 --dtype bfloat16 --output exports": (
         "tests/cli/test_export.py::test_several_at_once_sharded_and_narrow"
@@ -149,6 +153,9 @@ def test_python_blocks_run_in_order(page, place):
 def test_toml_blocks_are_valid_settings(block, tmp_path):
     path = tmp_path / "block.toml"
     path.write_text(block.code, encoding="utf-8")
+    if block.info == "toml sft":
+        assert load_sft_config([path])
+        return
     base = tmp_path / "base.toml"
     base.write_text(
         'name = "docs"\nnumber_of_steps = 1\nmodel = "a/b"\n[[environments]]\nname = "countdown"\n'

@@ -46,7 +46,7 @@ VERBS = {
     ),
     "sft": Verb(
         target="telescope_cli.sft:sft_command",
-        help="Train on the environments' gold answers (a supervised warm start).",
+        help="Train on gold answers of environments, or on a dataset of conversations.",
         takes_settings=True,
         needs="telescope_train",
     ),

@@ -1,4 +1,4 @@
-"""`telescope sft`: a supervised warm start on environments' gold answers."""
+"""`telescope sft`: supervised training on environments' gold answers or on a dataset."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +19,7 @@ def sft_command(
         bool, typer.Option("--json", help="Print only the last measurement, as JSON.")
     ] = False,
 ) -> None:
-    """Train a model on the gold answers of environments.
+    """Train a model on the gold answers of environments, or on the conversations of a dataset.
 
     Settings come from TOML or YAML files, left to right, then from flags; the last one wins.
     Accuracy is how often a sampled answer is expected to be the gold one, on examples that are
@@ -30,6 +30,8 @@ def sft_command(
       telescope sft sft.toml
 
       telescope sft sft.toml --number_of_steps 500 --stop_at_accuracy 0.4
+
+      telescope sft chat.toml --dataset conversations.jsonl --too_long truncate
     """
     from telescope_train.config.sft_schema import load_sft_config
 
@@ -44,9 +46,19 @@ def sft_command(
         typer.echo(json.dumps({"output": config.output, "step": last.step, **last.metrics}))
     else:
         typer.echo(
-            f"{config.output}: step {last.step}, accuracy {last.accuracy:.3f} on held-out "
-            f"examples, {last.metrics['time_s']:.0f} s"
+            f"{config.output}: step {last.step}, accuracy {last.accuracy:.3f} and loss "
+            f"{last.metrics['nll/held_out']:.3f} on held-out examples, "
+            f"{last.metrics['time_s']:.0f} s{_left_out(last)}"
         )
+
+
+def _left_out(row: "SftRow") -> str:
+    from telescope_train.sft import DROPPED, TRUNCATED
+
+    truncated, dropped = row.metrics[TRUNCATED], row.metrics[DROPPED]
+    if not truncated and not dropped:
+        return ""
+    return f"; longer than seq_len: {truncated:.0f} cut, {dropped:.0f} dropped"
 
 
 def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":
@@ -65,7 +77,7 @@ def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":
         console=Console(stderr=True),
         disable=is_quiet,
     )
-    task = progress.add_task("drawing gold answers", total=config.number_of_steps)
+    task = progress.add_task("reading examples", total=config.number_of_steps)
 
     def show(row: "SftRow") -> None:
         rows.append(row)

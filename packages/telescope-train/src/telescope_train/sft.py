@@ -1,4 +1,4 @@
-"""`run_sft`: a short supervised warm start on environments' gold answers.
+"""`run_sft`: supervised training on environments' gold answers or on a dataset.
 
 The same samples, packing and trainer ranks as reinforcement learning, with another loss. Where
 the ranks run is behind `Ranks`; one rank in this process is enough for small models.
@@ -26,11 +26,15 @@ from telescope_train.config.sft_schema import SftConfig
 from telescope_train.models.load import load_tokenizer, read_chat_template
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.packing import pack
-from telescope_train.sft_examples import GoldSamples, gold_samples
+from telescope_train.sft_examples import GoldSamples, dataset_samples, gold_samples
 from telescope_train.weighting import token_weights
 from telescope_train.worker import TrainerWorker
 
-RECORDED = ("loss/total", "entropy", "grad_norm", "learning_rate", "optimizer/skipped")
+TRUNCATED, DROPPED = "examples/truncated", "examples/dropped"
+RECORDED = (
+    *("loss/total", "entropy", "grad_norm", "learning_rate", "optimizer/skipped"),
+    *("examples/learnt", TRUNCATED, DROPPED),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +114,11 @@ def run_sft(
     require_replaceable(output)
     if config.make_tiny_model:
         require_replaceable(Path(config.model))
-    samples = asyncio.run(gold_samples(config, _tokenizer(config)))
+    tokenizer = _tokenizer(config)
+    if config.dataset is not None:
+        samples = dataset_samples(config, tokenizer)
+    else:
+        samples = asyncio.run(gold_samples(config, tokenizer))
     if config.make_tiny_model:
         make_tiny_model(config.model, seed=config.seed)
     log_folder = output.with_name(f"{output.name}-log")
@@ -146,10 +154,15 @@ def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:
 def train(config: SftConfig, samples: GoldSamples, ranks: Ranks) -> Iterator[SftRow]:
     """Take the steps; yields a row before the first, every `loss_log_every`, and at the end."""
     started_s = time.monotonic()
-    yield _measure(0, {}, samples.held_out, ranks, config, started_s)
+    counts = {
+        "examples/learnt": float(len(samples.learnt)),
+        TRUNCATED: float(samples.num_truncated),
+        DROPPED: float(samples.num_dropped),
+    }
+    yield _measure(0, counts, samples.held_out, ranks, config, started_s)
     steps = islice(_draw(samples.learnt, config), config.number_of_steps)
     for step, batch in enumerate(steps, start=1):
-        metrics = ranks.train_step(_packed(batch, ranks, config))
+        metrics = ranks.train_step(_packed(batch, ranks, config)) | counts
         if step % config.loss_log_every and step != config.number_of_steps:
             continue
         row = _measure(step, metrics, samples.held_out, ranks, config, started_s)
@@ -211,29 +224,44 @@ def _measure(
     config: SftConfig,
     started_s: float,
 ) -> SftRow:
-    accuracies = {
-        environment: gold_probability(
+    found = {
+        environment: measure_held_out(
             [sample for sample in held_out if sample.environment == environment], ranks, config
         )
         for environment in dict.fromkeys(sample.environment for sample in held_out)
     }
-    counts = [len([s for s in held_out if s.environment == name]) for name in accuracies]
-    accuracy = float(np.average(list(accuracies.values()), weights=counts))
+    accuracy = sum(one.num_expected for one in found.values()) / len(held_out)
+    nll = sum(one.nll for one in found.values()) / sum(one.num_tokens for one in found.values())
     recorded = {name: metrics[name] for name in RECORDED if name in metrics}
-    recorded |= {f"accuracy/{name}": value for name, value in accuracies.items()}
-    recorded |= {"accuracy": accuracy, "time_s": time.monotonic() - started_s}
+    recorded |= {f"accuracy/{name}": one.num_expected / one.num for name, one in found.items()}
+    recorded |= {"accuracy": accuracy, "nll/held_out": nll, "time_s": time.monotonic() - started_s}
     return SftRow(step=step, accuracy=accuracy, metrics=recorded)
 
 
-def gold_probability(samples: Sequence[TrainingSample], ranks: Ranks, config: SftConfig) -> float:
-    """Return the mean probability that sampling at temperature 1 writes exactly the gold answer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """How likely the assistant's words of some held-out examples are, at temperature 1."""
+
+    num: int
+    num_expected: float
+    """Of them that sampling is expected to write exactly."""
+    nll: float
+    """Negative log-likelihood, summed, nats."""
+    num_tokens: int
+
+
+def measure_held_out(samples: Sequence[TrainingSample], ranks: Ranks, config: SftConfig) -> HeldOut:
+    """Return what the present weights make of `samples`."""
     batches = _packed(samples, ranks, config)
-    total = 0.0
+    num_expected = nll = 0.0
+    num_tokens = 0
     for rank_batches, rank_logprobs in zip(batches, ranks.logprobs(batches), strict=True):
         for batch, logprobs_T in zip(rank_batches, rank_logprobs, strict=True):
             trained_T = batch.mask_T
             sums_S = np.bincount(
                 batch.sequence_ids_T[trained_T], weights=logprobs_T[trained_T].astype(np.float64)
             )
-            total += float(np.exp(sums_S).sum())
-    return total / len(samples)
+            num_expected += float(np.exp(sums_S).sum())
+            nll -= float(sums_S.sum())
+            num_tokens += batch.num_trained_tokens
+    return HeldOut(num=len(samples), num_expected=num_expected, nll=nll, num_tokens=num_tokens)

@@ -1,4 +1,4 @@
-"""Gold answers of environments as training samples, for the supervised warm start."""
+"""Gold answers of environments, or conversations of a dataset, as samples to learn from."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,11 @@ from telescope_core.protocols import EnvironmentClient
 from telescope_core.types import Rollout, RolloutStatus, Split
 from telescope_train.batch import TrainingSample
 from telescope_train.config.sft_schema import SftConfig, SftEnvironment
-from telescope_train.models.render import render_conversations
+from telescope_train.models.render import RenderedConversation, render_conversations
+from telescope_train.sft_dataset import Conversation, read_conversations
 
+NUM_GOLDS = 8192
+"""Gold answers to learn unless the settings say otherwise."""
 _CONCURRENT_GOLDS = 64
 
 
@@ -24,6 +27,10 @@ class GoldSamples:
 
     learnt: list[TrainingSample]
     held_out: list[TrainingSample]
+    num_truncated: int = 0
+    """Conversations that were cut to `seq_len`."""
+    num_dropped: int = 0
+    """Conversations left out: longer than `seq_len`, or cut before the assistant's first word."""
 
 
 async def gold_samples(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> GoldSamples:
@@ -35,7 +42,7 @@ async def gold_samples(config: SftConfig, tokenizer: PreTrainedTokenizerBase) ->
         golds = await _golds(
             environment,
             {
-                Split.TRAIN: max(1, round(share * config.num_examples)),
+                Split.TRAIN: max(1, round(share * (config.num_examples or NUM_GOLDS))),
                 Split.EVAL: max(1, round(share * config.num_held_out)),
             },
         )
@@ -95,7 +102,6 @@ def _samples(
     rollouts: Sequence[Rollout], tokenizer: PreTrainedTokenizerBase, *, seq_len: int
 ) -> list[TrainingSample]:
     rendered = render_conversations(tokenizer, [rollout.messages for rollout in rollouts])
-    samples = []
     for rollout, conversation in zip(rollouts, rendered, strict=True):
         length = len(conversation.token_ids)
         if length > seq_len:
@@ -103,18 +109,83 @@ def _samples(
                 f"example {rollout.example_id!r} of {rollout.environment!r} has {length} tokens, "
                 f"but seq_len is {seq_len}; raise seq_len"
             )
-        samples.append(
-            TrainingSample(
-                token_ids=conversation.token_ids,
-                mask=conversation.mask,
-                behavior_logprobs=np.where(conversation.mask, 0.0, np.nan).astype(np.float32),
-                advantage=1.0,
-                temperature=1.0,
-                oldest_version=0,
-                newest_version=0,
-                group_id=f"{rollout.environment}/{rollout.example_id}",
-                rollout_index=0,
-                environment=rollout.environment,
-            )
+    return [
+        _sample(conversation, source=rollout.environment, example_id=rollout.example_id)
+        for rollout, conversation in zip(rollouts, rendered, strict=True)
+    ]
+
+
+def dataset_samples(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> GoldSamples:
+    """Read the dataset: some conversations, drawn by the seed, are held out, the rest learnt."""
+    assert config.dataset is not None, "settings without a dataset have environments"
+    conversations = read_conversations(config)
+    num_held_out, limit = config.num_held_out, config.num_examples
+    if len(conversations) <= num_held_out:
+        raise ConfigError(
+            f"dataset {config.dataset!r} has {len(conversations)} conversations and num_held_out "
+            f"is {num_held_out}: none would be left to learn; lower num_held_out"
         )
-    return samples
+    order = np.random.default_rng(config.seed).permutation(len(conversations))
+    chosen = order if limit is None else order[: num_held_out + limit]
+    parts = [
+        _fitted([conversations[index] for index in part], config, tokenizer)
+        for part in (chosen[num_held_out:], chosen[:num_held_out])
+    ]
+    learnt, held_out = parts
+    if not learnt.samples or not held_out.samples:
+        raise ConfigError(
+            f"no conversation of dataset {config.dataset!r} fits in seq_len = {config.seq_len}; "
+            "raise seq_len"
+        )
+    return GoldSamples(
+        learnt=learnt.samples,
+        held_out=held_out.samples,
+        num_truncated=sum(part.num_truncated for part in parts),
+        num_dropped=sum(part.num_dropped for part in parts),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fitted:
+    samples: list[TrainingSample]
+    num_truncated: int
+    num_dropped: int
+
+
+def _fitted(
+    conversations: Sequence[Conversation], config: SftConfig, tokenizer: PreTrainedTokenizerBase
+) -> _Fitted:
+    """Render conversations and apply `too_long`."""
+    assert config.dataset is not None, "settings without a dataset have environments"
+    samples: list[TrainingSample] = []
+    num_truncated = num_dropped = 0
+    rendered = render_conversations(tokenizer, [one.messages for one in conversations])
+    for conversation, whole in zip(conversations, rendered, strict=True):
+        length, limit = len(whole.token_ids), config.seq_len
+        if length > limit and config.too_long == "refuse":
+            raise ConfigError(
+                f"{conversation.label} has {length} tokens, but seq_len is {limit}; raise "
+                "seq_len, or set too_long to 'truncate' or 'drop'"
+            )
+        if length > limit and (config.too_long == "drop" or not whole.mask[:limit].any()):
+            num_dropped += 1
+            continue
+        num_truncated += length > limit
+        cut = RenderedConversation(token_ids=whole.token_ids[:limit], mask=whole.mask[:limit])
+        samples.append(_sample(cut, source=config.dataset, example_id=conversation.label))
+    return _Fitted(samples=samples, num_truncated=num_truncated, num_dropped=num_dropped)
+
+
+def _sample(rendered: RenderedConversation, *, source: str, example_id: str) -> TrainingSample:
+    return TrainingSample(
+        token_ids=rendered.token_ids,
+        mask=rendered.mask,
+        behavior_logprobs=np.where(rendered.mask, 0.0, np.nan).astype(np.float32),
+        advantage=1.0,
+        temperature=1.0,
+        oldest_version=0,
+        newest_version=0,
+        group_id=f"{source}/{example_id}",
+        rollout_index=0,
+        environment=source,
+    )

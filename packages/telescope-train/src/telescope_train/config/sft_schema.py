@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from telescope_core.config import load_config
 from telescope_core.errors import ConfigError
 from telescope_train.config.fields import Count, Dtype, Index, NotNegative, Positive, Ratio
+from telescope_train.config.was_set import was_set
 
 
 class _Settings(BaseModel):
@@ -37,10 +38,22 @@ class SftConfig(_Settings):
     """Write a new model of about 0.6M parameters, with a character tokenizer, to `model` first."""
     output: Annotated[str, Field(min_length=1)]
     """Folder that the trained model is written to, in Hugging Face format."""
-    environments: Annotated[tuple[SftEnvironment, ...], Field(min_length=1)]
-    """Where the examples come from."""
-    num_examples: Count = 8192
-    """Different gold answers to draw, over all environments; used again when they run out."""
+    environments: tuple[SftEnvironment, ...] = ()
+    """Environments whose gold answers are learnt; either these or a `dataset`."""
+    dataset: Annotated[str, Field(min_length=1)] | None = None
+    """Conversations to learn: a JSON Lines file, a folder, or an id on the Hugging Face Hub."""
+    dataset_subset: str | None = None
+    """Which of several data sets under one name is meant."""
+    dataset_split: str = "train"
+    """Split of the dataset."""
+    dataset_revision: str | None = None
+    """Commit or tag of a dataset on the Hub; null = its newest state."""
+    messages_field: str = "messages"
+    """Column with the conversations: lists of messages with role and content."""
+    too_long: Literal["refuse", "truncate", "drop"] = "refuse"
+    """What becomes of a conversation of more than `seq_len` tokens; cuts and drops are counted."""
+    num_examples: Count | None = None
+    """Different examples to learn; null = 8192 gold answers, or the whole dataset."""
     number_of_steps: Count = 300
     """Optimiser steps."""
     batch_size: Count = 64
@@ -75,7 +88,7 @@ class SftConfig(_Settings):
     stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
     """Stop when a sampled answer is expected to be the gold one this often."""
     num_held_out: Count = 128
-    """Further gold answers that are not learnt, to measure that accuracy on."""
+    """Further examples that are not learnt, to measure accuracy and loss on."""
     loss_log_every: Count = 10
     """Steps between measurements: rows of `metrics.jsonl`."""
     seed: Index = 0
@@ -85,6 +98,7 @@ class SftConfig(_Settings):
 def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConfig:
     """Return settings that fit together; raises ConfigError naming what does not."""
     config = load_config(SftConfig, files, flags)
+    _check_source(config)
     names = [environment.name for environment in config.environments]
     if len(set(names)) != len(names):
         raise ConfigError(f"environments: each can be named once, got {', '.join(names)}")
@@ -98,3 +112,22 @@ def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConf
     if config.make_tiny_model and Path(config.model).resolve() == Path(config.output).resolve():
         raise ConfigError("model and output must be two folders when make_tiny_model is set")
     return config
+
+
+def _check_source(config: SftConfig) -> None:
+    """Raise ConfigError unless the examples come from one place and its settings are used."""
+    if bool(config.environments) == (config.dataset is not None):
+        raise ConfigError(
+            "give either [[environments]], whose gold answers are learnt, or dataset, whose "
+            f"conversations are; got {'both' if config.environments else 'neither'}"
+        )
+    fields = ("dataset_subset", "dataset_split", "dataset_revision", "messages_field", "too_long")
+    given = [field for field in fields if was_set(config, field)]
+    if config.dataset is None and given:
+        raise ConfigError(f"{given[0]} has no effect without dataset; remove it")
+    if config.dataset is not None and Path(config.dataset).expanduser().exists():
+        for field in ("dataset_revision", "dataset_subset"):
+            if was_set(config, field):
+                raise ConfigError(
+                    f"{field} has no effect: {config.dataset!r} is on this machine; remove it"
+                )
