@@ -64,3 +64,18 @@ def test_a_metric_over_no_token_is_absent():
     assert not any(name.startswith("mismatch") for name in row)
     assert reduce_metrics([]) == {}
     assert metric_sums({}, nowhere_T) == {}
+
+
+def test_a_mask_that_is_true_everywhere_gives_the_same_sums():
+    generator = torch.Generator().manual_seed(0)
+    eighths = torch.randint(-40, 40, (9,), generator=generator) / 8  # every sum is exact
+    values = {
+        "float": eighths,
+        "double": eighths.double() + 1,
+        "some": torch.rand(9, generator=generator) < 0.5,
+        "all": torch.ones(9, dtype=torch.bool),
+        "none": torch.zeros(9, dtype=torch.bool),
+    }
+    longer = {name: torch.cat([value, value[:2]]) for name, value in values.items()}
+    mask_T = torch.arange(11) < 9
+    assert metric_sums(values, mask_T[:9]) == metric_sums(longer, mask_T)
