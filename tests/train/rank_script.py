@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from backend_cases import backend_settings, grpo_batches
+from backend_cases import VOCAB, backend_settings, grpo_batches
 
+from telescope_train.self_check import check_packing
 from telescope_train.worker import TrainerWorker
 
 
@@ -30,6 +31,7 @@ def main() -> None:
     batches = shards[rank // sharing]
     if job.get("broken_rank") == rank:
         batches = [replace(b, advantages_T=b.advantages_T * np.nan) for b in batches]
+    packing_difference = check_packing(worker.backend, vocab_size=VOCAB, tolerance=1e-6)
     logprobs = worker.logprobs(batches)
     result = worker.backend.accumulate_gradient(batches, version=0)
     gradient = {name: value.numpy() for name, value in worker.backend.export_gradient()}
@@ -45,7 +47,7 @@ def main() -> None:
             "loss": result.loss,
             "norm": update.gradient_norm,
             "is_skipped": update.is_skipped,
-            "packing_difference": worker.packing_difference,
+            "packing_difference": packing_difference,
             "entropy": result.metrics["entropy"].mean,
             "count": result.metrics["entropy"].count,
         }

@@ -88,6 +88,7 @@ def test_every_setting_is_read_by_the_trainer():
             ["--fsdp_context_parallel_size", "2"],
             "trainer_num_workers (1) must be a multiple of fsdp_context_parallel_size (2)",
         ),
+        (["--compile", "--gradient_checkpointing", "selective"], "use 'full', or turn one off"),
         (["--lora_dropout", "1.0"], "lora_dropout"),
         (["--optimizer", "sgd"], "optimizer"),
         (["--warmup_steps", "11"], "must not exceed the 10 optimiser steps of the run"),

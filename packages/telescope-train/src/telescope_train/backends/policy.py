@@ -9,6 +9,7 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.backends.sharding import decoder_layers, shard
 from telescope_train.models.activation_checkpointing import checkpoint_activations
 from telescope_train.models.attention_choice import AttentionChoice, choose_attention
+from telescope_train.models.compiled import compile_layers
 from telescope_train.models.context_parallel import ContextGroup, check_context, join_context
 from telescope_train.models.load import load_model, torch_dtype
 from telescope_train.models.lora import add_adapters
@@ -52,7 +53,10 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
     context = join_context(trainer.fsdp_context_parallel_size)
     if trainer.use_lora:
         add_adapters(loaded.model, trainer, model_name=settings.model.model)
-    _speed_up_norms(loaded.model, device, dtype)
+    if trainer.compile:
+        compile_layers(decoder_layers(loaded.model))
+    else:
+        _speed_up_norms(loaded.model, device, dtype)
     if trainer.gradient_checkpointing:
         kind = "full" if trainer.gradient_checkpointing is True else trainer.gradient_checkpointing
         checkpoint_activations(decoder_layers(loaded.model), kind)

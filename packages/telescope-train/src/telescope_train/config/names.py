@@ -9,7 +9,6 @@ _PLANNED = """
     top_p top_k min_p repetition_penalty interleaved_rollouts
     max_off_policy_steps enable_individual_sample_lanes free_lane_after_generation
     enable_prompt_prefetch prompt_prefetch_buffer_size
-    compile
     megatron megatron_*
     inference_tensor_parallel_size max_num_batched_tokens vllm_scheduling_policy
     enable_vllm_tracing otlp_receiver_port

@@ -27,6 +27,11 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
             f"trainer.warmup_steps ({section.warmup_steps}) must not exceed the "
             f"{config.num_optimizer_steps} optimiser steps of the run; lower it"
         )
+    if section.compile and section.gradient_checkpointing == "selective":
+        yield (
+            "trainer.compile chooses itself what a layer keeps for backward, so "
+            "gradient_checkpointing = 'selective' would have no effect; use 'full', or turn one off"
+        )
     yield from _lora_problems(config)
     size = section.fsdp_context_parallel_size
     if section.trainer_num_workers % size:

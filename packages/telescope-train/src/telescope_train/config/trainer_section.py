@@ -43,6 +43,8 @@ class TrainerSection(Section):
     """Tokens whose logits exist at one time while log-probs and entropy are computed."""
     pad_to_multiple_of: Count = 1
     """Pad the end of each packed sequence to a multiple of this many tokens."""
+    compile: bool = False
+    """Compile the decoder layers; the first steps take minutes longer, and it needs a compiler."""
     fsdp_context_parallel_size: Count = 1
     """Ranks that share each packed sequence, a slice of its tokens each."""
     use_lora: bool = False

@@ -98,6 +98,7 @@ class _FromBlocks(torch.autograd.Function):
         return grad_P.index_fill_(0, ctx.layout.padding, 0.0), None
 
 
+@torch.compiler.disable
 def _packed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,

@@ -17,6 +17,7 @@ def has_varlen() -> bool:
     return importlib.util.find_spec("torch.nn.attention.varlen") is not None
 
 
+@torch.compiler.disable
 def _varlen_attention(
     module: torch.nn.Module,
     query: torch.Tensor,

@@ -77,6 +77,7 @@ def register_context_attention() -> None:
     AttentionInterface.register(CONTEXT_ATTENTION, _context_attention)
 
 
+@torch.compiler.disable
 def _context_attention(
     module: torch.nn.Module,
     query: Tensor,

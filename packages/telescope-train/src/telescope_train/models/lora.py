@@ -129,11 +129,15 @@ def _is_matrix_of(lm: PreTrainedModel, module_name: str, blocks: set[str]) -> bo
 
 
 def _merged(weight: Tensor, module: Any, whole: Callable[[Tensor], Tensor]) -> Tensor:
-    """Add in float32 or wider, then round once to the dtype of the weight."""
     down_RI = whole(module.lora_A[ADAPTER].weight.detach())
     up_OR = whole(module.lora_B[ADAPTER].weight.detach())
+    return _sum(weight, down_RI, up_OR, module.scaling[ADAPTER])
+
+
+def _sum(weight: Tensor, down_RI: Tensor, up_OR: Tensor, scale: float) -> Tensor:
+    """Add in float32 or wider, then round once to the dtype of the weight."""
     wide = torch.promote_types(weight.dtype, up_OR.dtype)
-    change_OI = (up_OR.to(wide) @ down_RI.to(wide)) * module.scaling[ADAPTER]
+    change_OI = (up_OR.to(wide) @ down_RI.to(wide)) * scale
     return (weight.to(wide) + change_OI).to(weight.dtype)
 
 
