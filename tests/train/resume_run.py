@@ -136,7 +136,8 @@ def config_of(folder: Path, model: Path, *flags: str) -> TrainConfig:
         [
             *("--name", "run", "--number_of_steps", "10", "--output_dir", str(folder)),
             *("--model", str(model), "--environments", entries, "--max_tokens", "8"),
-            *("--group_size", "4", "--prompts_batch_size_for_trainer", "3"),
+            *("--group_size", "4", "--prompts_batch_size_for_trainer", "2"),
+            *("--gradient_checkpointing", "false"),
             *("--learning_rate", "1e-3", "--lr_scheduler", "cosine", "--warmup_steps", "2"),
             *("--weight_decay", "0.1", "--use_tis", "true", "--seq_len", "64"),
             *flags,

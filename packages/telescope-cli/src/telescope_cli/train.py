@@ -30,6 +30,8 @@ def train_command(
       telescope train run.toml --dry-run
 
       telescope train base.toml big.toml --learning_rate 1e-5 --use_tis
+
+      telescope train run.toml --resume_from_checkpoint latest
     """
     from telescope_train.config import load_train_config
     from telescope_train.plan import make_plan

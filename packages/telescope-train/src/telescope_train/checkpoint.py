@@ -3,7 +3,6 @@
 Every rank calls every function. A checkpoint can be read by another number of ranks.
 """
 
-import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records.files import read_json
+from telescope_train.disk import sync_folder
 
 
 def require_replaceable(folder: Path) -> None:
@@ -53,7 +53,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     yield partial
     dist.barrier()
     if dist.get_rank() == 0:
-        _sync(partial)
+        sync_folder(partial)
         if folder.exists():
             old = folder.with_name(f".{folder.name}.old")
             shutil.rmtree(old, ignore_errors=True)
@@ -119,14 +119,3 @@ def saved_keys(folder: str | Path) -> set[str]:
     if not (Path(folder) / ".metadata").is_file():
         raise ConfigError(f"{str(folder)!r} holds no checkpoint; expected a file .metadata in it")
     return set(FileSystemReader(Path(folder)).read_metadata().state_dict_metadata)
-
-
-def _sync(folder: Path) -> None:
-    """Flush file contents to disk, so that the rename cannot arrive before them."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)

@@ -5,7 +5,6 @@ folder is renamed into place when all of it is on disk. A failure is raised at t
 """
 
 import asyncio
-import shutil
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +20,7 @@ from telescope_train.run_checkpoints import (
     partial_folder,
     put_in_place,
     remove,
+    sweep,
     write_manifest,
 )
 from telescope_train.sampler import SamplerState
@@ -102,7 +102,8 @@ class Checkpointer:
         await self.written()
         path = self._folder / name
         partial = partial_folder(path)
-        await asyncio.to_thread(_empty, partial)
+        await asyncio.to_thread(sweep, self._folder)
+        await asyncio.to_thread(partial.mkdir, parents=True)
         state = await self._sampler.settled(step)
         with_training_state = self._config.checkpoint.checkpoint_save_training_state
         await self._ranks.start_checkpoint(
@@ -153,8 +154,3 @@ class Checkpointer:
             never=self._resumed_from,
         ):
             remove(one)
-
-
-def _empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)

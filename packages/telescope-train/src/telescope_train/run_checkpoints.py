@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from telescope_core.errors import ConfigError
 from telescope_core.records.files import read_json, write_json
 from telescope_train.config.schema import TrainConfig
+from telescope_train.disk import sync_folder
 from telescope_train.run_location import run_folder
 from telescope_train.sampler import SamplerState
 
@@ -96,6 +97,7 @@ def write_manifest(folder: Path, manifest: CheckpointManifest, state: SamplerSta
 
 def put_in_place(path: Path) -> None:
     """Rename the finished partial folder of `path` to it; an older one there is replaced."""
+    sync_folder(partial_folder(path))
     old = path.with_name(f".{path.name}.old")
     if path.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -160,3 +162,10 @@ def remove(checkpoint: RunCheckpoint) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     checkpoint.path.rename(doomed)
     shutil.rmtree(doomed)
+
+
+def sweep(folder: Path) -> None:
+    """Delete what crashes left in the checkpoints folder of a run; nothing may be being written."""
+    for leftover in ("partial", "old", "removed"):
+        for path in folder.glob(f".*.{leftover}"):
+            shutil.rmtree(path)
