@@ -127,6 +127,24 @@ def test_rows_beyond_the_vocabulary_have_no_probability_and_no_gradient():
     assert weight_VH.grad[: V - 2].any()
 
 
+@pytest.mark.parametrize("wrong", [-1, V - 2])
+def test_a_token_outside_the_vocabulary_is_refused(wrong):
+    hidden_TH, weight_VH, targets_T, temperatures_T = inputs()
+    targets_T[3] = wrong
+    with pytest.raises(ValueError, match=rf"from 0 to {V - 3}, got .*{wrong}"):
+        chunked_logprobs(
+            *(hidden_TH, weight_VH, targets_T, temperatures_T), chunk_size=4, vocab_size=V - 2
+        )
+
+
+def test_no_tokens_have_no_log_probs():
+    hidden_TH, weight_VH, targets_T, temperatures_T = inputs(num_tokens=0)
+    found = chunked_logprobs(hidden_TH, weight_VH, targets_T, temperatures_T, chunk_size=4)
+    assert found.logprobs_T.shape == found.entropy_T.shape == (0,)
+    found.logprobs_T.sum().backward()
+    assert not weight_VH.grad.any()
+
+
 def test_only_what_needs_a_gradient_gets_one():
     hidden_TH, weight_VH, *arguments = inputs()
     chunked = chunked_logprobs(hidden_TH, weight_VH.detach(), *arguments, chunk_size=4)

@@ -44,9 +44,14 @@ def chunked_logprobs(
     states and the head (which has no bias); those of the entropy only when `entropy_grad` is set.
     `vocab_size`: rows of the head beyond it are padding and have no probability. A block has at
     most `chunk_size` tokens. Peak memory beyond inputs and outputs: two blocks, and in backward
-    `[T, H]` in float32.
+    `[T, H]` and `[W, H]` in float32.
     """
     weight_VH = lm_head_weight if vocab_size is None else lm_head_weight[:vocab_size]
+    if bool((~_is_inside(targets_T, len(weight_VH))).any()):
+        raise ValueError(
+            f"expected token ids from 0 to {len(weight_VH) - 1}, got {int(targets_T.min())} to "
+            f"{int(targets_T.max())}; the samples come from a model with a larger vocabulary"
+        )
     logprobs_T, entropy_T = _ChunkedLogprobs.apply(
         hidden_TH, weight_VH, targets_T.long(), temperatures_T, (chunk_size, entropy_grad)
     )

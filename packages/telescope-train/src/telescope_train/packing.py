@@ -38,7 +38,7 @@ def pack(
     """
     if not samples:
         return [[] for _ in range(num_ranks)]
-    lengths_N = np.fromiter(map(len, samples), dtype=np.int64, count=len(samples))
+    lengths_N = np.array([len(sample.token_ids) for sample in samples])
     longest = int(lengths_N.argmax())
     if lengths_N[longest] > seq_len:
         raise ConfigError(
