@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from telescope_core.errors import ConfigError, ProcessDiedError
@@ -109,6 +109,7 @@ class ServerProcess:
         require_free_port(settings.host, settings.port)
         settings.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.settings = settings
+        self._was_healthy = False
         self._log: IO[bytes] = settings.log_path.open("ab")
         self._process = subprocess.Popen(
             settings.arguments(),
@@ -136,28 +137,37 @@ class ServerProcess:
             )
 
     def check_engine(self) -> None:
-        """Raise ProcessDiedError when it answers that its engine, a process of its own, is dead.
+        """Raise ProcessDiedError when its engine, a process of its own, is gone.
 
-        Without this the server would keep requests waiting for an engine that is gone.
+        It then answers 503, or has stopped listening while it waits for the requests of an engine
+        that will never answer. A server that is only slow to answer is left alone.
         """
+        if not self._was_healthy:
+            return
         try:
             urlopen(f"{self.settings.base_url}/health", timeout=5.0).close()
         except HTTPError as error:
-            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
-                raise ProcessDiedError(
-                    f"the engine of inference server at {self.settings.base_url} (pid {self.pid}) "
-                    f"died; the log is {self.settings.log_path}, which ends:\n"
-                    f"{tail(self.settings.log_path)}"
-                ) from None
-        except OSError:  # too busy to answer now; whether it runs is for `check` to say
+            is_gone = error.code == HTTPStatus.SERVICE_UNAVAILABLE
+        except URLError as error:
+            is_gone = isinstance(error.reason, ConnectionRefusedError)
+        except OSError:
             return
+        else:
+            return
+        if is_gone:
+            raise ProcessDiedError(
+                f"the engine of the inference server at {self.settings.base_url} (pid {self.pid}) "
+                f"died; the log is {self.settings.log_path}, which ends:\n"
+                f"{tail(self.settings.log_path)}"
+            )
 
     def is_healthy(self) -> bool:
         """Whether it answers its health check; raises ProcessDiedError when it has ended."""
         self.check()
         try:
             with urlopen(f"{self.settings.base_url}/health", timeout=5.0) as reply:
-                return reply.status == HTTPStatus.OK
+                self._was_healthy = reply.status == HTTPStatus.OK
+                return self._was_healthy
         except OSError:  # nobody listens yet, or the answer is not 200
             return False
 
