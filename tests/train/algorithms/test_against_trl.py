@@ -36,6 +36,10 @@ CASES = {
         {**CLIP, "kl_penalty_tau": 0.1, "kl_estimator": "k3"},
         {"loss_type": "dapo", "beta": 0.1},
     ),
+    "grpo with tis": (
+        {**CLIP, "ppo_clip_ref_logprobs": "batch", "use_tis": True, "tis_cap": 1.2},
+        {"loss_type": "dapo"},
+    ),
     "dr_grpo": (
         {"algorithm": "dr_grpo", **CLIP},
         {"loss_type": "dr_grpo", "max_completion_length": LIMIT},
@@ -63,14 +67,14 @@ def ragged_step(seed: int) -> tuple[list[Rollout], list[float]]:
     rollouts = []
     for index in range(8):
         old = -generator.exponential(1.0, int(generator.integers(1, LIMIT)))
-        new, reference = old + generator.normal(0, 0.4, (2, old.size))
-        rows = zip(new.tolist(), old.tolist(), reference.tolist(), strict=True)
-        chain = [Token(policy, behavior, 0.0, other, 1.0) for policy, behavior, other in rows]
+        new, proximal, reference = old + generator.normal(0, 0.4, (3, old.size))
+        rows = zip(*(part.tolist() for part in (new, old, proximal, reference)), strict=True)
+        chain = [Token(*row, 1.0) for row in rows]
         rollouts.append(Rollout(index // 4, 0.0, [chain]))
     return rollouts, generator.normal(0, 1, 8).tolist()
 
 
-def padded(rollouts: list[Rollout], advantages: list[float], policy_T: torch.Tensor):
+def padded(rollouts, advantages, policy_T: torch.Tensor, section: AlgorithmSection):
     """The rows that TRL takes; the policy's log-probs stay attached to `policy_T`."""
     lengths = [len(rollout.chains[0]) for rollout in rollouts]
 
@@ -83,9 +87,12 @@ def padded(rollouts: list[Rollout], advantages: list[float], policy_T: torch.Ten
             for rollout in rollouts
         )
 
+    behavior, proximal = column("behavior"), column("proximal")
+    ratio = (proximal - behavior).exp().clamp(max=section.tis_cap)
     return {
+        **({"ratio": ratio} if section.use_tis else {}),
         "policy": rows(policy_T.split(lengths)),
-        "behavior": column("behavior"),
+        "old": proximal if section.needs_proximal else behavior,
         "reference": column("reference"),
         "mask": rows(torch.ones(length, dtype=torch.long) for length in lengths),
         "advantages": torch.tensor(advantages, dtype=torch.float64),
@@ -103,7 +110,7 @@ def test_loss_and_gradient_agree_with_trl(case, seed, trl_loss):
     loss = (loss_of(section)(terms).loss_T * weights_T).sum()
     loss.backward()
     policy_T = terms.logprobs_T.detach().clone().requires_grad_()
-    expected = trl_loss(padded(rollouts, advantages, policy_T), **theirs)
+    expected = trl_loss(padded(rollouts, advantages, policy_T, section), **theirs)
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-7)
     difference = (terms.logprobs_T.grad - policy_T.grad).norm()
@@ -116,5 +123,5 @@ def test_where_definitions_differ_so_do_the_losses(trl_loss):
     section = AlgorithmSection(use_ppo_clip=True)
     terms = terms_of(rollouts, advantages)
     ours = (loss_of(section)(terms).loss_T * weights_of(rollouts, section, torch.float64)).sum()
-    theirs = trl_loss(padded(rollouts, advantages, terms.logprobs_T), loss_type="grpo")
+    theirs = trl_loss(padded(rollouts, advantages, terms.logprobs_T, section), loss_type="grpo")
     assert abs(ours.item() - theirs.item()) > 1e-3 * abs(theirs.item())

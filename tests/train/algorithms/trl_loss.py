@@ -38,7 +38,8 @@ def trl_loss(
 ) -> torch.Tensor:
     """Return the loss of TRL 1.16 over rows of `columns` ([B, L], and advantages [B]).
 
-    The columns: policy (requires grad), behavior, reference, mask, advantages.
+    The columns: policy (requires grad), old, reference, mask, advantages, and `ratio`, what the
+    policy term is multiplied by for the sampler's sake, if it is.
     """
     policy, mask = columns["policy"], columns["mask"]
     trainer = SimpleNamespace(
@@ -61,7 +62,8 @@ def trl_loss(
         current_gradient_accumulation_steps=1,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
-        use_vllm=False,
+        use_vllm="ratio" in columns,
+        vllm_importance_sampling_correction=True,
         aux_loss_enabled=False,
         _entropy_bonus_enabled=False,
         _metrics=defaultdict(lambda: defaultdict(list)),
@@ -73,8 +75,9 @@ def trl_loss(
         "completion_ids": ids,
         "completion_mask": mask,
         "advantages": columns["advantages"],
-        "old_per_token_logps": columns["behavior"],
+        "old_per_token_logps": columns["old"],
         "ref_per_token_logps": columns["reference"],
         "num_items_in_batch": mask.sum(),
+        "importance_sampling_ratio": columns.get("ratio"),
     }
     return GRPOTrainer._compute_loss(trainer, None, inputs)

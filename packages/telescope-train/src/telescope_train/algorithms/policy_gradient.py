@@ -30,12 +30,13 @@ def clipped_surrogate(ratios_T: "Tensor", terms: Terms, config: "AlgorithmSectio
     """Return the surrogate of `ratios_T`: the low side binds where A < 0, the high where A > 0."""
     low, high = clip_range(config)
     advantages_T = terms.advantages_T
-    surrogate_T = (ratios_T * advantages_T).minimum(ratios_T.clamp(low, high) * advantages_T)
-    fractions = {
-        "clip_fraction/low": (ratios_T < low) & (advantages_T < 0),
-        "clip_fraction/high": (ratios_T > high) & (advantages_T > 0),
-    }
-    return TokenLoss(loss_T=-surrogate_T, metrics=metric_sums(fractions, terms.mask_T))
+    is_low_T = (ratios_T < low) & (advantages_T < 0)
+    is_high_T = (ratios_T > high) & (advantages_T > 0)
+    # The same as the minimum of the two products, whose gradient costs several times as much.
+    is_free_T = ~(is_low_T | is_high_T)
+    bounded_T = ratios_T.where(is_free_T, ratios_T.detach().clamp(low, high))
+    fractions = {"clip_fraction/low": is_low_T, "clip_fraction/high": is_high_T}
+    return TokenLoss(loss_T=-advantages_T * bounded_T, metrics=metric_sums(fractions, terms.mask_T))
 
 
 def _dual_clip(clipped: TokenLoss, terms: Terms, config: "AlgorithmSection") -> TokenLoss:
