@@ -223,7 +223,7 @@ def _leaky_attention(module, query, key, value, attention_mask, *, scaling, **_)
 
 def test_self_check_refuses_attention_that_ignores_boundaries(tiny, start):
     worker = start(backend_settings(tiny))
-    assert worker.self_tests[0].value < 1e-5
+    assert max(test.value for test in worker.self_tests) < 1e-5
     AttentionInterface.register("leaky_test", _leaky_attention)
     worker.backend._policy.lm.set_attn_implementation("leaky_test")
     with pytest.raises(ConfigError, match="packed samples differ"):

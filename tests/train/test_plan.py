@@ -11,7 +11,7 @@ import pytest
 from telescope_core.errors import ConfigError
 from telescope_train.config import load_train_config
 from telescope_train.model_facts import facts_of, read_model_facts
-from telescope_train.plan import Plan, make_plan
+from telescope_train.plan import Plan, _training_state, make_plan
 from telescope_train.plan_text import render_plan
 
 QWEN3 = {
@@ -214,3 +214,23 @@ def test_the_command_refuses_in_one_message(flags, tmp_path):
     assert "unknown setting 'use_tsi'; did you mean 'use_tis'" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], {"weights": 4, "gradients": 4, "Adam": 8}),
+        (["--optimizer", "adamw_bf16"], {"weights": 4, "gradients": 4, "Adam": 4}),
+        (["--optimizer", "adamw_8bit"], {"weights": 4, "gradients": 4, "Adam": 2}),
+        (["--use_lora"], {"frozen weights": 4}),
+        (
+            ["--kl_penalty_tau", "0.1", "--mixed_precision_dtype", "bfloat16"],
+            {"weights": 4, "gradients": 4, "Adam": 8, "reference model": 2},
+        ),
+    ],
+)
+def test_what_a_rank_keeps_of_the_model(flags, expected):
+    """In bytes for each parameter."""
+    base = ["--name", "a", "--number_of_steps", "1", "--model", "a/b"]
+    config = load_train_config([], [*base, "--environments", '[{"name": "countdown"}]', *flags])
+    assert {name: size / 1000 for name, size in _training_state(config, 1000)} == expected

@@ -246,7 +246,6 @@ def _memory(config: TrainConfig, facts: ModelFacts, limit: int) -> tuple[MemoryP
     if facts.num_parameters is None or facts.kv_values_per_token is None:
         return ()
     ranks = config.trainer.trainer_num_workers
-    master = BYTES_PER_VALUE[config.model.model_dtype] * facts.num_parameters // ranks
     chunk = min(config.trainer.entropy_chunk_size, config.trainer.seq_len)
     compute = BYTES_PER_VALUE[_compute_dtype(config)]
     sequences = min(
@@ -258,9 +257,7 @@ def _memory(config: TrainConfig, facts: ModelFacts, limit: int) -> tuple[MemoryP
         MemoryPlan(
             process="trainer rank",
             parts=(
-                ("weights", master),
-                ("gradients", master),
-                ("Adam", 2 * master),
+                *_training_state(config, facts.num_parameters // ranks),
                 ("logits", 2 * 4 * min(chunk * (facts.vocab_size or 0), _logits_of_a_block())),
             ),
         ),
@@ -272,6 +269,24 @@ def _memory(config: TrainConfig, facts: ModelFacts, limit: int) -> tuple[MemoryP
             ),
         ),
     )
+
+
+_MOMENT_BYTES = {"adamw_bf16": 4, "adamw_8bit": 2}
+"""Of both moments of one parameter; those of plain AdamW have the dtype of the weights."""
+
+
+def _training_state(config: TrainConfig, num_parameters: int) -> list[tuple[str, int]]:
+    """Return what a rank keeps of the model between steps; adapters are small and not counted."""
+    trainer = config.trainer
+    size = BYTES_PER_VALUE[config.model.model_dtype]
+    weights = size * num_parameters
+    if trainer.use_lora:
+        return [("frozen weights", weights)]
+    moments = 2 * size if trainer.optimizer == "adamw" else _MOMENT_BYTES[trainer.optimizer]
+    parts = [("weights", weights), ("gradients", weights), ("Adam", moments * num_parameters)]
+    if config.algorithm.needs_reference:
+        parts.append(("reference model", BYTES_PER_VALUE[_compute_dtype(config)] * num_parameters))
+    return parts
 
 
 def _compute_dtype(config: TrainConfig) -> str:

@@ -29,6 +29,8 @@ class SelfTest:
     unit: str
     remedy: str
     """What is wrong when the value is larger, and what to do."""
+    note: str = ""
+    """What else should be known."""
 
     @property
     def is_passed(self) -> bool:
@@ -69,14 +71,23 @@ def check_rank(
         reference_logprobs_T=logprobs_T,
         advantages_T=np.where(batch.mask_T, 1.0, 0.0).astype(np.float32),
     )
+    attention = backend.attention
     tests = [
+        SelfTest(
+            name=f"attention {attention.kind.name} keeps samples apart",
+            value=attention.difference,
+            limit=attention.tolerance,
+            unit="relative difference",
+            remedy="the next kind of attention is tried",
+            note=attention.reasons,
+        ),
         SelfTest(
             name="packing does not leak",
             value=difference,
             limit=tolerance,
             unit="nats",
             remedy="train another model",
-        )
+        ),
     ]
     weight = backend.accumulate_gradient([batch], version=0).metrics["importance_weight"]
     if exactness is not None:

@@ -23,6 +23,7 @@ from telescope_train.config.schema import (
     TrainerSection,
 )
 from telescope_train.metrics import MetricSum
+from telescope_train.models.attention_choice import AttentionChoice
 
 Loss: TypeAlias = Callable[[Terms], TokenLoss]
 
@@ -73,6 +74,9 @@ class UpdateResult:
 
 class TrainerBackend(Protocol):
     """One rank of a model in training."""
+
+    attention: AttentionChoice
+    """What keeps packed samples apart, as its own self-test found."""
 
     def __init__(self, settings: BackendSettings, loss: Loss, device: torch.device) -> None:
         """Load and shard the model; the process group exists."""

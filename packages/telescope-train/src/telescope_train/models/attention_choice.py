@@ -39,13 +39,15 @@ class AttentionChoice:
     kind: AttentionKind
     difference: float
     """Packed against one by one, relative."""
+    tolerance: float
+    """Largest such difference that rounding explains."""
     refused: dict[str, str]
     """Name of each kind that was not taken -> the reason."""
 
-    def __str__(self) -> str:
-        """One line for people."""
-        reasons = "".join(f"; not {name}: {reason}" for name, reason in self.refused.items())
-        return f"attention: {self.kind.name} (self-test {self.difference:.1g}){reasons}"
+    @property
+    def reasons(self) -> str:
+        """Why it is no faster one, for people."""
+        return "; ".join(f"not {name}: {reason}" for name, reason in self.refused.items())
 
 
 def choose_attention(
@@ -67,8 +69,10 @@ def choose_attention(
         if reason is None:
             difference, reason = probe.test(kind)
         if reason is None:
-            choice = AttentionChoice(kind=kind, difference=difference, refused=refused)
-            _log.info("%s", choice)
+            choice = AttentionChoice(
+                kind=kind, difference=difference, tolerance=probe.tolerance, refused=refused
+            )
+            _log.info("attention: %s; %s", kind.name, choice.reasons)
             return choice
         refused[kind.name] = reason
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
@@ -83,6 +87,7 @@ class _Probe:
 
     def __init__(self, lm: PreTrainedModel, needs: AttentionNeeds) -> None:
         self._needs = needs
+        self.tolerance = _HALF_TOLERANCE if needs.dtype.itemsize == 2 else _TOLERANCE
         self._lm = _small_copy(lm, needs)
         generator = torch.Generator().manual_seed(0)
         ids = [torch.randint(PROBE_VOCAB, (length,), generator=generator) for length in LENGTHS]
@@ -99,11 +104,10 @@ class _Probe:
             text = str(error).strip().splitlines()
             return float("nan"), f"failed: {text[0] if text else type(error).__name__}"
         difference = max(_relative(hidden_TH, self._hidden_TH), _relative(gradient, self._gradient))
-        tolerance = _HALF_TOLERANCE if self._needs.dtype.itemsize == 2 else _TOLERANCE
-        if not difference <= tolerance:
+        if not difference <= self.tolerance:
             return difference, (
                 f"leaks between packed samples: they differ from single ones by {difference:.2g}, "
-                f"at most {tolerance:g} is rounding"
+                f"at most {self.tolerance:g} is rounding"
             )
         return difference, None
 
