@@ -119,6 +119,22 @@ async def _refusals(tmp_path, tiny, saved) -> None:
         resume_point(config_of(tmp_path, tiny, "--name", "x", *path))
 
 
+def test_another_version_of_an_environment_is_listed(tiny, tmp_path):
+    entries = ("--environments", '[{"name": "resume_run:Digit"}]')
+    saved = tmp_path / "other" / "step-000005"
+    checkpoint_at(tmp_path / "other", 5)
+    config = config_of(tmp_path, tiny, *entries, "--resume_from_checkpoint", str(saved))
+    manifest = json.loads((saved / "checkpoint.json").read_text())
+    manifest |= {"config": config.model_dump(mode="json")}
+    for version, expected in [
+        ("0", ()),
+        ("9", ("version of environment resume_run:Digit: '9' -> '0'",)),
+    ]:
+        manifest["environments"] = {"resume_run:Digit": version}
+        (saved / "checkpoint.json").write_text(json.dumps(manifest))
+        assert resume_point(config).changed == expected
+
+
 def checkpoint_at(folder: Path, step: int, *, name: str = "", whole: bool = True) -> None:
     path = folder / (name or f"step-{step:06d}")
     (path / "state").mkdir(parents=True)

@@ -16,6 +16,7 @@ from telescope_train.run_checkpoints import (
     CheckpointManifest,
     checkpoints_folder,
     complete_checkpoints,
+    environment_versions,
     expendable,
     partial_folder,
     put_in_place,
@@ -117,6 +118,7 @@ class Checkpointer:
             num_ranks=self._ranks.num_ranks,
             has_training_state=with_training_state,
             config=self._config.model_dump(mode="json"),
+            environments=environment_versions(self._config),
         )
         self._writing = asyncio.create_task(self._complete(path, manifest, state))
 

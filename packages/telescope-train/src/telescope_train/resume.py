@@ -18,6 +18,7 @@ from telescope_train.run_checkpoints import (
     RunCheckpoint,
     checkpoints_folder,
     complete_checkpoints,
+    environment_versions,
     read_checkpoint,
 )
 from telescope_train.run_location import run_folder, run_folder_problems
@@ -73,8 +74,11 @@ def resume_point(config: TrainConfig) -> ResumePoint | None:
             f"{config.run.number_of_steps}: nothing is left to do; raise number_of_steps"
         )
     before, now_ = checkpoint.manifest.config, config.model_dump(mode="json")
+    versions = _version_changes(checkpoint, config)
     return ResumePoint(
-        checkpoint=checkpoint, is_same_run=is_same_run, changed=_allowed_changes(before, now_)
+        checkpoint=checkpoint,
+        is_same_run=is_same_run,
+        changed=(*_allowed_changes(before, now_), *versions),
     )
 
 
@@ -147,6 +151,14 @@ def _allowed_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tup
             f"had; set these back, or start from an export of the weights:\n{_lines(fixed)}"
         )
     return tuple(changed.values())
+
+
+def _version_changes(checkpoint: RunCheckpoint, config: TrainConfig) -> Iterator[str]:
+    """Yield the environments of which another version is installed now."""
+    before = checkpoint.manifest.environments
+    for name, version in environment_versions(config).items():
+        if before.get(name, version) != version:
+            yield f"version of environment {name}: {before[name]!r} -> {version!r}"
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ dot and is never taken for one. Imports no torch.
 
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.open import locate_environment
 from telescope_core.records.files import read_json, write_json
 from telescope_train.config.schema import TrainConfig
 from telescope_train.disk import sync_folder
@@ -41,6 +43,8 @@ class CheckpointManifest(BaseModel):
     has_training_state: bool
     config: dict[str, Any]
     """Every setting of the run, defaults included."""
+    environments: dict[str, str] = Field(default_factory=dict)
+    """Version of each installed environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,15 @@ def checkpoints_folder(config: TrainConfig) -> Path:
     if shared is not None:
         return Path(shared).expanduser() / config.run.name
     return run_folder(config) / "checkpoints"
+
+
+def environment_versions(config: TrainConfig) -> dict[str, str]:
+    """Return the version of each environment that is trained on and installed here."""
+    versions: dict[str, str] = {}
+    for entry in config.environments:
+        with suppress(TelescopeError):  # what is missing is a problem of the plan, not of this
+            versions[entry.name] = locate_environment(entry.name).version
+    return versions
 
 
 def partial_folder(path: Path) -> Path:
