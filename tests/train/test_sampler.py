@@ -20,11 +20,12 @@ from telescope_core import (
     reward,
 )
 from telescope_core.in_process import InProcessEnvironment
+from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
 from telescope_train.accept import AcceptFn
 from telescope_train.batch_checks import MAX_DRAWS_PER_GROUP
 from telescope_train.draw import ExampleDraw, Source
-from telescope_train.failures import Boundary
+from telescope_train.failures import Boundary, boundary_of
 from telescope_train.sampler import (
     MAX_ATTEMPTS,
     RolloutSampler,
@@ -215,3 +216,26 @@ async def test_queues_are_counted_when_the_trainer_asks() -> None:
     batch = await sampler.take(0)
     assert batch.queues == {"groups_ready": 0, "rollouts_playing": 4, "rollouts_waiting": 8}
     await sampler.close()
+
+
+async def test_a_reward_that_raises_is_told_from_an_environment_that_does() -> None:
+    class Bad(Echo):
+        @reward
+        def said_it(self, rollout: Rollout, example: Example) -> float:
+            raise ZeroDivisionError("in the reward")
+
+    request = PlayRequest(
+        split=Split.TRAIN,
+        example_index=0,
+        group_id="0.0",
+        index=0,
+        sampling=Sampling(max_tokens=4),
+        deadline_s=5.0,
+    )
+    client = InProcessEnvironment(Bad(), name="bad")
+    failed = await client.play(request, ScriptedClient(echo).policy("0.0/0"))
+    assert failed.error == "ZeroDivisionError: in the reward"
+    assert boundary_of(failed) is Boundary.REWARD
+    broken = ScriptedClient([RuntimeError("in the environment")])
+    failed = await client.play(request, broken.policy("0.0/0"))
+    assert boundary_of(failed) is Boundary.ENVIRONMENT

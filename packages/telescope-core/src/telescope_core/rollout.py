@@ -24,6 +24,7 @@ async def play_rollout(
         environment=name, example_id="", group_id=request.group_id, index=request.index
     )
     episode: Episode | None = None
+    is_played = False
     try:
         async with asyncio.timeout(request.deadline_s):
             source = environment.examples(request.split)
@@ -37,13 +38,16 @@ async def play_rollout(
             )
             stop_reason = await environment.play(episode)
             rollout = replace(_snapshot(rollout, episode), stop_reason=stop_reason)
+            is_played = True
             return await score_rollout(environment, rollout, example)
     except TimeoutError as error:
         text = str(error) or f"rollout exceeded its deadline of {request.deadline_s:g} s"
         return _failed(_snapshot(rollout, episode), StopReason.TIMEOUT, f"TimeoutError: {text}")
     except Exception as error:  # noqa: BLE001 - a boundary: a failed rollout is data with a reason
         text = f"{type(error).__name__}: {error}"
-        return _failed(_snapshot(rollout, episode), StopReason.ERROR, text)
+        failed = _failed(_snapshot(rollout, episode), StopReason.ERROR, text)
+        where = "reward" if is_played else "play"
+        return replace(failed, tags={**failed.tags, "failed_in": where})
 
 
 async def score_rollout(environment: Environment, rollout: Rollout, example: Example) -> Rollout:

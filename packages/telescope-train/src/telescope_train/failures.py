@@ -24,7 +24,7 @@ BY_ERROR = {
     EndpointError.__name__: Boundary.ENDPOINT,
     ProcessDiedError.__name__: Boundary.ENDPOINT,
 }
-"""Name of the exception, which opens `Rollout.error`, -> boundary; all others: environment."""
+"""Name of the exception, which opens `Rollout.error`, -> boundary."""
 
 
 def boundary_of(rollout: Rollout) -> Boundary:
@@ -32,4 +32,7 @@ def boundary_of(rollout: Rollout) -> Boundary:
     if rollout.stop_reason is StopReason.TIMEOUT:
         return Boundary.TIMEOUT
     name = (rollout.error or "").partition(":")[0]
-    return BY_ERROR.get(name, Boundary.ENVIRONMENT)
+    if name in BY_ERROR:
+        return BY_ERROR[name]
+    is_scored = rollout.tags.get("failed_in") == "reward"
+    return Boundary.REWARD if is_scored else Boundary.ENVIRONMENT
