@@ -1,0 +1,94 @@
+"""Minibatches, recomputed log-probs, rejection and self-tests, by the real command."""
+
+import json
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from telescope_core.records import RunFolder
+from telescope_train.inference.server import free_port
+
+pytestmark = pytest.mark.engine
+
+ACCEPT = """
+import zlib
+
+
+def two_of_three(group):
+    return zlib.crc32(group.example_id.encode()) % 3 > 0 or "unlucky"
+"""
+CONFIG = """
+[run]
+name = "shaped"
+number_of_steps = 4
+[model]
+model = {model}
+[[environments]]
+name = "math-reasoning"
+env = {{ level = "digit", operations = "+", instruction = "" }}
+[rollout]
+group_size = 4
+prompts_batch_size_for_trainer = 4
+max_tokens = 8
+discard_group_zero_advantage = false
+should_accept_fn = "accept_some:two_of_three"
+[algorithm]
+use_ppo_clip = true
+ppo_clip_ref_logprobs = "batch"
+number_of_minibatches = 2
+kl_penalty_tau = 0.05
+kl_in_reward = true
+reference_update_every = 2
+[trainer]
+learning_rate = 1e-3
+seq_len = 128
+[inference]
+inference_base_port = {port}
+max_model_len = 64
+"""
+
+
+def test_a_shaped_run_keeps_its_batches_full_and_its_steps_exact(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    (tmp_path / "accept_some.py").write_text(ACCEPT)
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG.format(model=json.dumps(str(tiny_model)), port=free_port()))
+    code = "from telescope_cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", "run.toml", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    folder = RunFolder.open(tmp_path / "runs" / "shaped")
+    tests = {test["name"]: test for test in folder.self_tests()}
+    assert len(tests) == 4
+    assert all(test["value"] <= test["limit"] for test in tests.values())
+    assert tests["importance weight is 1"]["value"] == 0
+    assert tests["engine and trainer agree"]["value"] < 1e-4
+
+    rows = folder.metrics()
+    assert [row["optimizer/steps"] for row in rows] == [2] * 4
+    assert [row["groups/total"] for row in rows] == [4] * 4
+    assert max(row["mismatch/max"] for row in rows if "mismatch/max" in row) <= 1e-3
+    assert all(row["importance_weight/min"] < 1 for row in rows), "the second step has moved"
+    assert all(abs(row["behave_imp_weight/mean"] - 1) < 0.2 for row in rows)
+    assert rows[0]["reward_shaping/kl"] == pytest.approx(0.0, abs=1e-4), "equal to the reference"
+    assert rows[1]["reward_shaping/kl"] < 0
+
+    recorded = folder.rollouts()
+    rejected = [row for row in recorded if row.status_reason == "unlucky"]
+    assert len(rejected) == 4 * sum(row["groups/rejected"] for row in rows) > 0
+    assert {row.status for row in rejected} == {"discarded"}
+    assert len(recorded) - len(rejected) == 4 * 4 * 4, "every batch is full"
+    for row in recorded:
+        assert (zlib.crc32(row.example_id.encode()) % 3 == 0) == (row in rejected)
