@@ -190,6 +190,14 @@ def test_a_refused_value_would_indeed_have_changed_nothing():
         ),
         (["--group_size", "1"], "use reinforce_pp, which needs no group"),
         (["--group_size", "1", "--algorithm", "maxrl"], "at least 2 for maxrl, got 1"),
+        (
+            ["--algorithm", "maxrl", "--overlong_penalty_factor", "1"],
+            "algorithm.overlong_penalty_factor would push rewards below 0, which maxrl",
+        ),
+        (
+            ["--algorithm", "maxrl", "--kl_in_reward", "--kl_penalty_tau", "0.1"],
+            "algorithm.kl_in_reward would push rewards below 0",
+        ),
         (["--algorithm", "nowhere:MINE"], "cannot import 'nowhere'"),
         (["--clip_ratio_c", "1"], "clip_ratio_c: expected greater than 1, got 1"),
     ],

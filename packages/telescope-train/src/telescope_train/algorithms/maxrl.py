@@ -32,4 +32,5 @@ ALGORITHM = Algorithm(
     use_ppo_clip=False,
     clip_low=0.2,
     clip_high=0.2,
+    takes_negative_rewards=False,
 )

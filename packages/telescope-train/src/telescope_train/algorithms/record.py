@@ -48,6 +48,8 @@ class Algorithm:
     """Those of `OWN_SETTINGS` that it reads."""
     min_group_size: int = 2
     """Fewest rollouts of one example that it can learn from."""
+    takes_negative_rewards: bool = True
+    """Off: penalties that could push a reward below 0 are refused beside it."""
 
 
 OWN_SETTINGS = ("advantage_norm", "sapo_tau_pos", "sapo_tau_neg", "dr_grpo_loss_agg_mode")

@@ -135,6 +135,13 @@ def _conflicts(section: AlgorithmSection, algorithm: Algorithm) -> Iterator[str]
         )
     if section.use_tis:
         yield from _tis_conflicts(section)
+    if not algorithm.takes_negative_rewards:
+        yield from (
+            f"algorithm.{penalty} would push rewards below 0, which {algorithm.name} cannot take; "
+            f"remove {penalty}, or use grpo"
+            for penalty in ("kl_in_reward", "overlong_penalty_factor")
+            if getattr(section, penalty)
+        )
 
 
 def _tis_conflicts(section: AlgorithmSection) -> Iterator[str]:
