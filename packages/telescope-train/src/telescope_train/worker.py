@@ -234,13 +234,13 @@ def _loss(settings: BackendSettings) -> Loss:
 
 
 def _exactness(settings: BackendSettings, device: torch.device) -> float | None:
-    """How far the same forward pass may be from itself: a GPU may pick other kernels.
+    """How far the same forward pass may be from itself: a GPU or a compiler may pick other kernels.
 
     Log-probs travel in float32, to which those of a model in float64 are rounded.
     """
     if settings.trainer.use_lora and settings.trainer.lora_dropout:
         return None
-    if device.type != "cpu":
+    if device.type != "cpu" or settings.trainer.compile:
         return 1e-2
     return 1e-6 if compute_dtype(settings, device) == torch.float64 else 0.0
 
