@@ -234,3 +234,17 @@ def test_what_a_rank_keeps_of_the_model(flags, expected):
     base = ["--name", "a", "--number_of_steps", "1", "--model", "a/b"]
     config = load_train_config([], [*base, "--environments", '[{"name": "countdown"}]', *flags])
     assert {name: size / 1000 for name, size in _training_state(config, 1000)} == expected
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--optimizer", "adamw_8bit"], "use 'adamw' or 'adamw_bf16'"),
+        (["--optimizer_cpu_offload"], "optimizer_cpu_offload has no effect without a GPU"),
+    ],
+)
+def test_what_needs_a_gpu_stands_in_the_way_without_one(flags, expected):
+    base = ["--name", "a", "--number_of_steps", "1", "--model", "a/b"]
+    config = load_train_config([], [*base, "--environments", '[{"name": "countdown"}]', *flags])
+    assert [problem for problem in make_plan(config).problems if expected in problem]

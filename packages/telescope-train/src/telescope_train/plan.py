@@ -111,6 +111,7 @@ def make_plan(config: TrainConfig) -> Plan:
     problems += location_problems(config)
     if config.ray.ray_address is None:
         problems += port_problems(config)
+        problems += _device_problems(config)
     rollouts = sum(share.rollouts for share in shares)
     return Plan(
         run_folder=str(run_folder(config)),
@@ -181,6 +182,21 @@ def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
         yield (
             f"algorithm.filter_gibberish has no effect: no token id of the model's {vocab_size} is "
             f"above gibberish_token_threshold ({threshold}); lower it, or turn the filter off"
+        )
+
+
+def _device_problems(config: TrainConfig) -> Iterator[str]:
+    if _has_cuda():
+        return
+    if config.trainer.optimizer == "adamw_8bit":
+        yield (
+            "trainer.optimizer = 'adamw_8bit' compiles its step for a GPU, and this machine has "
+            "none; use 'adamw' or 'adamw_bf16'"
+        )
+    if config.trainer.optimizer_cpu_offload:
+        yield (
+            "trainer.optimizer_cpu_offload has no effect without a GPU: everything is in CPU "
+            "memory already; remove it"
         )
 
 
