@@ -52,7 +52,10 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
     check_context(loaded.model, attention.kind, trainer.fsdp_context_parallel_size)
     context = join_context(trainer.fsdp_context_parallel_size)
     if trainer.use_lora:
-        add_adapters(loaded.model, trainer, model_name=settings.model.model)
+        # Every rank keeps a shard of its own copy, so all must draw the same start.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            add_adapters(loaded.model, trainer, model_name=settings.model.model)
     if trainer.compile:
         compile_layers(decoder_layers(loaded.model))
     else:
