@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -94,9 +95,9 @@ def loss_of(section: AlgorithmSection) -> Callable[[Terms], TokenLoss]:
     return partial(objective, algorithm=algorithm, config=resolved(section, algorithm))
 
 
-def _rollout(generator: np.random.Generator, group: int, lengths: list[int]) -> Rollout:
+def _rollout(generator: np.random.Generator, reward: float, lengths: list[int]) -> Rollout:
     policy, proximal, reference = generator.normal(0, [[0.5], [0.3], [0.7]], (3, 1))[:, 0]
-    rollout = Rollout(group, float(generator.choice([0.0, 0.25, 1.0])))
+    rollout = Rollout(0, reward)
     for length in lengths:
         behavior = -generator.exponential(1.0, length) - 0.01
         noise = generator.normal(0, 0.3, (3, length))
@@ -113,12 +114,15 @@ def _rollout(generator: np.random.Generator, group: int, lengths: list[int]) -> 
 
 @st.composite
 def steps(draw) -> list[Rollout]:
-    """Groups of at least two rollouts of one or two chains; rewards repeat within groups."""
+    """Groups of two or three rollouts of one or two chains; every group carries signal."""
     chains = st.lists(st.integers(1, 9), min_size=1, max_size=2)
     groups = draw(st.lists(st.lists(chains, min_size=2, max_size=3), min_size=1, max_size=3))
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rewards = (1.0, 0.0, 0.25)
     return [
-        _rollout(generator, number, one) for number, group in enumerate(groups) for one in group
+        replace(_rollout(generator, reward, lengths), group=number)
+        for number, group in enumerate(groups)
+        for reward, lengths in zip(rewards, group, strict=False)
     ]
 
 
