@@ -182,7 +182,7 @@ class RolloutSampler:
         groups = await asyncio.gather(*self._batches[batch])
         return SampledBatch(
             groups=tuple(groups),
-            rejected=tuple(self._rejected[batch]),
+            rejected=tuple(sorted(self._rejected[batch], key=_place)),
             failed_attempts=dict(self._failed_attempts[batch]),
             duration_s=time.monotonic() - self._admitted[batch].at_s,
         )
@@ -278,3 +278,8 @@ class RolloutSampler:
         finally:
             self._num_playing -= 1
             self._lanes.release()
+
+
+def _place(group: Group) -> list[int]:
+    """Sort by place and draw, not by which group finished first."""
+    return [int(number) for number in group.id.replace("-", ".").split(".")]
