@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from resume_run import Killed, config_of, numbers, run, settings_of
 
 SAVED = ("--checkpoint_every", "5")
+AHEAD = ("--max_async_rollout", "1")
 LATEST = (*SAVED, "--resume_from_checkpoint", "latest")
 
 
@@ -60,10 +61,10 @@ def same_rollouts(one: Path, other: Path) -> bool:
     "more",
     [
         ("--max_async_rollout", "0", "--should_accept_fn", "resume_run:is_mixed"),
-        ("--max_async_rollout", "1"),
-        ("--max_async_rollout", "1", "--use_lora", "true", "--lora_dropout", "0.1"),
+        (*AHEAD, "--kl_penalty_tau", "0.1", "--reference_update_every", "3"),
+        (*AHEAD, "--use_lora", "true", "--lora_dropout", "0.1"),
     ],
-    ids=["synchronous", "ahead", "lora"],
+    ids=["synchronous", "reference", "lora"],
 )
 async def test_ten_steps_equal_five_and_a_resume_and_five(tiny, tmp_path, more):
     straight = await run(config_of(tmp_path / "a", tiny, *more))
