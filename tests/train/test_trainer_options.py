@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from telescope_core.errors import ConfigError
+from telescope_train.backends import optimiser
 from telescope_train.backends.low_precision_adamw import LowPrecisionAdamW, round_at_random
 from telescope_train.backends.optimiser import make_optimizer
 from telescope_train.config.schema import AlgorithmSection, TrainerSection
@@ -260,3 +261,28 @@ def test_an_updated_reference_comes_back_with_a_checkpoint(tiny, start, tmp_path
     assert not np.array_equal(worker.backend.reference_logprobs(batches[:1])[0], expected)
     worker.load_checkpoint(tmp_path / "state")
     assert np.array_equal(worker.backend.reference_logprobs(batches[:1])[0], expected)
+
+
+def test_eight_bit_moments_train_and_continue(tiny, start, tmp_path, monkeypatch):
+    """Its step is compiled for a GPU in a run; here it runs uncompiled, on sharded weights."""
+    pytest.importorskip("torchao", reason="an extra: telescope-train[low-bit-optimizers]")
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(optimiser, "_adamw_8bit", lambda device: optimiser.load_adamw_8bit())
+    batches = grpo_batches(seq_len=128)[0]
+
+    def moved(worker) -> dict[str, torch.Tensor]:
+        for version in range(3):
+            worker.train_step(batches, version=version)
+        return {name: value.clone() for name, value in worker.export_weights()}
+
+    wide = moved(start(backend_settings(tiny)))
+    worker = start(backend_settings(tiny, optimizer="adamw_8bit"))
+    narrow = moved(worker)
+    initial = dict(AutoModelForCausalLM.from_pretrained(tiny).named_parameters())
+    difference = sum(((wide[name] - narrow[name]) ** 2).sum() for name in wide) ** 0.5
+    assert difference < 0.05 * sum(((wide[n] - initial[n]) ** 2).sum() for n in wide) ** 0.5
+    worker.save_checkpoint(tmp_path / "state")
+    expected = moved(worker)
+    worker = start(backend_settings(tiny, optimizer="adamw_8bit"))
+    worker.load_checkpoint(tmp_path / "state")
+    assert all(torch.equal(value, expected[name]) for name, value in moved(worker).items())

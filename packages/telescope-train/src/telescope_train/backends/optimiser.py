@@ -56,8 +56,28 @@ def _adamw_8bit(device: torch.device) -> type[torch.optim.Optimizer]:
             'optimizer "adamw_8bit" compiles its step for a GPU and there is none here; '
             'use "adamw" or "adamw_bf16"'
         )
+    return load_adamw_8bit()
+
+
+def load_adamw_8bit() -> type[torch.optim.Optimizer]:
+    """Return torchao's, its moments fit for checkpoints; ConfigError when it is not installed."""
     try:
         from torchao.optim import AdamW8bit
+        from torchao.optim.subclass_8bit import OptimState8bit
     except ImportError as error:
         raise ConfigError(_AO_HINT) from error
+
+    # A checkpoint is staged through copies in CPU memory, which torchao's moments do not offer.
+    @OptimState8bit.implements([torch.ops.aten.clone.default])
+    def _clone(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        moment = args[0]
+        copies = (part.clone() for part in (moment.codes, moment.scale, moment.qmap))
+        return OptimState8bit(*copies, moment.signed, dtype=moment.dtype)
+
+    @OptimState8bit.implements([torch.ops.aten.zeros_like.default])
+    def _zeros_like(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        moment, device = args[0], kwargs.get("device") or args[0].device
+        empty = (torch.zeros_like(part, device=device) for part in (moment.codes, moment.scale))
+        return OptimState8bit(*empty, moment.qmap.to(device), moment.signed, dtype=moment.dtype)
+
     return AdamW8bit
