@@ -40,7 +40,8 @@ class Digit(SingleTurnEnvironment):
         )
 
     @reward
-    def close(self, rollout, example):
+    async def close(self, rollout, example):
+        # Async, so that no thread decides which group ends first: back-fill draws in that order.
         return 1.0 - abs(int(rollout.completion_text[-1]) - int(example.answer)) / 10
 
 
