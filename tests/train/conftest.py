@@ -1,11 +1,15 @@
 """Builders shared by the tests of the trainer's maths."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batch import TrainingSample
+from telescope_train.models import make_tiny_model
+from telescope_train.worker import TrainerWorker
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +44,25 @@ def make_sample() -> Callable[..., TrainingSample]:
         )
 
     return build
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random tiny model on disk."""
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[BackendSettings], TrainerWorker]]:
+    """Return a function that starts a rank in this process; it is closed at the end."""
+    workers: list[TrainerWorker] = []
+
+    def build(settings: BackendSettings) -> TrainerWorker:
+        if workers:
+            workers.pop().close()
+        workers.append(TrainerWorker(settings))
+        return workers[-1]
+
+    yield build
+    for worker in workers:
+        worker.close()

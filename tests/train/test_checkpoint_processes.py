@@ -13,7 +13,6 @@ import pytest
 from telescope_core.errors import ConfigError
 from telescope_train.checkpoint import saved_keys
 from telescope_train.export import read_weights
-from telescope_train.models import make_tiny_model
 from telescope_train.worker import TrainerWorker
 
 HERE = Path(__file__).parent
@@ -21,11 +20,6 @@ sys.path.insert(0, str(HERE))
 from backend_cases import backend_settings, grpo_batches  # noqa: E402
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
 
 
 def run_ranks(world_size: int, output: Path, model: Path, *, load="", dies=False) -> list[int]:

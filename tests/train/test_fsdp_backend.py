@@ -12,7 +12,6 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_train.backends.schedule import learning_rate_factor
-from telescope_train.models import make_tiny_model
 from telescope_train.packing import padding_batch
 from telescope_train.self_check import check_packing
 from telescope_train.worker import TrainerWorker
@@ -27,27 +26,6 @@ from backend_cases import (  # noqa: E402
     run_ranks,
     slow_gradient,
 )
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
-
-
-@pytest.fixture
-def start():
-    """Return a function that starts a rank in this process; it is closed at the end."""
-    workers = []
-
-    def build(settings) -> TrainerWorker:
-        if workers:
-            workers.pop().close()
-        workers.append(TrainerWorker(settings))
-        return workers[-1]
-
-    yield build
-    for worker in workers:
-        worker.close()
 
 
 def gradient_of(worker, batches) -> dict[str, np.ndarray]:

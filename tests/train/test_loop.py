@@ -10,17 +10,11 @@ import torch
 from telescope_core.types import RolloutStatus
 from telescope_train.batch import TrainingSample
 from telescope_train.loop import train
-from telescope_train.models import make_tiny_model
 from telescope_train.packing import pack
 from telescope_train.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy_run import toy_config, toy_parts
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
 
 
 @pytest.fixture

@@ -14,34 +14,11 @@ from telescope_core.errors import ConfigError
 from telescope_train.backends.sharding import local_part, reshard
 from telescope_train.checkpoint import saved_keys
 from telescope_train.config.schema import AlgorithmSection
-from telescope_train.models import make_tiny_model
 from telescope_train.models.lora import adapters_off
-from telescope_train.worker import TrainerWorker
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 from backend_cases import backend_settings, grpo_batches  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
-
-
-@pytest.fixture
-def start():
-    """Return a function that starts a rank in this process; it is closed at the end."""
-    workers = []
-
-    def build(settings) -> TrainerWorker:
-        if workers:
-            workers.pop().close()
-        workers.append(TrainerWorker(settings))
-        return workers[-1]
-
-    yield build
-    for worker in workers:
-        worker.close()
 
 
 def lora_settings(model, **trainer):

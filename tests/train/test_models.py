@@ -18,11 +18,6 @@ from telescope_train.models.render import render_conversations
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
-
-
-@pytest.fixture(scope="module")
 def tokenizer(tiny):
     return load_tokenizer(str(tiny))
 

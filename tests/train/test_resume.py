@@ -12,7 +12,6 @@ import torch
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records import RunFolder
 from telescope_train.checkpointer import Checkpointer
-from telescope_train.models import make_tiny_model
 from telescope_train.resume import resume_point
 from telescope_train.run_checkpoints import (
     CheckpointManifest,
@@ -30,11 +29,6 @@ from resume_run import Killed, config_of, numbers, run, settings_of
 SAVED = ("--checkpoint_every", "5")
 AHEAD = ("--max_async_rollout", "1")
 LATEST = (*SAVED, "--resume_from_checkpoint", "latest")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
 
 
 def end_process(folder: Path) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from telescope_core.errors import ConfigError
-from telescope_train.models import make_tiny_model
 from telescope_train.worker import TrainerWorker
 
 HERE = Path(__file__).parent
@@ -21,11 +20,6 @@ from backend_cases import (  # noqa: E402
     run_ranks,
     slow_gradient,
 )
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
 
 
 def taken(folder, name) -> dict[str, np.ndarray]:

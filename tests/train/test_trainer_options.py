@@ -16,35 +16,12 @@ from telescope_train.backends import optimiser
 from telescope_train.backends.low_precision_adamw import LowPrecisionAdamW, round_at_random
 from telescope_train.backends.optimiser import make_optimizer
 from telescope_train.config.schema import AlgorithmSection, TrainerSection
-from telescope_train.models import make_tiny_model
-from telescope_train.worker import TrainerWorker
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 from backend_cases import backend_settings, grpo_batches  # noqa: E402
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
-
-
-@pytest.fixture
-def start():
-    """Return a function that starts a rank in this process; it is closed at the end."""
-    workers = []
-
-    def build(settings) -> TrainerWorker:
-        if workers:
-            workers.pop().close()
-        workers.append(TrainerWorker(settings))
-        return workers[-1]
-
-    yield build
-    for worker in workers:
-        worker.close()
 
 
 def with_reference(settings):

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from telescope_train.models import make_tiny_model
 from telescope_train.worker import TrainerWorker
 
 HERE = Path(__file__).parent
@@ -17,11 +16,6 @@ sys.path.insert(0, str(HERE))
 from rank_objectives import OBJECTIVES, settings, take_gradients  # noqa: E402
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
 
 
 @pytest.fixture(scope="module")
