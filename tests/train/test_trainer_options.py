@@ -242,7 +242,7 @@ def test_an_updated_reference_comes_back_with_a_checkpoint(tiny, start, tmp_path
 
 def test_eight_bit_moments_train_and_continue(tiny, start, tmp_path, monkeypatch):
     """Its step is compiled for a GPU in a run; here it runs uncompiled, on sharded weights."""
-    pytest.importorskip("torchao", reason="an extra: telescope-train[low-bit-optimizers]")
+    monkeypatch.syspath_prepend(Path(sys.prefix) / "low-bit-optimizers")
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(optimiser, "_adamw_8bit", lambda device: optimiser.load_adamw_8bit())
     batches = grpo_batches(seq_len=128)[0]
