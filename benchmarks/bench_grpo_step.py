@@ -2,7 +2,7 @@
 
 Both train the same tiny model on the same problems in the same order, with the same batch, lengths
 and optimiser. Each block is a process of its own; the sides take turns, and every second seed
-runs them in reverse. Run: python benchmarks/bench_grpo_step.py [--quick]
+runs them in reverse. Run: python benchmarks/bench_grpo_step.py [--quick] [--seeds N]
 """
 
 import argparse
@@ -123,7 +123,7 @@ def facts_of(seeds: list[int], load_before: float) -> dict[str, Any]:
     """Return what the numbers depend on."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
-        "command": "python benchmarks/bench_grpo_step.py",
+        "command": f"python benchmarks/bench_grpo_step.py --seeds {len(seeds)}",
         "date": date.today().isoformat(),
         "machine": f"{processor()}, {os.cpu_count()} cores, {memory:.0f} GiB",
         "load_average_before_and_after": [round(load_before, 1), round(os.getloadavg()[0], 1)],
@@ -147,8 +147,10 @@ def main() -> None:
     """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="7 steps, 1 seed, write no results")
-    is_quick = parser.parse_args().quick
-    seeds = [1] if is_quick else [1, 2]
+    parser.add_argument("--seeds", type=int, default=2, help="runs of each side per workload")
+    arguments = parser.parse_args()
+    is_quick = arguments.quick
+    seeds = [1] if is_quick else list(range(1, arguments.seeds + 1))
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="grpo-step-") as name:
         found = measure(Path(name), seeds, is_quick=is_quick)

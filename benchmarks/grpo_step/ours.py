@@ -40,6 +40,7 @@ def config_of(block: Block) -> TrainConfig:
             "trainer": {
                 "learning_rate": workload.learning_rate,
                 "adam_betas": workload.adam_betas,
+                "gradient_checkpointing": False,
             },
             "inference": {"inference_base_port": block.port, "max_model_len": 512},
             "ray": {
