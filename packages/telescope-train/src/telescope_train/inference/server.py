@@ -157,7 +157,7 @@ class ServerProcess:
         if is_gone:
             raise ProcessDiedError(
                 f"the engine of the inference server at {self.settings.base_url} (pid {self.pid}) "
-                f"died; the log is {self.settings.log_path}, which ends:\n"
+                f"died; its log is {self.settings.log_path}, which ends:\n"
                 f"{tail(self.settings.log_path)}"
             )
 
