@@ -16,6 +16,7 @@ from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.examples import GeneratedSource, ListSource, SplitSource
 from telescope_core.protocols import ExampleSource, Policy
 from telescope_core.types import (
+    ChatEndpoint,
     Completion,
     Example,
     Group,
@@ -31,6 +32,7 @@ from telescope_core.types import (
 )
 
 __all__ = [
+    "ChatEndpoint",
     "Completion",
     "ConfigError",
     "Environment",

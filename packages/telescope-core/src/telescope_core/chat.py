@@ -17,7 +17,7 @@ import httpx
 from telescope_core.chat_messages import completion_from_json, message_to_json
 from telescope_core.errors import ConfigError, EndpointError, unknown_name
 from telescope_core.protocols import Policy
-from telescope_core.types import Completion, JsonValue, Message, Sampling
+from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling
 
 # httpx walks all connections of a pool, twice nested, for each request: with one pool of 64 that
 # costs more than the request. Several pools of few connections each keep it small.
@@ -50,6 +50,7 @@ class ChatClient:
             )
         self.base_url = base_url.rstrip("/")
         self._model = model
+        self._api_key = api_key
         self._model_lock = asyncio.Lock()
         self._retry_budget_s = retry_budget_s
         self._request_timeout_s = request_timeout_s
@@ -71,6 +72,15 @@ class ChatClient:
     def policy(self, rollout_id: str) -> Policy:
         """Return the policy of one rollout; an endpoint keeps no history, so the id is unused."""
         return _ChatPolicy(self)
+
+    @property
+    def endpoint(self) -> ChatEndpoint:
+        """The endpoint itself; raises ConfigError while the model is neither named nor asked."""
+        if self._model is None:
+            raise ConfigError(f"name the model at {self.base_url}, or await `check` first")
+        return ChatEndpoint(
+            base_url=self.base_url, api_key=self._api_key or "none", model=self._model
+        )
 
     async def close(self) -> None:
         """Close the connections."""
@@ -162,6 +172,10 @@ class ChatClient:
 class _ChatPolicy:
     def __init__(self, client: ChatClient) -> None:
         self._client = client
+
+    @property
+    def endpoint(self) -> ChatEndpoint:
+        return self._client.endpoint
 
     async def complete(
         self,

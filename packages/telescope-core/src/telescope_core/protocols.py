@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from telescope_core.types import (
+    ChatEndpoint,
     Completion,
     EnvironmentDescription,
     Example,
@@ -32,6 +33,14 @@ class Policy(Protocol):
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
         """Answer `messages`. Raises EndpointError when the endpoint fails."""
+        ...
+
+    @property
+    def endpoint(self) -> ChatEndpoint | None:
+        """The same model behind an OpenAI-compatible endpoint; None when there is none.
+
+        In training it belongs to this rollout alone, and what is asked there is trained on.
+        """
         ...
 
 

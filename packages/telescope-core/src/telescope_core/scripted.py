@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from telescope_core.protocols import Policy
-from telescope_core.types import Completion, JsonValue, Message, Sampling
+from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling
 
 Reply = str | Completion | Exception
 
@@ -44,6 +44,11 @@ class _ScriptedPolicy:
         self._requests = requests
         self._delay_s = delay_s
         self._turn = 0
+
+    @property
+    def endpoint(self) -> ChatEndpoint | None:
+        """None: a script is no server."""
+        return None
 
     async def complete(
         self,

@@ -103,6 +103,17 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatEndpoint:
+    """An OpenAI-compatible chat endpoint, for programs that bring a client of their own."""
+
+    base_url: str
+    """Up to and including `/v1`."""
+    api_key: str = field(repr=False)
+    """Never empty: clients insist on one even where the endpoint does not."""
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """What a policy answered to a request. Token fields are empty where an endpoint hides them."""
 

@@ -3,8 +3,17 @@
 import time
 from collections.abc import Sequence
 
+from telescope_core.errors import EndpointError
 from telescope_core.protocols import Policy
-from telescope_core.types import Completion, Example, JsonValue, Message, Sampling, Turn
+from telescope_core.types import (
+    ChatEndpoint,
+    Completion,
+    Example,
+    JsonValue,
+    Message,
+    Sampling,
+    Turn,
+)
 
 
 class Episode:
@@ -25,6 +34,20 @@ class Episode:
         self.tags: dict[str, str] = {}
         self._policy = policy
         self._sampling = sampling
+
+    @property
+    def endpoint(self) -> ChatEndpoint:
+        """Where a program with a client of its own reaches the policy.
+
+        Raises EndpointError where the policy is behind no server, such as a scripted one.
+        """
+        endpoint = self._policy.endpoint
+        if endpoint is None:
+            raise EndpointError(
+                f"this policy ({type(self._policy).__name__}) has no chat endpoint; evaluate "
+                "against a served model, train, or ask through episode.generate"
+            )
+        return endpoint
 
     async def generate(self, *, tools: Sequence[dict[str, JsonValue]] = ()) -> Completion:
         """Ask the policy for the next assistant message and append it."""

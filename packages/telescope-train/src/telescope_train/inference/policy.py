@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from telescope_core.errors import ConfigError
 from telescope_core.protocols import Policy
-from telescope_core.types import Completion, JsonValue, Message, Sampling
+from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.renderer import Renderer
 
@@ -53,6 +53,11 @@ class TokenPolicy:
         self._group_id = group_id
         self._max_model_len = max_model_len
         self._chains: list[Chain] = []
+
+    @property
+    def endpoint(self) -> ChatEndpoint | None:
+        """None until a gateway serves it."""
+        return None
 
     async def complete(
         self,

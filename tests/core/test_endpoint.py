@@ -1,0 +1,34 @@
+"""`Episode.endpoint`: where a program with a client of its own reaches the policy."""
+
+import pytest
+
+from telescope_core import ChatEndpoint, Episode, Example, Sampling
+from telescope_core.chat import ChatClient
+from telescope_core.errors import ConfigError, EndpointError
+from telescope_core.scripted import ScriptedClient
+
+
+def episode_of(policy) -> Episode:
+    return Episode(Example(id="e", prompt=""), [], policy=policy, sampling=Sampling(max_tokens=4))
+
+
+async def test_an_eval_hands_out_the_endpoint_that_was_named():
+    client = ChatClient("http://127.0.0.1:9/v1/", "tiny", api_key="secret")
+    endpoint = episode_of(client.policy("r")).endpoint
+    await client.close()
+    assert endpoint == ChatEndpoint(
+        base_url="http://127.0.0.1:9/v1", api_key="secret", model="tiny"
+    )
+    assert "secret" not in repr(endpoint)
+
+
+async def test_a_model_that_is_not_known_yet_is_no_endpoint():
+    client = ChatClient("http://127.0.0.1:9/v1")
+    with pytest.raises(ConfigError, match="name the model"):
+        _ = client.policy("r").endpoint
+    await client.close()
+
+
+def test_a_policy_behind_no_server_says_what_to_use():
+    with pytest.raises(EndpointError, match=r"no chat endpoint.*episode\.generate"):
+        _ = episode_of(ScriptedClient(["hi"]).policy("r")).endpoint
