@@ -123,6 +123,16 @@ async def test_tools_go_through_and_native_calls_come_back():
     assert completion.message.tool_calls == (ToolCall(id="c1", name="add", arguments='{"a":1}'),)
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+async def test_thinking_is_read_and_sent_back(name):
+    async with serving(reply("5", **{name: "2 and 3"}), reply("6")) as (endpoint, client):
+        completion = await ask(client)
+        await ask(client, (*ASK, completion.message))
+        body = endpoint.requests[1]
+    assert (completion.message.reasoning, completion.message.content) == ("2 and 3", "5")
+    assert body["messages"][1]["reasoning_content"] == "2 and 3"
+
+
 @pytest.mark.parametrize("trouble", [429, 500, 503, "drop"])
 async def test_busy_and_broken_answers_are_tried_again(trouble):
     async with serving(trouble, trouble, reply(finish_reason="length")) as (endpoint, client):

@@ -30,6 +30,7 @@ def a_rollout(status=RolloutStatus.KEPT, **changes):
     said = Message(
         role="assistant",
         content="4",
+        reasoning="two and two",
         tool_calls=(ToolCall(id="c", name="add", arguments="{}"),),
     )
     turn = Turn(

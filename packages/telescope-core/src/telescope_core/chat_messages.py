@@ -20,6 +20,8 @@ _FINISH_REASONS: dict[str | None, FinishReason] = {
 def message_to_json(message: Message) -> dict[str, Any]:
     """Return `message` as the chat API has it."""
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        fields["reasoning_content"] = message.reasoning
     if message.tool_calls:
         fields["tool_calls"] = [
             {
@@ -35,11 +37,15 @@ def message_to_json(message: Message) -> dict[str, Any]:
 
 
 def message_from_json(fields: Mapping[str, Any]) -> Message:
-    """Return the message in `fields`; absent text becomes the empty string."""
+    """Return the message in `fields`; absent text becomes the empty string.
+
+    Servers call the thinking `reasoning_content` or `reasoning`; both are read.
+    """
     calls = cast(list[dict[str, Any]], fields.get("tool_calls") or [])
     return Message(
         role=fields.get("role", "assistant"),
         content=fields.get("content") or "",
+        reasoning=fields.get("reasoning_content") or fields.get("reasoning") or "",
         tool_calls=tuple(
             ToolCall(
                 id=str(call.get("id", "")),

@@ -72,6 +72,8 @@ class Message:
 
     role: Role
     content: str
+    reasoning: str = ""
+    """Thinking text of an assistant message, without its marks, as the chat template sees it."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
 

@@ -76,7 +76,13 @@ def _schema() -> Any:
     arrow, _ = _pyarrow()
     text, number, count = arrow.string(), arrow.float64(), arrow.int32()
     message = arrow.struct(
-        [("role", text), ("content", text), ("tool_calls", text), ("tool_call_id", text)]
+        [
+            ("role", text),
+            ("content", text),
+            ("reasoning_content", text),
+            ("tool_calls", text),
+            ("tool_call_id", text),
+        ]
     )
     return arrow.schema(
         [

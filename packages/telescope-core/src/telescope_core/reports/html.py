@@ -94,6 +94,8 @@ def sample(row: RolloutRow, *, with_step: bool = True) -> str:
 
 def _message(message: Message) -> str:
     text = message.content
+    if message.reasoning:
+        text = f"[thinking]\n{message.reasoning}\n[/thinking]\n{text}"
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_LONGEST_TEXT]}\n[{len(text) - _LONGEST_TEXT} more characters]"
     for call in message.tool_calls:

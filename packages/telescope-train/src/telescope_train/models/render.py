@@ -91,6 +91,8 @@ def template_message(message: Message) -> dict[str, Any]:
     Arguments that are no JSON stay the text that the policy wrote.
     """
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        plain["reasoning_content"] = message.reasoning
     if message.tool_calls:
         plain["tool_calls"] = [
             {
