@@ -97,7 +97,7 @@ async def test_a_failed_attempt_is_retried_and_flagged():
         def __init__(self):
             self.ids = []
 
-        def policy(self, rollout_id):
+        def policy(self, rollout_id, sampling=None):
             self.ids.append(rollout_id)
             broken = rollout_id == "eval-000000/1"
             return ScriptedClient([EndpointError("once") if broken else "0"]).policy(rollout_id)
@@ -134,7 +134,7 @@ async def test_concurrency_is_bounded_and_used():
     class Counting:
         now = most = 0
 
-        def policy(self, rollout_id):
+        def policy(self, rollout_id, sampling=None):
             return self
 
         async def complete(self, messages, sampling, *, tools=()):
@@ -156,7 +156,7 @@ async def test_each_rollout_has_its_own_seed():
         def __init__(self):
             self.seen = []
 
-        def policy(self, rollout_id):
+        def policy(self, rollout_id, sampling=None):
             return self
 
         async def complete(self, messages, sampling, *, tools=()):
@@ -198,7 +198,7 @@ async def test_cancelling_the_eval_cancels_its_rollouts():
         def __init__(self):
             self.asked, self.cancelled = asyncio.Event(), 0
 
-        def policy(self, rollout_id):
+        def policy(self, rollout_id, sampling=None):
             return self
 
         async def complete(self, messages, sampling, *, tools=()):

@@ -62,7 +62,7 @@ class ScriptedTokens:
     def __init__(self, ahead: int) -> None:
         self.ahead = ahead
 
-    def policy(self, rollout_id):
+    def policy(self, rollout_id, sampling=None):
         return _Scripted(rollout_id, max(0, int(rollout_id.partition(".")[0]) - self.ahead))
 
     async def close(self):

@@ -108,7 +108,7 @@ class FromTheTrainer:
             logprobs=tuple((logprobs_T[here][first:] + error).tolist()),
         )
 
-    def policy(self, rollout_id):
+    def policy(self, rollout_id, sampling=None):
         return self
 
     async def complete(self, messages, sampling, *, tools=()):

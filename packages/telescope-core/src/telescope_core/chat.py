@@ -69,8 +69,8 @@ class ChatClient:
         ]
         self._next_pool = cycle(self._pools)
 
-    def policy(self, rollout_id: str) -> Policy:
-        """Return the policy of one rollout; an endpoint keeps no history, so the id is unused."""
+    def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
+        """Return the policy of one rollout; an endpoint keeps no history: neither is used."""
         return _ChatPolicy(self)
 
     @property

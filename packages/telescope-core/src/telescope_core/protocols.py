@@ -47,8 +47,11 @@ class Policy(Protocol):
 class PolicySource(Protocol):
     """Gives a fresh policy to each rollout."""
 
-    def policy(self, rollout_id: str) -> Policy:
-        """Return the policy of one rollout; calls with one id share its token history."""
+    def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
+        """Return the policy of one rollout.
+
+        `sampling` is how the rollout is sampled: what requests at its `endpoint` leave out.
+        """
         ...
 
     async def close(self) -> None:

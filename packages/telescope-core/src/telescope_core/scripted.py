@@ -25,7 +25,7 @@ class ScriptedClient:
         self._delay_s = delay_s
         self.requests: list[tuple[Message, ...]] = []
 
-    def policy(self, rollout_id: str) -> Policy:
+    def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
         """Return a policy that starts at the first reply."""
         return _ScriptedPolicy(self._replies, self.requests, self._delay_s)
 

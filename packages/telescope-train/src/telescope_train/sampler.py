@@ -274,7 +274,8 @@ class RolloutSampler:
             self._num_waiting -= 1
         self._num_playing += 1
         try:
-            return await client.play(request, self._policies.policy(request.rollout_id))
+            policy = self._policies.policy(request.rollout_id, request.sampling)
+            return await client.play(request, policy)
         finally:
             self._num_playing -= 1
             self._lanes.release()

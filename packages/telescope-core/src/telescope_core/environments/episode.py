@@ -36,6 +36,11 @@ class Episode:
         self._sampling = sampling
 
     @property
+    def sampling(self) -> Sampling:
+        """How this rollout is to be sampled. In training its endpoint does so by itself."""
+        return self._sampling
+
+    @property
     def endpoint(self) -> ChatEndpoint:
         """Where a program with a client of its own reaches the policy.
 

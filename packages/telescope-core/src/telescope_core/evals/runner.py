@@ -123,10 +123,10 @@ class _EvalRun:
         return rollout
 
     async def _play(self, request: PlayRequest, *, attempt: int) -> Rollout:
-        # Policies with one id share their token history, so each attempt has an id of its own.
+        # Each attempt has an id of its own, so that a policy may keep token history by id.
         suffix = "" if attempt == 1 else f"/attempt-{attempt}"
         try:
-            policy = self.policies.policy(request.rollout_id + suffix)
+            policy = self.policies.policy(request.rollout_id + suffix, request.sampling)
             return await self.environment.play(request, policy)
         except TelescopeError as error:
             return _failed(self.environment.name, request, error)

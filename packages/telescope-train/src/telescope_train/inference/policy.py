@@ -33,7 +33,7 @@ class TokenPolicySource:
         self._renderer = renderer
         self._max_model_len = max_model_len
 
-    def policy(self, rollout_id: str) -> Policy:
+    def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
         """Return the policy of one rollout."""
         group_id = rollout_id.rpartition("/")[0]
         return TokenPolicy(self._pool, self._renderer, group_id, self._max_model_len)
