@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OPTIONAL = {
+    "aiohttp": "takes 0.2 s, and core imports in 0.3 s: only once a request is made",
     "datasets": "[datasets] of telescope-train and environments: only for data of that kind",
     "pyarrow": "telescope-core[records]: only to read and write rollouts",
     "peft": "telescope-train[lora]: only with use_lora",

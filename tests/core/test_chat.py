@@ -1,6 +1,7 @@
 """The chat client against a small endpoint on loopback."""
 
 import asyncio
+from array import array
 from contextlib import asynccontextmanager
 
 import pytest
@@ -8,6 +9,7 @@ from aiohttp import web
 
 from telescope_core.chat import ChatClient
 from telescope_core.errors import ConfigError, EndpointError, UnknownNameError
+from telescope_core.http import HttpPool, RequestLimits
 from telescope_core.types import Message, Sampling, ToolCall
 
 SAMPLING = Sampling(max_tokens=8, temperature=0.5, stop=("x",), seed=3, top_k=4)
@@ -142,7 +144,7 @@ async def test_busy_and_broken_answers_are_tried_again(trouble):
 
 
 async def test_retries_end_with_the_budget_and_name_the_status():
-    async with serving(503, retry_budget_s=0.4) as (endpoint, client):
+    async with serving(503, limits=RequestLimits(retry_budget_s=0.4)) as (endpoint, client):
         with pytest.raises(EndpointError, match=r"chat/completions answered 503: .*busy"):
             await ask(client)
     assert 1 < len(endpoint.requests) < 8
@@ -155,11 +157,67 @@ async def test_a_refused_request_is_not_repeated():
     assert len(endpoint.requests) == 1
 
 
-@pytest.mark.parametrize("answer", ["<html>", {"choices": []}, {"choices": [{"message": None}]}])
-async def test_an_answer_that_is_no_completion_is_an_endpoint_error(answer):
-    async with serving(answer) as (_, client):
-        with pytest.raises(EndpointError, match="chat/completions answered"):
+MESSAGE = {"role": "assistant", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("<html>Bad gateway</html>", "not whole JSON .*<html>Bad gateway"),
+        ('{"choices": [{"mess', "not whole JSON .*truncated"),
+        ("", "not whole JSON .*nothing"),
+        ({"error": {"message": "no credit"}}, "missing required field `choices`.*no credit"),
+        ({"choices": []}, "without choices"),
+        ({"choices": [{"message": None}]}, r"choices\[0\].message"),
+        ({"choices": [{"message": {"content": 7}}]}, r"Expected `str .*message.content"),
+        (
+            {"choices": [{"message": MESSAGE, "finish_reason": "eos"}]},
+            "'eos'; expected one of stop",
+        ),
+        ([1, 2], "Expected `object`, got `array`"),
+    ],
+)
+async def test_an_answer_that_is_no_completion_names_the_address_and_what_came(answer, said):
+    async with serving(answer) as (endpoint, client):
+        with pytest.raises(EndpointError, match=rf"(?s)/v1/chat/completions .*{said}"):
             await ask(client)
+    assert len(endpoint.requests) == 1
+
+
+async def test_tokens_are_asked_for_and_come_as_columns():
+    answer = reply()
+    answer["prompt_token_ids"] = [1, 2, 3]
+    answer["choices"][0] |= {
+        "token_ids": [7, 8],
+        "logprobs": {"content": [{"token": "he", "logprob": -0.5}, {"token": "y", "logprob": -2}]},
+    }
+    async with serving(answer, with_tokens=True) as (endpoint, client):
+        completion = await ask(client)
+        assert endpoint.requests[0]["logprobs"] is True
+        assert endpoint.requests[0]["return_token_ids"] is True
+    assert completion.prompt_ids == array("i", [1, 2, 3])
+    assert completion.completion_ids == array("i", [7, 8])
+    assert completion.logprobs == array("f", [-0.5, -2.0])
+    assert (completion.num_prompt_tokens, completion.num_completion_tokens) == (3, 2)
+
+
+@pytest.mark.parametrize("missing", ["prompt_token_ids", "token_ids", "logprobs"])
+async def test_tokens_that_do_not_come_are_not_made_up(missing):
+    answer = reply() | {"prompt_token_ids": [1]}
+    answer["choices"][0] |= {"token_ids": [7], "logprobs": {"content": [{"logprob": -1.0}]}}
+    (answer if missing in answer else answer["choices"][0])[missing] = None
+    async with serving(answer, with_tokens=True) as (_, client):
+        with pytest.raises(EndpointError, match="expected prompt ids, and one log-prob for each"):
+            await ask(client)
+
+
+async def test_clients_of_several_endpoints_share_connections():
+    pool = HttpPool()
+    async with serving(reply(), pool=pool) as (_, one), serving(reply(), pool=pool) as (_, other):
+        await ask(one)
+        await one.close()
+        assert (await ask(other)).message.content == "hello"
+        await pool.close()
 
 
 async def test_cancelling_the_caller_cancels_the_request():
@@ -173,7 +231,7 @@ async def test_cancelling_the_caller_cancels_the_request():
 
 
 async def test_nothing_listening_says_so():
-    client = ChatClient("http://127.0.0.1:9/v1", retry_budget_s=0.1)
+    client = ChatClient("http://127.0.0.1:9/v1", limits=RequestLimits(retry_budget_s=0.1))
     with pytest.raises(EndpointError, match=r"127.0.0.1:9/v1/models cannot be reached"):
         await client.check()
     await client.close()

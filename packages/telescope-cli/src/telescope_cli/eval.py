@@ -166,6 +166,7 @@ def _evaluate(
 async def _check(request: EvalRequest) -> None:
     """Open the environment and ask the endpoint, so that what is missing is said first."""
     from telescope_core.chat import ChatClient
+    from telescope_core.http import RequestLimits
     from telescope_core.open import open_environment
 
     environment = open_environment(request.environment, request.environment_settings)
@@ -174,9 +175,8 @@ async def _check(request: EvalRequest) -> None:
     finally:
         await environment.close()
     if request.base_url is not None:
-        client = ChatClient(
-            request.base_url, request.model, api_key=request.api_key, retry_budget_s=3.0
-        )
+        limits = RequestLimits(retry_budget_s=3.0)
+        client = ChatClient(request.base_url, request.model, api_key=request.api_key, limits=limits)
         try:
             await client.check()
         finally:
@@ -229,13 +229,13 @@ async def _play(
     request: EvalRequest, folder: EvalFolder, base_url: str, model: str | None
 ) -> EvalResult:
     from telescope_core.chat import ChatClient
+    from telescope_core.http import RequestLimits
     from telescope_core.open import open_environment
 
     settings = request.settings
     done = folder.rows()
-    client = ChatClient(
-        base_url, model, api_key=request.api_key, request_timeout_s=settings.deadline_s
-    )
+    limits = RequestLimits(request_timeout_s=settings.deadline_s)
+    client = ChatClient(base_url, model, api_key=request.api_key, limits=limits)
     environment = open_environment(request.environment, request.environment_settings)
     try:
         with EvalProgress(settings, done=done) as progress:

@@ -1,0 +1,232 @@
+"""`HttpPool`: one pool of HTTP connections, with deadlines, bounded retries and errors that tell.
+
+It moves bytes and knows nothing of what they mean. Busy or broken answers (429, 5xx, a refused or
+dropped connection) are tried again with growing, jittered pauses until a budget of time is spent;
+any other refusal is an EndpointError at once. Why aiohttp: docs/design.
+"""
+
+import asyncio
+import random
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from telescope_core.errors import EndpointError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 10.0
+_QUOTED_CHARACTERS = 300
+_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """How long a request may take."""
+
+    request_timeout_s: float = 600.0
+    """Of each try, from its first byte to the last one of the reply. Not tried again: a reply
+    that took this long once does so again."""
+    connect_timeout_s: float = 10.0
+    retry_budget_s: float = 60.0
+    """How long a request may go on failing before it is given up."""
+
+
+class _Failure(NamedTuple):
+    error: EndpointError
+    wait_s: float
+    """What the server asked to wait before the next try."""
+
+
+class HttpPool:
+    """Connections to any number of servers: as many as are needed at once, kept open for later.
+
+    It belongs to the event loop that makes the first request. Cancelling a request closes its
+    connection, so that the server stops working on it.
+    """
+
+    def __init__(self) -> None:
+        self._opened: aiohttp.ClientSession | None = None
+
+    async def request(
+        self,
+        method: Literal["GET", "POST"],
+        url: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str],
+        limits: RequestLimits,
+    ) -> bytes:
+        """Return the reply's body; raises EndpointError naming `url` and what came instead."""
+        give_up_s = time.monotonic() + limits.retry_budget_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            outcome = await self._attempt(method, url, body, headers=headers, limits=limits)
+            if isinstance(outcome, bytes):
+                return outcome
+            wait_s = max(outcome.wait_s, pause_s * random.uniform(0.5, 1.0))
+            if time.monotonic() + wait_s > give_up_s:
+                raise outcome.error
+            await asyncio.sleep(wait_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def close(self) -> None:
+        """Close all connections. Idempotent."""
+        session, self._opened = self._opened, None
+        if session is not None:
+            await session.close()
+
+    async def _attempt(
+        self,
+        method: str,
+        url: str,
+        body: bytes | None,
+        *,
+        headers: Mapping[str, str],
+        limits: RequestLimits,
+    ) -> bytes | _Failure:
+        import aiohttp
+
+        proxy = _proxy(url)
+        try:
+            async with (
+                asyncio.timeout(limits.request_timeout_s),
+                self._session().request(
+                    method,
+                    url,
+                    data=body,
+                    headers={**headers, **proxy.request_headers},
+                    allow_redirects=False,
+                    proxy=proxy.url,
+                    proxy_headers=proxy.connect_headers,
+                    timeout=_connect_timeout(limits.connect_timeout_s),
+                ) as reply,
+            ):
+                content = await reply.read()
+        except aiohttp.ConnectionTimeoutError:
+            waited = f"no connection within {limits.connect_timeout_s:g} s"
+            return _Failure(_unreachable(url, waited), 0.0)
+        except TimeoutError:
+            raise EndpointError(
+                f"{url} did not answer in {limits.request_timeout_s:g} s; "
+                "lower max_tokens or the concurrency, or allow more time"
+            ) from None
+        except aiohttp.InvalidURL:
+            raise EndpointError(f"{url} is not an address; expected http://host:port/...") from None
+        except aiohttp.ClientError as error:
+            return _Failure(_unreachable(url, str(error) or type(error).__name__), 0.0)
+        if reply.status == 200:
+            return content
+        if reply.status == 429 or reply.status >= 500:
+            wait = reply.headers.get("Retry-After", "")
+            return _Failure(_refusal(url, reply.status, content, wait=wait), _retry_after_s(wait))
+        raise _refusal(url, reply.status, content, moved_to=reply.headers.get("Location", ""))
+
+    def _session(self) -> "aiohttp.ClientSession":
+        if self._opened is None:
+            import aiohttp
+
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._opened
+
+
+def quote(content: bytes) -> str:
+    """Return the beginning of `content` on one line, for messages."""
+    head = content[: 4 * _QUOTED_CHARACTERS].decode(errors="replace")
+    text = " ".join(head.split())
+    return text if len(text) <= _QUOTED_CHARACTERS else text[:_QUOTED_CHARACTERS] + "..."
+
+
+@lru_cache(maxsize=16)
+def _connect_timeout(connect_timeout_s: float) -> "aiohttp.ClientTimeout":
+    import aiohttp
+
+    return aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
+
+
+class _Proxy(NamedTuple):
+    url: str | None = None
+    request_headers: Mapping[str, str] = {}
+    """For the proxy; with https these are the server's to read, and the proxy gets its own."""
+    connect_headers: Mapping[str, str] | None = None
+
+
+def _proxy(url: str) -> _Proxy:
+    parts = urlsplit(url)
+    return _proxy_of(parts.scheme, parts.hostname or "")
+
+
+@lru_cache(maxsize=1024)
+def _proxy_of(scheme: str, host: str) -> _Proxy:
+    """Return the proxy that the process's environment names for `host`.
+
+    Read once: looking it up anew for each request costs more than the request. A proxy cannot
+    reach a server that listens on this machine alone.
+    """
+    proxy = getproxies().get(scheme)
+    if proxy is None or host in _LOCAL_HOSTS or proxy_bypass(host):
+        return _Proxy()
+    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    address = parts.netloc.rpartition("@")[2]
+    address = f"{parts.scheme}://{address}"
+    if parts.username is None:
+        return _Proxy(address)
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+    headers = {"Proxy-Authorization": f"Basic {b64encode(login).decode()}"}
+    if scheme == "https":
+        return _Proxy(address, connect_headers=headers)
+    return _Proxy(address, request_headers=headers)
+
+
+_ADVICE = {
+    400: "the request does not fit this model (prompt too long, or an unsupported setting)",
+    401: "set the API key",
+    403: "this API key may not use the model",
+    404: "check the base URL (it usually ends in /v1) and the model name",
+    407: "the proxy asks for a login: put it into the proxy's address",
+    413: "the request is too large for the endpoint: shorten the conversation",
+    422: "the endpoint does not accept one of the settings",
+    429: "too many requests: lower the concurrency",
+}
+
+
+def _refusal(
+    url: str, status: int, content: bytes, *, moved_to: str = "", wait: str = ""
+) -> EndpointError:
+    advice = _ADVICE.get(status, "look at the log of the server")
+    if moved_to:
+        advice = f"it has moved to {moved_to}: use that as the base URL"
+    if wait:
+        advice += f" (the server asks to wait: Retry-After {wait})"
+    return EndpointError(f"{url} answered {status}: {quote(content) or 'nothing'}; {advice}")
+
+
+def _unreachable(url: str, reason: str) -> EndpointError:
+    return EndpointError(
+        f"{url} cannot be reached ({reason}); check the address and that the server is running"
+    )
+
+
+def _retry_after_s(text: str) -> float:
+    """Return the seconds in a Retry-After header, which holds a number or a date."""
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        due = parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    return max(0.0, (due.astimezone(UTC) - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,161 @@
+"""The pool of connections against small servers on loopback that speak bytes."""
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from telescope_core import http
+from telescope_core.errors import EndpointError
+from telescope_core.http import HttpPool, RequestLimits
+
+QUICK = RequestLimits(request_timeout_s=5.0, retry_budget_s=2.0)
+
+
+def answer(status=200, body=b"fine", **headers):
+    lines = [f"HTTP/1.1 {status} x", f"Content-Length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class Server:
+    """Answers each request with the next of `script`, the last one for ever; None = silence."""
+
+    def __init__(self, script):
+        self.script = list(script)
+        self.arrived = asyncio.Event()
+        self.closed = asyncio.Event()
+        self.num_connections = 0
+        self.heads = []
+        self.times = []
+
+    async def serve(self, reader, writer):
+        self.num_connections += 1
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                self.heads.append(head)
+                self.times.append(time.monotonic())
+                if "Content-Length: " in head:
+                    size = head.partition("Content-Length: ")[2].split("\r\n")[0]
+                    await reader.readexactly(int(size))
+                self.arrived.set()
+                action = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+                if action is not None:
+                    writer.write(action)
+                    if b"Connection: close" in action:
+                        return
+        except asyncio.IncompleteReadError:
+            self.closed.set()
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(*script):
+    server = Server(script)
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.port = listener.sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{server.port}/v1/x"
+    pool = HttpPool()
+    try:
+        yield server, lambda **options: fetch(pool, url, **options)
+    finally:
+        await pool.close()
+        listener.close()
+
+
+async def fetch(pool, url, *, limits=QUICK, method="POST", body=b"{}"):
+    return await pool.request(method, url, body, headers={"X-Mine": "1"}, limits=limits)
+
+
+async def test_connections_are_kept_and_as_many_as_needed_are_opened():
+    async with serving(answer()) as (server, ask):
+        assert [await ask() for _ in range(3)] == [b"fine"] * 3
+        assert server.num_connections == 1
+        await asyncio.gather(*(ask() for _ in range(150)))
+        assert server.num_connections > 100
+    assert "X-Mine: 1" in server.heads[0]
+
+
+async def test_the_server_says_how_long_to_wait():
+    async with serving(answer(429, Retry_After="0.6"), answer()) as (server, ask):
+        assert await ask() == b"fine"
+    assert server.times[1] - server.times[0] >= 0.6
+
+
+@pytest.mark.parametrize("form", ["120", "date"])
+async def test_a_wait_beyond_the_budget_is_not_waited_for(form):
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=120), usegmt=True)
+    wait = later if form == "date" else form
+    async with serving(answer(503, b"busy", Retry_After=wait)) as (server, ask):
+        with pytest.raises(EndpointError, match=rf"503: busy; .*Retry-After {wait}"):
+            await ask()
+    assert len(server.heads) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 422])
+async def test_other_refusals_are_not_repeated(status):
+    async with serving(answer(status, b"no")) as (server, ask):
+        with pytest.raises(EndpointError, match=f"/v1/x answered {status}: no; "):
+            await ask()
+    assert len(server.heads) == 1
+
+
+async def test_a_redirect_is_named_and_not_followed():
+    async with serving(answer(307, b"", Location="http://elsewhere/v1")) as (server, ask):
+        with pytest.raises(EndpointError, match="moved to http://elsewhere/v1"):
+            await ask()
+    assert len(server.heads) == 1
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"HTTP/1.1 200 x\r\nContent-Length: 900\r\nConnection: close\r\n\r\nhalf",
+        b"nonsense\r\n\r\nConnection: close",
+        b"Connection: close",
+    ],
+)
+async def test_a_line_that_breaks_is_tried_again(broken):
+    async with serving(broken, answer()) as (server, ask):
+        assert await ask() == b"fine"
+    assert len(server.heads) == 2
+
+
+async def test_silence_ends_at_the_deadline_and_is_not_tried_again():
+    async with serving(None) as (server, ask):
+        with pytest.raises(EndpointError, match=r"/v1/x did not answer in 0.2 s; lower"):
+            await ask(limits=RequestLimits(request_timeout_s=0.2))
+        await asyncio.wait_for(server.closed.wait(), 5)
+    assert len(server.heads) == 1
+
+
+async def test_cancelling_closes_the_connection_at_once():
+    async with serving(None) as (server, ask):
+        tasks = [asyncio.create_task(ask()) for _ in range(20)]
+        await asyncio.wait_for(server.arrived.wait(), 5)
+        for task in tasks:
+            task.cancel()
+        started_s = time.monotonic()
+        await asyncio.wait(tasks)
+        await asyncio.wait_for(server.closed.wait(), 5)
+        assert time.monotonic() - started_s < 0.1
+        assert all(task.cancelled() for task in tasks)
+
+
+async def test_proxies_of_the_process_are_used_but_not_for_this_machine(monkeypatch):
+    http._proxy_of.cache_clear()
+    async with serving(answer(body=b"by proxy")) as (proxy, _), serving(answer()) as (_, ask):
+        monkeypatch.setenv("http_proxy", f"http://me:secret@127.0.0.1:{proxy.port}")
+        assert await ask() == b"fine"
+        assert not proxy.arrived.is_set()
+        pool = HttpPool()
+        assert await fetch(pool, "http://models.invalid/v1/x") == b"by proxy"
+        await pool.close()
+    http._proxy_of.cache_clear()
+    assert proxy.heads[0].startswith("POST http://models.invalid/v1/x HTTP/1.1")
+    assert "Proxy-Authorization: Basic bWU6c2VjcmV0" in proxy.heads[0]
