@@ -6,8 +6,9 @@ import pytest
 
 from telescope_core import ConfigError
 from telescope_core.types import Message, Sampling
+from telescope_train.inference.chains import Chain, prompt_for
 from telescope_train.inference.client import Generation, parse_generation, parse_version
-from telescope_train.inference.policy import Chain, TokenPolicy, prompt_tokens
+from telescope_train.inference.policy import TokenPolicy
 from telescope_train.inference.renderer import Renderer
 from telescope_train.models.tiny import character_tokenizer
 
@@ -71,7 +72,7 @@ async def test_second_turn_keeps_sampled_ids_and_adds_only_the_templates_text(
     second_messages = [USER, first.message, FOLLOW_UP]
     second = await policy.complete(second_messages, Sampling(max_tokens=8))
     whole = renderer.encode(renderer.text(second_messages, add_generation_prompt=True))
-    assert pool.prompts[1] == whole
+    assert list(pool.prompts[1]) == whole
     assert second.prompt_ids[: len(pool.prompts[0]) + 3] == (*pool.prompts[0], *sampled)
     assert (second.oldest_version, second.newest_version) == (3, 4)
 
@@ -79,34 +80,35 @@ async def test_second_turn_keeps_sampled_ids_and_adds_only_the_templates_text(
 def test_ids_that_the_tokenizer_would_write_otherwise_are_kept() -> None:
     renderer = renderer_with()
     odd = (*renderer.encode("7"), 1, *renderer.stop_token_ids)  # 1 = unknown, which decodes away
-    prompt = renderer.encode(renderer.text([USER], add_generation_prompt=True))
-    said = Message(role="assistant", content=renderer.decode(odd))
-    chain = Chain(messages=(USER, said), token_ids=(*prompt, *odd), ends_turn=True)
-    ids = prompt_tokens(renderer, [chain], [USER, said, FOLLOW_UP])
-    assert tuple(ids[: len(prompt) + len(odd)]) == (*prompt, *odd)
+    prompt = renderer.prompt([USER])
+    said = renderer.parse(odd, prompt=prompt)
+    chain = Chain(prompt=prompt, completion_ids=odd, said=said)
+    ids = prompt_for(renderer, [chain], [USER, said, FOLLOW_UP]).token_ids
+    assert ids[: len(prompt.token_ids) + len(odd)] == (*prompt.token_ids, *odd)
 
 
 def test_a_turn_cut_short_is_ended_by_the_template_once() -> None:
     renderer = renderer_with()
     cut = tuple(renderer.encode("12"))
-    prompt = renderer.encode(renderer.text([USER], add_generation_prompt=True))
     said = Message(role="assistant", content="12")
-    chain = Chain(messages=(USER, said), token_ids=(*prompt, *cut), ends_turn=False)
+    chain = Chain(prompt=renderer.prompt([USER]), completion_ids=cut, said=said)
     messages = [USER, said, FOLLOW_UP]
-    ids = prompt_tokens(renderer, [chain], messages)
-    assert ids == renderer.encode(renderer.text(messages, add_generation_prompt=True))
+    prompt = prompt_for(renderer, [chain], messages)
+    assert prompt.token_ids == renderer.prompt(messages).token_ids
+    assert prompt.num_ends_added == 1
 
 
 def test_a_template_that_rewrites_history_starts_a_new_chain() -> None:
     renderer = renderer_with(FORGETS_THINKING)
     thought = (*renderer.encode("hm!2"), *renderer.stop_token_ids)
-    prompt = renderer.encode(renderer.text([USER], add_generation_prompt=True))
+    first = renderer.prompt([USER])
     said = Message(role="assistant", content="hm!2")
-    chain = Chain(messages=(USER, said), token_ids=(*prompt, *thought), ends_turn=True)
+    chain = Chain(prompt=first, completion_ids=thought, said=said)
     messages = [USER, said, FOLLOW_UP]
-    ids = prompt_tokens(renderer, [chain], messages)
-    assert ids == renderer.encode(renderer.text(messages, add_generation_prompt=True))
-    assert ids[: len(chain.token_ids)] != list(chain.token_ids)
+    ids = prompt_for(renderer, [chain], messages).token_ids
+    assert ids == renderer.prompt(messages).token_ids
+    kept = (*first.token_ids, *thought)
+    assert ids[: len(kept)] != kept
 
 
 async def test_a_prompt_that_cannot_fit_is_refused_with_the_numbers() -> None:

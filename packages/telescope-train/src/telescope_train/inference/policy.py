@@ -1,28 +1,16 @@
 """The token-exact policy: text is never turned back into tokens once it was sampled.
 
-A rollout's conversation is kept as chains of (messages, token ids). A request that continues a
-chain reuses its ids and adds only what the template writes between the turns; a request that
-does not starts a new chain.
+Which sampled ids a request may reuse is decided in `chains`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from telescope_core.errors import ConfigError
 from telescope_core.protocols import Policy
 from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling
+from telescope_train.inference.chains import Chain, prompt_for
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.renderer import Renderer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
-    """A conversation up to and including a sampled assistant message, and its tokens."""
-
-    messages: tuple[Message, ...]
-    token_ids: tuple[int, ...]
-    ends_turn: bool
-    """Whether the last sampled token is an end-of-turn token."""
 
 
 class TokenPolicySource:
@@ -67,31 +55,28 @@ class TokenPolicy:
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
         """Answer `messages`, token-exactly."""
-        prompt_ids = prompt_tokens(self._renderer, self._chains, messages, tools=tools)
-        self._require_room(len(prompt_ids), sampling.max_tokens)
+        prompt = prompt_for(self._renderer, self._chains, messages, tools=tools)
+        self._require_room(len(prompt.token_ids), sampling.max_tokens)
         generation = await self._pool.generate(
-            prompt_ids,
+            prompt.token_ids,
             sampling,
             stop_token_ids=self._renderer.stop_token_ids,
             group_id=self._group_id,
         )
-        reply = Message(role="assistant", content=self._renderer.decode(generation.token_ids))
+        said = self._renderer.parse(generation.token_ids, tools=tools, prompt=prompt)
         self._chains.append(
-            Chain(
-                messages=(*messages, reply),
-                token_ids=(*prompt_ids, *generation.token_ids),
-                ends_turn=generation.token_ids[-1] in self._renderer.stop_token_ids,
-            )
+            Chain(prompt=prompt, completion_ids=tuple(generation.token_ids), said=said)
         )
+        is_call = bool(said.tool_calls) and generation.finish_reason == "stop"
         return Completion(
-            message=reply,
-            finish_reason=generation.finish_reason,
-            prompt_ids=tuple(prompt_ids),
+            message=said,
+            finish_reason="tool_calls" if is_call else generation.finish_reason,
+            prompt_ids=prompt.token_ids,
             completion_ids=generation.token_ids,
             logprobs=generation.logprobs,
             oldest_version=generation.oldest_version,
             newest_version=generation.newest_version,
-            num_prompt_tokens=len(prompt_ids),
+            num_prompt_tokens=len(prompt.token_ids),
             num_completion_tokens=len(generation.token_ids),
         )
 
@@ -103,23 +88,3 @@ class TokenPolicy:
                 f"{num_prompt_tokens + max_tokens} tokens, but max_model_len is {limit}; "
                 "lower max_tokens or raise max_model_len"
             )
-
-
-def prompt_tokens(
-    renderer: Renderer,
-    chains: Sequence[Chain],
-    messages: Sequence[Message],
-    *,
-    tools: Sequence[dict[str, JsonValue]] = (),
-) -> list[int]:
-    """Return the ids that stand for `messages`, reusing the longest chain that they continue."""
-    wanted = tuple(messages)
-    covering = [chain for chain in chains if wanted[: len(chain.messages)] == chain.messages]
-    chain = max(covering, key=lambda candidate: len(candidate.messages), default=None)
-    if chain is not None:
-        bridge = renderer.bridge(messages, len(chain.messages), tools=tools)
-        if bridge is not None:
-            # A turn cut by max_tokens has no end; the template's own stands in, untrained.
-            end = [] if chain.ends_turn else [renderer.stop_token_ids[0]]
-            return [*chain.token_ids, *end, *renderer.encode(bridge)]
-    return renderer.encode(renderer.text(messages, tools=tools, add_generation_prompt=True))

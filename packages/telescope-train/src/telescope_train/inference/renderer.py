@@ -1,25 +1,59 @@
-"""Messages to tokens and back, with the model's own tokenizer and chat template."""
+"""Messages to tokens and back, with the model's own tokenizer and chat template.
 
-from collections.abc import Sequence
+What the model sampled is only ever read, never encoded again: `extended` adds to sampled ids what
+the template writes after them, or says that the template shows the turn otherwise.
+"""
+
+import hashlib
+from base64 import b32encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from jinja2 import TemplateError
+
 from telescope_core.errors import ConfigError
-from telescope_core.types import JsonValue, Message
+from telescope_core.types import JsonValue, Message, ToolCall
 from telescope_train.config.schema import ModelSection
+from telescope_train.inference.formats import choose_format, same_words
+from telescope_train.inference.formats.choose import AUTO, NO_CALLS
+from telescope_train.inference.marks import SpecialTokens
 from telescope_train.models.load import load_stop_ids, load_tokenizer
-from telescope_train.models.render import template_message
+from telescope_train.models.render import template_message, template_text
 
 MAX_ENCODED = 1024
 """Texts whose tokens are remembered: a group's rollouts open with the same prompt."""
+Tools = Sequence[dict[str, JsonValue]]
+_ANYBODY = (Message(role="user", content="hello"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a completion is asked for: the conversation, its text, and the ids that stand for it."""
+
+    messages: tuple[Message, ...]
+    text: str
+    """As the template writes it now. Sampled turns may be spelled otherwise in the ids."""
+    token_ids: tuple[int, ...]
+    num_ends_added: int = 0
+    """End-of-turn tokens that stand for ones the model did not get to write, the whole chain."""
 
 
 class Renderer:
     """Renders conversations exactly as the model's template writes them."""
 
     def __init__(
-        self, tokenizer: Any, *, stop_token_ids: Sequence[int], chat_template: str | None = None
+        self,
+        tokenizer: Any,
+        *,
+        stop_token_ids: Sequence[int],
+        arguments: Mapping[str, object] | None = None,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
     ) -> None:
-        if chat_template is None and not tokenizer.chat_template:
+        """`arguments` go to the template, such as `enable_thinking`."""
+        if not tokenizer.chat_template:
             raise ConfigError(
                 "the model's tokenizer has no chat template; set chat_template to a Jinja "
                 "template, or use an instruction-tuned model"
@@ -30,32 +64,44 @@ class Renderer:
                 "generation_config.json, so that a completion can end"
             )
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
+        # The date in a header must not change between the turns of a rollout.
+        self._arguments = {"strftime_now": _clock_stopped_at(datetime.now()), **(arguments or {})}
         self.stop_token_ids = tuple(stop_token_ids)
-        self._encoded: dict[str, list[int]] = {}
-        self._stop_texts = [tokenizer.decode([token]) for token in stop_token_ids]
+        self.template = template_text(tokenizer)
+        self.format = choose_format(
+            self.template, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
+        )
+        self._special = SpecialTokens(
+            tokenizer, stop_token_ids=self.stop_token_ids, marks=self.format.marks
+        )
+        self._encoded: dict[str, tuple[int, ...]] = {}
+        self._shows_tools: bool | None = None
 
     def text(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[dict[str, JsonValue]] = (),
-        add_generation_prompt: bool,
+        self, messages: Sequence[Message], *, tools: Tools = (), add_generation_prompt: bool
     ) -> str:
-        """Return the template's text for `messages`."""
-        return self._tokenizer.apply_chat_template(
-            [template_message(message) for message in messages],
-            tools=list(tools) or None,
-            chat_template=self._chat_template,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-        )
+        """Return the template's text for `messages`; ConfigError where it refuses them."""
+        plain = [template_message(message, self.template) for message in messages]
+        try:
+            return self._tokenizer.apply_chat_template(
+                plain,
+                tools=list(tools) or None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **self._arguments,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            roles = ", ".join(message.role for message in messages)
+            raise ConfigError(
+                f"the model's chat template refuses a conversation of {roles}: {error}; change "
+                "what the environment sends, or set chat_template to a template that takes it"
+            ) from None
 
     def encode(self, text: str) -> list[int]:
         """Tokenize rendered text; the template wrote the special tokens, so none is added."""
         token_ids = self._encoded.get(text)
         if token_ids is None:
-            token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+            token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
             if len(self._encoded) >= MAX_ENCODED:
                 self._encoded.pop(next(iter(self._encoded)))
             self._encoded[text] = token_ids
@@ -63,30 +109,103 @@ class Renderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of a completion, without special tokens."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
-    def bridge(
-        self,
-        messages: Sequence[Message],
-        num_covered: int,
-        *,
-        tools: Sequence[dict[str, JsonValue]] = (),
-    ) -> str | None:
-        """Return the text between a sampled end-of-turn token and the next completion.
+    def prompt(self, messages: Sequence[Message], *, tools: Tools = ()) -> Prompt:
+        """Render a conversation of which nothing was sampled in its present form."""
+        self._require_tools_shown(tools)
+        text = self.text(messages, tools=tools, add_generation_prompt=True)
+        return Prompt(messages=tuple(messages), text=text, token_ids=tuple(self.encode(text)))
 
-        `messages[:num_covered]` ends with the sampled assistant message. None when the template
-        rewrites that part once more messages follow: then tokens cannot be carried over.
+    def parse(
+        self, token_ids: Sequence[int], *, tools: Tools = (), prompt: Prompt | None = None
+    ) -> Message:
+        """Return what was sampled as a message: thinking, text and tool calls apart.
+
+        `prompt` is what it answers: it may have begun the thinking, and it makes the ids of calls
+        differ from turn to turn.
         """
-        before = self.text(messages[:num_covered], tools=tools, add_generation_prompt=False)
-        after = self.text(messages, tools=tools, add_generation_prompt=True)
-        if not after.startswith(before):
+        before = self.prompt(_ANYBODY) if prompt is None else prompt
+        text = self._special.decode_reply(token_ids)
+        return self._message(text, tools, before, salt=repr(list(token_ids)))
+
+    def extended(
+        self,
+        prompt: Prompt,
+        completion_ids: Sequence[int],
+        messages: Sequence[Message],
+        *,
+        tools: Tools = (),
+    ) -> Prompt | None:
+        """Return the prompt for `messages`, which begin with `prompt.messages` and its completion.
+
+        The ids of `prompt` and of the completion stay as they are. None when the template now
+        shows something of them otherwise: then they cannot be carried over.
+        """
+        self._require_tools_shown(tools)
+        text = self.text(messages, tools=tools, add_generation_prompt=True)
+        if not text.startswith(prompt.text):
             return None
-        ends = [
-            position + len(text)
-            for text in self._stop_texts
-            if (position := before.rfind(text)) >= 0
+        turn = text[len(prompt.text) :]
+        said = self._special.decode_exactly(completion_ids)
+        is_ended = completion_ids[-1] in self.stop_token_ids
+        if turn.startswith(said):
+            bridge = turn[len(said) :]
+        elif is_ended and (end := self._special.first_end(turn)) is not None:
+            sampled = messages[len(prompt.messages)]
+            written = self._message(turn[: end.start], tools, prompt, salt="")
+            if end.token_id != completion_ids[-1] or not same_words(sampled, written):
+                return None
+            bridge = turn[end.stop :]
+        else:
+            return None
+        after = self._special.encode_after(completion_ids[-1] if is_ended else None, bridge)
+        return Prompt(
+            messages=tuple(messages),
+            text=text,
+            token_ids=(*prompt.token_ids, *completion_ids, *after),
+            num_ends_added=prompt.num_ends_added + (not is_ended),
+        )
+
+    def _message(self, text: str, tools: Tools, prompt: Prompt, *, salt: str) -> Message:
+        opened = self.format.opens_thinking(prompt.text)
+        reply = self.format.parse(text, tools=tools, opened=opened)
+        calls = [
+            ToolCall(
+                id=_call_id(f"{len(prompt.messages)} {number} {salt}"),
+                name=call.name,
+                arguments=call.arguments,
+            )
+            for number, call in enumerate(reply.calls)
         ]
-        return after[max(ends) :] if ends else None
+        return Message(
+            role="assistant",
+            content=reply.content,
+            reasoning=reply.reasoning,
+            tool_calls=tuple(calls),
+        )
+
+    def _require_tools_shown(self, tools: Tools) -> None:
+        if not tools or self._shows_tools:
+            return
+        if self.format.tool_calls is NO_CALLS:
+            raise ConfigError(
+                "tools are offered, but nothing is known of how this model writes tool calls; set "
+                "tool_call_parser, or let the environment describe its tools in tags "
+                '(tool_style = "tags")'
+            )
+        bare, with_tools = (
+            self.text(_ANYBODY, tools=offered, add_generation_prompt=True)
+            for offered in ((), tools)
+        )
+        self._shows_tools = bare != with_tools
+        if not self._shows_tools:
+            raise ConfigError(
+                "tools are offered, but the model's chat template leaves them out; let the "
+                'environment describe its tools in tags (tool_style = "tags"), or set chat_template'
+            )
 
 
 def load_renderer(model: ModelSection) -> Renderer:
@@ -95,3 +214,12 @@ def load_renderer(model: ModelSection) -> Renderer:
         model.model, chat_template=model.chat_template, trust_remote_code=model.trust_remote_code
     )
     return Renderer(tokenizer, stop_token_ids=load_stop_ids(model.model))
+
+
+def _clock_stopped_at(moment: datetime) -> Callable[[str], str]:
+    return moment.strftime
+
+
+def _call_id(of: str) -> str:
+    """Return 9 letters and digits, which is the form that the strictest templates ask for."""
+    return b32encode(hashlib.blake2b(of.encode(), digest_size=6).digest()).decode()[:9]

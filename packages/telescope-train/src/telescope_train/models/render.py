@@ -1,6 +1,7 @@
 """Conversations to tokens through the model's own chat template, and which of them to learn."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,14 +86,26 @@ def _token_ids(
     return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
-def template_message(message: Message) -> dict[str, Any]:
+_REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+"""What templates call the thinking in a message."""
+
+
+def template_text(tokenizer: Any) -> str:
+    """Return the chat template of `tokenizer`; of one that has several, all of them."""
+    template = tokenizer.chat_template
+    return template if isinstance(template, str) else "\n".join(template.values())
+
+
+def template_message(message: Message, template: str = "") -> dict[str, Any]:
     """Return `message` as chat templates expect it: the arguments of a tool call as an object.
 
-    Arguments that are no JSON stay the text that the policy wrote.
+    Arguments that are no JSON object stay the text that the policy wrote. The thinking has the
+    name that `template` reads it by.
     """
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
-        plain["reasoning_content"] = message.reasoning
+        names = [name for name in _REASONING_NAMES if _reads(template, name)]
+        plain[names[0] if names else _REASONING_NAMES[0]] = message.reasoning
     if message.tool_calls:
         plain["tool_calls"] = [
             {
@@ -107,8 +120,15 @@ def template_message(message: Message) -> dict[str, Any]:
     return plain
 
 
+def _reads(template: str, name: str) -> bool:
+    """Whether the template takes `name` from a message: as an attribute, or by a quoted key."""
+    return re.search(rf"\.{name}\b|['\"]{name}['\"]", template) is not None
+
+
 def _arguments(text: str) -> object:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # half a surrogate pair cannot be encoded: ValueError
         return text
+    return value if isinstance(value, dict) else text

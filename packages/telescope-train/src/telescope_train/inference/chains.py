@@ -1,0 +1,53 @@
+"""Chains: the tokens a rollout has behind it, and the prompt that continues one of them. Pure.
+
+A chain is a conversation up to and including a sampled assistant message. A request whose messages
+begin with a chain's, and whose text begins with the chain's, reuses its ids; any other request is
+rendered anew, and becomes a training sample of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from telescope_core.types import Message
+from telescope_train.inference.formats import same_message
+from telescope_train.inference.renderer import Prompt, Renderer, Tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """A prompt and what was sampled for it."""
+
+    prompt: Prompt
+    completion_ids: tuple[int, ...]
+    said: Message
+    """What was sampled, as the caller got it."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation, the sampled message included."""
+        return (*self.prompt.messages, self.said)
+
+
+def prompt_for(
+    renderer: Renderer,
+    chains: Sequence[Chain],
+    messages: Sequence[Message],
+    *,
+    tools: Tools = (),
+) -> Prompt:
+    """Return the prompt for `messages`: that of the longest chain it can continue, or a new one."""
+    covering = [chain for chain in chains if _covers(chain, messages)]
+    for chain in sorted(covering, key=lambda chain: len(chain.messages), reverse=True):
+        # The chain's own messages, not what the caller made of them: they give the chain's text.
+        own = (*chain.messages, *messages[len(chain.messages) :])
+        prompt = renderer.extended(chain.prompt, chain.completion_ids, own, tools=tools)
+        if prompt is not None:
+            return prompt
+    return renderer.prompt(messages, tools=tools)
+
+
+def _covers(chain: Chain, messages: Sequence[Message]) -> bool:
+    own = chain.messages
+    return len(own) <= len(messages) and all(
+        same_message(given, sent) for given, sent in zip(own, messages, strict=False)
+    )

@@ -1,0 +1,91 @@
+"""Special tokens at the borders of a turn: decoding up to them, encoding behind them."""
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from telescope_core.errors import ConfigError
+
+
+class End(NamedTuple):
+    """An end-of-turn token in a text."""
+
+    token_id: int
+    start: int
+    stop: int
+
+
+class SpecialTokens:
+    """What one tokenizer's special tokens do to the text beside them."""
+
+    def __init__(
+        self, tokenizer: Any, *, stop_token_ids: Sequence[int], marks: Collection[str]
+    ) -> None:
+        """`marks` are special tokens that stay when a reply becomes text."""
+        self._tokenizer = tokenizer
+        self._ends = {token_id: self._text([token_id]) for token_id in stop_token_ids}
+        self._anchor = self._find_anchor()
+        self._dropped = frozenset(
+            token_id
+            for token_id, token in tokenizer.added_tokens_decoder.items()
+            if token.special and token.content not in marks
+        )
+        for token_id, text in self._ends.items():
+            if tokenizer.encode(text, add_special_tokens=False) != [token_id]:
+                raise ConfigError(
+                    f"the end-of-turn token {text!r} ({token_id}) is not one token to the model's "
+                    "own tokenizer; correct eos_token_id in generation_config.json, or the "
+                    "tokenizer"
+                )
+
+    def decode_reply(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a completion, of whose special tokens only the marks stay."""
+        return self._text([token for token in token_ids if token not in self._dropped])
+
+    def decode_exactly(self, token_ids: Sequence[int]) -> str:
+        """Return what `token_ids` are in the middle of a text, special tokens included.
+
+        A decoder may drop the space that a text begins with, so it is not given the beginning.
+        """
+        if self._anchor is None:
+            return self._text(token_ids)
+        return self._text([self._anchor, *token_ids])[len(self._text([self._anchor])) :]
+
+    def encode_after(self, end_id: int | None, text: str) -> list[int]:
+        """Return the ids of `text` behind the end-of-turn token `end_id`, or behind any token.
+
+        A tokenizer may put a space in front of what a text begins with, and a special token may
+        take the white space that follows it: both see here what they see in the whole text.
+        """
+        if not text:
+            return []
+        before = self._anchor if end_id is None else end_id
+        if before is None:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        token_ids = self._tokenizer.encode(self._text([before]) + text, add_special_tokens=False)
+        assert token_ids[0] == before, f"token {before} merges with the text behind it"
+        return token_ids[1:]
+
+    def first_end(self, text: str) -> End | None:
+        """Return the first end-of-turn token in `text`."""
+        found = [
+            End(token_id, start, start + len(end))
+            for token_id, end in self._ends.items()
+            if (start := text.find(end)) >= 0
+        ]
+        return min(found, key=lambda end: end.start, default=None)
+
+    def _find_anchor(self) -> int | None:
+        """Return a special token that leaves the white space around it alone."""
+        plain = [
+            token_id
+            for token_id, token in self._tokenizer.added_tokens_decoder.items()
+            if token.special and not token.lstrip and not token.rstrip
+        ]
+        return next(
+            (token_id for token_id in self._ends if token_id in plain), next(iter(plain), None)
+        )
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
