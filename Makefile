@@ -5,6 +5,9 @@
 
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
+WORKERS ?= 2
+# Where this is set, each of the many processes that the tests start compiles its sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -26,11 +29,17 @@ check: setup ## format, lint, types, import contracts, budgets
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/arch
 
-test-fast: setup environments ## all tests that start no vLLM, no Ray and no second process
-	$(BIN)/pytest -m "not engine and not gpu"
+FAST := -m "not engine and not gpu" --numprocesses $(WORKERS)
+ENGINE := -m "engine and not gpu"
 
+test-fast: setup environments ## all tests that start no vLLM, no Ray and no second process
+	$(BIN)/pytest $(FAST)
+
+# Engine tests hold ports, memory and both cores, so they run one at a time. They run even where a
+# fast test failed: one run then shows all that is broken.
 test: setup environments ## all tests but those that need a GPU
-	$(BIN)/pytest -m "not gpu"
+	@$(BIN)/pytest $(FAST); fast=$$?; $(BIN)/pytest $(ENGINE); engine=$$?; \
+		exit $$((fast > engine ? fast : engine))
 
 .PHONY: environments
 environments:

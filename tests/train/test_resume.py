@@ -54,11 +54,13 @@ def same_rollouts(one: Path, other: Path) -> bool:
 @pytest.mark.parametrize(
     "more",
     [
-        ("--max_async_rollout", "0", "--should_accept_fn", "resume_run:is_mixed"),
-        (*AHEAD, "--kl_penalty_tau", "0.1", "--reference_update_every", "3"),
+        (
+            *("--max_async_rollout", "0", "--should_accept_fn", "resume_run:is_mixed"),
+            *("--kl_penalty_tau", "0.1", "--reference_update_every", "3"),
+        ),
         (*AHEAD, "--use_lora", "true", "--lora_dropout", "0.1"),
     ],
-    ids=["synchronous", "reference", "lora"],
+    ids=["synchronous, refused groups, moving reference", "ahead, adapters"],
 )
 async def test_ten_steps_equal_five_and_a_resume_and_five(tiny, tmp_path, more):
     straight = await run(config_of(tmp_path / "a", tiny, *more))
