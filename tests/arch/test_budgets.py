@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 OPTIONAL = {
     "aiohttp": "takes 0.2 s, and core imports in 0.3 s: only once a request is made",
     "datasets": "[datasets] of telescope-train and environments: only for data of that kind",
+    "httpx2": "telescope-core[mcp]: the HTTP client that mcp takes",
+    "mcp": "telescope-core[mcp]: only once an MCP server is connected",
     "pyarrow": "telescope-core[records]: only to read and write rollouts",
     "peft": "telescope-train[lora]: only with use_lora",
     "torchao": "telescope-train[low-bit-optimizers]: only for adamw_8bit",
@@ -24,6 +26,15 @@ BROAD_EXCEPT = {
     "packages/telescope-cli/src/telescope_cli/main.py": "the top of the command line",
     "packages/telescope-core/src/telescope_core/rollout.py": "a rollout that fails is data",
     "packages/telescope-core/src/telescope_core/evals/runner.py": "so is a group reward that fails",
+    "packages/telescope-core/src/telescope_core/environments/toolbox.py": (
+        "the policy is told what its tool call caused"
+    ),
+    "packages/telescope-core/src/telescope_core/environments/tool_threads.py": (
+        "carried from a thread to whoever awaits it"
+    ),
+    "packages/telescope-core/src/telescope_core/environments/mcp.py": (
+        "carried from a connection's task to whoever opened it"
+    ),
 }
 """Where everything is caught, and why. A handler that raises again is not counted."""
 

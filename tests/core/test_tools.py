@@ -1,11 +1,14 @@
-"""`ToolEnvironment`: schemas from functions, native and tagged calls, errors told to the policy."""
+"""`ToolEnvironment`: native and tagged calls, errors told to the policy, limits, state, counts."""
 
+import asyncio
 import json
+import threading
 
 import pytest
 
 from telescope_core import (
     Completion,
+    Episode,
     Example,
     ListSource,
     Message,
@@ -14,27 +17,23 @@ from telescope_core import (
     Split,
     StopReason,
     ToolCall,
+    ToolConfig,
     ToolEnvironment,
     ToolError,
     reward,
+    tool,
 )
-from telescope_core.environments.tool_functions import tagged_calls, tool_from
-from telescope_core.errors import EnvironmentLoadError
+from telescope_core.environments.tool_calls import ToolFailure, tagged_calls, turn_calls
+from telescope_core.errors import ConfigError, EndpointError, EnvironmentLoadError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
 
+NEVER = threading.Event()
+
 
 def add(a: int, b: int = 1) -> int:
-    """Add two
-    numbers.
-
-    Not shown to the policy.
-
-    Args:
-        a: The first number.
-        b (int): The second number.
-    """
+    """Add two numbers."""
     return a + b
 
 
@@ -50,17 +49,39 @@ def divide(a: float, b: float) -> float:
     return a / b
 
 
-def defect() -> None:
-    """Break."""
-    raise AssertionError("a defect")
+@tool(timeout_s=0.05)
+def hang() -> None:
+    """Never return."""
+    NEVER.wait()
+
+
+@tool(timeout_s=0.05)
+async def hang_too() -> None:
+    """Never return either."""
+    await asyncio.Event().wait()
+
+
+def lose_the_judge() -> None:
+    """Ask an endpoint that is gone."""
+    raise EndpointError("the judge does not answer")
 
 
 class Calculator(ToolEnvironment):
     max_turns = 4
-    max_tool_characters = 30
+
+    class Config(ToolConfig):
+        tool_call_format: str = "native"
+        max_tool_characters: int = 60
 
     def tools(self):
-        return [add, look_up, divide, defect]
+        return [add, look_up, divide, hang, hang_too, lose_the_judge]
+
+    @tool
+    def remember(self, text: str, episode: Episode) -> str:
+        """Keep a note."""
+        notes = episode.state.setdefault("notes", [])
+        notes.append(text)
+        return " ".join(notes)
 
     def examples(self, split):
         return ListSource([Example(id=f"{split}", prompt="What is 2+3?", answer="5")])
@@ -71,13 +92,18 @@ class Calculator(ToolEnvironment):
 
 
 class Tagged(Calculator):
-    tool_style = "tags"
+    class Config(ToolConfig):
+        pass
+
     system_prompt = "Be brief."
 
 
-def native(name: str, arguments: str, id: str = "c1") -> Completion:
-    call = ToolCall(id=id, name=name, arguments=arguments)
-    message = Message(role="assistant", content="", tool_calls=(call,))
+def native(*calls: tuple[str, str]) -> Completion:
+    made = tuple(
+        ToolCall(id=f"c{index}", name=name, arguments=arguments)
+        for index, (name, arguments) in enumerate(calls)
+    )
+    message = Message(role="assistant", content="", tool_calls=made)
     return Completion(message=message, finish_reason="tool_calls")
 
 
@@ -85,11 +111,11 @@ def tag(name: str, **arguments: object) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-async def play(environment, replies):
+async def play(environment, replies, *, group_id="g"):
     request = PlayRequest(
         split=Split.TRAIN,
         example_index=0,
-        group_id="g",
+        group_id=group_id,
         index=0,
         sampling=Sampling(max_tokens=8),
         deadline_s=10,
@@ -98,48 +124,59 @@ async def play(environment, replies):
     return await client.play(request, ScriptedClient(replies).policy("r"))
 
 
-def test_a_schema_comes_from_signature_and_docstring():
-    assert tool_from(add).schema == {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Add two numbers.",
-            "parameters": {
-                "type": "object",
-                "additionalProperties": False,
-                "properties": {
-                    "a": {"type": "integer", "description": "The first number."},
-                    "b": {"type": "integer", "default": 1, "description": "The second number."},
-                },
-                "required": ["a"],
-            },
-        },
-    }
-    parameters = tool_from(look_up).schema["function"]["parameters"]
-    assert parameters["properties"] == {"title": {"type": "string"}}
-
-
-@pytest.mark.parametrize("function", [lambda a: a, print, lambda: 0])
-def test_a_function_without_types_or_docstring_is_refused(function):
-    with pytest.raises(EnvironmentLoadError):
-        tool_from(function)
+def counted(rollout) -> dict[str, float]:
+    """Return the metrics that are not 0."""
+    return {name: value for name, value in rollout.metrics.items() if value}
 
 
 async def test_native_calls_are_answered_by_tool_messages():
-    rollout = await play(Calculator(), [native("add", '{"a": 2, "b": 3}', id="x7"), "5"])
+    rollout = await play(Calculator(), [native(("add", '{"a": 2, "b": 3}')), "5"])
     assert rollout.status is RolloutStatus.KEPT
     assert rollout.reward == 1.0
-    assert rollout.messages[2] == Message(role="tool", content="5", tool_call_id="x7")
-    assert rollout.metrics == {"tool_calls": 1.0, "tool_errors": 0.0}
+    assert rollout.messages[2] == Message(role="tool", content="5", tool_call_id="c0")
+    assert counted(rollout) == {"tool_calls": 1.0, "tool_calls/add": 1.0, "tools_used": 1.0}
+    assert {f"tool_errors/{kind}" for kind in ToolFailure} < set(rollout.metrics)
 
 
-async def test_tagged_calls_are_answered_and_tools_described():
+async def test_native_tools_reach_the_policy_in_every_turn_and_tags_do_not():
+    shown = []
+
+    class Policy:
+        endpoint = None
+
+        async def complete(self, messages, sampling, *, tools=()):
+            shown.append([one["function"]["name"] for one in tools])
+            return Completion(
+                message=Message(
+                    role="assistant", content="5" if len(shown) % 2 == 0 else tag("add", a=1)
+                ),
+                finish_reason="stop",
+            )
+
+    request = PlayRequest(
+        split=Split.TRAIN,
+        example_index=0,
+        group_id="g",
+        index=0,
+        sampling=Sampling(max_tokens=8),
+        deadline_s=10,
+    )
+    for environment in (Calculator(), Tagged()):
+        await InProcessEnvironment(environment, name="calculator").play(request, Policy())
+    assert shown[0] == shown[1]
+    assert shown[0][:2] == ["remember", "add"]
+    assert shown[2:] == [[], []]
+
+
+async def test_tags_are_the_default_and_the_tools_stand_in_the_prompt():
     reply = f"Let me see. {tag('add', a=2, b=3)} {tag('look_up', title='x')}"
     rollout = await play(Tagged(), [reply, "5"])
+    assert Tagged().config.tool_call_format == "xml"
     assert rollout.reward == 1.0
     assert rollout.messages[0].role == "system"
     assert rollout.messages[0].content.startswith("Be brief.")
     assert '"name": "add"' in rollout.messages[0].content
+    assert "episode" not in rollout.messages[0].content
     answer = rollout.messages[3]
     assert answer.role == "user"
     assert "<tool_response>\n5\n</tool_response>" in answer.content
@@ -148,39 +185,168 @@ async def test_tagged_calls_are_answered_and_tools_described():
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "message"),
+    ("name", "arguments", "kind", "message"),
     [
-        ("ad", "{}", "error: there is no tool 'ad'; there is add"),
-        ("add", '{"b": 3}', "error: wrong arguments for add"),
-        ("add", '{"a": 1, "c": 3}', "error: wrong arguments for add"),
-        ("add", "not json", "error: wrong arguments for add"),
-        ("look_up", '{"title": "nothing"}', "error: there is nothing of tha"),
-        ("divide", '{"a": 1, "b": 0}', "error: ZeroDivisionError("),
+        ("ad", "{}", "unknown_tool", "error: there is no tool 'ad'; there is add"),
+        ("", "{}", "malformed", "error: a call must be a JSON object"),
+        ("add", '{"b": 3}', "bad_arguments", "error: wrong arguments for add, which takes a, b: a"),
+        ("add", '{"a": 1, "c": 3}', "bad_arguments", "error: wrong arguments for add"),
+        ("add", "not json", "bad_arguments", "error: wrong arguments for add"),
+        ("look_up", '{"title": "nothing"}', "refused", "error: there is nothing of that title"),
+        ("divide", '{"a": 1, "b": 0}', "raised", "error: ZeroDivisionError: float division"),
+        ("hang", "{}", "timed_out", "error: hang did not return within 0.05 s"),
+        ("hang_too", "{}", "timed_out", "error: hang_too did not return within 0.05 s"),
     ],
 )
-async def test_errors_are_told_to_the_policy_and_counted(name, arguments, message):
-    rollout = await play(Calculator(), [native(name, arguments), "5"])
+async def test_errors_are_told_to_the_policy_and_counted(name, arguments, kind, message):
+    rollout = await play(Calculator(), [native((name, arguments)), "5"])
     assert rollout.status is RolloutStatus.KEPT
-    assert rollout.messages[2].content.startswith(message[:30])
-    assert rollout.metrics == {"tool_calls": 1.0, "tool_errors": 1.0}
+    assert rollout.messages[2].content.startswith(message[:60])
+    errors = {name: value for name, value in counted(rollout).items() if "error" in name}
+    assert errors == {"tool_errors": 1.0, f"tool_errors/{kind}": 1.0}
+    assert ("tool_exception" in rollout.tags) == (kind == "raised")
 
 
-async def test_a_defect_in_a_tool_fails_the_rollout():
-    rollout = await play(Calculator(), [native("defect", ""), "5"])
+async def test_an_exception_is_tagged_with_where_it_was_raised():
+    rollout = await play(Calculator(), [native(("divide", '{"a": 1, "b": 0}')), "5"])
+    assert "divide: ZeroDivisionError" in rollout.tags["tool_exception"]
+    assert "test_tools.py:" in rollout.tags["tool_exception"]
+
+
+async def test_recovery_is_an_error_followed_by_a_call_that_works():
+    bad, good = ("add", "{}"), ("add", '{"a": 1}')
+    mixed = await play(Calculator(), [native(bad, good), "5"])
+    assert mixed.metrics["tool_errors_recovered"] == 0
+    after = await play(Calculator(), [native(bad), native(bad), native(good), "5"])
+    assert after.metrics["tool_errors_recovered"] == 2
+    assert after.metrics["tool_errors"] == 2
+    never = await play(Calculator(), [native(good), native(bad), "5"])
+    assert never.metrics["tool_errors_recovered"] == 0
+
+
+async def test_what_the_rollout_depends_on_fails_it():
+    rollout = await play(Calculator(), [native(("lose_the_judge", "{}"), ("add", '{"a": 1}')), "5"])
     assert rollout.status is RolloutStatus.FAILED
+    assert rollout.error == "EndpointError: the judge does not answer"
     assert rollout.reward is None
-    assert rollout.error == "AssertionError: a defect"
+
+
+async def test_calls_of_a_turn_run_at_once_and_are_answered_in_order():
+    meet = threading.Barrier(3, timeout=5)
+
+    class Meeting(Calculator):
+        def tools(self):
+            def wait(number: int) -> int:
+                """Return once all three are here, the last one first."""
+                meet.wait()
+                return number
+
+            return [wait]
+
+    calls = [("wait", json.dumps({"number": number})) for number in range(3)]
+    rollout = await play(Meeting(), [native(*calls), "5"])
+    assert [message.content for message in rollout.messages[2:5]] == ["0", "1", "2"]
+
+
+async def test_state_belongs_to_one_rollout():
+    environment = Calculator()
+    note = native(("remember", '{"text": "a"}'))
+    rollouts = await asyncio.gather(
+        *(play(environment, [note, note, "5"], group_id=str(index)) for index in range(8))
+    )
+    assert {rollout.messages[4].content for rollout in rollouts} == {"a a"}
+
+
+async def test_a_thread_that_never_returns_holds_up_no_other_call():
+    environment = Calculator()
+    stuck = [native(*[("hang", "{}")] * 40), native(("add", '{"a": 4}')), "5"]
+    rollout = await asyncio.wait_for(play(environment, stuck), 5)
+    assert rollout.metrics["tool_errors/timed_out"] == 40
+    assert rollout.messages[-2].content == "5"
 
 
 async def test_long_results_are_cut_and_turns_are_limited():
-    rollout = await play(Calculator(), [native("look_up", json.dumps({"title": "y" * 99}))])
+    rollout = await play(Calculator(), [native(("look_up", json.dumps({"title": "y" * 99})))])
     assert rollout.stop_reason is StopReason.MAX_TURNS
     assert len(rollout.turns) == 4
+    assert rollout.metrics["tool_calls"] == 3, "nobody would read the results of the last turn"
     assert "(cut: 112 characters)" in rollout.messages[2].content
     assert rollout.messages[-1].role == "assistant"
+
+
+async def test_an_environment_may_answer_where_no_tool_is_called():
+    class Insisting(Tagged):
+        async def env_response(self, messages, episode):
+            reply = await super().env_response(messages, episode)
+            if reply is None and len(episode.turns) == 1:
+                return "Are you sure?"
+            return reply
+
+    rollout = await play(Insisting(), ["6", "5"])
+    assert [message.content for message in rollout.messages[2:]] == ["6", "Are you sure?", "5"]
 
 
 @pytest.mark.parametrize("body", ["", "not json", "[1]", "[" * 5000, '{"arguments": {}}'])
 def test_a_malformed_tag_is_a_call_of_no_tool(body):
     (call,) = tagged_calls(f"<tool_call>{body}</tool_call>")
     assert call.name == ""
+
+
+def test_tags_in_thinking_are_no_calls_and_the_last_may_be_open():
+    thought = f"<think>{tag('add', a=1)}</think>{tag('add', a=2)[:-12]}"
+    turn = turn_calls(Message(role="assistant", content=thought))
+    assert [call.arguments for call in turn.calls] == ['{"a": 2}']
+
+
+def test_arguments_written_as_text_are_read_as_json():
+    body = json.dumps({"name": "add", "arguments": '{"a": 1}'})
+    (call,) = tagged_calls(f"<tool_call>{body}</tool_call>")
+    assert json.loads(call.arguments) == {"a": 1}
+
+
+def test_settings_of_tools_are_settings_of_the_environment():
+    assert Tagged.from_settings({"tool_call_format": "native"}).config.tool_call_format == "native"
+    with pytest.raises(ConfigError, match="did you mean 'tool_call_format'"):
+        Tagged.from_settings({"tool_call_fromat": "native"})
+    with pytest.raises(ConfigError, match="'xml' or 'native'"):
+        Tagged.from_settings({"tool_call_format": "json"})
+
+
+def test_a_config_without_the_settings_of_tools_is_refused():
+    from telescope_core import EnvironmentConfig
+
+    with pytest.raises(EnvironmentLoadError, match=r"class Config\(ToolConfig\)"):
+
+        class Wrong(ToolEnvironment):
+            class Config(EnvironmentConfig):
+                pass
+
+
+def test_an_environment_without_tools_and_one_with_two_of_a_name_are_refused():
+    class Empty(ToolEnvironment):
+        pass
+
+    class Twice(ToolEnvironment):
+        def tools(self):
+            return [add, add]
+
+    class TwiceOver(Calculator):
+        @tool
+        def add(self, a: int) -> int:
+            """Add."""
+            return a
+
+    with pytest.raises(EnvironmentLoadError, match="has no tools; mark methods with @tool"):
+        Empty.from_settings({})
+    with pytest.raises(EnvironmentLoadError, match=r"two tools are called 'add': .*test_tools.py"):
+        Twice.from_settings({})
+    with pytest.raises(EnvironmentLoadError, match=r"two tools are called 'add'"):
+        TwiceOver.from_settings({})
+
+
+def test_an_override_without_the_decorator_is_no_tool():
+    class Quiet(Calculator):
+        def remember(self, text: str, episode: Episode) -> str:
+            return ""
+
+    assert "remember" not in [one.name for one in Quiet().function_tools()]

@@ -4,13 +4,16 @@ from telescope_core.environments import (
     Environment,
     EnvironmentConfig,
     Episode,
+    McpServer,
     MultiTurnEnvironment,
     SingleTurnEnvironment,
+    ToolConfig,
     ToolEnvironment,
     ToolError,
     group_reward,
     metric,
     reward,
+    tool,
 )
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.examples import GeneratedSource, ListSource, SplitSource
@@ -44,6 +47,7 @@ __all__ = [
     "Group",
     "ListSource",
     "Message",
+    "McpServer",
     "MultiTurnEnvironment",
     "Policy",
     "Rollout",
@@ -55,6 +59,7 @@ __all__ = [
     "StopReason",
     "TelescopeError",
     "ToolCall",
+    "ToolConfig",
     "ToolEnvironment",
     "ToolError",
     "Turn",
@@ -62,4 +67,5 @@ __all__ = [
     "group_reward",
     "metric",
     "reward",
+    "tool",
 ]

@@ -91,12 +91,13 @@ class InProcessEnvironment:
         """Always well: it is this process."""
 
     async def close(self) -> None:
-        """Cancel what is still being played."""
+        """Cancel what is still being played, and close the environment."""
         tasks = list(self._playing.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await self._environment.close()
 
 
 def _cancelled(name: str, request: PlayRequest) -> Rollout:

@@ -2,8 +2,10 @@
 
 from telescope_core.environments.base import Environment, EnvironmentConfig
 from telescope_core.environments.episode import Episode
+from telescope_core.environments.mcp import McpServer
 from telescope_core.environments.rewards import group_reward, metric, reward
-from telescope_core.environments.tool_functions import ToolError
+from telescope_core.environments.tool_functions import ToolError, tool
+from telescope_core.environments.toolbox import ToolConfig
 from telescope_core.environments.tools import ToolEnvironment
 from telescope_core.environments.turns import MultiTurnEnvironment, SingleTurnEnvironment
 
@@ -11,11 +13,14 @@ __all__ = [
     "Environment",
     "EnvironmentConfig",
     "Episode",
+    "McpServer",
     "MultiTurnEnvironment",
     "SingleTurnEnvironment",
+    "ToolConfig",
     "ToolEnvironment",
     "ToolError",
     "group_reward",
     "metric",
     "reward",
+    "tool",
 ]

@@ -99,6 +99,9 @@ class Environment:
             "or ToolEnvironment, or define async play(self, episode)"
         )
 
+    async def close(self) -> None:
+        """Release what it holds beyond a rollout, such as connections. Idempotent."""
+
     async def compute_reward(self, rollout: Rollout, example: Example) -> float:
         """Return the reward: by default the weighted sum of the `@reward` methods."""
         weights = {function.name: function.weight for function in self.score_functions}

@@ -32,6 +32,8 @@ class Episode:
         self.state: dict[str, object] = {}
         self.metrics: dict[str, float] = {}
         self.tags: dict[str, str] = {}
+        self.tools: Sequence[dict[str, JsonValue]] = ()
+        """Shown to the policy in every turn that does not name others."""
         self._policy = policy
         self._sampling = sampling
 
@@ -54,10 +56,12 @@ class Episode:
             )
         return endpoint
 
-    async def generate(self, *, tools: Sequence[dict[str, JsonValue]] = ()) -> Completion:
+    async def generate(self, *, tools: Sequence[dict[str, JsonValue]] | None = None) -> Completion:
         """Ask the policy for the next assistant message and append it."""
         started_s = time.monotonic()
-        completion = await self._policy.complete(self.messages, self._sampling, tools=tools)
+        completion = await self._policy.complete(
+            self.messages, self._sampling, tools=self.tools if tools is None else tools
+        )
         self.turns.append(
             Turn(completion=completion, started_s=started_s, ended_s=time.monotonic())
         )

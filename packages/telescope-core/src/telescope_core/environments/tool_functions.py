@@ -1,131 +1,237 @@
-"""From Python functions to tools: OpenAI schemas, checked arguments, calls found in text."""
+"""From Python functions to tools: `@tool`, OpenAI schemas, checked arguments, time limits."""
 
 import inspect
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
+from telescope_core.environments.episode import Episode
+from telescope_core.environments.tool_schema import argument_docs, simplified, summary
+from telescope_core.environments.tool_threads import DaemonThreads
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.types import JsonValue, ToolCall
+from telescope_core.types import JsonValue
 
 ToolFunction = Callable[..., object]
-_TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_ARGUMENT_DOC = re.compile(r"^\s+(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
+Method = TypeVar("Method", bound=ToolFunction)
+_MARK = "__telescope_tool__"
 
 
 class ToolError(Exception):
     """A tool cannot do what the policy asked; the policy is told why."""
 
 
+class BadArgumentsError(ToolError):
+    """The policy's arguments do not fit the tool's schema."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolMark:
+    """What `@tool` says of a function."""
+
+    timeout_s: float | None
+    """None = the environment's `tool_timeout_s`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """One function the policy may call."""
+    """Something the policy may call."""
 
     name: str
-    function: ToolFunction
     schema: dict[str, JsonValue]
-    """The tool in OpenAI form: name, description and JSON schema of its arguments."""
-    arguments: type[BaseModel]
-
-    def read_arguments(self, text: str) -> dict[str, Any]:
-        """Check the arguments the policy wrote; raises ToolError saying what is wrong."""
-        try:
-            checked = self.arguments.model_validate_json(text or "{}")
-        except ValidationError as error:
-            problems = "; ".join(
-                f"{'.'.join(str(part) for part in problem['loc']) or 'arguments'}: {problem['msg']}"
-                for problem in error.errors()
-            )
-            raise ToolError(f"wrong arguments for {self.name}: {problems}") from None
-        return {name: getattr(checked, name) for name in checked.model_fields_set}
+    """In OpenAI form: name, description and JSON schema of its arguments."""
+    run: Callable[[str, Episode], Awaitable[str]]
+    """Takes the arguments as JSON text. Raises ToolError for what the policy did wrong."""
+    timeout_s: float | None = None
+    """None = the environment's `tool_timeout_s`."""
+    origin: str = ""
+    """Where it is defined, for messages."""
 
 
-def tool_from(function: ToolFunction) -> Tool:
-    """Make a tool of `function`: its name, docstring and typed parameters are what the policy sees.
+@overload
+def tool(function: Method, /) -> Method: ...
+@overload
+def tool(*, timeout_s: float | None = None) -> Callable[[Method], Method]: ...
+def tool(
+    function: Method | None = None, /, *, timeout_s: float | None = None
+) -> Method | Callable[[Method], Method]:
+    """Let the policy call this method of a ToolEnvironment; on a function, set its time limit."""
+    mark = ToolMark(timeout_s=timeout_s)
 
-    The docstring's first paragraph describes it; an `Args:` section describes its parameters.
+    def apply(inner: Method) -> Method:
+        setattr(inner, _MARK, mark)
+        return inner
+
+    return apply if function is None else apply(function)
+
+
+def tool_methods(owner: object) -> list[ToolFunction]:
+    """Return the bound methods that `@tool` marks, those of base classes first."""
+    names: dict[str, bool] = {}
+    for cls in reversed(type(owner).__mro__):
+        names.update({name: hasattr(member, _MARK) for name, member in vars(cls).items()})
+    return [getattr(owner, name) for name, is_tool in names.items() if is_tool]
+
+
+def tool_from(function: ToolFunction, threads: DaemonThreads | None = None) -> Tool:
+    """Make a tool of `function`: its name, docstring and typed parameters are what the model sees.
+
+    The docstring's first paragraph describes it; `Args:` and `Annotated` describe its parameters.
+    A parameter of type Episode is not shown: it gets the rollout's. Sync functions run in
+    `threads`.
     """
     name = getattr(function, "__name__", "")
+    place = _place(function)
+    if not inspect.isroutine(function) or not name.isidentifier():
+        raise EnvironmentLoadError(
+            f"{place}: tool {function!r} is no function with a name; write one with `def`"
+        )
     doc = inspect.getdoc(function) or ""
-    if not name.isidentifier() or not doc:
-        raise EnvironmentLoadError(f"tool {function!r} needs a name and a docstring")
-    described = _argument_docs(doc)
-    hints = get_type_hints(function)
-    fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise EnvironmentLoadError(f"tool {name}: *args and **kwargs have no schema")
-        if parameter.name not in hints:
-            raise EnvironmentLoadError(f"tool {name}: parameter {parameter.name} needs a type")
-        default = ... if parameter.default is parameter.empty else parameter.default
-        about = described.get(parameter.name)
-        fields[parameter.name] = (hints[parameter.name], Field(default, description=about))
-    arguments = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-    schema: dict[str, JsonValue] = {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": " ".join(doc.split("\n\n", 1)[0].split()),
-            "parameters": _without_titles(arguments.model_json_schema()),
-        },
+    if not summary(doc):
+        raise EnvironmentLoadError(
+            f"{place}: tool {name} has no docstring; write one: it is what the model reads of it"
+        )
+    shown, hidden = _parameters(function, name, place)
+    arguments = _Arguments(name, shown, argument_docs(doc), place)
+    pool = threads or DaemonThreads()
+
+    async def run(text: str, episode: Episode) -> str:
+        keywords = {**arguments.read(text), **dict.fromkeys(hidden, episode)}
+        if inspect.iscoroutinefunction(function):
+            return as_text(await cast(Awaitable[object], function(**keywords)))
+        return as_text(await pool.run(lambda: function(**keywords)))
+
+    about: dict[str, JsonValue] = {
+        "name": name,
+        "description": summary(doc),
+        "parameters": arguments.schema,
     }
-    return Tool(name=name, function=function, schema=schema, arguments=arguments)
-
-
-def tagged_calls(text: str) -> list[ToolCall]:
-    """Return the calls written as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
-
-    A tag that holds no such object is a call of the tool named "", so that the policy is told.
-    """
-    calls: list[ToolCall] = []
-    for index, body in enumerate(_TAGGED.findall(text)):
-        name, arguments = "", "{}"
-        try:
-            found: object = json.loads(body)
-        except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, dict):
-            written = cast(dict[str, object], found)
-            name = str(written.get("name", ""))
-            arguments = json.dumps(written.get("arguments", {}))
-        calls.append(ToolCall(id=f"call_{index}", name=name, arguments=arguments))
-    return calls
-
-
-def tools_prompt(tools: Sequence[Tool]) -> str:
-    """Return the text that tells a model without native tool calls what it may call."""
-    schemas = "\n".join(json.dumps(tool.schema) for tool in tools)
-    return (
-        f"You may call these tools:\n{schemas}\n\n"
-        'To call one, write <tool_call>{"name": "...", "arguments": {...}}</tool_call>. '
-        "Answer without a call when you are done."
+    mark = getattr(function, _MARK, ToolMark(timeout_s=None))
+    return Tool(
+        name=name,
+        schema={"type": "function", "function": about},
+        run=run,
+        timeout_s=mark.timeout_s,
+        origin=place,
     )
 
 
-def _argument_docs(doc: str) -> dict[str, str]:
-    _, _, section = doc.partition("\nArgs:\n")
-    found: dict[str, str] = {}
-    for line in section.splitlines():
-        if line and not line.startswith(" "):
-            break
-        match = _ARGUMENT_DOC.match(line)
-        if match:
-            found[match[1]] = match[2].strip()
-    return found
+def as_text(result: object) -> str:
+    """Return what the policy reads of a result: text as it is, anything else as JSON."""
+    if isinstance(result, str):
+        return result
+    plain: object = to_jsonable_python(result, fallback=str)
+    return json.dumps(plain, ensure_ascii=False)
 
 
-def _without_titles(schema: JsonValue) -> JsonValue:
-    """Drop pydantic's generated titles, but not a property that is called title."""
-    if isinstance(schema, dict):
-        return {
-            key: _without_titles(value)
-            for key, value in schema.items()
-            if key != "title" or not isinstance(value, str)
+class _Arguments:
+    """The parameters of one tool as a pydantic model.
+
+    Its fields have names of their own, because a parameter may be called like a method of the
+    model, such as `json` or `copy`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Mapping[str, tuple[Any, object]],
+        described: Mapping[str, str],
+        place: str,
+    ) -> None:
+        self._tool = name
+        self._names = {f"field_{index}": parameter for index, parameter in enumerate(parameters)}
+        fields: dict[str, Any] = {
+            field: (
+                parameters[parameter][0],
+                _field(parameter, *parameters[parameter], described.get(parameter)),
+            )
+            for field, parameter in self._names.items()
         }
-    if isinstance(schema, list):
-        return [_without_titles(item) for item in schema]
-    return schema
+        try:
+            self._model: type[BaseModel] = create_model(
+                name, __config__=ConfigDict(extra="forbid"), **fields
+            )
+            self.schema = simplified(self._model.model_json_schema())
+        except (PydanticUserError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise EnvironmentLoadError(
+                f"{place}: tool {name} has a parameter that JSON cannot express: {reason} Use "
+                "numbers, text, lists, dicts, Literal, Enum, dataclasses or pydantic models"
+            ) from None
+
+    def read(self, text: str) -> dict[str, Any]:
+        """Return what the policy wrote, checked; raises BadArgumentsError saying what is wrong."""
+        try:
+            checked = self._model.model_validate_json(text or "{}")
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, problem['loc'])) or 'arguments'}: {problem['msg']}"
+                for problem in error.errors(include_url=False)
+            )
+            takes = ", ".join(self._names.values()) or "no arguments"
+            raise BadArgumentsError(
+                f"wrong arguments for {self._tool}, which takes {takes}: {problems}"
+            ) from None
+        given = checked.model_fields_set
+        return {p: getattr(checked, field) for field, p in self._names.items() if field in given}
+
+
+def _parameters(
+    function: ToolFunction, name: str, place: str
+) -> tuple[dict[str, tuple[Any, object]], list[str]]:
+    """Return the shown parameters as (type, default), and the names of those for the episode."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise EnvironmentLoadError(
+            f"{place}: tool {name} has a type that cannot be looked up: {error}; define or import "
+            "it at the top of the module"
+        ) from None
+    shown: dict[str, tuple[Any, object]] = {}
+    hidden: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise EnvironmentLoadError(
+                f"{place}: tool {name} takes {parameter}, which has no schema; name its parameters"
+            )
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise EnvironmentLoadError(
+                f"{place}: tool {name} takes {parameter.name} by position only, but calls name "
+                "their arguments; remove the /"
+            )
+        if parameter.name not in hints:
+            raise EnvironmentLoadError(
+                f"{place}: parameter {parameter.name} of tool {name} has no type; annotate it, "
+                f"for instance {parameter.name}: str"
+            )
+        hint = hints[parameter.name]
+        if isinstance(hint, type) and issubclass(hint, Episode):
+            hidden.append(parameter.name)
+        else:
+            shown[parameter.name] = (hint, parameter.default)
+    return shown, hidden
+
+
+def _field(parameter: str, hint: Any, default: object, about: str | None) -> Any:
+    texts = [extra for extra in get_args(hint)[1:] if get_origin(hint) is Annotated]
+    infos = [extra for extra in texts if isinstance(extra, FieldInfo)]
+    text = next((extra for extra in texts if isinstance(extra, str)), about)
+    keywords: dict[str, Any] = {"alias": parameter}
+    if text and not any(info.description for info in infos):
+        keywords["description"] = text
+    return Field(... if default is inspect.Parameter.empty else default, **keywords)
+
+
+def _place(function: ToolFunction) -> str:
+    """Return file:line of a function, or its module where there is no source."""
+    inner = inspect.unwrap(function)
+    code = getattr(inner, "__code__", None)
+    if code is not None:
+        return f"{Path(code.co_filename)}:{code.co_firstlineno}"
+    return str(getattr(inner, "__module__", None) or type(inner).__name__)

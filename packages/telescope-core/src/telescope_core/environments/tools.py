@@ -1,56 +1,88 @@
-"""`ToolEnvironment`: the policy calls Python functions until it answers without a call."""
+"""`ToolEnvironment`: the policy calls tools until it answers without a call."""
 
-import json
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, ClassVar, Literal
+from contextlib import AsyncExitStack
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from telescope_core.environments.base import Environment, EnvironmentConfig
 from telescope_core.environments.episode import Episode
-from telescope_core.environments.rewards import call
+from telescope_core.environments.mcp import McpConnections, McpServer
+from telescope_core.environments.tool_calls import tools_prompt, turn_calls
 from telescope_core.environments.tool_functions import (
     Tool,
-    ToolError,
     ToolFunction,
-    tagged_calls,
     tool_from,
-    tools_prompt,
+    tool_methods,
 )
-from telescope_core.errors import EnvironmentLoadError, nearest
-from telescope_core.types import Example, Message, StopReason, ToolCall
+from telescope_core.environments.tool_threads import DaemonThreads
+from telescope_core.environments.toolbox import Toolbox, ToolConfig, require_distinct
+from telescope_core.environments.turns import MultiTurnEnvironment
+from telescope_core.errors import EnvironmentLoadError
+from telescope_core.types import Example, Message, StopReason
 
-_SHOWN_ERRORS = (ToolError, ValueError, TypeError, LookupError, ArithmeticError, OSError)
-"""What a tool may raise for the policy to see. Anything else is a defect and fails the rollout."""
 
-
-class ToolEnvironment(Environment):
+class ToolEnvironment(MultiTurnEnvironment):
     """A conversation in which the policy may call tools; it ends with a turn that calls none.
 
-    Return the functions from `tools`: sync or async, typed, with docstrings. Calls are taken from
-    the message's native tool calls, or from `<tool_call>` tags in its text. What goes wrong in a
-    call is answered to the policy and counted in the metric `tool_errors`.
+    Tools are methods with `@tool`, and what `tools` returns: functions, sync or async, typed and
+    with docstrings, and `McpServer`s. The calls of one turn run at the same time. What goes wrong
+    in a call is answered to the policy and counted in the metrics `tool_errors/...`.
     """
 
-    max_turns: ClassVar[int] = 10
-    max_tool_characters: ClassVar[int] = 8192
-    """Longer results are cut."""
-    tool_style: Literal["native", "tags"] = "native"
-    """`tags` describes the tools in the system prompt, for models without native tool calls."""
+    Config: ClassVar[type[EnvironmentConfig]] = ToolConfig
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         super().__init__(config)
-        self._tools: dict[str, Tool] = {}
+        self._threads = DaemonThreads()
+        self._functions: list[Tool] | None = None
+        self._connections: McpConnections | None = None
+        self._toolboxes: WeakKeyDictionary[Episode, Toolbox] = WeakKeyDictionary()
 
-    def tools(self) -> Sequence[ToolFunction]:
-        """Return the functions the policy may call."""
-        raise EnvironmentLoadError(f"{type(self).__name__} must define tools(self)")
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not issubclass(cls.Config, ToolConfig):
+            raise EnvironmentLoadError(
+                f"{cls.__name__}.Config must subclass ToolConfig, which has the settings of tools: "
+                "write `class Config(ToolConfig):`"
+            )
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Environment:
+        """Build it, and check its tools: a bad one is told before the first rollout."""
+        environment = super().from_settings(settings)
+        assert isinstance(environment, ToolEnvironment), "from_settings builds its own class"
+        environment.function_tools()
+        return environment
+
+    def tools(self) -> Sequence[ToolFunction | McpServer]:
+        """Return functions the policy may call and MCP servers, beside the `@tool` methods."""
+        return ()
+
+    def function_tools(self) -> list[Tool]:
+        """Return the tools that are functions; raises EnvironmentLoadError for a wrong one."""
+        if self._functions is None:
+            given = list(self.tools())
+            servers = [one for one in given if isinstance(one, McpServer)]
+            functions = [one for one in given if not isinstance(one, McpServer)]
+            found = [tool_from(one, self._threads) for one in (*tool_methods(self), *functions)]
+            if not found and not servers:
+                raise EnvironmentLoadError(
+                    f"{type(self).__name__} has no tools; mark methods with @tool, or return "
+                    "functions or McpServers from tools(self)"
+                )
+            require_distinct(found)
+            self._connections = McpConnections(servers) if servers else None
+            self._functions = found
+        return self._functions
 
     def initial_messages(self, example: Example) -> list[Message]:
-        """Return the prompt; with `tags`, the tools stand in the system message."""
+        """Return the prompt; with `xml`, the tools stand in the system message."""
         messages = super().initial_messages(example)
-        if self.tool_style == "native":
+        if self.config.tool_call_format == "native":
             return messages
-        about = tools_prompt(list(self._known_tools().values()))
+        found = self.function_tools()
+        about = tools_prompt([*found, *(self._connections.listed if self._connections else ())])
         if messages and messages[0].role == "system":
             about = f"{messages[0].content}\n\n{about}"
             messages = messages[1:]
@@ -58,59 +90,34 @@ class ToolEnvironment(Environment):
 
     async def play(self, episode: Episode) -> StopReason:
         """Answer tool calls until a turn has none, a turn is truncated, or `max_turns`."""
-        tools = self._known_tools()
-        schemas = [tool.schema for tool in tools.values()] if self.tool_style == "native" else []
-        episode.metrics.update(tool_calls=0.0, tool_errors=0.0)
-        for turn in range(self.max_turns):
-            completion = await episode.generate(tools=schemas)
-            if completion.finish_reason == "length":
-                return StopReason.LENGTH
-            native = completion.message.tool_calls
-            calls = native or tagged_calls(completion.message.content)
-            if not calls:
-                return StopReason.COMPLETED
-            if turn + 1 < self.max_turns:
-                results = [await self._answer(tools, one, episode) for one in calls]
-                episode.add(*_as_messages(calls, results, is_native=bool(native)))
-        return StopReason.MAX_TURNS
+        async with AsyncExitStack() as stack:
+            tools = self.function_tools()
+            if self._connections is not None:
+                tools = [*tools, *await self._connections.tools(stack)]
+                require_distinct(tools)
+                # Only now is known what the servers offer, which the prompt has to say.
+                episode.messages[:] = self.initial_messages(episode.example)
+            toolbox = self._toolboxes[episode] = Toolbox(tools, self.config)
+            episode.metrics.update(toolbox.metrics())
+            if self.config.tool_call_format == "native":
+                episode.tools = [tool.schema for tool in tools]
+            return await super().play(episode)
 
-    def _known_tools(self) -> dict[str, Tool]:
-        if not self._tools:
-            self._tools = {tool.name: tool for tool in map(tool_from, self.tools())}
-        return self._tools
+    async def env_response(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, messages: Sequence[Message], episode: Episode
+    ) -> str | Sequence[Message] | None:
+        """Answer the calls of the last message; None when it makes none.
 
-    async def _answer(self, tools: dict[str, Tool], one: ToolCall, episode: Episode) -> str:
-        episode.metrics["tool_calls"] += 1
-        try:
-            result = await _run(tools, one)
-        except _SHOWN_ERRORS as error:
-            episode.metrics["tool_errors"] += 1
-            result = f"error: {error}" if isinstance(error, ToolError) else f"error: {error!r}"
-        if len(result) > self.max_tool_characters:
-            return f"{result[: self.max_tool_characters]} (cut: {len(result)} characters)"
-        return result
+        In the last turn none is made: nobody would read the results.
+        """
+        turn = turn_calls(messages[-1])
+        if not turn.calls:
+            return None
+        if len(episode.turns) >= self.max_turns:
+            return ()
+        return await self._toolboxes[episode].answer(turn, episode)
 
-
-async def _run(tools: dict[str, Tool], one: ToolCall) -> str:
-    if not one.name:
-        raise ToolError('a call must be a JSON object such as {"name": "...", "arguments": {...}}')
-    if one.name not in tools:
-        names = nearest(one.name, tools) or sorted(tools)
-        raise ToolError(f"there is no tool {one.name!r}; there is {', '.join(names)}")
-    tool = tools[one.name]
-    arguments: dict[str, Any] = tool.read_arguments(one.arguments)
-    result = await call(partial(tool.function, **arguments))
-    return result if isinstance(result, str) else json.dumps(result, default=str)
-
-
-def _as_messages(
-    calls: Sequence[ToolCall], results: Sequence[str], *, is_native: bool
-) -> list[Message]:
-    """Answer native calls with tool messages, tagged ones with one user message of tags."""
-    if is_native:
-        return [
-            Message(role="tool", content=result, tool_call_id=one.id)
-            for one, result in zip(calls, results, strict=True)
-        ]
-    text = "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
-    return [Message(role="user", content=text)]
+    async def close(self) -> None:
+        """End the MCP servers it started."""
+        if self._connections is not None:
+            await self._connections.close()

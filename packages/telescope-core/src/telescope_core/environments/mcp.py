@@ -1,0 +1,292 @@
+"""MCP servers as sources of tools: a process on stdio, or an address with streamable HTTP.
+
+Uses the official `mcp` package, an optional extra (`telescope-core[mcp]`). A connection lives in a
+task of its own, because the package wants it closed by the task that opened it.
+"""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+
+from telescope_core.environments.episode import Episode
+from telescope_core.environments.tool_functions import BadArgumentsError, Tool, ToolError
+from telescope_core.environments.tool_schema import simplified
+from telescope_core.errors import ConfigError, EnvironmentLoadError, ProcessDiedError, unknown_name
+from telescope_core.types import JsonValue
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult
+
+_CONNECTION_CLOSED = -32000
+"""JSON-RPC code with which the package reports that the other side is gone."""
+_LOG_TAIL = 2000
+_HINT = "pip install 'telescope-core[mcp]'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpServer:
+    """One MCP server, given by `command` (started here, spoken to on stdio) or by `url`."""
+
+    command: tuple[str, ...] = ()
+    """Program and arguments. It sees PATH, HOME and the like, and `environ`; nothing else."""
+    url: str = ""
+    """Of a server that runs already and speaks streamable HTTP."""
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])
+    """More environment variables for `command`."""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Sent with every request to `url`."""
+    prefix: str = ""
+    """Put before the names of its tools, where servers have tools of one name."""
+    only: tuple[str, ...] = ()
+    """The tools that the policy may call, by the server's names; empty = all."""
+    per_rollout: bool = False
+    """Whether each rollout gets a connection, and with `command` a process, of its own. Else all
+    rollouts share one, and with it whatever state the server keeps."""
+    startup_timeout_s: float = 30.0
+    """Seconds within which it must list its tools."""
+
+    def __post_init__(self) -> None:
+        if bool(self.command) == bool(self.url):
+            raise ConfigError(
+                "an McpServer needs a command or a url, and not both; got "
+                f"command={self.command!r}, url={self.url!r}"
+            )
+        if (self.url and self.environ) or (self.command and self.headers):
+            raise ConfigError("of an McpServer, environ goes with command and headers with url")
+
+    @property
+    def origin(self) -> str:
+        """Return how messages name it."""
+        return f"MCP server {self.url or ' '.join(self.command)}"
+
+
+class McpConnections:
+    """The connections of one environment: shared ones, and those that end with a rollout."""
+
+    def __init__(self, servers: Sequence[McpServer]) -> None:
+        self._servers = tuple(servers)
+        self._shared: dict[int, McpConnection] = {}
+        self._locks = [asyncio.Lock() for _ in servers]
+        self._listed: dict[int, list[Tool]] = {}
+
+    @property
+    def listed(self) -> list[Tool]:
+        """What the servers offered when they were last asked, in the order of the servers."""
+        return [tool for _, tools in sorted(self._listed.items()) for tool in tools]
+
+    async def tools(self, stack: AsyncExitStack) -> list[Tool]:
+        """Return the tools for one rollout; its own connections end with `stack`."""
+        for index, server in enumerate(self._servers):
+            if server.per_rollout:
+                connection = await McpConnection.open(server)
+                stack.push_async_callback(connection.close)
+            else:
+                connection = await self._shared_connection(index)
+            self._listed[index] = connection.tools
+        return self.listed
+
+    async def close(self) -> None:
+        """End the shared connections. Idempotent."""
+        while self._shared:
+            _, connection = self._shared.popitem()
+            await connection.close()
+
+    async def _shared_connection(self, index: int) -> "McpConnection":
+        async with self._locks[index]:
+            connection = self._shared.get(index)
+            if connection is None or not connection.is_usable():
+                if connection is not None:
+                    await connection.close()
+                connection = self._shared[index] = await McpConnection.open(self._servers[index])
+            return connection
+
+
+class McpConnection:
+    """One open connection. Make it with `open`."""
+
+    def __init__(self, server: McpServer) -> None:
+        self.server = server
+        self.tools: list[Tool] = []
+        self._client: Client | None = None
+        self._closing = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._task = asyncio.create_task(self._hold())
+
+    @classmethod
+    async def open(cls, server: McpServer) -> "McpConnection":
+        """Connect and list the tools; raises TelescopeError saying what went wrong."""
+        _require_package()
+        connection = cls(server)
+        try:
+            await asyncio.shield(connection._ready)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    def is_usable(self) -> bool:
+        """Whether calls can still be made, from the loop that asks."""
+        is_here = self._loop is asyncio.get_running_loop()
+        return is_here and self._client is not None and not self._closing.is_set()
+
+    async def close(self) -> None:
+        """Disconnect, and end the process if it was started here. Idempotent."""
+        self._closing.set()
+        if not self._ready.done():
+            self._task.cancel()
+        if self._loop is asyncio.get_running_loop():
+            await asyncio.wait([self._task])
+
+    async def call(self, name: str, text: str, episode: Episode) -> str:
+        """Call a tool by the server's own name; raises ToolError for what the server refuses."""
+        from mcp import MCPError
+
+        try:
+            arguments: object = json.loads(text or "{}")
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise BadArgumentsError(f"the arguments of {name} must be a JSON object, got {text!r}")
+        if self._client is None:
+            raise self._gone("it was closed")
+        try:
+            result = await self._client.call_tool(name, cast(dict[str, Any], arguments))
+        except MCPError as error:
+            if error.code != _CONNECTION_CLOSED:
+                raise ToolError(error.message) from None
+            self._closing.set()
+            raise self._gone(error.message) from None
+        said = _text_of(result)
+        if result.is_error:
+            raise ToolError(said)
+        return said
+
+    async def _hold(self) -> None:
+        """Keep the connection open until it is closed; produces `tools` and the client."""
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+            try:
+                async with asyncio.timeout(self.server.startup_timeout_s) as startup:
+                    async with _connected(self.server, log) as client:
+                        self.tools = await self._list_tools(client)
+                        startup.reschedule(None)
+                        self._client = client
+                        self._ready.set_result(None)
+                        await self._closing.wait()
+            except Exception as error:  # noqa: BLE001 - raised again by whoever waits for `_ready`
+                if not self._ready.done():
+                    self._ready.set_exception(self._not_started(error, log))
+            finally:
+                self._client = None
+
+    async def _list_tools(self, client: "Client") -> list[Tool]:
+        found: list[Tool] = []
+        cursor: str | None = None
+        while True:
+            page = await client.list_tools(cursor=cursor)
+            found += [self._tool(one.name, one.description, one.input_schema) for one in page.tools]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        if not self.server.only:
+            return found
+        by_name = {tool.name.removeprefix(self.server.prefix): tool for tool in found}
+        for name in self.server.only:
+            if name not in by_name:
+                raise unknown_name("tool", name, by_name, f"(of {self.server.origin})")
+        return [by_name[name] for name in self.server.only]
+
+    def _tool(self, name: str, description: str | None, schema: Mapping[str, JsonValue]) -> Tool:
+        shown = f"{self.server.prefix}{name}"
+        about: dict[str, JsonValue] = {
+            "name": shown,
+            "description": description or "",
+            "parameters": simplified(schema),
+        }
+        return Tool(
+            name=shown,
+            schema={"type": "function", "function": about},
+            run=partial(self.call, name),
+            origin=self.server.origin,
+        )
+
+    def _gone(self, reason: str) -> ProcessDiedError:
+        return ProcessDiedError(
+            f"{self.server.origin} is gone ({reason}); the next rollout connects again. See why it "
+            "ended, or what closes its connections"
+        )
+
+    def _not_started(self, error: Exception, log: IO[str]) -> Exception:
+        if isinstance(error, ConfigError | EnvironmentLoadError):
+            return error
+        log.seek(0)
+        said = log.read()[-_LOG_TAIL:].strip()
+        reason = _reason(error, self.server.startup_timeout_s)
+        advice = "check the address" if self.server.url else "try the command in a shell"
+        return EnvironmentLoadError(
+            f"{self.server.origin} did not list its tools: {reason}; {advice}"
+            + (f". It said:\n{said}" if said else "")
+        )
+
+
+def _require_package() -> None:
+    try:
+        import mcp
+    except ImportError as error:
+        raise EnvironmentLoadError(f"MCP servers need the package mcp: {_HINT}") from error
+    if not hasattr(mcp, "Client"):
+        raise EnvironmentLoadError(f"MCP servers need version 2 of the package mcp: {_HINT}")
+
+
+@asynccontextmanager
+async def _connected(server: McpServer, log: IO[str]) -> "AsyncGenerator[Client, None]":
+    import httpx2
+    from mcp import Client, StdioServerParameters, stdio_client
+    from mcp.client.streamable_http import streamable_http_client
+
+    if server.url:
+        # A server may keep a reply open for as long as a tool runs: the tool's limit ends it.
+        limits = httpx2.Timeout(server.startup_timeout_s, read=None)
+        async with (
+            httpx2.AsyncClient(headers=dict(server.headers), timeout=limits) as http,
+            Client(streamable_http_client(server.url, http_client=http)) as client,
+        ):
+            yield client
+    else:
+        program, *arguments = server.command
+        environ = dict(server.environ)
+        parameters = StdioServerParameters(command=program, args=arguments, env=environ)
+        async with Client(stdio_client(parameters, errlog=cast(TextIO, log))) as client:
+            yield client
+
+
+def _text_of(result: "CallToolResult") -> str:
+    """Return the text of a result; other content is named, since a model of text cannot see it."""
+    from mcp.types import TextResourceContents
+
+    parts: list[str] = []
+    for block in result.content:
+        if block.type == "text":
+            parts.append(block.text)
+        elif block.type == "resource" and isinstance(block.resource, TextResourceContents):
+            parts.append(block.resource.text)
+        else:
+            kind = getattr(block, "mime_type", None) or "no type given"
+            parts.append(f"({block.type}: {kind})")
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(parts)
+
+
+def _reason(error: BaseException, startup_timeout_s: float) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = cast(BaseExceptionGroup[BaseException], error).exceptions[0]
+    if isinstance(error, TimeoutError) and not str(error):
+        return f"no answer within {startup_timeout_s:g} s"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,136 @@
+"""Tool calls of one turn: found in a message, answered in its style, counted per rollout."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, cast
+
+from telescope_core.environments.tool_functions import Tool
+from telescope_core.types import JsonValue, Message, ToolCall
+
+ToolCallFormat = Literal["xml", "native"]
+_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+class ToolFailure(StrEnum):
+    """Why a tool call has no result. The policy is told, and each is a metric."""
+
+    MALFORMED = "malformed"
+    """A tag that holds no call."""
+    UNKNOWN_TOOL = "unknown_tool"
+    """There is no tool of that name."""
+    BAD_ARGUMENTS = "bad_arguments"
+    """The arguments do not fit the tool's schema."""
+    REFUSED = "refused"
+    """The tool raised ToolError: it cannot do what was asked."""
+    RAISED = "raised"
+    """The tool raised anything else."""
+    TIMED_OUT = "timed_out"
+    """The tool did not return within its time limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOutcome:
+    """What became of one call."""
+
+    name: str
+    text: str
+    """What the policy is told."""
+    failure: ToolFailure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCalls:
+    """The tool calls of one assistant message."""
+
+    calls: tuple[ToolCall, ...]
+    is_native: bool
+    """Whether they came as `tool_calls`, rather than as tags in the text."""
+
+    def answers(self, outcomes: Sequence[ToolOutcome]) -> list[Message]:
+        """Answer native calls with tool messages, tagged ones with one user message of tags."""
+        if self.is_native:
+            return [
+                Message(role="tool", content=outcome.text, tool_call_id=one.id)
+                for one, outcome in zip(self.calls, outcomes, strict=True)
+            ]
+        text = "\n".join(f"<tool_response>\n{one.text}\n</tool_response>" for one in outcomes)
+        return [Message(role="user", content=text)]
+
+
+def turn_calls(message: Message) -> TurnCalls:
+    """Return the native calls of `message`, or else those in its text after any thinking."""
+    if message.tool_calls:
+        return TurnCalls(calls=message.tool_calls, is_native=True)
+    said = message.content.rpartition("</think>")[2]
+    return TurnCalls(calls=tuple(tagged_calls(said)), is_native=False)
+
+
+def tagged_calls(text: str) -> list[ToolCall]:
+    """Return the calls written as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+    The last tag need not be closed. A tag that holds no such object is a call of the tool named
+    "", so that the policy is told.
+    """
+    return [_tagged(index, body) for index, body in enumerate(_TAGGED.findall(text))]
+
+
+def _tagged(index: int, body: str) -> ToolCall:
+    name, arguments = "", "{}"
+    try:
+        found: object = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        written = cast(dict[str, JsonValue], found)
+        name = str(written.get("name", ""))
+        given = written.get("arguments", {})
+        # Some models write the arguments as text that holds JSON, as the chat API has them.
+        arguments = given if isinstance(given, str) else json.dumps(given)
+    return ToolCall(id=f"call_{index}", name=name, arguments=arguments)
+
+
+def tools_prompt(tools: Sequence[Tool]) -> str:
+    """Return the text that tells a model what it may call, and how, in tags."""
+    schemas = "\n".join(json.dumps(tool.schema, ensure_ascii=False) for tool in tools)
+    return (
+        f"You may call these tools:\n{schemas}\n\n"
+        'To call one, write <tool_call>{"name": "...", "arguments": {...}}</tool_call>. '
+        "Several calls in one message run at the same time. "
+        "Answer without a call when you are done."
+    )
+
+
+class ToolUse:
+    """Counts of one rollout, as metrics."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._calls: Counter[str] = Counter()
+        self._failures: Counter[ToolFailure] = Counter()
+        self._num_unrecovered = 0
+        self._num_recovered = 0
+
+    def add(self, outcomes: Sequence[ToolOutcome]) -> None:
+        """Count the calls of one turn; a success makes good the errors of earlier turns."""
+        failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+        self._calls.update(outcome.name for outcome in outcomes)
+        self._failures.update(failures)
+        if len(failures) < len(outcomes):
+            self._num_recovered += self._num_unrecovered
+            self._num_unrecovered = 0
+        self._num_unrecovered += len(failures)
+
+    def metrics(self) -> dict[str, float]:
+        """Return calls in all and per tool, errors in all and per kind, errors made good."""
+        return {
+            "tool_calls": float(self._calls.total()),
+            **{f"tool_calls/{name}": float(self._calls[name]) for name in self._names},
+            "tools_used": float(sum(self._calls[name] > 0 for name in self._names)),
+            "tool_errors": float(self._failures.total()),
+            **{f"tool_errors/{kind}": float(self._failures[kind]) for kind in ToolFailure},
+            "tool_errors_recovered": float(self._num_recovered),
+        }

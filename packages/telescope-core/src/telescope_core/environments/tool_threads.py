@@ -1,0 +1,87 @@
+"""Sync code in threads that nobody has to wait for.
+
+The threads of asyncio's own pool are few and are joined when the process ends: code that never
+returns would use them up and then hold the process. These are daemon threads, reused while they
+return.
+"""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+Result = TypeVar("Result")
+_IDLE_S = 10.0
+"""A thread without work for so long ends."""
+
+_Job = Callable[[], None]
+
+
+class DaemonThreads:
+    """Runs each function at once: in a thread that is free, or in a new one."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_free = 0
+        """Threads that wait, less the jobs that wait for them."""
+
+    async def run(self, function: Callable[[], Result]) -> Result:
+        """Return what `function` returns or raise what it raises.
+
+        Cancelling the caller leaves the thread to itself: what it does later is lost.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def job() -> None:
+            finish = _outcome(lambda: context.run(function), future)
+            try:
+                loop.call_soon_threadsafe(finish)
+            except RuntimeError:  # the loop was closed meanwhile: nobody waits any more
+                return
+
+        self._start(job)
+        return await future
+
+    def _start(self, job: _Job) -> None:
+        with self._lock:
+            is_busy = self._num_free == 0
+            if not is_busy:
+                self._num_free -= 1
+        if is_busy:
+            name = "telescope-daemon"
+            threading.Thread(target=self._work, args=(job,), daemon=True, name=name).start()
+        else:
+            self._jobs.put(job)
+
+    def _work(self, job: _Job) -> None:
+        while True:
+            job()
+            with self._lock:
+                self._num_free += 1
+            try:
+                job = self._jobs.get(timeout=_IDLE_S)
+            except Empty:
+                with self._lock:
+                    if self._num_free > 0:
+                        self._num_free -= 1
+                        return
+                # Every free thread is spoken for, this one too: its job is on the way.
+                job = self._jobs.get()
+
+
+def _outcome(function: Callable[[], Result], future: "asyncio.Future[Result]") -> _Job:
+    """Run `function` here; returns what tells `future` of it, to be called on its loop."""
+    try:
+        result = function()
+    except StopIteration as error:  # a future takes any exception but this one
+        raised: BaseException = RuntimeError(f"it raised StopIteration({error})")
+    except BaseException as error:  # noqa: BLE001 - raised again by whoever awaits
+        raised = error
+    else:
+        return lambda: None if future.done() else future.set_result(result)
+    return lambda: None if future.done() else future.set_exception(raised)

@@ -1,0 +1,119 @@
+"""`Toolbox`: the tools of one rollout; runs the calls of a turn at once and counts them."""
+
+import asyncio
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from telescope_core.environments.base import EnvironmentConfig
+from telescope_core.environments.episode import Episode
+from telescope_core.environments.tool_calls import (
+    ToolCallFormat,
+    ToolFailure,
+    ToolOutcome,
+    ToolUse,
+    TurnCalls,
+)
+from telescope_core.environments.tool_functions import BadArgumentsError, Tool, ToolError
+from telescope_core.errors import EnvironmentLoadError, TelescopeError, nearest
+from telescope_core.types import Message, ToolCall
+
+
+class ToolConfig(EnvironmentConfig):
+    """Settings that every environment with tools has; subclass it for more."""
+
+    tool_call_format: ToolCallFormat = "xml"
+    """`xml`: the system prompt lists the tools, and calls are <tool_call> tags in the text.
+    `native`: the model's chat template lists them, and calls are `tool_calls` of the message."""
+    tool_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """Seconds a tool may take, unless its `@tool(timeout_s=...)` says otherwise."""
+    max_tool_characters: Annotated[int, Field(ge=1)] = 8192
+    """Longer results are cut."""
+
+
+class Toolbox:
+    """The tools of one rollout."""
+
+    def __init__(self, tools: Sequence[Tool], config: ToolConfig) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._config = config
+        self._use = ToolUse(list(self._tools))
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was called and how it went."""
+        return self._use.metrics()
+
+    async def answer(self, turn: TurnCalls, episode: Episode) -> list[Message]:
+        """Run the calls of one turn and return the messages that tell the policy their results.
+
+        What goes wrong in a call is told to the policy. A TelescopeError is not: it says that
+        something the rollout depends on is gone, and fails it.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._outcome(one, episode)) for one in turn.calls]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        outcomes = [task.result() for task in tasks]
+        self._use.add(outcomes)
+        episode.metrics.update(self.metrics())
+        return turn.answers(outcomes)
+
+    async def _outcome(self, one: ToolCall, episode: Episode) -> ToolOutcome:
+        tool = self._tools.get(one.name)
+        if tool is None:
+            return self._no_tool(one)
+        limit_s = tool.timeout_s or self._config.tool_timeout_s
+        deadline = asyncio.timeout(limit_s)
+        try:
+            async with deadline:
+                text = await tool.run(one.arguments, episode)
+            return ToolOutcome(name=tool.name, text=self._cut(text))
+        except TelescopeError:
+            raise
+        except BadArgumentsError as error:
+            failure, reason = ToolFailure.BAD_ARGUMENTS, str(error)
+        except ToolError as error:
+            failure, reason = ToolFailure.REFUSED, str(error)
+        except Exception as error:  # noqa: BLE001 - a boundary: the policy is told what it caused
+            if deadline.expired():
+                failure = ToolFailure.TIMED_OUT
+                reason = f"{tool.name} did not return within {limit_s:g} s"
+            else:
+                failure, reason = ToolFailure.RAISED, f"{type(error).__name__}: {error}"
+                where = f"{tool.name}: {reason}{_raised_at(error)}"
+                episode.tags.setdefault("tool_exception", where)
+        return ToolOutcome(name=tool.name, text=self._cut(f"error: {reason}"), failure=failure)
+
+    def _no_tool(self, one: ToolCall) -> ToolOutcome:
+        if not one.name:
+            text = 'a call must be a JSON object such as {"name": "...", "arguments": {...}}'
+            failure = ToolFailure.MALFORMED
+        else:
+            names = nearest(one.name, self._tools) or sorted(self._tools)
+            text = f"there is no tool {one.name!r}; there is {', '.join(names)}"
+            failure = ToolFailure.UNKNOWN_TOOL
+        return ToolOutcome(name=one.name, text=self._cut(f"error: {text}"), failure=failure)
+
+    def _cut(self, text: str) -> str:
+        limit = self._config.max_tool_characters
+        return text if len(text) <= limit else f"{text[:limit]} (cut: {len(text)} characters)"
+
+
+def require_distinct(tools: Sequence[Tool]) -> None:
+    """Raise EnvironmentLoadError when two tools have one name."""
+    seen: dict[str, Tool] = {}
+    for tool in tools:
+        other = seen.setdefault(tool.name, tool)
+        if other is not tool:
+            raise EnvironmentLoadError(
+                f"two tools are called {tool.name!r}: {other.origin} and {tool.origin}; rename "
+                "one, or give the MCP server it comes from a prefix"
+            )
+
+
+def _raised_at(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

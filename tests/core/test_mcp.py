@@ -1,0 +1,219 @@
+"""MCP servers as tool sources: real ones, on stdio and over HTTP, and what becomes of them."""
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from telescope_core import (
+    Example,
+    ListSource,
+    McpServer,
+    RolloutStatus,
+    Sampling,
+    Split,
+    ToolConfig,
+    ToolEnvironment,
+    reward,
+)
+from telescope_core.errors import ConfigError
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.protocols import PlayRequest
+from telescope_core.scripted import ScriptedClient
+
+pytestmark = pytest.mark.engine
+PROGRAM = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
+
+
+def upper(text: str) -> str:
+    """Write in capitals."""
+    return text.upper()
+
+
+class Remote(ToolEnvironment):
+    class Config(ToolConfig):
+        tool_timeout_s: float = 5.0
+
+    servers = (McpServer(command=PROGRAM),)
+
+    def tools(self):
+        return [upper, *self.servers]
+
+    def examples(self, split):
+        return ListSource([Example(id=f"{split}", prompt="Do something.")])
+
+    @reward
+    def done(self, rollout, example):
+        return float(rollout.completion_text == "done")
+
+
+def environment_with(*servers, **settings):
+    chosen = type("Chosen", (Remote,), {"servers": servers})
+    return InProcessEnvironment(chosen.from_settings(settings), name="remote")
+
+
+def tag(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+async def play(client, *replies, index=0):
+    request = PlayRequest(
+        split=Split.TRAIN,
+        example_index=0,
+        group_id="g",
+        index=index,
+        sampling=Sampling(max_tokens=8),
+        deadline_s=20,
+    )
+    return await client.play(request, ScriptedClient([*replies, "done"]).policy("r"))
+
+
+def responses(rollout):
+    texts = [message.content for message in rollout.messages if message.role == "user"]
+    pattern = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+    return [found for text in texts for found in pattern.findall(text)]
+
+
+async def eventually(condition):
+    while not condition():  # noqa: ASYNC110 - a process of the system, which no event announces
+        await asyncio.sleep(0.01)
+
+
+def children():
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    before = set(children())
+    yield
+    assert set(children()) <= before
+
+
+@pytest.fixture(scope="module")
+def address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([*PROGRAM, str(port)])
+    try:
+        give_up_s = time.monotonic() + 20
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                assert process.poll() is None
+                assert time.monotonic() < give_up_s
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_a_program_on_stdio(monkeypatch):
+    monkeypatch.setenv("SECRET", "not for servers")
+    client = environment_with(McpServer(command=PROGRAM, environ={"GIVEN": "yes"}))
+    try:
+        turn = f"{tag('add', a=2, b=3)}{tag('upper', text='a')}{tag('who')}"
+        rollout = await play(client, turn, tag("add", a="x"))
+        assert '"name": "add"' in rollout.messages[0].content
+        assert '"description": "Add two numbers."' in rollout.messages[0].content
+        five, capital, who, wrong = responses(rollout)
+        assert (five, capital) == ("5", "A")
+        assert json.loads(who)["given"] == "yes"
+        assert json.loads(who)["secret"] == ""
+        assert wrong.startswith("error: ")
+        assert rollout.metrics["tool_calls/add"] == 2
+        assert rollout.metrics["tool_errors/refused"] == 1
+        assert rollout.reward == 1.0
+        later = await play(client, f"{tag('note', text='a')}", index=1)
+        again = await play(client, f"{tag('note', text='b')}{tag('who')}", index=2)
+        assert responses(later) + responses(again)[:1] == ["a", "a b"], "rollouts share it"
+        assert json.loads(responses(again)[1])["pid"] == json.loads(who)["pid"]
+        dead = await play(client, tag("die"), index=3)
+        assert dead.status is RolloutStatus.FAILED
+        assert "ProcessDiedError: MCP server" in dead.error
+        other = await play(client, f"{tag('note', text='c')}", index=4)
+        assert responses(other) == ["c"], "the next rollout gets a new one"
+    finally:
+        await client.close()
+
+
+async def test_a_server_per_rollout_keeps_state_apart_and_ends_with_it():
+    client = environment_with(McpServer(command=PROGRAM, per_rollout=True, only=("note",)))
+    turns = (tag("note", text="a"), tag("note", text="b"))
+    rollouts = await asyncio.gather(*(play(client, *turns, index=index) for index in range(2)))
+    assert [responses(rollout) for rollout in rollouts] == [["a", "a b"], ["a", "a b"]]
+    assert '"name": "add"' not in rollouts[0].messages[0].content
+
+
+async def test_a_cancelled_rollout_ends_its_server():
+    client = environment_with(McpServer(command=PROGRAM, per_rollout=True))
+    playing = asyncio.create_task(play(client, tag("hang")))
+    async with asyncio.timeout(20):
+        await eventually(children)
+        await client.cancel("g/0")
+        rollout = await playing
+    assert rollout.status is RolloutStatus.CANCELLED
+    assert children() == []
+
+
+async def test_an_address_with_headers(address):
+    server = McpServer(url=address, headers={"Authorization": "Bearer x"}, prefix="far_")
+    client = environment_with(server, tool_timeout_s=0.5)
+    try:
+        turn = f"{tag('far_add', a=2, b=3)}{tag('far_hang')}{tag('far_authorization')}"
+        rollout = await play(client, turn)
+        hung = "error: far_hang did not return within 0.5 s"
+        assert responses(rollout) == ["5", hung, "Bearer x"]
+        assert rollout.metrics["tool_errors/timed_out"] == 1
+        many = await asyncio.gather(
+            *(play(client, tag("far_add", a=index, b=0), index=index) for index in range(8))
+        )
+        assert [responses(rollout) for rollout in many] == [[str(n)] for n in range(8)]
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("server", "problem"),
+    [
+        (McpServer(command=("no-such-program",)), "did not list its tools: FileNotFoundError"),
+        (McpServer(command=(sys.executable, "-c", "print(1/0)")), "ZeroDivisionError"),
+        (
+            McpServer(command=("sleep", "100"), startup_timeout_s=0.3),
+            "no answer within 0.3 s; try the command in a shell",
+        ),
+        (McpServer(url="http://127.0.0.1:9/mcp"), "MCP server http://127.0.0.1:9/mcp did not list"),
+    ],
+)
+async def test_what_does_not_start_says_why(server, problem):
+    client = environment_with(server)
+    rollout = await play(client)
+    await client.close()
+    assert rollout.status is RolloutStatus.FAILED
+    assert problem in rollout.error
+
+
+async def test_a_tool_that_the_server_does_not_have_names_the_nearest(address):
+    client = environment_with(McpServer(url=address, only=("ad",)))
+    rollout = await play(client)
+    await client.close()
+    assert "unknown tool 'ad'; did you mean 'add'" in rollout.error
+
+
+def test_a_server_is_a_program_or_an_address():
+    with pytest.raises(ConfigError, match="needs a command or a url"):
+        McpServer()
+    with pytest.raises(ConfigError, match="needs a command or a url"):
+        McpServer(command=("a",), url="http://b")
+    with pytest.raises(ConfigError, match="headers with url"):
+        McpServer(command=("a",), headers={"a": "b"})

@@ -1,0 +1,266 @@
+"""From signatures and docstrings to schemas, and from JSON back to checked arguments."""
+
+import dataclasses
+import enum
+import json
+import re
+from typing import Annotated, Literal, Optional
+
+import pytest
+from pydantic import BaseModel, Field
+
+from telescope_core import Episode
+from telescope_core.environments.tool_functions import BadArgumentsError, tool_from
+from telescope_core.errors import EnvironmentLoadError
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Place(BaseModel):
+    title: str
+    """A property with the name that pydantic generates for all of them."""
+    at: tuple[int, int] = (0, 0)
+
+
+class Tree(BaseModel):
+    value: int
+    children: list["Tree"] = []
+
+
+@dataclasses.dataclass
+class Size:
+    width: int
+    height: int
+
+
+def paint(
+    where: Place,
+    colour: Colour = Colour.RED,
+    times: Annotated[int, Field(ge=1, le=9, description="How often.")] = 1,
+    mode: Literal["fast", "slow"] = "fast",
+    size: Size | None = None,
+    notes: Annotated[list[str], "Anything else."] = [],  # noqa: B006
+    json: Optional[dict[str, float]] = None,  # noqa: UP045
+    *,
+    episode: Episode,
+) -> str:
+    """Paint a
+    place.
+
+    Not shown to the policy.
+
+    Args:
+        where: The place,
+            on two lines.
+        colour (Colour): Its colour.
+        times: Not used, because the annotation says it.
+        json: A parameter called like a method of pydantic.
+
+    Returns:
+        where: not a parameter.
+    """
+    return f"{where.title} {where.at} {colour} {times} {mode} {size} {notes} {json} {episode}"
+
+
+def parameters(function):
+    return tool_from(function).schema["function"]["parameters"]
+
+
+def test_a_schema_comes_from_signature_and_docstring():
+    assert tool_from(paint).schema == {
+        "type": "function",
+        "function": {
+            "name": "paint",
+            "description": "Paint a place.",
+            "parameters": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["where"],
+                "properties": {
+                    "where": {
+                        "type": "object",
+                        "description": "The place, on two lines.",
+                        "required": ["title"],
+                        "properties": {
+                            "title": {"type": "string"},
+                            "at": {
+                                "type": "array",
+                                "default": [0, 0],
+                                "minItems": 2,
+                                "maxItems": 2,
+                                "prefixItems": [{"type": "integer"}, {"type": "integer"}],
+                            },
+                        },
+                    },
+                    "colour": {
+                        "type": "string",
+                        "enum": ["red", "blue"],
+                        "default": "red",
+                        "description": "Its colour.",
+                    },
+                    "times": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": 9,
+                        "default": 1,
+                        "description": "How often.",
+                    },
+                    "mode": {"type": "string", "enum": ["fast", "slow"], "default": "fast"},
+                    "size": {
+                        "anyOf": [
+                            {
+                                "type": "object",
+                                "additionalProperties": False,
+                                "required": ["width", "height"],
+                                "properties": {
+                                    "width": {"type": "integer"},
+                                    "height": {"type": "integer"},
+                                },
+                            },
+                            {"type": "null"},
+                        ],
+                        "default": None,
+                    },
+                    "notes": {
+                        "type": "array",
+                        "items": {"type": "string"},
+                        "default": [],
+                        "description": "Anything else.",
+                    },
+                    "json": {
+                        "anyOf": [
+                            {"type": "object", "additionalProperties": {"type": "number"}},
+                            {"type": "null"},
+                        ],
+                        "default": None,
+                        "description": "A parameter called like a method of pydantic.",
+                    },
+                },
+            },
+        },
+    }
+
+
+async def test_arguments_arrive_as_the_types_that_were_declared():
+    written = {
+        "where": {"title": "hall"},
+        "colour": "blue",
+        "size": {"width": 2, "height": 3},
+        "json": {"a": 1},
+    }
+    said = await tool_from(paint).run(json.dumps(written), "this rollout")
+    assert said == (
+        "hall (0, 0) Colour.BLUE 1 fast Size(width=2, height=3) [] {'a': 1.0} this rollout"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"where": {}}', "where.title: Field required"),
+        (
+            '{"where": {"title": "x"}, "times": 10}',
+            "times: Input should be less than or equal to 9",
+        ),
+        ('{"where": {"title": "x"}, "colour": "green"}', "colour: Input should be 'red' or 'blue'"),
+        ('{"where": {"title": "x"}, "episode": 1}', "episode: Extra inputs are not permitted"),
+        ("[]", "arguments: Input should be an object"),
+    ],
+)
+async def test_wrong_arguments_say_what_was_expected(text, problem):
+    with pytest.raises(BadArgumentsError, match=re.escape(problem)):
+        await tool_from(paint).run(text, None)
+
+
+def test_a_recursive_type_keeps_its_reference():
+    def plant(tree: Tree) -> None:
+        """Plant."""
+
+    schema = parameters(plant)
+    assert schema["properties"]["tree"] == {"$ref": "#/$defs/Tree"}
+    assert schema["$defs"]["Tree"]["properties"]["children"]["items"] == {"$ref": "#/$defs/Tree"}
+
+
+def test_other_docstring_forms_and_methods():
+    class Owner:
+        def go(self, to: str, fast: bool = False) -> None:
+            """Go somewhere.
+
+            :param to: Where to.
+            :param bool fast: Whether to hurry.
+            """
+
+    found = parameters(Owner().go)["properties"]
+    assert found == {
+        "to": {"type": "string", "description": "Where to."},
+        "fast": {"type": "boolean", "default": False, "description": "Whether to hurry."},
+    }
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ("text", "text"),
+        (None, "null"),
+        (Size(1, 2), '{"width": 1, "height": 2}'),
+        (Place(title="x"), '{"title": "x", "at": [0, 0]}'),
+        ({"colour": Colour.RED, "who": "Zo\u00eb"}, '{"colour": "red", "who": "Zo\u00eb"}'),
+        (float("nan"), "NaN"),
+    ],
+)
+async def test_results_are_text_or_json(result, text):
+    def give() -> object:
+        """Give."""
+        return result
+
+    assert await tool_from(give).run("", None) == text
+
+
+def untyped(a, b: int = 1):
+    """Add."""
+
+
+def undocumented(a: int) -> int:
+    return a
+
+
+def variable(*rest: int) -> None:
+    """Take many."""
+
+
+def by_position(a: int, /) -> None:
+    """Take one."""
+
+
+def unknown_type(a: "Nowhere") -> None:  # noqa: F821
+    """Take one."""
+
+
+def no_json(a: object.__class__, b: re.Match) -> None:
+    """Take one."""
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (untyped, "parameter a of tool untyped has no type; annotate it, for instance a: str"),
+        (undocumented, "tool undocumented has no docstring; write one"),
+        (variable, r"tool variable takes \*rest: int, which has no schema"),
+        (by_position, "tool by_position takes a by position only"),
+        (unknown_type, "has a type that cannot be looked up: name 'Nowhere' is not defined"),
+        (no_json, "a parameter that JSON cannot express"),
+    ],
+)
+def test_a_tool_that_cannot_be_described_names_file_line_and_fix(function, problem):
+    line = function.__code__.co_firstlineno
+    with pytest.raises(EnvironmentLoadError, match=rf"test_tool_schemas\.py:{line}: .*{problem}"):
+        tool_from(function)
+
+
+@pytest.mark.parametrize("function", [lambda: 0, print, int])
+def test_what_is_no_plain_function_is_refused(function):
+    with pytest.raises(EnvironmentLoadError):
+        tool_from(function)
