@@ -5,6 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
+from array import array
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -104,6 +107,49 @@ def test_rollout_files_hold_every_status_in_one_schema(tmp_path):
     assert list(frame.status) == ["kept", "failed", "discarded", "cancelled"]
     assert frame.reward.isna().tolist() == [False, True, False, True]
     assert run.rollouts([2]) == []
+
+
+def test_tokens_are_written_from_arrays_as_from_tuples(tmp_path):
+    plain = a_rollout()
+    (turn,) = plain.turns
+    columns = replace(
+        turn.completion,
+        prompt_ids=array("i", turn.completion.prompt_ids),
+        completion_ids=array("i", turn.completion.completion_ids),
+        logprobs=array("f", turn.completion.logprobs),
+    )
+    turns = (replace(turn, completion=columns), turn, replace(turn, completion=columns))
+    rows = [
+        row_of(a_rollout(turns=turns), with_tokens=True),
+        row_of(a_failed_rollout(), with_tokens=True),
+        row_of(plain),
+    ]
+    run = RunFolder.create(tmp_path / "run", config={})
+    run.write_rollouts(1, rows)
+    three, none, unrecorded = run.rollouts()
+    assert three.prompt_ids == ((1, 2),) * 3
+    assert three.completion_ids == ((3, 4, 5),) * 3
+    assert three.logprobs == ((-0.5, -0.25, 0.0),) * 3
+    assert (none.completion_ids, unrecorded.completion_ids) == ((), None)
+    assert json.loads(json.dumps(row_to_json(rows[0])))["completion_ids"] == [[3, 4, 5]] * 3
+
+
+def test_writing_tokens_makes_no_object_per_token(tmp_path):
+    num_tokens = 200_000
+    (turn,) = a_rollout().turns
+    completion = replace(
+        turn.completion,
+        completion_ids=array("i", range(num_tokens)),
+        logprobs=array("f", bytes(4 * num_tokens)),
+    )
+    row = row_of(a_rollout(turns=(replace(turn, completion=completion),)), with_tokens=True)
+    run = RunFolder.create(tmp_path / "run", config={})
+    run.write_rollouts(1, [row])
+    tracemalloc.start()
+    run.write_rollouts(1, [row])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * 2 * 4 * num_tokens
 
 
 def test_a_rollout_file_cut_short_is_named(tmp_path):

@@ -121,10 +121,11 @@ class Completion:
 
     message: Message
     finish_reason: Literal["stop", "length", "tool_calls"]
-    prompt_ids: tuple[int, ...] = ()
-    completion_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    """One per completion id, of the distribution that was sampled from."""
+    prompt_ids: Sequence[int] = ()
+    """Sampled ones are `array("i")`, 4 bytes a token; a tuple is as good."""
+    completion_ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    """`array("f")` likewise. One per completion id, of the distribution that was sampled from."""
     oldest_version: WeightVersion = 0
     newest_version: WeightVersion = 0
     num_prompt_tokens: int = 0

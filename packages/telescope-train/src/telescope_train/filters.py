@@ -8,6 +8,8 @@ import math
 import zlib
 from enum import StrEnum
 
+import numpy as np
+
 from telescope_core.types import Rollout
 from telescope_train.config.schema import AlgorithmSection
 
@@ -58,13 +60,12 @@ def has_gibberish(
     from the vocabulary.
     """
     least_logprob = -math.log(vocab_size) - logprob_offset
-    return any(
-        token_id > token_threshold and logprob < least_logprob
-        for turn in rollout.turns
-        for token_id, logprob in zip(
-            turn.completion.completion_ids, turn.completion.logprobs, strict=True
-        )
-    )
+    for turn in rollout.turns:
+        is_rare = np.asarray(turn.completion.completion_ids) > token_threshold
+        is_unlikely = np.asarray(turn.completion.logprobs) < least_logprob
+        if (is_rare & is_unlikely).any():
+            return True
+    return False
 
 
 def compression_ratio(text: str) -> float:

@@ -4,6 +4,7 @@ There is one loop. How far sampling runs ahead is the sampler's business: `advan
 batches as soon as new weights are live, and `take` waits for the groups of this step.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -76,8 +77,11 @@ async def train(
         clock.lap("generate")
         kl = await kl_penalties(batch.groups, rules, parts.packing, trainer.reference_logprobs)
         clock.lap("train")
-        credit = assign_credit(batch.groups, rules, kl_penalties=kl)
-        plan = plan_step(credit.samples, rules, parts.packing, version=version)
+        # In threads, because rollouts of the next batch may be going on in this event loop.
+        credit = await asyncio.to_thread(assign_credit, batch.groups, rules, kl_penalties=kl)
+        plan = await asyncio.to_thread(
+            plan_step, credit.samples, rules, parts.packing, version=version
+        )
         clock.lap("wait")
         learned = await trainer.train_step(plan, version) if plan.order else {}
         if reference_is_due(step, parts.config):
@@ -86,7 +90,7 @@ async def train(
         await parts.publisher.publish(step)
         clock.lap("sync")
         parts.sampler.advance(step)
-        record_rollouts(parts.folder, step, batch.all_groups, credit)
+        await asyncio.to_thread(record_rollouts, parts.folder, step, batch.all_groups, credit)
         clock.lap("wait")
         result = StepResult(batch=batch, credit=credit, plan=plan, times=clock.times)
         row = step_row(result, parts.machine, version=version)

@@ -29,6 +29,8 @@ async def kl_penalties(
 ) -> dict[RolloutKey, float]:
     """Return -kl_penalty_tau * k summed over the tokens of each rollout; {} without the setting."""
     section = rules.config.algorithm
+    if not section.kl_in_reward:
+        return {}
     samples = [
         sample
         for group in groups
@@ -37,7 +39,7 @@ async def kl_penalties(
             rollout, 0.0, rules.sampling[rollout.environment].temperature
         )
     ]
-    if not section.kl_in_reward or not samples:
+    if not samples:
         return {}
     # Nothing learns from this packing: its advantages carry the number of each sample.
     shards = pack(

@@ -1,6 +1,6 @@
 """`RolloutRow`: one rollout as it is recorded, the same for kept, discarded and failed ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,10 +38,10 @@ class RolloutRow:
     newest_version: int | None = None
     generate_s: float = 0.0
     score_s: float = 0.0
-    prompt_ids: tuple[tuple[int, ...], ...] | None = None
+    prompt_ids: tuple[Sequence[int], ...] | None = None
     """Per turn; None when token ids are not recorded."""
-    completion_ids: tuple[tuple[int, ...], ...] | None = None
-    logprobs: tuple[tuple[float, ...], ...] | None = None
+    completion_ids: tuple[Sequence[int], ...] | None = None
+    logprobs: tuple[Sequence[float], ...] | None = None
 
     @property
     def prompt_text(self) -> str:
@@ -57,6 +57,13 @@ class RolloutRow:
     def completion_text(self) -> str:
         """Text of the last assistant message."""
         return next((m.content for m in reversed(self.messages) if m.role == "assistant"), "")
+
+
+TOKEN_FIELDS = ("prompt_ids", "completion_ids", "logprobs")
+"""The fields with a value per token."""
+_PLAIN_FIELDS = tuple(
+    name for name in RolloutRow.__dataclass_fields__ if name not in (*TOKEN_FIELDS, "messages")
+)
 
 
 def row_of(
@@ -96,11 +103,12 @@ def row_of(
 
 def row_to_json(row: RolloutRow) -> dict[str, JsonValue]:
     """Return `row` as a JSON object; token columns are left out where they are None."""
-    fields = {name: getattr(row, name) for name in RolloutRow.__dataclass_fields__}
+    fields = {name: getattr(row, name) for name in _PLAIN_FIELDS}
     fields["messages"] = [message_to_json(message) for message in row.messages]
-    for name in ("prompt_ids", "completion_ids", "logprobs"):
-        if fields[name] is None:
-            del fields[name]
+    for name in TOKEN_FIELDS:
+        turns = getattr(row, name)
+        if turns is not None:
+            fields[name] = [list(turn) for turn in turns]
     return fields
 
 
@@ -110,7 +118,7 @@ def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
     known["status"] = RolloutStatus(known["status"])
     known["stop_reason"] = StopReason(known.get("stop_reason", StopReason.COMPLETED))
     known["messages"] = tuple(message_from_json(message) for message in known.get("messages", ()))
-    for name in ("prompt_ids", "completion_ids", "logprobs"):
+    for name in TOKEN_FIELDS:
         if known.get(name) is not None:
             known[name] = tuple(tuple(turn) for turn in known[name])
     return RolloutRow(**known)
