@@ -25,6 +25,7 @@ OPTIONAL = {
 BROAD_EXCEPT = {
     "packages/telescope-cli/src/telescope_cli/main.py": "the top of the command line",
     "packages/telescope-core/src/telescope_core/rollout.py": "a rollout that fails is data",
+    "packages/telescope-core/src/telescope_core/environments/score_worker.py": "so in its parent",
     "packages/telescope-core/src/telescope_core/evals/runner.py": "so is a group reward that fails",
     "packages/telescope-core/src/telescope_core/environments/toolbox.py": (
         "the policy is told what its tool call caused"

@@ -10,9 +10,13 @@ from telescope_core.environments import (
     ToolConfig,
     ToolEnvironment,
     ToolError,
+    cleanup,
     group_reward,
     metric,
     reward,
+    runs_in,
+    setup,
+    stop,
     tool,
 )
 from telescope_core.errors import ConfigError, TelescopeError
@@ -64,8 +68,12 @@ __all__ = [
     "ToolError",
     "Turn",
     "WeightVersion",
+    "cleanup",
     "group_reward",
     "metric",
     "reward",
+    "runs_in",
+    "setup",
+    "stop",
     "tool",
 ]

@@ -1,11 +1,15 @@
 """`InProcessEnvironment`: the environment seam, implemented in this process."""
 
 import asyncio
+import inspect
 from dataclasses import replace
+from pathlib import Path
 
 from telescope_core.environments.base import Environment
+from telescope_core.environments.loop_watch import LoopWatch
+from telescope_core.group_rewards import score_group
 from telescope_core.protocols import PlayRequest, Policy
-from telescope_core.rollout import play_gold, play_rollout, score_group
+from telescope_core.rollout import play_gold, play_rollout
 from telescope_core.types import (
     EnvironmentDescription,
     Example,
@@ -25,6 +29,7 @@ class InProcessEnvironment:
         self._name = name
         self._version = version
         self._playing: dict[str, asyncio.Task[Rollout]] = {}
+        self._watch = LoopWatch(own_folder=code_folder(type(environment)))
 
     @property
     def name(self) -> str:
@@ -49,19 +54,20 @@ class InProcessEnvironment:
             network=environment.network,
             secrets=environment.secrets,
             dataset_revisions=environment.dataset_revisions(),
+            metrics={f.name: f.range for f in environment.score_functions if f.kind == "metric"},
         )
 
     async def example(self, split: Split, index: int) -> Example:
         """Return one example."""
-        return self._environment.examples(split).example(index)
+        return await self._environment.fetcher.get(split, index)
 
     async def gold(self, split: Split, index: int) -> Rollout | None:
         """Return the scored rollout of the gold answer."""
-        example = self._environment.examples(split).example(index)
-        return await play_gold(self._environment, self._name, example)
+        return await play_gold(self._environment, self._name, split, index)
 
     async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
         """Play and score one rollout."""
+        self._watch.start()
         task = asyncio.create_task(play_rollout(self._environment, self._name, request, policy))
         self._playing[request.rollout_id] = task
         try:
@@ -78,7 +84,7 @@ class InProcessEnvironment:
 
     async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
         """Apply the group rewards."""
-        example = self._environment.examples(split).example(example_index)
+        example = await self._environment.fetcher.get(split, example_index)
         return await score_group(self._environment, group, example)
 
     async def cancel(self, rollout_id: str) -> None:
@@ -91,13 +97,22 @@ class InProcessEnvironment:
         """Always well: it is this process."""
 
     async def close(self) -> None:
-        """Cancel what is still being played, and close the environment."""
+        """Cancel what is still being played, and release what the environment holds."""
         tasks = list(self._playing.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        self._watch.stop()
         await self._environment.close()
+
+
+def code_folder(environment_class: type[Environment]) -> str:
+    """Return the folder of the author's code; empty when it is not in a file."""
+    try:
+        return str(Path(inspect.getfile(environment_class)).parent)
+    except (OSError, TypeError):
+        return ""
 
 
 def _cancelled(name: str, request: PlayRequest) -> Rollout:

@@ -1,127 +1,209 @@
-"""Playing one rollout: prompt, turns, reward. The one place where environment code may fail.
+"""Playing one rollout: setup, prompt, turns, reward, cleanup.
 
-Whatever an environment, its reward functions or the endpoint raise becomes a failed rollout with
-the reason in `error`; it never becomes a reward.
+The one place where environment code may fail: whatever an environment, its reward functions or
+the endpoint raise becomes a failed rollout with the reason in `error`; it never becomes a reward.
 """
 
 import asyncio
+import logging
 import time
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from telescope_core.environments.base import Environment
 from telescope_core.environments.episode import Episode
-from telescope_core.environments.rewards import call
-from telescope_core.errors import RewardError
+from telescope_core.environments.hooks import EpisodeStopped, Hook, of_kind
+from telescope_core.environments.usage import counting
+from telescope_core.errors import TelescopeError
 from telescope_core.protocols import PlayRequest, Policy
-from telescope_core.types import Example, Group, Message, Rollout, RolloutStatus, StopReason
+from telescope_core.scripted import ScriptedClient
+from telescope_core.types import (
+    Example,
+    Rollout,
+    RolloutStatus,
+    Sampling,
+    Split,
+    StopReason,
+)
+
+_log = logging.getLogger(__name__)
+_GOLD_DEADLINE_S = 300.0
+_NO_LIMIT = Sampling(max_tokens=1 << 20)
 
 
 async def play_rollout(
     environment: Environment, name: str, request: PlayRequest, policy: Policy
 ) -> Rollout:
     """Play and score `request`; cancellation propagates, every other failure is in the result."""
-    rollout = Rollout(
-        environment=name, example_id="", group_id=request.group_id, index=request.index
-    )
-    episode: Episode | None = None
-    is_played = False
+    playing = _Playing(environment, name, request, policy)
     try:
-        async with asyncio.timeout(request.deadline_s):
-            source = environment.examples(request.split)
-            example = source.example(request.example_index)
-            rollout = replace(rollout, example_id=example.id)
-            episode = Episode(
-                example,
-                environment.initial_messages(example),
-                policy=policy,
-                sampling=request.sampling,
-            )
-            stop_reason = await environment.play(episode)
-            rollout = replace(_snapshot(rollout, episode), stop_reason=stop_reason)
-            is_played = True
-            return await score_rollout(environment, rollout, example)
-    except TimeoutError as error:
-        text = str(error) or f"rollout exceeded its deadline of {request.deadline_s:g} s"
-        return _failed(_snapshot(rollout, episode), StopReason.TIMEOUT, f"TimeoutError: {text}")
-    except Exception as error:  # noqa: BLE001 - a boundary: a failed rollout is data with a reason
-        text = f"{type(error).__name__}: {error}"
-        failed = _failed(_snapshot(rollout, episode), StopReason.ERROR, text)
-        where = "reward" if is_played else "play"
-        return replace(failed, tags={**failed.tags, "failed_in": where})
+        with counting() as usage:
+            rollout = await playing.outcome()
+    except BaseException:
+        await playing.clean_up()
+        raise
+    problems = await playing.clean_up()
+    tags = {**rollout.tags, "cleanup": "; ".join(problems)} if problems else rollout.tags
+    return replace(rollout, tags=tags, metrics={**rollout.metrics, **usage.metrics()})
 
 
-async def score_rollout(environment: Environment, rollout: Rollout, example: Example) -> Rollout:
-    """Return `rollout` with its reward, rewards by name and metrics."""
+class _Playing:
+    """One rollout on its way."""
+
+    def __init__(
+        self, environment: Environment, name: str, request: PlayRequest, policy: Policy
+    ) -> None:
+        self._environment = environment
+        self._request = request
+        self._policy = policy
+        self._episode: Episode | None = None
+        self._stage = "play"
+        self._rollout = Rollout(
+            environment=name, example_id="", group_id=request.group_id, index=request.index
+        )
+
+    async def outcome(self) -> Rollout:
+        """Return the scored rollout, or the failed one."""
+        deadline_s = self._request.deadline_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._play_and_score()
+        except TimeoutError as error:
+            text = str(error) or f"rollout exceeded its deadline of {deadline_s:g} s"
+            return self._failed(StopReason.TIMEOUT, TimeoutError(text))
+        except Exception as error:  # noqa: BLE001 - a boundary: a failed rollout has a reason
+            failed = self._failed(StopReason.ERROR, error)
+            return replace(failed, tags={**failed.tags, "failed_in": self._stage})
+
+    async def clean_up(self) -> list[str]:
+        """Run the cleanups to their end, even when cancelled meanwhile; returns what failed."""
+        hooks = of_kind(self._environment.hooks, "cleanup")
+        if self._episode is None or not hooks:
+            return []
+        problems: list[str] = []
+        task = asyncio.create_task(_run_cleanups(self._environment, self._episode, hooks, problems))
+        await _to_its_end(task)
+        for problem in problems:
+            _log.warning("%s: %s", self._request.rollout_id, problem)
+        return problems
+
+    async def _play_and_score(self) -> Rollout:
+        environment = self._environment
+        example = await environment.fetcher.get(self._request.split, self._request.example_index)
+        self._rollout = replace(self._rollout, example_id=example.id)
+        messages = await environment.first_messages(example)
+        episode = self._episode = Episode(
+            example, messages, policy=self._policy, sampling=self._request.sampling
+        )
+        if of_kind(environment.hooks, "stop"):
+            episode.find_stop = environment.find_stop
+        for hook in of_kind(environment.hooks, "setup"):
+            await environment.caller.one("setup", getattr(environment, hook.name), episode)
+        stop_reason = await _played(environment.play(episode))
+        self._rollout = replace(self._snapshot(), stop_reason=stop_reason)
+        self._stage = "reward"
+        scored = await score_rollout(environment, self._rollout, example, episode=episode)
+        return replace(scored, info=tuple(episode.info), tags=dict(episode.tags))
+
+    def _snapshot(self) -> Rollout:
+        episode = self._episode
+        if episode is None:
+            return self._rollout
+        return replace(
+            self._rollout,
+            messages=tuple(episode.messages),
+            turns=tuple(episode.turns),
+            tags=dict(episode.tags),
+            metrics=dict(episode.metrics),
+            info=tuple(episode.info),
+        )
+
+    def _failed(self, stop_reason: StopReason, error: Exception) -> Rollout:
+        name = type(error).__name__
+        notes: Sequence[str] = getattr(error, "__notes__", ())
+        where = f" ({'; '.join(notes)})" if notes else ""
+        return replace(
+            self._snapshot(),
+            status=RolloutStatus.FAILED,
+            status_reason=name,
+            stop_reason=stop_reason,
+            error=f"{name}: {error}{where}",
+            reward=None,
+        )
+
+
+async def score_rollout(
+    environment: Environment, rollout: Rollout, example: Example, *, episode: Episode | None = None
+) -> Rollout:
+    """Return `rollout` with its reward, rewards by name and metrics.
+
+    Without `episode`, reward functions that want it see one that holds the messages alone.
+    """
+    if episode is None:
+        policy = ScriptedClient([]).policy("")
+        episode = Episode(example, rollout.messages, policy=policy, sampling=_NO_LIMIT)
     started_s = time.monotonic()
-    total, rewards, metrics = await environment.score(rollout, example)
-    return replace(
-        rollout,
-        reward=total,
-        rewards=rewards,
-        metrics=metrics,
-        score_s=time.monotonic() - started_s,
-    )
+    scored = await environment.score(rollout, example, episode)
+    return replace(scored, score_s=time.monotonic() - started_s)
 
 
-async def score_group(environment: Environment, group: Group, example: Example) -> Group:
-    """Add the group rewards to every scored rollout of `group`."""
-    functions = [f for f in environment.score_functions if f.kind == "group_reward"]
-    scored = [rollout for rollout in group.rollouts if rollout.reward is not None]
-    if not functions or not scored:
-        return group
-    totals = [rollout.reward or 0.0 for rollout in scored]
-    parts: list[dict[str, float]] = [dict(rollout.rewards) for rollout in scored]
-    for function in functions:
-        values = await call(getattr(environment, function.name), tuple(scored), example)
-        if not isinstance(values, list | tuple) or len(values) != len(scored):  # pyright: ignore[reportUnknownArgumentType]
-            raise RewardError(
-                f"group_reward {function.name} must return one number per rollout "
-                f"({len(scored)}), got {values!r}"
-            )
-        for index, value in enumerate(values):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            parts[index][function.name] = float(value)  # pyright: ignore[reportUnknownArgumentType]
-            totals[index] += function.weight * float(value)  # pyright: ignore[reportUnknownArgumentType]
-    by_index = {
-        rollout.index: replace(rollout, reward=total, rewards=part)
-        for rollout, total, part in zip(scored, totals, parts, strict=True)
-    }
-    for total in totals:
-        environment.check_range(total)
-    return replace(
-        group, rollouts=tuple(by_index.get(rollout.index, rollout) for rollout in group.rollouts)
-    )
-
-
-async def play_gold(environment: Environment, name: str, example: Example) -> Rollout | None:
-    """Score the gold answer as if a policy had written it; None when there is none."""
-    gold = environment.gold_answer(example)
+async def play_gold(
+    environment: Environment, name: str, split: Split, index: int
+) -> Rollout | None:
+    """Play the gold answer, turn by turn, in the policy's place; None when there is none."""
+    example = await environment.fetcher.get(split, index)
+    gold = await environment.caller.one("gold_answer", environment.gold_answer, example)
     if gold is None:
         return None
-    messages = (*environment.initial_messages(example), Message(role="assistant", content=gold))
-    rollout = Rollout(
-        environment=name, example_id=example.id, group_id="gold", index=0, messages=messages
+    replies = [gold] if isinstance(gold, str) else [*cast(Sequence[str], gold)]
+    request = PlayRequest(
+        split=split,
+        example_index=index,
+        group_id="gold",
+        index=0,
+        sampling=_NO_LIMIT,
+        deadline_s=_GOLD_DEADLINE_S,
     )
-    return await score_rollout(environment, rollout, example)
+    rollout = await play_rollout(environment, name, request, ScriptedClient(replies).policy(""))
+    if rollout.status is RolloutStatus.FAILED:
+        raise TelescopeError(f"the gold answer of example {example.id!r} failed: {rollout.error}")
+    return rollout
 
 
-def _snapshot(rollout: Rollout, episode: Episode | None) -> Rollout:
-    if episode is None:
-        return rollout
-    return replace(
-        rollout,
-        messages=tuple(episode.messages),
-        turns=tuple(episode.turns),
-        tags=dict(episode.tags),
-        metrics=dict(episode.metrics),
-    )
+async def _played(play: Awaitable[StopReason]) -> StopReason:
+    """Await `play`, whose end a `@stop` method may have decided."""
+    try:
+        return await play
+    except EpisodeStopped:
+        return StopReason.COMPLETED
+    except ExceptionGroup as group:
+        if group.split(EpisodeStopped)[1] is None:
+            return StopReason.COMPLETED
+        raise
 
 
-def _failed(rollout: Rollout, stop_reason: StopReason, error: str) -> Rollout:
-    return replace(
-        rollout,
-        status=RolloutStatus.FAILED,
-        status_reason=error.split(":", 1)[0],
-        stop_reason=stop_reason,
-        error=error,
-        reward=None,
-    )
+async def _run_cleanups(
+    environment: Environment, episode: Episode, hooks: Sequence[Hook], problems: list[str]
+) -> None:
+    for hook in reversed(hooks):
+        method = getattr(environment, hook.name)
+        try:
+            async with asyncio.timeout(hook.deadline_s):
+                await environment.caller.one("cleanup", method, episode)
+        except TimeoutError:
+            problems.append(f"cleanup {hook.name} did not end in {hook.deadline_s:g} s")
+        except Exception as error:  # noqa: BLE001 - a boundary: the other cleanups must run
+            problems.append(f"cleanup {hook.name} raised {type(error).__name__}: {error}")
+
+
+async def _to_its_end(task: asyncio.Task[None]) -> None:
+    """Wait for `task` whatever happens to this one; being cancelled is raised afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

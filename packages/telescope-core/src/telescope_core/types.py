@@ -142,6 +142,28 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnInfo:
+    """Something worth keeping about one turn, such as the output of a program that was run."""
+
+    turn: int
+    """Number of the turn it belongs to, 0 first."""
+    key: str
+    value: str
+    kind: Literal["text", "code", "stdout", "stderr"] = "text"
+    """How to show it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricRange:
+    """What a metric says of itself, for those who show it."""
+
+    low: float | None = None
+    """Smallest possible value; None = no limit is known."""
+    high: float | None = None
+    lower_is_better: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One attempt at one example."""
 
@@ -164,6 +186,10 @@ class Rollout:
     """Unweighted value of each reward function."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    golden_answers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What a right answer would have been, by name."""
+    info: tuple[TurnInfo, ...] = ()
+    """Kept by the environment, turn by turn."""
     score_s: float = 0.0
     """Time spent in reward functions."""
 
@@ -212,3 +238,5 @@ class EnvironmentDescription:
     secrets: tuple[str, ...] = ()
     """Names of environment variables it may read."""
     dataset_revisions: Mapping[str, str] = field(default_factory=dict[str, str])
+    metrics: Mapping[str, MetricRange] = field(default_factory=dict[str, MetricRange])
+    """What is known of the metrics it declares."""

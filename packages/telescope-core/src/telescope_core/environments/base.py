@@ -1,35 +1,36 @@
-"""`Environment`: what an author subclasses, and `EnvironmentConfig`, its typed settings."""
+"""`Environment`: what an author subclasses."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from functools import cached_property
+from typing import Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
+from telescope_core.environments.calls import Caller, Place
+from telescope_core.environments.class_checks import check_class, class_location
 from telescope_core.environments.episode import Episode
+from telescope_core.environments.fetch import ExampleFetcher
+from telescope_core.environments.hooks import Hook, hooks, of_kind
 from telescope_core.environments.rewards import (
     ScoreFunction,
     as_number,
     evaluate,
     score_functions,
 )
-from telescope_core.errors import ConfigError, EnvironmentLoadError, RewardError, unknown_name
+from telescope_core.environments.score_processes import ScoreProcesses
+from telescope_core.environments.settings import EnvironmentConfig, read_settings
+from telescope_core.errors import ConfigError, EnvironmentLoadError, RewardError
 from telescope_core.protocols import ExampleSource
 from telescope_core.types import Example, Message, Rollout, Split, StopReason
-
-
-class EnvironmentConfig(BaseModel):
-    """Settings of one environment; each field of a subclass becomes a `--env.field` flag."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class Environment:
     """A source of examples, a way to play them, and rewards.
 
     Subclass `SingleTurnEnvironment`, `MultiTurnEnvironment` or `ToolEnvironment`, or this class
-    and override `play` for full control. One instance serves many rollouts at once: keep the
-    state of a rollout in its `Episode`, never on `self`.
+    and override `play` for full control. Every method that is called for a rollout may be sync or
+    async; sync ones run where `sync_runs_in` or `@runs_in` says. One instance serves many
+    rollouts at once: keep the state of a rollout in its `Episode`, never on `self`.
     """
 
     Config: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
@@ -39,8 +40,16 @@ class Environment:
     """A rollout with at least this reward counts as solved in pass@k."""
     network: Literal["none", "load", "always"] = "none"
     secrets: ClassVar[tuple[str, ...]] = ()
+    """Names of the environment variables it may read, with `secret`."""
     system_prompt: str = ""
+    needs_answer: ClassVar[bool | None] = None
+    """Whether every example must have an answer; None = when a reward reads `example.answer`."""
+    sync_runs_in: ClassVar[Place] = "thread"
+    """Where sync methods run unless they are declared otherwise with `@runs_in`."""
+    max_threads: ClassVar[int] = 32
+    max_processes: ClassVar[int] = 4
     score_functions: ClassVar[tuple[ScoreFunction, ...]] = ()
+    hooks: ClassVar[tuple[Hook, ...]] = ()
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         self.config: Any = config if config is not None else self.Config()
@@ -48,25 +57,34 @@ class Environment:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.score_functions = score_functions(cls)
+        cls.hooks = hooks(cls)
+        check_class(cls, scores=cls.score_functions, hooks=cls.hooks, known=_declared_names(cls))
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any]) -> "Environment":
+    def from_settings(cls, settings: Mapping[str, Any]) -> "Environment":
         """Build it from plain settings; an unknown or bad one is a ConfigError."""
-        for key in settings:
-            if key not in cls.Config.model_fields:
-                raise unknown_name(f"setting of {cls.__name__}", key, cls.Config.model_fields)
-        try:
-            return cls(cls.Config(**settings))
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in ("env", *first["loc"]))
-            raise ConfigError(
-                f"{cls.__name__}: {field}: {first['msg']}, got {first['input']!r}"
-            ) from None
+        return cls(read_settings(cls.Config, settings, owner=class_location(cls)))
+
+    @cached_property
+    def caller(self) -> Caller:
+        """What calls the author's methods."""
+        processes = ScoreProcesses(type(self), self.config, max_processes=self.max_processes)
+        return Caller(
+            place=self.sync_runs_in,
+            max_threads=self.max_threads,
+            processes=processes,
+        )
+
+    @cached_property
+    def fetcher(self) -> ExampleFetcher:
+        """What reads the examples."""
+        return ExampleFetcher(self.examples, self.caller)
 
     def examples(self, split: Split) -> ExampleSource:
         """Return the examples of `split`; ids are stable and the splits disjoint."""
-        raise EnvironmentLoadError(f"{type(self).__name__} must define examples(self, split)")
+        raise EnvironmentLoadError(
+            f"{class_location(type(self))} must define examples(self, split)"
+        )
 
     def splits(self) -> tuple[Split, ...]:
         """Return the splits it has."""
@@ -76,57 +94,141 @@ class Environment:
         """Return dataset -> pinned revision, for every dataset it loads."""
         return {}
 
-    def format_prompt(self, example: Example) -> str | Sequence[Message]:
-        """Return what the policy is asked; text becomes one user message."""
+    def secret(self, name: str) -> str:
+        """Return the environment variable `name`, which must be declared in `secrets`."""
+        if name not in self.secrets:
+            declared = ", ".join(self.secrets) or "none"
+            raise ConfigError(
+                f"{class_location(type(self))} reads the secret {name!r} but declares {declared}; "
+                f"add it: secrets = ({name!r},)"
+            )
+        value = os.environ.get(name)
+        if not value:
+            raise ConfigError(
+                f"{class_location(type(self))} needs the environment variable {name}, which is "
+                "not set; export it before the command"
+            )
+        return value
+
+    def format_prompt(self, example: Example) -> Any:
+        """Return what the policy is asked: text, which becomes one user message, or messages.
+
+        May be async.
+        """
         return example.prompt
 
-    def gold_answer(self, example: Example) -> str | None:
-        """Return a completion that earns the maximum; None when there is no such text."""
+    def gold_answer(self, example: Example) -> str | Sequence[str] | None:
+        """Return a completion that earns the maximum, or one for each turn; None = not known."""
         return None
 
-    def initial_messages(self, example: Example) -> list[Message]:
-        """Return the system prompt, if any, and the formatted prompt."""
-        prompt = self.format_prompt(example)
+    def golden_answers(self, example: Example) -> Mapping[str, str]:
+        """Return what is recorded beside a rollout as right answers, by name."""
+        return {"answer": example.answer} if example.answer else {}
+
+    def opening(self, prompt: str | Sequence[Message]) -> list[Message]:
+        """Return the first messages: the system prompt, if any, and the formatted prompt."""
         messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else [*prompt]
         if self.system_prompt:
             messages.insert(0, Message(role="system", content=self.system_prompt))
         return messages
 
+    def initial_messages(self, example: Example) -> list[Message]:
+        """Return how the conversation about `example` begins; only where format_prompt is sync."""
+        return self.opening(self.format_prompt(example))
+
+    async def first_messages(self, example: Example) -> list[Message]:
+        """Return how the conversation about `example` begins, wherever format_prompt runs."""
+        if type(self).format_prompt is Environment.format_prompt:
+            return self.opening(example.prompt)
+        prompt = await self.caller.one("play", self.format_prompt, example)
+        if isinstance(prompt, str):
+            return self.opening(prompt)
+        messages = cast(Sequence[object], prompt) if isinstance(prompt, list | tuple) else ()
+        if messages and all(isinstance(message, Message) for message in messages):
+            return self.opening(cast(Sequence[Message], messages))
+        raise EnvironmentLoadError(
+            f"{class_location(type(self))}: format_prompt must return text or a list of Message, "
+            f"got {prompt!r:.80}"
+        )
+
     async def play(self, episode: Episode) -> StopReason:
         """Run one rollout by calling `episode.generate` and `episode.add`."""
         raise EnvironmentLoadError(
-            f"{type(self).__name__} must subclass SingleTurnEnvironment, MultiTurnEnvironment "
-            "or ToolEnvironment, or define async play(self, episode)"
+            f"{class_location(type(self))} must subclass SingleTurnEnvironment, "
+            "MultiTurnEnvironment or ToolEnvironment, or define async play(self, episode)"
         )
 
-    async def close(self) -> None:
-        """Release what it holds beyond a rollout, such as connections. Idempotent."""
+    def compute_reward(self, rollout: Rollout, example: Example) -> Any:
+        """Return the reward: by default the weighted sum of the `@reward` methods.
 
-    async def compute_reward(self, rollout: Rollout, example: Example) -> float:
-        """Return the reward: by default the weighted sum of the `@reward` methods."""
+        May be async. `rollout.rewards` and `rollout.metrics` hold what those methods returned.
+        """
         weights = {function.name: function.weight for function in self.score_functions}
         return sum(weights[name] * value for name, value in rollout.rewards.items())
 
-    async def score(
-        self, rollout: Rollout, example: Example
-    ) -> tuple[float, dict[str, float], dict[str, float]]:
-        """Return (reward, rewards by name, metrics by name) of a finished rollout."""
-        rewards = await evaluate(self.score_functions, "reward", self, rollout, example)
-        metrics = await evaluate(self.score_functions, "metric", self, rollout, example)
-        scored = replace(rollout, rewards=rewards, metrics={**rollout.metrics, **metrics})
-        total = as_number(
-            await self.compute_reward(scored, example),
-            what=f"{type(self).__name__}.compute_reward",
+    async def score(self, rollout: Rollout, example: Example, episode: Episode) -> Rollout:
+        """Return `rollout` with its reward, rewards by name and metrics."""
+        self._require_answer(example)
+        functions = [f for f in self.score_functions if f.kind != "group_reward"]
+        values = await evaluate(
+            functions, self, self.caller, rollout=rollout, example=example, episode=episode
         )
+        scored = replace(
+            rollout,
+            rewards={f.name: values[f.name] for f in functions if f.kind == "reward"},
+            metrics={
+                **rollout.metrics,
+                **{f.name: values[f.name] for f in functions if f.kind == "metric"},
+            },
+            golden_answers=dict(self.golden_answers(example)),
+        )
+        if type(self).compute_reward is Environment.compute_reward:
+            value: object = self.compute_reward(scored, example)
+        else:
+            value = await self.caller.one("reward", self.compute_reward, scored, example)
+        total = as_number(value, what=f"{class_location(type(self))}: compute_reward")
         self.check_range(total)
-        return total, rewards, dict(scored.metrics)
+        return replace(scored, reward=total)
 
     def check_range(self, total: float) -> None:
         """Raise RewardError when `total` is outside the declared range."""
         slack = 1e-6 * max(1.0, abs(self.reward_min), abs(self.reward_max))
         if not self.reward_min - slack <= total <= self.reward_max + slack:
             raise RewardError(
-                f"{type(self).__name__} returned reward {total:g}, outside its declared range "
-                f"[{self.reward_min:g}, {self.reward_max:g}]; "
+                f"{class_location(type(self))} returned reward {total:g}, outside its declared "
+                f"range [{self.reward_min:g}, {self.reward_max:g}]; "
                 "correct the reward, or reward_min and reward_max"
             )
+
+    async def find_stop(self, episode: Episode) -> str | None:
+        """Return the name of the first `@stop` method that says the rollout is over."""
+        for hook in of_kind(self.hooks, "stop"):
+            if await self.caller.one("stop", getattr(self, hook.name), episode):
+                return hook.name
+        return None
+
+    async def close(self) -> None:
+        """Release what it holds: threads, processes, connections. Call super's when overriding."""
+        self.caller.close()
+
+    def _require_answer(self, example: Example) -> None:
+        readers = [f.name for f in self.score_functions if f.reads_answer]
+        needs = bool(readers) if self.needs_answer is None else self.needs_answer
+        if needs and not example.answer:
+            reason = f"{' and '.join(readers)} compare with it" if readers else "it needs one"
+            raise RewardError(
+                f"{class_location(type(self))}: example {example.id!r} has no answer, and "
+                f"{reason}; give Example(answer=...), or set needs_answer = False where an empty "
+                "answer is meant"
+            )
+
+
+def _declared_names(cls: type) -> set[str]:
+    """Return the settings that Telescope's own classes among the bases of `cls` declare."""
+    return {
+        name
+        for base in cls.__mro__
+        if base.__module__.startswith("telescope_core.")
+        for name in getattr(base, "__annotations__", {})
+        if not name.startswith("_")
+    }

@@ -1,19 +1,21 @@
 """Decorators that turn methods into rewards and metrics, and the code that runs them.
 
-A reward function takes `(rollout, example)` and returns a number; a group reward takes
-`(rollouts, example)` and returns one number per rollout. Sync or async. Sync ones run in a
-thread, so a slow one never blocks the event loop.
+A reward or metric takes `(rollout, example)`, or `(rollout, example, episode)` to see the state
+of the rollout, and returns a number; a group reward takes `(rollouts, example)` and returns one
+number per rollout.
 """
 
-import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, Literal, TypeVar, cast, overload
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, SupportsFloat, TypeVar, overload
 
+from telescope_core.environments.calls import Call, Caller, location_of
+from telescope_core.environments.calls import call as call
+from telescope_core.environments.episode import Episode
 from telescope_core.errors import RewardError
+from telescope_core.types import Example, MetricRange, Rollout
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Kind = Literal["reward", "metric", "group_reward"]
@@ -26,11 +28,25 @@ class ScoreFunction:
 
     name: str
     kind: Kind
-    weight: float
+    weight: float = 0.0
+    range: MetricRange = field(default_factory=MetricRange)
+    """Of a metric: its limits and direction."""
+    takes_episode: bool = False
+    reads_answer: bool = False
+    """Whether its code looks at `example.answer`."""
 
 
-def _mark(function: Method, kind: Kind, weight: float) -> Method:
-    setattr(function, _MARK, ScoreFunction(name=function.__name__, kind=kind, weight=weight))
+def _mark(function: Method, kind: Kind, **more: Any) -> Method:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    names = code.co_names if code is not None else ()
+    score = ScoreFunction(
+        name=function.__name__,
+        kind=kind,
+        takes_episode=kind != "group_reward" and len(inspect.signature(function).parameters) > 3,
+        reads_answer="answer" in names,
+        **more,
+    )
+    setattr(function, _MARK, score)
     return function
 
 
@@ -43,13 +59,29 @@ def reward(
 ) -> Method | Callable[[Method], Method]:
     """Count this method, times `weight`, in the reward."""
     if function is not None:
-        return _mark(function, "reward", weight)
-    return lambda inner: _mark(inner, "reward", weight)
+        return _mark(function, "reward", weight=weight)
+    return lambda inner: _mark(inner, "reward", weight=weight)
 
 
-def metric(function: Method, /) -> Method:
-    """Record this method's value beside the reward."""
-    return _mark(function, "metric", 0.0)
+@overload
+def metric(function: Method, /) -> Method: ...
+@overload
+def metric(
+    *, low: float | None = None, high: float | None = None, lower_is_better: bool = False
+) -> Callable[[Method], Method]: ...
+def metric(
+    function: Method | None = None,
+    /,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    lower_is_better: bool = False,
+) -> Method | Callable[[Method], Method]:
+    """Record this method's value beside the reward; a value outside low .. high is an error."""
+    about = MetricRange(low=low, high=high, lower_is_better=lower_is_better)
+    if function is not None:
+        return _mark(function, "metric", range=about)
+    return lambda inner: _mark(inner, "metric", range=about)
 
 
 @overload
@@ -61,8 +93,8 @@ def group_reward(
 ) -> Method | Callable[[Method], Method]:
     """Count this method of a whole group, times `weight`, in each rollout's reward."""
     if function is not None:
-        return _mark(function, "group_reward", weight)
-    return lambda inner: _mark(inner, "group_reward", weight)
+        return _mark(function, "group_reward", weight=weight)
+    return lambda inner: _mark(inner, "group_reward", weight=weight)
 
 
 def score_functions(owner: type) -> tuple[ScoreFunction, ...]:
@@ -72,23 +104,21 @@ def score_functions(owner: type) -> tuple[ScoreFunction, ...]:
         for name, member in vars(cls).items():
             mark = getattr(member, _MARK, None)
             if isinstance(mark, ScoreFunction):
-                found[name] = mark
+                found[name] = replace(mark, name=name)
             else:
                 found.pop(name, None)
     return tuple(found.values())
 
 
-async def call(function: Callable[..., Any], *arguments: object) -> object:
-    """Call a sync or async function; a sync one in a thread."""
-    if inspect.iscoroutinefunction(function):
-        return await cast(Awaitable[object], function(*arguments))
-    return await asyncio.to_thread(function, *arguments)
-
-
 def as_number(value: object, *, what: str) -> float:
     """Return `value` as a finite float; raises RewardError naming `what` otherwise."""
-    if isinstance(value, bool | int | float) and math.isfinite(value):
-        return float(value)
+    if isinstance(value, SupportsFloat):
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
     raise RewardError(
         f"{what} must return a finite number, got {value!r} ({type(value).__name__}); "
         "return a float, or raise to mark the rollout as failed"
@@ -96,30 +126,37 @@ def as_number(value: object, *, what: str) -> float:
 
 
 async def evaluate(
-    functions: Sequence[ScoreFunction], kind: Kind, owner: object, *arguments: object
+    functions: Sequence[ScoreFunction],
+    owner: object,
+    caller: Caller,
+    *,
+    rollout: Rollout,
+    example: Example,
+    episode: Episode,
 ) -> dict[str, float]:
-    """Run all functions of `kind` on `owner`; returns name -> value, unweighted."""
-    chosen = [function for function in functions if function.kind == kind]
-    methods = [getattr(owner, function.name) for function in chosen]
-    values = await _call_all(methods, *arguments)
+    """Run `functions`, methods of `owner`; returns name -> value, unweighted."""
+    calls = [
+        Call(
+            method=getattr(owner, function.name),
+            arguments=(rollout, example, episode)[: 3 if function.takes_episode else 2],
+            what=function.kind,
+        )
+        for function in functions
+    ]
+    values = await caller.all(calls)
     return {
-        function.name: as_number(value, what=f"{kind} {type(owner).__name__}.{function.name}")
-        for function, value in zip(chosen, values, strict=True)
+        function.name: _checked(function, value, owner)
+        for function, value in zip(functions, values, strict=True)
     }
 
 
-async def _call_all(functions: Sequence[Callable[..., Any]], *arguments: object) -> list[object]:
-    """Call all in order; neighbours that are sync share one trip to a thread."""
-    values: list[object] = []
-    for is_async, run in groupby(functions, key=inspect.iscoroutinefunction):
-        if is_async:
-            values += [await call(function, *arguments) for function in run]
-        else:
-            values += await asyncio.to_thread(_call_in_order, tuple(run), arguments)
-    return values
-
-
-def _call_in_order(
-    functions: Sequence[Callable[..., Any]], arguments: tuple[object, ...]
-) -> list[object]:
-    return [function(*arguments) for function in functions]
+def _checked(function: ScoreFunction, value: object, owner: object) -> float:
+    where = f"{function.kind} {location_of(getattr(owner, function.name))}"
+    number = as_number(value, what=where)
+    low, high = function.range.low, function.range.high
+    if (low is not None and number < low) or (high is not None and number > high):
+        raise RewardError(
+            f"{where} returned {number:g}, outside the range it declares, {low} to {high} "
+            "(None = no limit); correct the value, or low and high"
+        )
+    return number

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from telescope_core.environments.base import EnvironmentConfig
 from telescope_core.environments.episode import Episode
+from telescope_core.environments.settings import EnvironmentConfig
 from telescope_core.environments.tool_calls import (
     ToolCallFormat,
     ToolFailure,

@@ -1,13 +1,14 @@
 """`ToolEnvironment`: the policy calls tools until it answers without a call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from telescope_core.environments.base import Environment, EnvironmentConfig
+from telescope_core.environments.base import Environment
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.mcp import McpConnections, McpServer
+from telescope_core.environments.settings import EnvironmentConfig
 from telescope_core.environments.tool_calls import tools_prompt, turn_calls
 from telescope_core.environments.tool_functions import (
     Tool,
@@ -19,7 +20,7 @@ from telescope_core.environments.tool_threads import DaemonThreads
 from telescope_core.environments.toolbox import Toolbox, ToolConfig, require_distinct
 from telescope_core.environments.turns import MultiTurnEnvironment
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.types import Example, Message, StopReason
+from telescope_core.types import Message, StopReason
 
 
 class ToolEnvironment(MultiTurnEnvironment):
@@ -48,7 +49,7 @@ class ToolEnvironment(MultiTurnEnvironment):
             )
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any]) -> Environment:
+    def from_settings(cls, settings: Mapping[str, Any]) -> Environment:
         """Build it, and check its tools: a bad one is told before the first rollout."""
         environment = super().from_settings(settings)
         assert isinstance(environment, ToolEnvironment), "from_settings builds its own class"
@@ -76,9 +77,9 @@ class ToolEnvironment(MultiTurnEnvironment):
             self._functions = found
         return self._functions
 
-    def initial_messages(self, example: Example) -> list[Message]:
+    def opening(self, prompt: str | Sequence[Message]) -> list[Message]:
         """Return the prompt; with `xml`, the tools stand in the system message."""
-        messages = super().initial_messages(example)
+        messages = super().opening(prompt)
         if self.config.tool_call_format == "native":
             return messages
         found = self.function_tools()
@@ -96,7 +97,8 @@ class ToolEnvironment(MultiTurnEnvironment):
                 tools = [*tools, *await self._connections.tools(stack)]
                 require_distinct(tools)
                 # Only now is known what the servers offer, which the prompt has to say.
-                episode.messages[:] = self.initial_messages(episode.example)
+                opening = await self.first_messages(episode.example)
+                episode.messages[: episode.num_opening_messages] = opening
             toolbox = self._toolboxes[episode] = Toolbox(tools, self.config)
             episode.metrics.update(toolbox.metrics())
             if self.config.tool_call_format == "native":
@@ -119,5 +121,6 @@ class ToolEnvironment(MultiTurnEnvironment):
 
     async def close(self) -> None:
         """End the MCP servers it started."""
+        await super().close()
         if self._connections is not None:
             await self._connections.close()

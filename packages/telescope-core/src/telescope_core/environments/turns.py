@@ -1,11 +1,12 @@
 """`SingleTurnEnvironment` and `MultiTurnEnvironment`: the two usual ways to play an example."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 from telescope_core.environments.base import Environment
+from telescope_core.environments.calls import location_of
+from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.episode import Episode
-from telescope_core.environments.rewards import call
 from telescope_core.errors import EnvironmentLoadError
 from telescope_core.types import Message, StopReason
 
@@ -25,15 +26,13 @@ class MultiTurnEnvironment(Environment):
 
     max_turns: ClassVar[int] = 10
 
-    def env_response(
-        self, messages: Sequence[Message], episode: Episode
-    ) -> str | Sequence[Message] | None:
+    def env_response(self, messages: Sequence[Message], episode: Episode) -> Any:
         """Return what the environment says next (text = one user message); None = it is over.
 
-        May be async in a subclass.
+        May be async.
         """
         raise EnvironmentLoadError(
-            f"{type(self).__name__} must define env_response(self, messages, episode)"
+            f"{class_location(type(self))} must define env_response(self, messages, episode)"
         )
 
     async def play(self, episode: Episode) -> StopReason:
@@ -42,19 +41,23 @@ class MultiTurnEnvironment(Environment):
             completion = await episode.generate()
             if completion.finish_reason == "length":
                 return StopReason.LENGTH
-            reply = await call(self.env_response, tuple(episode.messages), episode)
+            reply = await self.caller.one(
+                "play", self.env_response, tuple(episode.messages), episode
+            )
             if reply is None:
                 return StopReason.COMPLETED
             if turn + 1 < self.max_turns:
-                episode.add(*_as_messages(reply))
+                episode.add(*self._as_messages(reply))
         return StopReason.MAX_TURNS
 
-
-def _as_messages(reply: object) -> list[Message]:
-    if isinstance(reply, str):
-        return [Message(role="user", content=reply)]
-    if isinstance(reply, Sequence):
-        return [message for message in reply if isinstance(message, Message)]  # pyright: ignore[reportUnknownVariableType]
-    raise EnvironmentLoadError(
-        f"env_response must return text, messages or None, got {type(reply).__name__}"
-    )
+    def _as_messages(self, reply: object) -> list[Message]:
+        if isinstance(reply, str):
+            return [Message(role="user", content=reply)]
+        if isinstance(reply, list | tuple):
+            messages = cast(Sequence[object], reply)
+            if all(isinstance(message, Message) for message in messages):
+                return cast(list[Message], list(messages))
+        raise EnvironmentLoadError(
+            f"{location_of(self.env_response)} must return text, a list of Message or None, "
+            f"got {reply!r:.80}"
+        )

@@ -1,0 +1,165 @@
+"""Calling an author's methods, sync or async, without ever blocking the event loop.
+
+Sync methods run in a thread unless they, or the whole class, are declared otherwise with
+`runs_in`. What a method raises carries a note that names the method, its file and its line.
+"""
+
+import asyncio
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any, Literal, TypeVar, cast
+
+from telescope_core.environments.score_processes import ScoreProcesses
+from telescope_core.environments.tool_threads import DaemonThreads
+from telescope_core.errors import EnvironmentLoadError
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+Result = TypeVar("Result")
+Place = Literal["thread", "loop", "process"]
+PLACES: tuple[Place, ...] = ("thread", "loop", "process")
+SCORES = ("reward", "metric", "group_reward")
+"""What may run in a process, as it needs only copies."""
+_MARK = "__telescope_runs_in__"
+
+
+def runs_in(place: Place) -> Callable[[Method], Method]:
+    """Declare where a sync method runs.
+
+    `thread` (the default): in a thread, for code that waits, such as I/O. `loop`: on the event
+    loop, for code that takes well under a millisecond. `process`: in a process of its own that is
+    killed when the rollout's deadline passes, for code that computes or may hang; it gets copies
+    of the rollout and the example, so only rewards and metrics, sync or async, can run there.
+    """
+    if place not in PLACES:
+        raise EnvironmentLoadError(f"runs_in must be one of {', '.join(PLACES)}, got {place!r}")
+
+    def mark(function: Method) -> Method:
+        setattr(function, _MARK, place)
+        return function
+
+    return mark
+
+
+def declared_place(function: object) -> Place | None:
+    """Return where `function` was declared to run; None when it was not."""
+    return getattr(function, _MARK, None)
+
+
+def location_of(function: object) -> str:
+    """Return `name (file:line)` of a function or method, as an error names it."""
+    plain = inspect.unwrap(cast(Callable[..., Any], function))
+    plain = getattr(plain, "__func__", plain)
+    code = getattr(plain, "__code__", None)
+    name = getattr(plain, "__qualname__", repr(plain)).rpartition("<locals>.")[2]
+    if code is None:
+        return name
+    return f"{name} ({shown_path(code.co_filename)}:{code.co_firstlineno})"
+
+
+def shown_path(path: str) -> str:
+    """Return `path` as seen from the working directory where it is below it."""
+    inside = path.startswith(os.getcwd() + os.sep)
+    return os.path.relpath(path) if inside else path
+
+
+async def call(function: Callable[..., Any], *arguments: object) -> object:
+    """Call a sync or async function; a sync one in a thread."""
+    if inspect.iscoroutinefunction(function):
+        return await cast(Awaitable[object], function(*arguments))
+    return await asyncio.to_thread(function, *arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One method with its arguments."""
+
+    method: Callable[..., Any]
+    arguments: tuple[object, ...]
+    what: str
+    """Its role, such as `reward`, for the note on what it raises."""
+
+
+class Caller:
+    """Calls the methods of one environment where they are declared to run."""
+
+    def __init__(self, *, place: Place, max_threads: int, processes: ScoreProcesses) -> None:
+        self._place: Place = place
+        self._threads = DaemonThreads()
+        self._lanes = asyncio.Semaphore(max_threads)
+        self._processes = processes
+
+    async def one(self, what: str, method: Callable[..., Any], *arguments: object) -> object:
+        """Return what `method` returns, awaited where it is async."""
+        (value,) = await self.all([Call(method, arguments, what)])
+        return value
+
+    async def all(self, calls: Sequence[Call]) -> list[object]:
+        """Make `calls` in order; neighbours that run in threads share one trip there."""
+        values: list[object] = []
+        for place, group in groupby(calls, key=self._place_of):
+            if place == "thread":
+                values += await self.in_thread(partial(_in_order, tuple(group)))
+            elif place == "process":
+                values += [await self._in_process(one) for one in group]
+            else:
+                values += [await _on_loop(one) for one in group]
+        return values
+
+    async def in_thread(self, function: Callable[[], Result]) -> Result:
+        """Return `function()`, called in one of the environment's threads.
+
+        The lane of a thread whose caller has given up is free again: code that never returns
+        cannot starve the others.
+        """
+        async with self._lanes:
+            return await self._threads.run(function)
+
+    def close(self) -> None:
+        """Kill the processes. Threads end by themselves."""
+        self._processes.close()
+
+    def _place_of(self, one: Call) -> Place:
+        declared = declared_place(one.method)
+        if declared == "process":
+            return declared
+        if inspect.iscoroutinefunction(one.method):
+            return "loop"
+        place = declared or self._place
+        return "thread" if place == "process" and one.what not in SCORES else place
+
+    async def _in_process(self, one: Call) -> object:
+        try:
+            return await self._processes.run(one.method.__name__, one.arguments)
+        except Exception as error:
+            _note(error, one)
+            raise
+
+
+async def _on_loop(one: Call) -> object:
+    try:
+        result = one.method(*one.arguments)
+        return await cast(Awaitable[object], result) if inspect.isawaitable(result) else result
+    except Exception as error:
+        _note(error, one)
+        raise
+
+
+def _in_order(calls: Sequence[Call]) -> list[object]:
+    values: list[object] = []
+    for one in calls:
+        try:
+            values.append(one.method(*one.arguments))
+        except Exception as error:
+            _note(error, one)
+            raise
+    return values
+
+
+def _note(error: Exception, one: Call) -> None:
+    """Name the author's method; what Telescope's own raise says by itself what it is about."""
+    if not one.method.__module__.startswith("telescope_core."):
+        error.add_note(f"in {one.what} {location_of(one.method)}")

@@ -1,0 +1,42 @@
+"""`ExampleFetcher`: examples without blocking the loop, once for all rollouts that want one."""
+
+import asyncio
+from collections.abc import Callable
+
+from telescope_core.environments.calls import Caller
+from telescope_core.protocols import ExampleSource
+from telescope_core.types import Example, Split
+
+_Key = tuple[Split, int]
+_KEPT = 512
+"""Examples remembered: the rollouts of a group, and its group reward, come soon after another."""
+
+
+class ExampleFetcher:
+    """Reads example sources in a thread. Rollouts that ask at the same time share one reading."""
+
+    def __init__(self, examples: Callable[[Split], ExampleSource], caller: Caller) -> None:
+        self._examples = examples
+        self._caller = caller
+        self._known: dict[_Key, Example] = {}
+        self._reading: dict[_Key, asyncio.Task[Example]] = {}
+
+    async def get(self, split: Split, index: int) -> Example:
+        """Return example `index` of `split`."""
+        key = (split, index)
+        if key in self._known:
+            return self._known[key]
+        task = self._reading.get(key)
+        if task is None or task.get_loop() is not asyncio.get_running_loop():
+            task = asyncio.create_task(self._read(key))
+            self._reading[key] = task
+            task.add_done_callback(lambda _: self._reading.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def _read(self, key: _Key) -> Example:
+        split, index = key
+        found = await self._caller.in_thread(lambda: self._examples(split).example(index))
+        if len(self._known) >= _KEPT:
+            self._known.pop(next(iter(self._known)))
+        self._known[key] = found
+        return found

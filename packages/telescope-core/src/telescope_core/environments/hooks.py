@@ -1,0 +1,76 @@
+"""Decorators for what happens around the turns of a rollout: `@setup`, `@stop` and `@cleanup`.
+
+Each marks a method that takes the episode, sync or async. Setups run before the first turn, in
+order of definition. Cleanups run once, in reverse order, however the rollout ends.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar, overload
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+HookKind = Literal["setup", "stop", "cleanup"]
+CLEANUP_DEADLINE_S = 30.0
+_MARK = "__telescope_hook__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hook:
+    """One decorated method of an environment class."""
+
+    name: str
+    kind: HookKind
+    deadline_s: float = CLEANUP_DEADLINE_S
+    """Of a cleanup: the seconds it may take, beyond the rollout's own deadline."""
+
+
+class EpisodeStopped(Exception):
+    """A `@stop` method said that the rollout is over; ends `play` from within `generate`."""
+
+
+def setup(function: Method) -> Method:
+    """Call this method with the episode before the first turn."""
+    return _mark(function, Hook(name=function.__name__, kind="setup"))
+
+
+def stop(function: Method) -> Method:
+    """End the rollout as completed when this method, asked after each turn, returns True."""
+    return _mark(function, Hook(name=function.__name__, kind="stop"))
+
+
+@overload
+def cleanup(function: Method, /) -> Method: ...
+@overload
+def cleanup(*, deadline_s: float = CLEANUP_DEADLINE_S) -> Callable[[Method], Method]: ...
+def cleanup(
+    function: Method | None = None, /, *, deadline_s: float = CLEANUP_DEADLINE_S
+) -> Method | Callable[[Method], Method]:
+    """Call this method with the episode once at the end, also after an error or a cancel."""
+
+    def mark(inner: Method) -> Method:
+        return _mark(inner, Hook(name=inner.__name__, kind="cleanup", deadline_s=deadline_s))
+
+    return mark(function) if function is not None else mark
+
+
+def hooks(owner: type) -> tuple[Hook, ...]:
+    """Return the decorated methods of `owner`, those of its bases first, in source order."""
+    found: dict[str, Hook] = {}
+    for cls in reversed(owner.__mro__):
+        for name, member in vars(cls).items():
+            mark = getattr(member, _MARK, None)
+            if isinstance(mark, Hook):
+                found[name] = replace(mark, name=name)
+            else:
+                found.pop(name, None)
+    return tuple(found.values())
+
+
+def of_kind(all_hooks: Sequence[Hook], kind: HookKind) -> list[Hook]:
+    """Return the hooks of one kind, in order."""
+    return [hook for hook in all_hooks if hook.kind == kind]
+
+
+def _mark(function: Method, hook: Hook) -> Method:
+    setattr(function, _MARK, hook)
+    return function

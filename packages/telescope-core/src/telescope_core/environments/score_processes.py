@@ -1,0 +1,123 @@
+"""`ScoreProcesses`: processes that run methods declared `@runs_in("process")`.
+
+Each holds a copy of the environment, made from its class and config. A call whose task is
+cancelled, by the rollout's deadline for instance, kills its process; another one takes its place.
+"""
+
+import asyncio
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any, cast
+
+from telescope_core.errors import EnvironmentLoadError, ProcessDiedError, RewardError
+
+HEADER = struct.Struct(">Q")
+"""Length of the pickle that follows."""
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from telescope_core.environments.score_worker import main; main(int(sys.argv[1]))"
+)
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: subprocess.Popen[bytes]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    loop: asyncio.AbstractEventLoop
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if not self.loop.is_closed():
+            self.writer.close()
+
+
+class ScoreProcesses:
+    """At most `max_processes` workers, started when they are needed and kept."""
+
+    def __init__(self, environment_class: type, config: object, *, max_processes: int) -> None:
+        self._factory = f"{environment_class.__module__}:{environment_class.__qualname__}"
+        self._config = config
+        self._lanes = asyncio.Semaphore(max_processes)
+        self._idle: list[_Worker] = []
+        self._busy: list[_Worker] = []
+
+    async def run(self, method: str, arguments: tuple[object, ...]) -> object:
+        """Return what `method` of the copy returns; raises what it raised, as a RewardError."""
+        async with self._lanes:
+            worker = self._take_idle() or await self._start()
+            self._busy.append(worker)
+            try:
+                kind, value = await self._exchange(worker, (method, arguments))
+            except BaseException:
+                worker.kill()
+                raise
+            finally:
+                self._busy.remove(worker)
+            self._idle.append(worker)
+        if kind == "raised":
+            raise RewardError(f"{self._factory.rpartition(':')[2]}.{method} raised {value}")
+        return value
+
+    def close(self) -> None:
+        """Kill all of them."""
+        for worker in [*self._idle, *self._busy]:
+            worker.kill()
+        self._idle.clear()
+
+    def _take_idle(self) -> _Worker | None:
+        loop = asyncio.get_running_loop()
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.loop is loop and worker.process.poll() is None:
+                return worker
+            worker.kill()
+        return None
+
+    async def _start(self) -> _Worker:
+        ours, theirs = socket.socketpair()
+        process = await asyncio.to_thread(_spawn, theirs)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        worker = _Worker(process, reader, writer, asyncio.get_running_loop())
+        try:
+            kind, problem = await self._exchange(worker, (self._factory, self._config))
+        except BaseException:
+            worker.kill()
+            raise
+        if kind == "raised":
+            worker.kill()
+            raise EnvironmentLoadError(
+                f"cannot run methods of {self._factory} in a process: {problem}; the class must "
+                "be importable by that name, and its config must be enough to build it"
+            )
+        return worker
+
+    async def _exchange(self, worker: _Worker, message: object) -> tuple[str, Any]:
+        data = pickle.dumps(message)
+        try:
+            worker.writer.write(HEADER.pack(len(data)) + data)
+            await worker.writer.drain()
+            (length,) = HEADER.unpack(await worker.reader.readexactly(HEADER.size))
+            return cast(tuple[str, Any], pickle.loads(await worker.reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            status = await asyncio.to_thread(worker.process.wait, 5)
+            raise ProcessDiedError(
+                f"a process that scores for {self._factory} ended with status {status} in the "
+                "middle of a call (negative = killed by that signal, -9 often for lack of memory)"
+            ) from error
+
+
+def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a worker that talks over `theirs`, and what it prints goes to standard error."""
+    with theirs:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), *sys.path],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+        )

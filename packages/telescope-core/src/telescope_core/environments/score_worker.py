@@ -1,0 +1,84 @@
+"""The other end of `ScoreProcesses`: builds the environment once, then answers calls.
+
+Nothing here is asynchronous but what the author made so. It ends when the socket closes, or,
+in the middle of a call, when its parent is gone.
+"""
+
+import asyncio
+import importlib
+import inspect
+import os
+import pickle
+import socket
+import struct
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from operator import attrgetter
+from typing import Any, cast
+
+_HEADER = struct.Struct(">Q")
+_PARENT_CHECK_S = 1.0
+
+
+def main(file_descriptor: int) -> None:
+    """Serve one parent over the socket `file_descriptor`."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    with socket.socket(fileno=file_descriptor) as connection:
+        factory, config = _receive(connection)
+        built = _outcome(lambda: _build(factory, config))
+        _send(connection, (built[0], None if built[0] == "returned" else built[1]))
+        while (message := _receive(connection)) is not None:
+            name, arguments = message
+            method = getattr(built[1], name)
+            _send(connection, _outcome(lambda: _call(method, arguments)))  # noqa: B023
+
+
+def _build(factory: str, config: object) -> object:
+    module, _, name = factory.partition(":")
+    return attrgetter(name)(importlib.import_module(module))(config)
+
+
+def _call(method: Callable[..., Any], arguments: tuple[object, ...]) -> object:
+    result = method(*arguments)
+    if not inspect.isawaitable(result):
+        return result
+    return asyncio.run(_awaited(cast(Awaitable[object], result)))
+
+
+async def _awaited(result: Awaitable[object]) -> object:
+    return await result
+
+
+def _outcome(work: Callable[[], object]) -> tuple[str, Any]:
+    try:
+        return "returned", work()
+    except Exception as error:  # noqa: BLE001 - a boundary: it is raised again in the parent
+        return "raised", f"{type(error).__name__}: {error}"
+
+
+def _receive(connection: socket.socket) -> Any:
+    header = _read(connection, _HEADER.size)
+    return pickle.loads(_read(connection, _HEADER.unpack(header)[0])) if header else None
+
+
+def _read(connection: socket.socket, length: int) -> bytes:
+    parts: list[bytes] = []
+    while length:
+        part = connection.recv(min(length, 1 << 20))
+        if not part:
+            return b""
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+def _send(connection: socket.socket, message: object) -> None:
+    data = pickle.dumps(message)
+    connection.sendall(_HEADER.pack(len(data)) + data)
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_S)
+    os._exit(1)

@@ -1,0 +1,80 @@
+"""`EnvironmentConfig`, the typed settings of an environment, and reading them from flags or files.
+
+Every field of a subclass is a `--env.field` flag; a field that is a model itself, such as a
+judge, has flags of its own: `--env.judge.model`.
+"""
+
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from telescope_core.errors import ConfigError, unknown_name
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+class Settings(BaseModel):
+    """A table of settings: frozen, checked, and without room for names it does not know."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
+    )
+
+
+class EnvironmentConfig(Settings):
+    """Settings of one environment; each field of a subclass becomes a `--env.field` flag.
+
+    A docstring under a field describes it.
+    """
+
+
+def read_settings(schema: type[Config], settings: Mapping[str, Any], *, owner: str) -> Config:
+    """Return checked settings; a ConfigError has one line for each that cannot be used.
+
+    `owner` names the environment and its file. Text is read as the type that is wanted.
+    """
+    _require_known(schema, settings, "env", owner)
+    try:
+        return schema(**settings)
+    except ValidationError as error:
+        raise ConfigError(
+            "\n".join(_describe(problem, owner) for problem in error.errors(include_url=False))
+        ) from None
+
+
+def _require_known(
+    schema: type[BaseModel], settings: Mapping[str, Any], path: str, owner: str
+) -> None:
+    for key, value in settings.items():
+        if key not in schema.model_fields:
+            known = schema.model_fields
+            raise unknown_name("setting", key, known, f"({path}.{key} of {owner})")
+        inner = _model_in(schema.model_fields[key].annotation)
+        if inner is not None and isinstance(value, Mapping):
+            _require_known(inner, cast(Mapping[str, Any], value), f"{path}.{key}", owner)
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    """Return the model in `Model` or `Model | None`."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    for part in typing.get_args(annotation) if is_union else (annotation,):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            return part
+    return None
+
+
+def _describe(problem: Any, owner: str) -> str:
+    name = ".".join(str(part) for part in ("env", *problem["loc"]))
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if message.startswith("Input should be "):
+        message = f"expected {message.removeprefix('Input should be ')}"
+    if problem["type"] == "missing":
+        return (
+            f"{owner}: {name} is required; pass --{name} VALUE, or set it in the file's env table"
+        )
+    got = repr(problem["input"])
+    got = got if len(got) <= 80 else f"{got[:77]}..."
+    return f"{owner}: {name}: {message}, got {got}"

@@ -1,0 +1,99 @@
+"""Environment classes and their settings: what is refused, and how it is said."""
+
+import pytest
+
+from telescope_core import (
+    Environment,
+    EnvironmentConfig,
+    Example,
+    ListSource,
+    MultiTurnEnvironment,
+    SingleTurnEnvironment,
+    Split,
+    cleanup,
+    reward,
+    runs_in,
+    setup,
+)
+from telescope_core.errors import ConfigError, EnvironmentLoadError
+
+
+class One(SingleTurnEnvironment):
+    """One example."""
+
+    def examples(self, split):
+        return ListSource([Example(id="one", prompt="yes?")])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"Config": dict}, "Config must be a class made of EnvironmentConfig"),
+        ({"max_turn": 3}, "nothing reads 'max_turn'; did you mean 'max_turns'?"),
+        ({"sucess_threshold": 0.5}, "did you mean 'success_threshold'?"),
+        ({"right": reward(lambda self, rollout: 1)}, "must take (self, rollout, example)"),
+        ({"open": setup(lambda self: 1)}, "must take (self, episode); it takes (self)"),
+        ({"close": cleanup(deadline_s=0)(lambda self, episode: 1)}, "must be above 0, got 0"),
+        ({"open": setup(runs_in("process")(lambda self, e: 1))}, "cannot run in a process"),
+        ({"r": reward(runs_in("process")(lambda s, r, x, e: 1))}, "cannot take the episode"),
+        ({"sync_runs_in": "process", "r": reward(lambda s, r, x, e: 1)}, "cannot take the episode"),
+        ({"sync_runs_in": "threads"}, "must be one of thread, loop, process, got 'threads'"),
+    ],
+)
+def test_a_class_that_cannot_work_is_refused_where_it_is_defined(body, message):
+    with pytest.raises(EnvironmentLoadError) as refused:
+        type("Broken", (MultiTurnEnvironment,), body)
+    assert message in str(refused.value)
+
+
+class Nested(EnvironmentConfig):
+    depth: int = 1
+
+
+class Configured(One):
+    class Config(EnvironmentConfig):
+        size: int = 3
+        """How many."""
+        inner: Nested | None = None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sise": 3}, "unknown setting 'sise'; did you mean 'size'? (env.sise of Configured ("),
+        ({"inner": {"dept": 3}}, "did you mean 'depth'? (env.inner.dept of Configured ("),
+        ({"size": "many"}, "test_environment_class.py): env.size: expected a valid integer"),
+        ({"size": "many", "inner": {"depth": "x"}}, "env.inner.depth: expected a valid integer"),
+    ],
+)
+def test_settings_that_cannot_be_used_name_the_file_and_the_nearest(settings, message):
+    with pytest.raises(ConfigError) as refused:
+        Configured.from_settings(settings)
+    assert message in str(refused.value)
+    assert "test_environment_class.py" in str(refused.value)
+
+
+def test_a_field_is_described_by_the_docstring_under_it():
+    assert Configured.Config.model_fields["size"].description == "How many."
+    assert Configured.from_settings({"size": "4", "inner": {"depth": "2"}}).config.inner.depth == 2
+
+
+def test_secrets_are_read_only_where_they_are_declared(monkeypatch):
+    class Keeps(One):
+        secrets = ("A_KEY",)
+
+    monkeypatch.setenv("A_KEY", "s3cret")
+    monkeypatch.setenv("OTHER_KEY", "s3cret")
+    assert Keeps().secret("A_KEY") == "s3cret"
+    with pytest.raises(
+        ConfigError, match="reads the secret 'OTHER_KEY' but declares A_KEY; add it"
+    ):
+        Keeps().secret("OTHER_KEY")
+    monkeypatch.delenv("A_KEY")
+    with pytest.raises(ConfigError, match="needs the environment variable A_KEY, which is not set"):
+        Keeps().secret("A_KEY")
+
+
+def test_an_environment_that_lacks_a_part_says_which():
+    with pytest.raises(EnvironmentLoadError, match="must define examples"):
+        Environment().examples(Split.TRAIN)

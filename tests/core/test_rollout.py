@@ -1,0 +1,410 @@
+"""What happens around the turns: where code runs, setup, stop and cleanup, failures."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from telescope_core import (
+    Example,
+    ListSource,
+    Message,
+    MultiTurnEnvironment,
+    RolloutStatus,
+    Sampling,
+    SingleTurnEnvironment,
+    Split,
+    StopReason,
+    cleanup,
+    metric,
+    reward,
+    runs_in,
+    setup,
+    stop,
+)
+from telescope_core.environments.loop_watch import LoopWatch
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.protocols import PlayRequest
+from telescope_core.scripted import ScriptedClient
+from telescope_core.types import MetricRange, TurnInfo
+
+
+def request(index: int = 0, *, deadline_s: float = 10.0, group_id: str = "g") -> PlayRequest:
+    return PlayRequest(
+        split=Split.TRAIN,
+        example_index=index,
+        group_id=group_id,
+        index=0,
+        sampling=Sampling(max_tokens=8),
+        deadline_s=deadline_s,
+    )
+
+
+async def play(environment, replies=("yes",), *, index: int = 0, deadline_s: float = 10.0):
+    client = InProcessEnvironment(environment, name="it")
+    try:
+        policy = ScriptedClient(list(replies)).policy("r")
+        return await client.play(request(index, deadline_s=deadline_s), policy)
+    finally:
+        await client.close()
+
+
+class One(SingleTurnEnvironment):
+    """One example, whose answer is yes."""
+
+    def examples(self, split):
+        return ListSource([Example(id="one", prompt="yes?", answer="yes")])
+
+
+class Talk(MultiTurnEnvironment):
+    max_turns = 4
+
+    def examples(self, split):
+        return ListSource([Example(id="talk", prompt="go")])
+
+    def env_response(self, messages, episode):
+        return f"turn {len(episode.turns)}"
+
+
+class Everywhere(MultiTurnEnvironment):
+    """Sync and async methods of every kind; notes the thread each one runs in."""
+
+    max_turns = 2
+
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.threads = {}
+
+    def here(self, name):
+        self.threads[name] = threading.get_ident()
+
+    def examples(self, split):
+        self.here("examples")
+        return ListSource([Example(id="e", prompt="p")])
+
+    def format_prompt(self, example):
+        self.here("format_prompt")
+        return [Message(role="user", content="asked")]
+
+    def env_response(self, messages, episode):
+        self.here("env_response")
+        return "more"
+
+    @setup
+    def prepare(self, episode):
+        self.here("setup")
+
+    @setup
+    async def prepare_more(self, episode):
+        self.here("async")
+
+    @stop
+    @runs_in("loop")
+    def never(self, episode):
+        self.here("loop")
+        return False
+
+    @cleanup
+    def tidy(self, episode):
+        self.here("cleanup")
+
+    @reward
+    def paid(self, rollout, example):
+        self.here("reward")
+        return 1
+
+    def compute_reward(self, rollout, example):
+        self.here("compute_reward")
+        return rollout.rewards["paid"]
+
+
+async def test_sync_methods_run_in_threads_and_async_ones_on_the_loop():
+    environment = Everywhere()
+    rollout = await play(environment)
+    assert rollout.reward == 1.0
+    here = threading.get_ident()
+    on_loop = {name for name, thread in environment.threads.items() if thread == here}
+    assert on_loop == {"async", "loop"}
+    assert len(environment.threads) == 9
+
+
+class OnTheLoop(Everywhere):
+    sync_runs_in = "loop"
+
+
+async def test_a_class_may_declare_that_its_sync_methods_are_quick():
+    environment = OnTheLoop()
+    await play(environment)
+    on_loop = {n for n, thread in environment.threads.items() if thread == threading.get_ident()}
+    assert on_loop == set(environment.threads) - {"examples"}
+
+
+async def test_a_slow_sync_method_does_not_hold_up_the_others():
+    everyone_waits = threading.Barrier(8, timeout=5)
+
+    class Meet(One):
+        max_threads = 8
+
+        @reward
+        def together(self, rollout, example):
+            everyone_waits.wait()
+            return 1.0
+
+    client = InProcessEnvironment(Meet(), name="it")
+    script = ScriptedClient(["yes"])
+    rollouts = await asyncio.gather(
+        *(client.play(request(group_id=f"{i}"), script.policy("r")) for i in range(8))
+    )
+    await client.close()
+    assert [rollout.reward for rollout in rollouts] == [1.0] * 8
+
+
+async def test_threads_that_hang_are_replaced():
+    release = threading.Event()
+
+    class Hang(One):
+        max_threads = 1
+
+        @reward
+        def stuck(self, rollout, example):
+            if example.id == "one":
+                release.wait(30)
+            return 1.0
+
+        def examples(self, split):
+            return ListSource([Example(id=name, prompt="") for name in ("one", "two")])
+
+    environment = Hang()
+    client = InProcessEnvironment(environment, name="it")
+    policy = ScriptedClient(["yes"]).policy("r")
+    first = await client.play(request(0, deadline_s=0.1), policy)
+    assert first.stop_reason is StopReason.TIMEOUT
+    second = await client.play(request(1, deadline_s=5), policy)
+    assert second.reward == 1.0
+    release.set()
+    await client.close()
+
+
+class Hooked(Talk):
+    """Records what is called, in order."""
+
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.calls = []
+
+    @setup
+    async def open_one(self, episode):
+        self.calls.append("open one")
+        episode.state["rows"] = 0
+
+    @setup
+    def open_two(self, episode):
+        self.calls.append("open two")
+        episode.add(Message(role="user", content="and then"))
+
+    @cleanup
+    async def close_one(self, episode):
+        self.calls.append("close one")
+
+    @cleanup(deadline_s=0.05)
+    async def close_two(self, episode):
+        self.calls.append("close two")
+        await asyncio.sleep(30)
+
+    @reward
+    def done(self, rollout, example, episode):
+        return float(episode.state["rows"] == 0 and len(rollout.turns) == 4)
+
+
+async def test_setups_run_in_order_and_cleanups_once_in_reverse_with_their_own_deadline():
+    environment = Hooked()
+    rollout = await play(environment)
+    assert environment.calls == ["open one", "open two", "close two", "close one"]
+    assert rollout.messages[1].content == "and then"
+    assert rollout.reward == 1.0
+    assert rollout.tags["cleanup"] == "cleanup close_two did not end in 0.05 s"
+
+
+class Ends(Hooked):
+    how = ""
+
+    @cleanup
+    def close_two(self, episode):
+        self.calls.append("close two")
+        raise OSError("already gone")
+
+    async def env_response(self, messages, episode):
+        if self.how == "error":
+            raise LookupError("no such room")
+        await asyncio.sleep(30)
+
+
+@pytest.mark.parametrize("how", ["error", "timeout", "cancel", "close"])
+async def test_cleanups_run_however_the_rollout_ends(how):
+    environment = Ends()
+    environment.how = how
+    client = InProcessEnvironment(environment, name="it")
+    asked = asyncio.Event()
+
+    def reply(messages):
+        asked.set()
+        return "yes"
+
+    policy = ScriptedClient(reply).policy("r")
+    deadline_s = 0.05 if how == "timeout" else 10.0
+    task = asyncio.create_task(client.play(request(deadline_s=deadline_s), policy))
+    await asked.wait()
+    if how == "cancel":
+        await client.cancel("g/0")
+    if how == "close":
+        await client.close()
+    rollout = await task
+    await client.close()
+    assert environment.calls == ["open one", "open two", "close two", "close one"]
+    assert rollout.reward is None
+    expected = {"error": "failed", "timeout": "failed", "cancel": "cancelled", "close": "cancelled"}
+    assert rollout.status == expected[how]
+    if how == "error":
+        assert rollout.error is not None
+        assert rollout.error.startswith("LookupError: no such room (in play ")
+        assert "Ends.env_response (" in rollout.error
+        assert "test_rollout.py:" in rollout.error
+        assert rollout.tags["cleanup"] == "cleanup close_two raised OSError: already gone"
+
+
+async def test_a_cleanup_is_not_cut_short_by_a_second_cancel():
+    waiting, begun, ended = asyncio.Event(), asyncio.Event(), []
+
+    class Slow(Talk):
+        @cleanup
+        async def tidy(self, episode):
+            begun.set()
+            await asyncio.sleep(0.05)
+            ended.append(episode.example.id)
+
+        async def env_response(self, messages, episode):
+            waiting.set()
+            await asyncio.sleep(30)
+
+    client = InProcessEnvironment(Slow(), name="it")
+    task = asyncio.create_task(client.play(request(), ScriptedClient(["yes"]).policy("r")))
+    await waiting.wait()
+    task.cancel()
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await client.close()
+    assert ended == ["talk"]
+
+
+async def test_a_failing_setup_is_a_failed_rollout_and_is_cleaned_up():
+    class NoRoom(Hooked):
+        @setup
+        def open_two(self, episode):
+            raise OSError("no room")
+
+    environment = NoRoom()
+    rollout = await play(environment)
+    assert rollout.status is RolloutStatus.FAILED
+    assert environment.calls[-1] == "close one"
+
+
+class Stops(Talk):
+    @stop
+    def said_stop(self, episode):
+        return "stop" in episode.messages[-1].content
+
+    @reward
+    def turns(self, rollout, example):
+        return len(rollout.turns) / 4
+
+
+async def test_a_stop_ends_the_rollout_before_the_environment_answers():
+    rollout = await play(Stops(), ["hello", "stop", "never said"])
+    assert rollout.stop_reason is StopReason.COMPLETED
+    assert rollout.tags["stopped_by"] == "said_stop"
+    assert rollout.messages[-1].content == "stop"
+    assert rollout.reward == 0.5
+
+
+async def test_a_stop_is_asked_about_the_environments_answer_too():
+    class Answers(Stops):
+        def env_response(self, messages, episode):
+            return "stop now"
+
+    rollout = await play(Answers(), ["hello"])
+    assert [message.content for message in rollout.messages] == ["go", "hello", "stop now"]
+
+
+async def test_a_stop_ends_a_play_of_ones_own_that_asks_in_parallel():
+    class Parallel(Stops):
+        async def play(self, episode):
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(3):
+                    tasks.create_task(episode.generate())
+            return StopReason.MAX_TURNS
+
+    rollout = await play(Parallel(), ["stop"])
+    assert rollout.status is RolloutStatus.KEPT
+    assert rollout.stop_reason is StopReason.COMPLETED
+
+
+class Noted(Talk):
+    def env_response(self, messages, episode):
+        episode.note("stderr", f"warning {len(episode.turns)}", kind="stderr")
+        episode.tags["room"] = "blue"
+        episode.metrics["steps"] = len(episode.turns)
+        return None if len(episode.turns) == 2 else "go on"
+
+    def golden_answers(self, example):
+        return {"route": "north"}
+
+    @metric(low=0, lower_is_better=True)
+    def cost(self, rollout, example, episode):
+        return 3
+
+    @reward
+    def fine(self, rollout, example):
+        return True
+
+
+async def test_notes_tags_metrics_and_golden_answers_are_recorded():
+    client = InProcessEnvironment(Noted(), name="it")
+    assert (await client.describe()).metrics == {"cost": MetricRange(low=0, lower_is_better=True)}
+    rollout = await client.play(request(), ScriptedClient(["a"]).policy("r"))
+    await client.close()
+    assert rollout.info == (
+        TurnInfo(turn=0, key="stderr", value="warning 1", kind="stderr"),
+        TurnInfo(turn=1, key="stderr", value="warning 2", kind="stderr"),
+    )
+    assert rollout.tags == {"room": "blue"}
+    assert rollout.metrics == {"steps": 2.0, "cost": 3.0}
+    assert rollout.golden_answers == {"route": "north"}
+
+
+async def test_a_blocked_loop_is_noticed_and_the_culprit_named(caplog):
+    class Blocks(One):
+        @reward
+        async def slow(self, rollout, example):
+            time.sleep(0.6)  # noqa: ASYNC251
+            return 1.0
+
+    with caplog.at_level("WARNING"):
+        await play(Blocks())
+    (warning,) = [r.getMessage() for r in caplog.records if "blocked the event loop" in r.message]
+    assert warning.startswith("slow (")
+    assert "test_rollout.py:" in warning
+    assert "time.sleep(0.6)" in warning
+
+
+async def test_a_loop_that_is_only_busy_awaiting_is_not_accused():
+    blocks = []
+    watch = LoopWatch(threshold_s=0.05, on_block=blocks.append)
+    watch.start()
+    watch.start()
+    await asyncio.sleep(0.2)
+    watch.stop()
+    watch.stop()
+    assert blocks == []
