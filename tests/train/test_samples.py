@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from telescope_core.errors import EndpointError
 from telescope_core.types import Completion, Message, Rollout, Turn
-from telescope_train.samples import samples_from_rollout
+from telescope_train.samples import branched_fraction, samples_from_rollout
 
 
 def turn(prompt_ids, completion_ids, *, logprobs=None, versions=(0, 0)) -> Turn:
@@ -108,3 +109,89 @@ def test_every_sampled_token_is_trained_exactly_once(steps):
         np.testing.assert_array_equal(np.isnan(sample.behavior_logprobs), ~sample.mask)
         trained = sample.behavior_logprobs[sample.mask]
         np.testing.assert_allclose(trained, -0.1 * sample.token_ids[sample.mask], rtol=1e-6)
+
+
+@st.composite
+def branching_turns(draw):
+    """Turns that each continue any earlier turn, all of it or a part, or nothing."""
+    tokens = st.lists(st.integers(0, 2), min_size=1, max_size=3)
+    turns: list[Turn] = []
+    for number in range(draw(st.integers(1, 8))):
+        context: list[int] = []
+        if turns and draw(st.booleans()):
+            known = draw(st.sampled_from(turns)).completion
+            context = [*known.prompt_ids, *known.completion_ids]
+            if draw(st.booleans()):
+                context = context[: draw(st.integers(0, len(context)))]
+        written = draw(tokens)
+        # The log-probs say which turn, and which of its tokens.
+        logprobs = [-(number + 1) - place / 8 for place in range(len(written))]
+        made = turn([*context, *draw(tokens)], written, logprobs=logprobs)
+        turns.append(replace(made, temperature=draw(st.sampled_from([None, 1.0, 0.5]))))
+    return turns
+
+
+def stitched_slowly(turns, temperature):
+    """The obvious version: (token, log-prob or None) pairs, compared one by one."""
+    chains: list[tuple[float, list[tuple[int, float | None]]]] = []
+    for one in turns:
+        prompt = list(one.completion.prompt_ids)
+        at = temperature if one.temperature is None else one.temperature
+        best = None
+        for number, (known_at, chain) in enumerate(chains):
+            ids = [token for token, _ in chain]
+            fits = known_at == at and len(ids) <= len(prompt) and prompt[: len(ids)] == ids
+            if fits and (best is None or len(ids) > len(chains[best][1])):
+                best = number
+        if best is None:
+            best = len(chains)
+            chains.append((at, []))
+        chain = chains[best][1]
+        chain += [(token, None) for token in prompt[len(chain) :]]
+        chain += zip(one.completion.completion_ids, one.completion.logprobs, strict=True)
+    return chains
+
+
+@settings(max_examples=50, deadline=None)
+@given(branching_turns())
+def test_any_tree_of_turns_trains_each_token_once_under_its_own_prompt(turns):
+    samples = samples_from_rollout(rollout(*turns), 0.25, 1.0)
+    for one in turns:
+        prompt, written = one.completion.prompt_ids, one.completion.completion_ids
+        homes = [s for s in samples if one.completion.logprobs[0] in s.behavior_logprobs]
+        assert len(homes) == 1
+        (home,) = homes
+        whole = [*prompt, *written]
+        assert home.token_ids[: len(whole)].tolist() == whole
+        place = slice(len(prompt), len(whole))
+        assert home.mask[place].all()
+        assert home.behavior_logprobs[place].tolist() == list(one.completion.logprobs)
+        assert home.temperature == (one.temperature or 1.0)
+    assert sum(int(s.mask.sum()) for s in samples) == sum(
+        len(one.completion.completion_ids) for one in turns
+    )
+    assert {s.advantage for s in samples} == {0.25}
+
+
+@settings(max_examples=50, deadline=None)
+@given(branching_turns())
+def test_chains_are_those_of_the_obvious_version(turns):
+    samples = samples_from_rollout(rollout(*turns), 1.0, 1.0)
+    expected = stitched_slowly(turns, 1.0)
+    assert [s.token_ids.tolist() for s in samples] == [
+        [token for token, _ in chain] for _, chain in expected
+    ]
+    assert [s.temperature for s in samples] == [at for at, _ in expected]
+    for sample, (_, chain) in zip(samples, expected, strict=True):
+        trained = [math.nan if value is None else value for _, value in chain]
+        np.testing.assert_array_equal(sample.behavior_logprobs, np.array(trained, np.float32))
+    fraction = (len(expected) - 1) / max(1, len(turns) - 1)
+    assert branched_fraction(samples, [rollout(*turns), rollout()]) == fraction
+
+
+def test_a_turn_at_another_temperature_is_a_sample_of_its_own():
+    first, second = turn([1], [2]), replace(turn([1, 2, 6], [4]), temperature=0.5)
+    one, two = samples_from_rollout(rollout(first, second), 1.0, 0.8)
+    assert (one.temperature, two.temperature) == (0.8, 0.5)
+    assert two.token_ids.tolist() == [1, 2, 6, 4]
+    assert two.mask.tolist() == [False, False, False, True]

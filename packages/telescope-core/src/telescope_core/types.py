@@ -139,6 +139,8 @@ class Turn:
     completion: Completion
     started_s: float
     ended_s: float
+    temperature: float | None = None
+    """What it was sampled at; None = as the rollout as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

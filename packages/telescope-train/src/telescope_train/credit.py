@@ -19,7 +19,7 @@ from telescope_train.algorithms import Algorithm
 from telescope_train.batch import TrainingSample
 from telescope_train.config.schema import TrainConfig
 from telescope_train.filters import Filtered, filter_reason
-from telescope_train.samples import samples_from_rollout
+from telescope_train.samples import branched_fraction, samples_from_rollout
 from telescope_train.shaping import RolloutKey, Shaping, overlong_penalties
 
 
@@ -124,14 +124,16 @@ def assign_credit(
         for rollout in everything
         if rollout.group_id not in discarded and (rollout.group_id, rollout.index) not in filtered
     ]
+    samples = _samples(trained, by_rollout, rules.sampling)
     return Credit(
-        samples=_samples(trained, by_rollout, rules.sampling),
+        samples=samples,
         advantages=by_rollout,
         discarded=discarded | emptied,
         filtered=filtered,
         metrics=_count_groups(no_credit | emptied, len(groups), len(discarded | emptied))
         | _count_rollouts(filtered, len(everything))
         | {"rewards/outside_range": float(_num_outside(usable, ranges))}
+        | {"turns/branched": branched_fraction(samples, trained)}
         | shaping.metrics
         | _spread("final_reward", [r.reward for r in trained if r.reward is not None])
         | _spread("advantage", [by_rollout[r.group_id, r.index] for r in trained]),

@@ -17,6 +17,7 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.checkpointer import Checkpointer
 from telescope_train.config.schema import TrainConfig
 from telescope_train.credit import CreditRules, RewardRange
+from telescope_train.diagnoses import diagnoses
 from telescope_train.engine_check import check_engine
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
@@ -214,9 +215,14 @@ class _Run:
             first_version=first_version,
         )
         checkpointer = self._checkpointer(ranks, sampler)
+        said: set[str] = set()
 
         async def after_step(step: int, row: dict[str, float]) -> None:
             view.update(row)
+            for metric, diagnosis in diagnoses(row).items():
+                if metric not in said:
+                    said.add(metric)
+                    view.note(f"{metric}: {diagnosis}")
             await evals.run(evals.due(step), f"step-{step}", on_progress=view.phase)
             await checkpointer.after_step(step)
 

@@ -1,14 +1,16 @@
 """A rollout becomes training samples: one per chain of tokens, ids and log-probs as sampled.
 
 A chain is a prefix the server has seen. A turn whose prompt starts with a whole chain extends it,
-and what stands between is the environment's: not trained. A turn whose history was rewritten starts
-a chain of its own. A token that stands in several chains is trained only where it was sampled.
+and what stands between is the environment's: not trained. A turn whose history was rewritten, or
+that was sampled at another temperature, starts a chain of its own. A token that stands in several
+chains is trained only where it was sampled.
 """
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from telescope_core.errors import EndpointError
 from telescope_core.types import Completion, Rollout
@@ -17,15 +19,18 @@ from telescope_train.batch import TrainingSample
 
 @dataclass(slots=True)
 class _Chain:
-    token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    """NaN where the policy did not write the token in this chain."""
+    temperature: float
+    ids: bytes = b""
+    """int32 after int32: comparing a prefix is one memcmp, however long the chain is."""
+    logprobs: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
+    """Pieces that follow each other; NaN where the policy did not write the token here."""
     versions: list[int] = field(default_factory=list[int])
 
-    def add(self, completion: Completion) -> None:
-        bridge = completion.prompt_ids[len(self.token_ids) :]
-        self.token_ids += (*bridge, *completion.completion_ids)
-        self.logprobs += (*[math.nan] * len(bridge), *completion.logprobs)
+    def add(self, prompt: bytes, completion: Completion) -> None:
+        num_bridge = (len(prompt) - len(self.ids)) // 4
+        self.logprobs.append(np.full(num_bridge, np.nan, dtype=np.float32))
+        self.logprobs.append(np.asarray(completion.logprobs, dtype=np.float32))
+        self.ids = prompt + _bytes(completion.completion_ids)
         self.versions += (completion.oldest_version, completion.newest_version)
 
 
@@ -34,16 +39,30 @@ def samples_from_rollout(
 ) -> list[TrainingSample]:
     """Return the samples of one rollout, in the order in which their chains began.
 
-    Raises EndpointError where a turn lacks ids or log-probs: they are never made up.
+    `temperature` is that of the turns that name none. Raises EndpointError where a turn lacks ids
+    or log-probs: they are never made up.
     """
     chains: list[_Chain] = []
     for number, turn in enumerate(rollout.turns):
         _check(rollout, number, turn.completion)
-        chain = _chain_of(turn.completion.prompt_ids, chains)
+        prompt = _bytes(turn.completion.prompt_ids)
+        sampled_at = temperature if turn.temperature is None else turn.temperature
+        chain = _chain_of(prompt, sampled_at, chains)
         if chain is None:
-            chains.append(chain := _Chain())
-        chain.add(turn.completion)
-    return [_sample(chain, rollout, advantage, temperature) for chain in chains]
+            chains.append(chain := _Chain(sampled_at))
+        chain.add(prompt, turn.completion)
+    return [_sample(chain, rollout, advantage) for chain in chains]
+
+
+def branched_fraction(samples: Sequence[TrainingSample], rollouts: Sequence[Rollout]) -> float:
+    """Return the share of turns after each rollout's first that began a sample of their own."""
+    num_later = sum(max(0, len(rollout.turns) - 1) for rollout in rollouts)
+    num_first = sum(bool(rollout.turns) for rollout in rollouts)
+    return (len(samples) - num_first) / max(1, num_later)
+
+
+def _bytes(token_ids: Sequence[int]) -> bytes:
+    return np.asarray(token_ids, dtype=np.int32).tobytes()
 
 
 def _check(rollout: Rollout, number: int, completion: Completion) -> None:
@@ -52,7 +71,7 @@ def _check(rollout: Rollout, number: int, completion: Completion) -> None:
         problem = f"{len(completion.prompt_ids)} prompt ids and {num_ids} completion ids"
     elif num_logprobs != num_ids:
         problem = f"{num_logprobs} log-probs for {num_ids} completion ids"
-    elif not all(map(math.isfinite, completion.logprobs)):
+    elif not np.isfinite(completion.logprobs).all():
         problem = "a log-prob that is not finite"
     else:
         return
@@ -63,22 +82,24 @@ def _check(rollout: Rollout, number: int, completion: Completion) -> None:
     )
 
 
-def _chain_of(prompt_ids: tuple[int, ...], chains: list[_Chain]) -> _Chain | None:
+def _chain_of(prompt: bytes, temperature: float, chains: Sequence[_Chain]) -> _Chain | None:
     """Return the longest chain that the prompt starts with."""
-    prefixes = [c for c in chains if list(prompt_ids[: len(c.token_ids)]) == c.token_ids]
-    return max(prefixes, key=lambda chain: len(chain.token_ids), default=None)
+    prefixes = [
+        chain
+        for chain in chains
+        if chain.temperature == temperature and prompt.startswith(chain.ids)
+    ]
+    return max(prefixes, key=lambda chain: len(chain.ids), default=None)
 
 
-def _sample(
-    chain: _Chain, rollout: Rollout, advantage: float, temperature: float
-) -> TrainingSample:
-    logprobs = np.array(chain.logprobs, dtype=np.float32)
+def _sample(chain: _Chain, rollout: Rollout, advantage: float) -> TrainingSample:
+    logprobs = np.concatenate(chain.logprobs)
     return TrainingSample(
-        token_ids=np.array(chain.token_ids, dtype=np.int32),
+        token_ids=np.frombuffer(chain.ids, dtype=np.int32).copy(),
         mask=~np.isnan(logprobs),
         behavior_logprobs=logprobs,
         advantage=advantage,
-        temperature=temperature,
+        temperature=chain.temperature,
         oldest_version=min(chain.versions),
         newest_version=max(chain.versions),
         group_id=rollout.group_id,

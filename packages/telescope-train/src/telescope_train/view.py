@@ -114,6 +114,10 @@ class LiveView:
         if self._live is None:
             self._console.print(f"{self._elapsed()} {text}", highlight=False, soft_wrap=True)
 
+    def note(self, text: str) -> None:
+        """Say something that stays to be read, above the panel where there is one."""
+        self._console.print(f"{self._elapsed()} {text}", highlight=False, soft_wrap=True)
+
     def update(self, row: Mapping[str, Any]) -> None:
         """Show the metrics of one more step."""
         self._rows.append(row)
