@@ -19,6 +19,10 @@ class ConfigError(TelescopeError):
     exit_code = 2
 
 
+class ContextLengthError(ConfigError):
+    """A conversation leaves no room for another turn of the model."""
+
+
 class UnknownNameError(ConfigError):
     """A name that nothing answers to; the message lists the nearest known ones."""
 

@@ -1,7 +1,7 @@
 """`run_training`: one run from a checked config to a summary, on processes placed by Ray."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Any
@@ -19,10 +19,12 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.credit import CreditRules, RewardRange
 from telescope_train.diagnoses import diagnoses
 from telescope_train.engine_check import check_engine
+from telescope_train.gateway import Gateway
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.renderer import load_renderer
 from telescope_train.inference.server import (
+    SERVED_MODEL_NAME,
     STARTUP_DEADLINE_S,
     ServerSettings,
     default_device,
@@ -34,6 +36,7 @@ from telescope_train.mix import Mix, make_sampler, training_environments
 from telescope_train.model_facts import read_model_facts
 from telescope_train.models.load import load_tokenizer
 from telescope_train.plan import make_plan, max_model_len
+from telescope_train.recorded import RecordedEnvironment
 from telescope_train.resume import ResumePoint, open_run_folder, resume_point
 from telescope_train.runtime.cluster import Bundle, placed, ray_cluster, reserve
 from telescope_train.runtime.ranks import RankGroup
@@ -95,8 +98,8 @@ class _Run:
     ) -> None:
         self.config = config
         self.folder = folder
-        self.environments = environments
-        self.eval_environments = eval_environments
+        self.environments = _recorded(environments)
+        self.eval_environments = _recorded(eval_environments)
         self.checkpoint = point.checkpoint if point is not None else None
         self.device = default_device()
         self.facts = read_model_facts(config.model.model)
@@ -120,6 +123,13 @@ class _Run:
                 LiveView(self.config.run.number_of_steps, names, rows_before=before)
             )
             view.phase("starting inference servers and trainer ranks")
+            gateway = Gateway(
+                model=SERVED_MODEL_NAME,
+                host=self.config.inference.gateway_host,
+                port=self.config.inference.gateway_port,
+            )
+            await gateway.start()
+            stack.push_async_callback(gateway.close)
             servers, ranks = self._start_processes()
             stack.push_async_callback(servers.close)
             await asyncio.gather(
@@ -130,7 +140,7 @@ class _Run:
             stack.push_async_callback(pool.close)
             for client in {**self.environments, **self.eval_environments}.values():
                 stack.push_async_callback(client.close)
-            await supervised(servers, self._train(view, pool, ranks))
+            await supervised(servers, self._train(view, pool, ranks, gateway))
 
     def _start_processes(self) -> tuple[ServerGroup, RankGroup]:
         bundles = self.bundles()
@@ -176,12 +186,18 @@ class _Run:
     def _num_threads(self) -> int:
         return max(1, int(self.config.ray.ray_trainer_cpus_per_worker))
 
-    async def _train(self, view: LiveView, pool: ServerPool, ranks: RankGroup) -> None:
+    async def _train(
+        self, view: LiveView, pool: ServerPool, ranks: RankGroup, gateway: Gateway
+    ) -> None:
         config = self.config
         publisher = WeightPublisher(pool, ranks, in_flight=config.scheduling.in_flight_update)
         await publisher.connect()
         policies = TokenPolicySource(
-            pool, load_renderer(config.model), max_model_len=self.max_model_len
+            pool,
+            load_renderer(config.model),
+            max_model_len=self.max_model_len,
+            interleaved=config.rollout.interleaved_rollouts,
+            gateway=gateway,
         )
         mix = await training_environments(config, self.environments)
         evals = LiveEvals(
@@ -306,6 +322,10 @@ async def supervised(servers: ServerGroup, work: Coroutine[Any, Any, None]) -> N
         for task in (watcher, worker):
             task.cancel()
         await asyncio.wait([watcher, worker])
+
+
+def _recorded(clients: Mapping[str, EnvironmentClient]) -> dict[str, EnvironmentClient]:
+    return {name: RecordedEnvironment(client) for name, client in clients.items()}
 
 
 def _reason(error: BaseException) -> str:

@@ -92,6 +92,8 @@ class RolloutSection(Section):
     """Tokens the policy may write per turn."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end a turn."""
+    interleaved_rollouts: bool = True
+    """Reuse the sampled token ids of earlier turns; false = tokenize every prompt anew."""
     rollout_timeout_s: Positive = 300.0
     """Seconds a rollout may take, rewards included; then it counts as failed."""
     discard_group_zero_advantage: bool = True
@@ -120,6 +122,10 @@ class InferenceSection(Section):
     """Address the servers listen on."""
     inference_base_port: Port = 8100
     """Port of the first server; the others take the ports after it."""
+    gateway_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address of this machine at which programs of environments reach the model."""
+    gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the same; 0 = a free one."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of a GPU's memory that vLLM may use; without a GPU it has no meaning."""
     max_model_len: Count | None = None

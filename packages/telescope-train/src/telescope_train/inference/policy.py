@@ -1,51 +1,95 @@
 """The token-exact policy: text is never turned back into tokens once it was sampled.
 
-Which sampled ids a request may reuse is decided in `chains`.
+Which sampled ids a request may reuse is decided in `chains`. Every answer is recorded here, whoever
+asked for it: the environment, or a program of its own through the gateway.
 """
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from telescope_core.errors import ConfigError
-from telescope_core.protocols import Policy
-from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling
+from telescope_core.errors import ContextLengthError, EndpointError
+from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Turn
+from telescope_train.gateway import Gateway, Session
 from telescope_train.inference.chains import Chain, prompt_for
+from telescope_train.inference.client import Generation
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.renderer import Renderer
+from telescope_train.inference.renderer import Prompt, Renderer
 
 
 class TokenPolicySource:
     """Gives each rollout a token-exact policy over the server pool."""
 
-    def __init__(self, pool: ServerPool, renderer: Renderer, *, max_model_len: int | None) -> None:
+    def __init__(
+        self,
+        pool: ServerPool,
+        renderer: Renderer,
+        *,
+        max_model_len: int | None,
+        interleaved: bool = True,
+        gateway: Gateway | None = None,
+    ) -> None:
+        """Unless `interleaved`, each prompt is tokenized anew instead of reusing sampled ids."""
         self._pool = pool
         self._renderer = renderer
         self._max_model_len = max_model_len
+        self._interleaved = interleaved
+        self._gateway = gateway
 
-    def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
-        """Return the policy of one rollout."""
-        group_id = rollout_id.rpartition("/")[0]
-        return TokenPolicy(self._pool, self._renderer, group_id, self._max_model_len)
+    def policy(self, rollout_id: str, sampling: Sampling | None = None) -> "TokenPolicy":
+        """Return the policy of one rollout; without a gateway it has no endpoint."""
+        policy = TokenPolicy(
+            self._pool,
+            self._renderer,
+            rollout_id.rpartition("/")[0],
+            self._max_model_len,
+            interleaved=self._interleaved,
+        )
+        if self._gateway is not None and sampling is not None:
+            policy.session = self._gateway.open(policy, sampling)
+        return policy
 
     async def close(self) -> None:
-        """The pool belongs to whoever made it."""
+        """Pool and gateway belong to whoever made them."""
 
 
 class TokenPolicy:
     """One rollout's policy."""
 
     def __init__(
-        self, pool: ServerPool, renderer: Renderer, group_id: str, max_model_len: int | None
+        self,
+        pool: ServerPool,
+        renderer: Renderer,
+        group_id: str,
+        max_model_len: int | None,
+        *,
+        interleaved: bool = True,
     ) -> None:
         self._pool = pool
         self._renderer = renderer
         self._group_id = group_id
         self._max_model_len = max_model_len
+        self._interleaved = interleaved
         self._chains: list[Chain] = []
+        self._unanswered: dict[tuple[Message, ...], EndpointError] = {}
+        self.turns: list[Turn] = []
+        """Every answer so far, in the order in which they ended."""
+        self.session: Session | None = None
 
     @property
     def endpoint(self) -> ChatEndpoint | None:
-        """None until a gateway serves it."""
-        return None
+        """This policy behind the gateway, for this rollout alone."""
+        return self.session.endpoint if self.session is not None else None
+
+    @property
+    def failure(self) -> EndpointError | None:
+        """What a request failed of that was not asked again with success; None = nothing did."""
+        return next(iter(self._unanswered.values()), None)
+
+    def close(self) -> None:
+        """End the endpoint and what is still being asked there. Idempotent."""
+        if self.session is not None:
+            self.session.end()
 
     async def complete(
         self,
@@ -55,36 +99,71 @@ class TokenPolicy:
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
         """Answer `messages`, token-exactly."""
-        prompt = prompt_for(self._renderer, self._chains, messages, tools=tools)
-        self._require_room(len(prompt.token_ids), sampling.max_tokens)
-        generation = await self._pool.generate(
-            prompt.token_ids,
-            sampling,
-            stop_token_ids=self._renderer.stop_token_ids,
-            group_id=self._group_id,
-        )
+        started_s = time.monotonic()
+        asked = tuple(messages)
+        known = self._chains if self._interleaved else ()
+        prompt = prompt_for(self._renderer, known, asked, tools=tools)
+        sampling = self._fitted(sampling, len(prompt.token_ids))
+        try:
+            generation = await self._pool.generate(
+                prompt.token_ids,
+                sampling,
+                stop_token_ids=self._renderer.stop_token_ids,
+                group_id=self._group_id,
+            )
+        except EndpointError as error:
+            self._unanswered[asked] = error
+            raise
+        self._unanswered.pop(asked, None)
         said = self._renderer.parse(generation.token_ids, tools=tools, prompt=prompt)
+        said = replace(said, content=before_stop(said.content, sampling.stop))
         self._chains.append(
             Chain(prompt=prompt, completion_ids=tuple(generation.token_ids), said=said)
         )
-        is_call = bool(said.tool_calls) and generation.finish_reason == "stop"
-        return Completion(
-            message=said,
-            finish_reason="tool_calls" if is_call else generation.finish_reason,
-            prompt_ids=prompt.token_ids,
-            completion_ids=generation.token_ids,
-            logprobs=generation.logprobs,
-            oldest_version=generation.oldest_version,
-            newest_version=generation.newest_version,
-            num_prompt_tokens=len(prompt.token_ids),
-            num_completion_tokens=len(generation.token_ids),
+        completion = _completion(prompt, generation, said)
+        self.turns.append(
+            Turn(
+                completion=completion,
+                started_s=started_s,
+                ended_s=time.monotonic(),
+                temperature=sampling.temperature,
+            )
+        )
+        return completion
+
+    def _fitted(self, sampling: Sampling, num_prompt_tokens: int) -> Sampling:
+        """Return `sampling` with the room that there is for a later turn.
+
+        The first turn must fit as it was asked: when it does not, the settings are wrong.
+        """
+        limit = self._max_model_len
+        if limit is None or num_prompt_tokens + sampling.max_tokens <= limit:
+            return sampling
+        if self.turns and num_prompt_tokens < limit:
+            return replace(sampling, max_tokens=limit - num_prompt_tokens)
+        raise ContextLengthError(
+            f"a prompt of {num_prompt_tokens} tokens and max_tokens = {sampling.max_tokens} need "
+            f"{num_prompt_tokens + sampling.max_tokens} tokens, but max_model_len is {limit}; "
+            "lower max_tokens or raise max_model_len"
         )
 
-    def _require_room(self, num_prompt_tokens: int, max_tokens: int) -> None:
-        limit = self._max_model_len
-        if limit is not None and num_prompt_tokens + max_tokens > limit:
-            raise ConfigError(
-                f"a prompt of {num_prompt_tokens} tokens and max_tokens = {max_tokens} need "
-                f"{num_prompt_tokens + max_tokens} tokens, but max_model_len is {limit}; "
-                "lower max_tokens or raise max_model_len"
-            )
+
+def before_stop(text: str, stop: Sequence[str]) -> str:
+    """Return `text` up to the first of the stop texts, as chat endpoints give it back."""
+    places = [place for one in stop if (place := text.find(one)) >= 0]
+    return text[: min(places, default=len(text))]
+
+
+def _completion(prompt: Prompt, generation: Generation, said: Message) -> Completion:
+    is_call = bool(said.tool_calls) and generation.finish_reason == "stop"
+    return Completion(
+        message=said,
+        finish_reason="tool_calls" if is_call else generation.finish_reason,
+        prompt_ids=prompt.token_ids,
+        completion_ids=generation.token_ids,
+        logprobs=generation.logprobs,
+        oldest_version=generation.oldest_version,
+        newest_version=generation.newest_version,
+        num_prompt_tokens=len(prompt.token_ids),
+        num_completion_tokens=len(generation.token_ids),
+    )

@@ -1,0 +1,224 @@
+"""A chat request, read: what is asked, how it is sampled, and a refusal of what is not exact.
+
+A parameter is honoured, has no effect on tokens, or is refused by name. None is accepted and
+ignored. Absent and null mean: as the rollout is sampled.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from telescope_core.errors import nearest
+from telescope_core.types import JsonValue, Message, Sampling
+from telescope_train.gateway.messages import read_messages
+from telescope_train.gateway.refusal import Refusal, unsupported, wrong
+
+LABELS = frozenset(
+    {
+        *("user", "metadata", "safety_identifier", "service_tier"),
+        *("prompt_cache_key", "prompt_cache_retention"),
+    }
+)
+"""Parameters that say something about a request and never change its answer."""
+
+_CONSTRAINED = (
+    "tokens sampled under a constraint have other log-probs than the model that is trained"
+)
+_ALL_TOKENS = "what is learnt is the plain softmax at a temperature"
+_ONE_TEMPLATE = "prompts are written by the template of the run; set it in [model]"
+_TEXT_ALONE = "the model that is trained reads and writes text alone; leave it out"
+
+NEUTRAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (lambda n: n == 1, "one answer per request; ask several times for several"),
+    "best_of": (lambda n: n == 1, "one answer per request; ask several times for several"),
+    "frequency_penalty": (lambda p: p == 0, f"{_ALL_TOKENS}; leave it out"),
+    "presence_penalty": (lambda p: p == 0, f"{_ALL_TOKENS}; leave it out"),
+    "logit_bias": (lambda bias: bias == {}, f"{_ALL_TOKENS}; leave it out"),
+    "response_format": (
+        lambda form: form == {"type": "text"},
+        f"{_CONSTRAINED}; ask for the format in the prompt and check the answer",
+    ),
+    "seed": (
+        lambda _: False,
+        "with a seed the rollouts of a group would all be the same and teach nothing; leave it out",
+    ),
+    "echo": (lambda echo: echo is False, "the prompt is not repeated; leave it out"),
+    "logprobs": (lambda asked: asked is False, "they are recorded for training; leave it out"),
+    "top_logprobs": (lambda n: n == 0, "only sampled tokens have log-probs here; leave it out"),
+    "parallel_tool_calls": (
+        lambda allowed: allowed is True,
+        f"{_CONSTRAINED}; leave it out, and answer every call of a turn",
+    ),
+    "store": (lambda store: store is False, "the run records every turn; leave it out"),
+    "modalities": (lambda kinds: kinds == ["text"], _TEXT_ALONE),
+    "audio": (lambda _: False, _TEXT_ALONE),
+    "prediction": (lambda _: False, "every token is sampled; leave it out"),
+    "functions": (lambda _: False, "this is the old form; use tools"),
+    "function_call": (lambda _: False, "this is the old form; use tools"),
+    "reasoning_effort": (lambda _: False, f"{_ONE_TEMPLATE}, and leave it out"),
+    "verbosity": (lambda _: False, f"{_ONE_TEMPLATE}, and leave it out"),
+    "chat_template": (lambda _: False, f"{_ONE_TEMPLATE} as chat_template"),
+    "chat_template_kwargs": (lambda _: False, f"{_ONE_TEMPLATE}, and leave it out"),
+    "web_search_options": (lambda _: False, "there is no search; bring it as a tool"),
+    "ignore_eos": (lambda ignore: ignore is False, f"{_CONSTRAINED}; leave it out"),
+    "min_tokens": (lambda n: n == 0, f"{_CONSTRAINED}; leave it out"),
+}
+"""Parameter -> which values change nothing, and why any other is refused and what to do."""
+
+_READ = frozenset(
+    {
+        *("model", "messages", "stream", "stream_options", "tools", "tool_choice"),
+        *("max_tokens", "max_completion_tokens", "temperature", "stop"),
+        *("top_p", "top_k", "min_p", "repetition_penalty"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """What is asked."""
+
+    messages: tuple[Message, ...]
+    sampling: Sampling
+    tools: tuple[dict[str, JsonValue], ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    """In a stream, whether a last chunk gives the numbers of tokens."""
+
+
+def read_request(body: object, own: Sampling, *, model: str) -> ChatRequest:
+    """Read a request to a rollout that is sampled as `own`; raises Refusal."""
+    if not isinstance(body, dict):
+        raise wrong("the request", "a JSON object", body)
+    given = {name: value for name, value in cast(dict[str, Any], body).items() if value is not None}
+    _require_known(given)
+    if (asked := given.get("model")) != model:
+        raise Refusal(
+            f"there is no model {asked!r} here, only {model!r}: use the model of episode.endpoint",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+    stream = _flag(given, "stream")
+    tools = _tools(given.get("tools", []))
+    _require_free_choice(given.get("tool_choice", "auto"), has_tools=bool(tools))
+    return ChatRequest(
+        messages=read_messages(given.get("messages")),
+        sampling=_sampling(given, own),
+        tools=tools,
+        stream=stream,
+        include_usage=_include_usage(given.get("stream_options"), stream=stream),
+    )
+
+
+def _require_known(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if name in NEUTRAL:
+            changes_nothing, why = NEUTRAL[name]
+            if isinstance(value, bool) is not (name in _FLAGS) or not changes_nothing(value):
+                raise unsupported(name, why)
+        elif name not in _READ and name not in LABELS:
+            close = nearest(name, [*_READ, *NEUTRAL, *LABELS])
+            advice = f"did you mean {' or '.join(close)}?" if close else "leave it out"
+            raise Refusal(
+                f"unknown parameter {name!r}; {advice}", param=name, code="unknown_parameter"
+            )
+
+
+_FLAGS = frozenset({"echo", "logprobs", "parallel_tool_calls", "store", "ignore_eos"})
+"""Those of `NEUTRAL` whose neutral value is true or false: 1 is equal to true in Python alone."""
+
+
+def _sampling(given: Mapping[str, Any], own: Sampling) -> Sampling:
+    for name in ("top_p", "top_k", "min_p", "repetition_penalty"):
+        value, as_run = given.get(name), getattr(own, name)
+        if value is not None and value != as_run:
+            raise unsupported(name, f"{_ALL_TOKENS}; leave it out (this run samples at {as_run:g})")
+    return replace(
+        own,
+        max_tokens=min(own.max_tokens, _max_tokens(given) or own.max_tokens),
+        temperature=_temperature(given.get("temperature"), own.temperature),
+        stop=_stop(given.get("stop"), own.stop),
+    )
+
+
+def _temperature(value: object, own: float) -> float:
+    if value is None:
+        return own
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2:
+        raise wrong("temperature", "a number from 0 to 2", value)
+    if value == 0 and own != 0:
+        raise unsupported(
+            "temperature", f"0 leaves no log-prob to learn from; leave it out for {own:g}"
+        )
+    return float(value)
+
+
+def _max_tokens(given: Mapping[str, Any]) -> int | None:
+    names = [name for name in ("max_completion_tokens", "max_tokens") if name in given]
+    for name in names:
+        value = given[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise wrong(name, "a whole number of at least 1", value)
+    return min((given[name] for name in names), default=None)
+
+
+def _stop(value: object, own: tuple[str, ...]) -> tuple[str, ...]:
+    if value is None:
+        return own
+    texts = cast(list[object], [value] if isinstance(value, str) else value)
+    if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
+        raise wrong("stop", "a text or a list of texts, none of them empty", value)
+    return tuple(cast(list[str], texts)) or own
+
+
+def _tools(plain: object) -> tuple[dict[str, JsonValue], ...]:
+    if not isinstance(plain, list):
+        raise wrong("tools", "a list of functions", plain)
+    for number, one in enumerate(cast(list[Any], plain)):
+        match one:
+            case {"type": "function", "function": {"name": str()}}:
+                continue
+            case {"type": str(kind)} if kind != "function":
+                raise unsupported(
+                    f"tools[{number}].type", f"{kind!r} is not run here; bring it as a function"
+                )
+        raise wrong(f"tools[{number}]", "{'type': 'function', 'function': {'name': ...}}", one)
+    return tuple(cast(list[dict[str, JsonValue]], plain))
+
+
+def _require_free_choice(choice: object, *, has_tools: bool) -> None:
+    if choice == "auto" or (choice == "none" and not has_tools):
+        return
+    if choice == "none":
+        raise unsupported("tool_choice", f"{_CONSTRAINED}; leave tools out instead")
+    if choice == "required" or isinstance(choice, dict):
+        raise unsupported(
+            "tool_choice", f"{_CONSTRAINED}; use 'auto', and say in the prompt which tool to call"
+        )
+    raise wrong("tool_choice", "'auto' or 'none'", choice)
+
+
+def _flag(given: Mapping[str, Any], name: str) -> bool:
+    value = given.get(name, False)
+    if not isinstance(value, bool):
+        raise wrong(name, "true or false", value)
+    return value
+
+
+def _include_usage(options: object, *, stream: bool) -> bool:
+    if options is None:
+        return False
+    if not stream:
+        raise wrong("stream_options", "absent unless stream is true", options)
+    if not isinstance(options, dict):
+        raise wrong("stream_options", "an object", options)
+    known = cast(dict[str, Any], options)
+    for name in known:
+        if name not in ("include_usage", "include_obfuscation"):
+            raise Refusal(
+                f"unknown parameter 'stream_options.{name}'; leave it out",
+                param=f"stream_options.{name}",
+                code="unknown_parameter",
+            )
+    return _flag(known, "include_usage")

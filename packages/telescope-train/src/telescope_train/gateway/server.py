@@ -1,0 +1,173 @@
+"""`Gateway`: the HTTP side. It finds the rollout of a request and speaks the form of OpenAI.
+
+A rollout is named in the path, by a name that cannot be guessed, and has an API key of its own.
+"""
+
+import secrets
+from collections.abc import Awaitable, Callable
+from hmac import compare_digest
+from weakref import WeakValueDictionary
+
+import orjson
+from aiohttp import web
+
+from telescope_core.errors import ConfigError, ContextLengthError, EndpointError
+from telescope_core.protocols import Policy
+from telescope_core.types import ChatEndpoint, Sampling
+from telescope_train.gateway.refusal import Refusal
+from telescope_train.gateway.reply import event_stream, reply_json
+from telescope_train.gateway.request import read_request
+from telescope_train.gateway.session import Session, ended
+
+MAX_REQUEST_BYTES = 64 * 2**20
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Gateway:
+    """Serves any number of rollouts on one port. It belongs to the loop that started it.
+
+    A proxy or a log may show the path of a request, which is why the path alone opens nothing.
+    """
+
+    def __init__(self, *, model: str, host: str = "127.0.0.1", port: int = 0) -> None:
+        """`port` 0 = a free one."""
+        self._model = model
+        self._host = host
+        self._port = port
+        self._runner: web.AppRunner | None = None
+        self._sessions: WeakValueDictionary[str, Session] = WeakValueDictionary()
+
+    async def start(self) -> None:
+        """Begin to listen; raises ConfigError when the address cannot be had."""
+        app = web.Application(middlewares=[_as_openai_errors], client_max_size=MAX_REQUEST_BYTES)
+        app.router.add_post("/rollouts/{rollout}/v1/chat/completions", self._chat)
+        app.router.add_get("/rollouts/{rollout}/v1/models", self._models)
+        app.router.add_get("/rollouts/{rollout}/v1/models/{model}", self._one_model)
+        app.router.add_route("*", "/{anything:.*}", _elsewhere)
+        # A client that goes away cancels its handler, and with it the request to the server.
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+        )
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._host, self._port).start()
+        except OSError as error:
+            raise ConfigError(
+                f"the gateway cannot listen on {self._host}:{self._port} ({error.strerror}); set "
+                "gateway_host to an address of this machine, and gateway_port to a free port or 0"
+            ) from None
+        self._port = self._runner.addresses[0][1]
+
+    def open(self, policy: Policy, sampling: Sampling) -> Session:
+        """Give `policy` an endpoint of its own; the policy must hold what is returned."""
+        name = secrets.token_urlsafe(12)
+        endpoint = ChatEndpoint(
+            base_url=f"http://{_in_url(self._host)}:{self._port}/rollouts/{name}/v1",
+            api_key=secrets.token_urlsafe(24),
+            model=self._model,
+        )
+        session = Session(policy, sampling, endpoint)
+        self._sessions[name] = session
+        return session
+
+    async def close(self) -> None:
+        """End all that is being asked, and stop listening. Idempotent."""
+        for session in list(self._sessions.values()):
+            session.end()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        session = self._session(request)
+        asked = read_request(await _json(request), session.sampling, model=self._model)
+        completion = await session.complete(asked)
+        if asked.stream:
+            events = event_stream(completion, model=self._model, include_usage=asked.include_usage)
+            return web.Response(body=events, content_type="text/event-stream")
+        return _answer(reply_json(completion, model=self._model))
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._session(request)
+        return _answer({"object": "list", "data": [self._about_model()]})
+
+    async def _one_model(self, request: web.Request) -> web.Response:
+        self._session(request)
+        name = request.match_info["model"]
+        if name != self._model:
+            raise Refusal(
+                f"there is no model {name!r} here, only {self._model!r}",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+        return _answer(self._about_model())
+
+    def _about_model(self) -> dict[str, object]:
+        return {"id": self._model, "object": "model", "created": 0, "owned_by": "telescope"}
+
+    def _session(self, request: web.Request) -> Session:
+        session = self._sessions.get(request.match_info["rollout"])
+        if session is None or not session.is_open:
+            raise ended()
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not compare_digest(given.encode(), session.endpoint.api_key.encode()):
+            raise Refusal(
+                "the API key is not that of the rollout in the base URL; give the client both "
+                "base_url and api_key of episode.endpoint",
+                code="invalid_api_key",
+                status=401,
+            )
+        return session
+
+
+async def _json(request: web.Request) -> object:
+    try:
+        return orjson.loads(await request.read())
+    except orjson.JSONDecodeError as error:
+        raise Refusal(f"the request is not JSON: {error}", code="invalid_json") from None
+
+
+async def _elsewhere(request: web.Request) -> web.StreamResponse:
+    raise Refusal(
+        f"there is no {request.method} {request.path.rpartition('/v1')[2] or '/'} here, only POST "
+        "/chat/completions and GET /models behind the base_url of episode.endpoint; a program "
+        "that speaks another API of OpenAI (such as responses or completions) has to be told to "
+        "use chat completions",
+        code="unknown_url",
+        status=404,
+    )
+
+
+@web.middleware
+async def _as_openai_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refusal as refusal:
+        return _refuse(refusal)
+    except ContextLengthError as error:
+        return _refuse(Refusal(str(error), param="messages", code="context_length_exceeded"))
+    except ConfigError as error:
+        return _refuse(Refusal(str(error), param="messages", code="invalid_value"))
+    except EndpointError as error:
+        return _refuse(Refusal(str(error), code="inference_server_failed", status=502))
+    except web.HTTPRequestEntityTooLarge:
+        return _refuse(
+            Refusal(
+                f"the request is larger than {MAX_REQUEST_BYTES // 2**20} MiB",
+                code="request_too_large",
+                status=413,
+            )
+        )
+
+
+def _refuse(refusal: Refusal) -> web.Response:
+    return _answer(refusal.as_json(), status=refusal.status)
+
+
+def _answer(body: dict[str, object], *, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

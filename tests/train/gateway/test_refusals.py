@@ -1,0 +1,186 @@
+"""What cannot be exact is refused by name with what to do, in the form of OpenAI's errors."""
+
+import openai
+import pytest
+from test_openai_client import ASK, TOOLS, client_of
+
+from telescope_core.types import Message, Sampling, ToolCall
+from telescope_train.gateway.messages import read_messages
+from telescope_train.gateway.refusal import Refusal
+from telescope_train.gateway.request import read_request
+
+OWN = Sampling(max_tokens=64, temperature=0.9, stop=("END",))
+IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+
+
+def read(own: Sampling = OWN, **given):
+    return read_request({"model": "policy", "messages": ASK, **given}, own, model="policy")
+
+
+REFUSED = [
+    ({"n": 2}, "n", "ask several times"),
+    ({"n": True}, "n", "ask several times"),
+    ({"logit_bias": {"7": 1}}, "logit_bias", "leave it out"),
+    ({"response_format": SCHEMA}, "response_format", "ask for the format in the prompt"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "in the prompt"),
+    ({"echo": True}, "echo", "leave it out"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "leave it out"),
+    ({"presence_penalty": 1}, "presence_penalty", "leave it out"),
+    ({"seed": 0}, "seed", "all be the same"),
+    ({"logprobs": True}, "logprobs", "leave it out"),
+    ({"top_logprobs": 3}, "top_logprobs", "leave it out"),
+    ({"top_p": 0.9}, "top_p", "samples at 1"),
+    ({"top_k": 40}, "top_k", "leave it out"),
+    ({"min_p": 0.1}, "min_p", "leave it out"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty", "leave it out"),
+    ({"temperature": 0}, "temperature", "leave it out for 0.9"),
+    ({"temperature": "hot"}, "temperature", "a number from 0 to 2"),
+    ({"temperature": True}, "temperature", "a number from 0 to 2"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"max_completion_tokens": 1.5}, "max_completion_tokens", "at least 1"),
+    ({"stop": [""]}, "stop", "none of them empty"),
+    ({"stop": 3}, "stop", "a text or a list"),
+    ({"tool_choice": "required", "tools": TOOLS}, "tool_choice", "use 'auto'"),
+    ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "tool_choice", "use 'auto'"),
+    ({"tool_choice": "none", "tools": TOOLS}, "tool_choice", "leave tools out"),
+    ({"tool_choice": "any"}, "tool_choice", "'auto' or 'none'"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls", "answer every call"),
+    ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "as a function"),
+    ({"tools": [{"name": "add"}]}, "tools[0]", "'function'"),
+    ({"tools": {}}, "tools", "a list"),
+    ({"functions": []}, "functions", "use tools"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "template of the run"),
+    ({"chat_template": "{{ x }}"}, "chat_template", "chat_template"),
+    ({"modalities": ["text", "audio"]}, "modalities", "text alone"),
+    ({"store": True}, "store", "leave it out"),
+    ({"stream": "yes"}, "stream", "true or false"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "unless stream is true"),
+    ({"stream": True, "stream_options": {"usage": 1}}, "stream_options.usage", "leave it out"),
+    ({"temprature": 0.3}, "temprature", "did you mean temperature"),
+    ({"guided_json": {}}, "guided_json", "leave it out"),
+    ({"model": "gpt-4o"}, "model", "episode.endpoint"),
+    ({"messages": []}, "messages", "at least one"),
+    ({"messages": "hi"}, "messages", "at least one"),
+    ({"messages": ["hi"]}, "messages[0]", "role and content"),
+    ({"messages": [{"role": "robot"}]}, "messages[0].role", "one of system"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "text"),
+    ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0]", "text alone"),
+    ({"messages": [{"role": "user", "content": "x", "name": "Al"}]}, "messages[0].name", "leave"),
+    ({"messages": [{"role": "tool", "content": "3"}]}, "messages[0].tool_call_id", "the id"),
+    (
+        {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
+        "messages[0].function_call",
+        "leave it out",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+        "messages[0].tool_calls[0]",
+        "arguments as JSON text",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "param", "advice"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refused_by_name_with_what_to_do(given, param, advice):
+    with pytest.raises(Refusal) as caught:
+        read(**given)
+    assert caught.value.param == param
+    assert advice in caught.value.message
+    assert 400 <= caught.value.status < 500
+
+
+NEUTRAL = [
+    {"n": 1},
+    {"logit_bias": {}},
+    {"response_format": {"type": "text"}},
+    {"frequency_penalty": 0, "presence_penalty": 0.0},
+    {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1.0},
+    {"logprobs": False, "top_logprobs": 0, "echo": False, "store": False},
+    {"seed": None, "stop": None, "tools": None, "tool_choice": None, "max_tokens": None},
+    {"tool_choice": "auto", "parallel_tool_calls": True},
+    {"tool_choice": "none"},
+    {"stop": []},
+    {"user": "me", "metadata": {"a": "b"}, "service_tier": "auto"},
+]
+
+
+@pytest.mark.parametrize("given", NEUTRAL, ids=str)
+def test_what_changes_nothing_is_taken(given):
+    assert read(**given) == read()
+
+
+def test_what_is_honoured():
+    asked = read(temperature=0.3, max_tokens=9, stop=["a", "b"], tools=TOOLS, stream=True)
+    assert (asked.sampling.temperature, asked.sampling.max_tokens) == (0.3, 9)
+    assert (asked.sampling.stop, asked.stream, asked.include_usage) == (("a", "b"), True, False)
+    assert asked.tools == tuple(TOOLS)
+    assert read(max_tokens=900).sampling.max_tokens == 64
+    assert read(max_tokens=9, max_completion_tokens=7).sampling.max_tokens == 7
+    greedy = Sampling(max_tokens=4, temperature=0.0)
+    assert read(greedy, temperature=0).sampling == greedy
+
+
+def test_messages_are_read_as_the_template_sees_them():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert read_messages(
+        [
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+            {"role": "tool", "content": parts, "tool_call_id": "c", "name": "f"},
+            {"role": "assistant", "content": "x", "reasoning_content": "hm"},
+        ]
+    ) == (
+        Message(role="system", content="be brief"),
+        Message(role="user", content="a\nb"),
+        Message(
+            role="assistant",
+            content="",
+            tool_calls=(ToolCall(id="c", name="f", arguments="{}"),),
+        ),
+        Message(role="tool", content="a\nb", tool_call_id="c"),
+        Message(role="assistant", content="x", reasoning="hm"),
+    )
+
+
+async def test_the_client_gets_the_refusal_and_nothing_is_asked(serve):
+    rollout = serve("2")
+    async with client_of(rollout) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(model="policy", messages=ASK, n=2)
+        assert (caught.value.param, caught.value.code) == ("n", "unsupported_parameter")
+        with pytest.raises(openai.NotFoundError, match="has to be told to use chat completions"):
+            await client.responses.create(model="policy", input="hi")
+        with pytest.raises(openai.NotFoundError, match="there is no model 'other' here"):
+            await client.models.retrieve("other")
+        with pytest.raises(openai.BadRequestError, match="is not JSON"):
+            await client.post("/chat/completions", content=b"{", cast_to=object)
+    assert rollout.pool.prompts == []
+    assert rollout.policy.turns == []
+
+
+async def test_a_conversation_that_is_too_long_is_told_as_openai_tells_it(serve):
+    rollout = serve("2", max_model_len=13, sampling=Sampling(max_tokens=4))
+    async with client_of(rollout) as client:
+        reply = await client.chat.completions.create(model="policy", messages=ASK)
+        grown = [*ASK, {"role": "assistant", "content": "2"}, {"role": "user", "content": ""}]
+        assert reply.choices[0].message.content == "2"
+        shorter = await client.chat.completions.create(model="policy", messages=grown)
+        assert shorter.usage.completion_tokens == rollout.pool.sampling[1].max_tokens == 1
+        grown[-1]["content"] = "and then?"
+        with pytest.raises(openai.BadRequestError, match="max_model_len is 13") as caught:
+            await client.chat.completions.create(model="policy", messages=grown)
+    assert caught.value.code == "context_length_exceeded"
+
+
+async def test_what_the_template_refuses_is_the_callers_doing(serve):
+    rollout = serve("2")
+    async with client_of(rollout) as client:
+        answer = {"role": "tool", "tool_call_id": "c", "content": "3"}
+        with pytest.raises(
+            openai.BadRequestError, match="refuses a conversation of tool"
+        ) as caught:
+            await client.chat.completions.create(model="policy", messages=[answer])
+    assert caught.value.param == "messages"
