@@ -81,10 +81,9 @@ class Renderer:
         self, messages: Sequence[Message], *, tools: Tools = (), add_generation_prompt: bool
     ) -> str:
         """Return the template's text for `messages`; ConfigError where it refuses them."""
-        plain = [template_message(message, self.template) for message in messages]
         try:
             return self._tokenizer.apply_chat_template(
-                plain,
+                [self.plain(message) for message in messages],
                 tools=list(tools) or None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
@@ -96,6 +95,10 @@ class Renderer:
                 f"the model's chat template refuses a conversation of {roles}: {error}; change "
                 "what the environment sends, or set chat_template to a template that takes it"
             ) from None
+
+    def plain(self, message: Message) -> dict[str, Any]:
+        """Return `message` in the names by which the template reads it."""
+        return template_message(message, self.template)
 
     def encode(self, text: str) -> list[int]:
         """Tokenize rendered text; the template wrote the special tokens, so none is added."""
