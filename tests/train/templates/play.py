@@ -39,8 +39,8 @@ ADD_THEM: tuple[Call, ...] = (
 )
 ASKED = ("2+2=", "3+3=\n", "caf\u00e9 \U0001f600?")
 SCENARIOS: dict[str, tuple[Reply | str, ...]] = {
-    "multi": (ASKED[0], Reply(content="4"), ASKED[1], Reply(content="Six,\n\nsix."), ASKED[2],
-              Reply(content="\u4f60\u597d \U0001f600")),
+    "multi": (ASKED[0], Reply(content="4"), ASKED[1], Reply(content="Six,\n\nThe answer is 4."),
+              ASKED[2], Reply(content="\u4f60\u597d \U0001f600")),
     "cut": (ASKED[0], Reply(content="Nobody knows", lost=4), ASKED[1], Reply(content="6")),
     "tools": (ASKED[0], Reply(calls=ADD_THEM), "tool:4.5", Reply(content="4.5"), ASKED[1],
               Reply(content="6")),
@@ -89,7 +89,8 @@ def play(
         prompt = prompt_for(renderer, chains, messages, tools=tools)
         text = spell(family.write(one.thinking, one.content, one.calls))
         ids = tuple((tokenize or family.continue_with)(text))
-        ids = ids[: len(ids) - one.lost]
+        ends = [number for number, token in enumerate(ids) if token in renderer.stop_token_ids]
+        ids = ids[: max(1, min(len(ids) - one.lost, ends[0] + 1 if ends else len(ids)))]
         said = renderer.parse(ids, tools=tools, prompt=prompt)
         chains.append(Chain(prompt=prompt, completion_ids=ids, said=said))
         prompts.append(prompt)
