@@ -1,0 +1,19 @@
+"""Reading answers out of text: boxes, XML tags, thinking, JSON. Pure, and linear in its length."""
+
+from telescope_core.parsers.boxed import boxed_answer
+from telescope_core.parsers.json_values import as_model, json_values, last_json
+from telescope_core.parsers.thinking import Thinking, split_thinking, without_thinking
+from telescope_core.parsers.xml_tags import follows_xml_format, xml_fields, xml_tag
+
+__all__ = [
+    "Thinking",
+    "as_model",
+    "boxed_answer",
+    "follows_xml_format",
+    "json_values",
+    "last_json",
+    "split_thinking",
+    "without_thinking",
+    "xml_fields",
+    "xml_tag",
+]

@@ -1,0 +1,68 @@
+"""JSON objects and arrays in text, whether alone, in a code block or between sentences."""
+
+import json
+from typing import TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from telescope_core.types import JsonValue
+
+Model = TypeVar("Model", bound=BaseModel)
+JsonContainer = dict[str, JsonValue] | list[JsonValue]
+_MAX_TRIES = 10_000
+"""Brackets at which a value is looked for; text full of them is not worth more."""
+
+
+def json_values(text: str) -> list[JsonContainer]:
+    """Return the objects and arrays in `text`, outermost ones, in order.
+
+    NaN and infinities are not JSON. Text that is none is skipped; nothing is looked for after
+    brackets nested too deeply.
+    """
+    found: list[JsonContainer] = []
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    position = tries = 0
+    while tries < _MAX_TRIES:
+        found_at = (text.find(bracket, position) for bracket in "{[")
+        start = min((at for at in found_at if at >= 0), default=-1)
+        if start < 0:
+            break
+        tries += 1
+        try:
+            value, position = cast(tuple[JsonContainer, int], decoder.raw_decode(text, start))
+            found.append(value)
+        except ValueError:
+            position = start + 1
+        except RecursionError:
+            break
+    return found
+
+
+def last_json(text: str) -> JsonContainer | None:
+    """Return the last object or array in `text`; None when there is none."""
+    found = json_values(text)
+    return found[-1] if found else None
+
+
+def as_model(text: str, model: type[Model]) -> Model:
+    """Return the last object in `text` that fits `model`; raises ValueError when none does."""
+    objects = [value for value in json_values(text) if isinstance(value, dict)]
+    if not objects:
+        raise ValueError(f"expected a JSON object with {_fields(model)}, got {text[:200]!r}")
+    problem = ""
+    for value in reversed(objects):
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            problem = problem or f"{place}: {first['msg']}, got {first['input']!r:.80}"
+    raise ValueError(f"expected a JSON object with {_fields(model)}; {problem}")
+
+
+def _fields(model: type[BaseModel]) -> str:
+    return ", ".join(model.model_fields)
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,40 @@
+"""Answers in tags such as `<answer>42</answer>`, found as text: models write no real XML."""
+
+from collections.abc import Mapping, Sequence
+
+
+def xml_tag(text: str, name: str) -> str | None:
+    """Return what stands in the last whole `<name>...</name>`, without spaces around it.
+
+    None when there is none. Of tags within tags of the same name the innermost one counts.
+    """
+    opening, closing = f"<{name}>", f"</{name}>"
+    end = text.rfind(closing)
+    start = text.rfind(opening, 0, end) if end >= 0 else -1
+    if start < 0:
+        return None
+    start += len(opening)
+    return text[start : text.index(closing, start)].strip()
+
+
+def xml_fields(text: str, names: Sequence[str]) -> Mapping[str, str]:
+    """Return name -> content of the last tag of each name; absent ones are left out."""
+    found = {name: xml_tag(text, name) for name in names}
+    return {name: content for name, content in found.items() if content is not None}
+
+
+def follows_xml_format(text: str, names: Sequence[str]) -> bool:
+    """Whether `text` is exactly these tags, each once and in this order, with space between.
+
+    A reward of its own kind: it is worth the same whatever stands in the tags.
+    """
+    rest = text
+    for name in names:
+        opening, closing = f"<{name}>", f"</{name}>"
+        if text.count(opening) != 1 or text.count(closing) != 1:
+            return False
+        before, _, rest = rest.partition(opening)
+        if before.strip() or closing not in rest:
+            return False
+        rest = rest.partition(closing)[2]
+    return not rest.strip()
