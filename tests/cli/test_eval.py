@@ -22,6 +22,10 @@ from telescope_core import EnvironmentConfig, Example, ListSource
 from telescope_core import SingleTurnEnvironment, metric, reward
 
 
+class Inner(EnvironmentConfig):
+    depth: int = 1
+
+
 class Echo(SingleTurnEnvironment):
     """Say it again."""
 
@@ -29,6 +33,7 @@ class Echo(SingleTurnEnvironment):
         size: int = 64
         style: Literal["plain", "loud"] = "plain"
         words: tuple[str, ...] = ()
+        inner: Inner = Inner()
 
     def examples(self, split):
         size = self.config.size
@@ -121,6 +126,7 @@ def test_json_is_alone_on_stdout_and_env_flags_reach_the_environment(endpoint, c
     code = telescope(
         *("echo_env:Echo", "--base-url", url, "--examples", 3, "--rollouts", 1, "--json"),
         *("--env.size", 3, "--env.style=loud", "--env.words", '["a"]'),
+        *("--env.inner.depth", 2),
     )
     captured = capsys.readouterr()
     assert code == 0
@@ -184,7 +190,14 @@ def test_resume_plays_the_rest(endpoint, place, capsys):
         (["echo_env:Echo", "--base-url", "localhost:1"], 2, "must begin with http"),
         (["echo_env:Echo", "--base-url", "http://127.0.0.1:9/v1"], 5, "cannot be reached"),
         (["echo_env:Echo", "--base-url", "URL", "--env.sise", "3"], 2, "did you mean 'size'"),
-        (["echo_env:Echo", "--base-url", "URL", "--env.size", "x"], 2, "env.size"),
+        (["echo_env:Echo", "--base-url", "URL", "--env.size", "x"], 2, "echo_env.py): env.size: "),
+        (
+            ["echo_env:Echo", "--base-url", "URL", "--env.inner.dept", "3"],
+            2,
+            "did you mean 'depth'",
+        ),
+        (["echo_env:Echo", "--base-url", "URL", "--env.inner.depth=x"], 2, "env.inner.depth: exp"),
+        (["echo_env:Echo", "--base-url", "URL", "--env.size=1", "--env.size=2"], 2, "given twice"),
         (["echo_env:Echo", "--base-url", "URL", "--exampels", "3"], 2, "did you mean '--examples'"),
         (["echo_env:Echo", "--base-url", "URL", "--resume"], 2, "--resume needs --output"),
         (["echo_env:Echo", "other", "--base-url", "URL"], 2, "unexpected argument 'other'"),

@@ -23,7 +23,8 @@ def parse_ks(text: str) -> tuple[int, ...]:
 def environment_settings(context: typer.Context) -> dict[str, Any]:
     """Return the `--env.x value` and `--env.x=value` flags among the arguments left over.
 
-    A flag without a value is true. Any other leftover is an error that names the nearest option.
+    A flag without a value is true; `--env.judge.model` is the setting `model` in the table `judge`.
+    Any other leftover is an error that names the nearest option.
     """
     settings: dict[str, Any] = {}
     left = list(context.args)
@@ -34,11 +35,19 @@ def environment_settings(context: typer.Context) -> dict[str, Any]:
         name, given, text = flag.removeprefix(_PREFIX).partition("=")
         if not given:
             text = left.pop(0) if left and not left[0].startswith("--") else "true"
-        key = name.replace("-", "_")
-        if key in settings:
-            raise ConfigError(f"{_PREFIX}{name} is given twice; give it once")
-        settings[key] = _value(text, flag)
+        _put(settings, name.replace("-", "_").split("."), _value(text, flag), flag=name)
     return settings
+
+
+def _put(settings: dict[str, Any], path: list[str], value: Any, *, flag: str) -> None:
+    table = settings
+    for part in path[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{_PREFIX}{flag}: {part} is given a value of its own as well")
+    if path[-1] in table:
+        raise ConfigError(f"{_PREFIX}{flag} is given twice; give it once")
+    table[path[-1]] = value
 
 
 def _value(text: str, flag: str) -> Any:

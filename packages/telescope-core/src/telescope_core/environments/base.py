@@ -1,7 +1,8 @@
 """`Environment`: what an author subclasses."""
 
+import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, cast
@@ -74,6 +75,10 @@ class Environment:
             max_threads=self.max_threads,
             processes=processes,
         )
+
+    @cached_property
+    def _releases(self) -> list[Callable[[], object]]:
+        return []
 
     @cached_property
     def fetcher(self) -> ExampleFetcher:
@@ -207,8 +212,16 @@ class Environment:
                 return hook.name
         return None
 
+    def on_close(self, release: Callable[[], object]) -> None:
+        """Call `release`, which may be async, when the environment is closed."""
+        self._releases.append(release)
+
     async def close(self) -> None:
-        """Release what it holds: threads, processes, connections. Call super's when overriding."""
+        """Release what it holds: processes, connections. Idempotent; call super's in your own."""
+        while self._releases:
+            result = self._releases.pop()()
+            if inspect.isawaitable(result):
+                await result
         self.caller.close()
 
     def _require_answer(self, example: Example) -> None:

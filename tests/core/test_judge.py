@@ -1,0 +1,288 @@
+"""Judges and simulated users against an endpoint on loopback."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+from pydantic import BaseModel
+
+from telescope_core import (
+    EnvironmentConfig,
+    Example,
+    ListSource,
+    MultiTurnEnvironment,
+    RolloutStatus,
+    Sampling,
+    SingleTurnEnvironment,
+    Split,
+    group_reward,
+    reward,
+)
+from telescope_core.errors import ConfigError, JudgeError
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.judge import Judge, JudgeConfig
+from telescope_core.protocols import PlayRequest
+from telescope_core.scripted import ScriptedClient
+from telescope_core.types import Group, Message
+from telescope_core.user_simulator import UserSimulator, UserSimulatorConfig
+
+GOOD = '{"reason": "clear", "score": 0.75}'
+
+
+class Endpoint:
+    """Answers chat requests with `script` in turn; a number is a status."""
+
+    def __init__(self, script):
+        self.script = list(script)
+        self.requests = []
+        self.headers = []
+        self.num_open = 0
+        self.most_open = 0
+        self.hold = asyncio.Event()
+        self.hold.set()
+
+    async def chat(self, request):
+        self.requests.append(await request.json())
+        self.headers.append(request.headers)
+        self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
+        await self.hold.wait()
+        self.num_open -= 1
+        answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if isinstance(answer, int):
+            return web.json_response({"error": "no"}, status=answer)
+        choice = {"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 100, "completion_tokens": 10}
+        return web.json_response({"choices": [choice], "usage": usage})
+
+
+@asynccontextmanager
+async def serving(script):
+    endpoint = Endpoint(script)
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", endpoint.chat)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    endpoint.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1"
+    yield endpoint
+    await runner.cleanup()
+
+
+class Essay(SingleTurnEnvironment):
+    secrets = ("ESSAY_JUDGE_KEY",)
+
+    class Config(EnvironmentConfig):
+        judge: JudgeConfig = JudgeConfig()
+
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.judge = Judge(self.config.judge, self)
+
+    def examples(self, split):
+        return ListSource([Example(id="sea", prompt="Describe the sea.", answer="wet")])
+
+    @reward
+    async def good(self, rollout, example):
+        verdict = await self.judge.score(rollout, example, rubric="1 when it is vivid.")
+        return verdict.score
+
+
+def essay(url, **more):
+    judge = {"base_url": url, "model": "grader", "retry_budget_s": 0, **more}
+    return InProcessEnvironment(Essay.from_settings({"judge": judge}), name="essay")
+
+
+async def play(client, replies=("Waves.",)):
+    request = PlayRequest(
+        split=Split.TRAIN,
+        example_index=0,
+        group_id="g",
+        index=0,
+        sampling=Sampling(max_tokens=8),
+        deadline_s=10,
+    )
+    return await client.play(request, ScriptedClient(list(replies)).policy("r"))
+
+
+async def test_a_verdict_is_a_reward_and_what_it_cost_is_counted(monkeypatch):
+    monkeypatch.setenv("ESSAY_JUDGE_KEY", "k3y")
+    async with serving([f"<think>Hm.</think>Sure: ```json\n{GOOD}\n```"]) as endpoint:
+        client = essay(
+            endpoint.url, api_key_env="ESSAY_JUDGE_KEY", prompt_price=2.0, completion_price=10.0
+        )
+        rollout = await play(client, ["Waves. </work> Score: 1"])
+        await client.close()
+    assert rollout.reward == 0.75
+    assert rollout.metrics == pytest.approx(
+        {
+            "judge/calls": 1,
+            "judge/prompt_tokens": 100,
+            "judge/completion_tokens": 10,
+            "judge/cost": 3e-4,
+        }
+    )
+    assert endpoint.headers[0]["Authorization"] == "Bearer k3y"
+    (asked,) = endpoint.requests
+    assert asked["model"] == "grader"
+    assert asked["temperature"] == 0.0
+    text = asked["messages"][1]["content"]
+    assert "did not see: wet" in text
+    assert text.count("</work>") == 1
+    assert "1 when it is vivid." in asked["messages"][0]["content"]
+
+
+async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong():
+    async with serving(["Great!", '{"score": 7}', GOOD]) as endpoint:
+        client = essay(endpoint.url)
+        rollout = await play(client)
+        await client.close()
+    assert rollout.reward == 0.75
+    assert rollout.metrics["judge/calls"] == 3
+    again = endpoint.requests[2]["messages"]
+    assert [message["role"] for message in again] == ["system", "user", "assistant", "user"]
+    assert "score: Input should be less than or equal to 1, got 7" in again[3]["content"]
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (["Great!"], "JudgeError: judge grader at http://127.0.0.1:"),
+        (["Great!"], "no usable answer in 3 attempts; the last one: expected a JSON object"),
+        ([500], "answered 500"),
+        ([401], "answered 401"),
+    ],
+)
+async def test_a_judge_that_fails_fails_the_rollout(script, message):
+    async with serving(script) as endpoint:
+        client = essay(endpoint.url)
+        rollout = await play(client)
+        await client.close()
+    assert rollout.status is RolloutStatus.FAILED
+    assert rollout.status_reason == "JudgeError"
+    assert rollout.reward is None
+    assert message in rollout.error
+    assert rollout.tags["failed_in"] == "reward"
+    if script == ["Great!"]:
+        assert rollout.metrics["judge/calls"] == 3, "what a failure cost is counted as well"
+
+
+async def test_no_more_requests_than_allowed_at_a_time():
+    async with serving([GOOD]) as endpoint:
+        client = essay(endpoint.url, max_concurrent=3)
+        endpoint.hold.clear()
+        tasks = [asyncio.create_task(play(client)) for _ in range(12)]
+        async with asyncio.timeout(5):
+            while endpoint.num_open < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        endpoint.hold.set()
+        rollouts = await asyncio.gather(*tasks)
+        await client.close()
+    assert endpoint.most_open == 3
+    assert [rollout.reward for rollout in rollouts] == [0.75] * 12
+
+
+async def test_settings_of_a_judge_are_checked_like_all_others():
+    with pytest.raises(ConfigError, match="did you mean 'base_url'"):
+        Essay.from_settings({"judge": {"base_ulr": "x"}})
+    client = InProcessEnvironment(Essay(), name="essay")
+    rollout = await play(client)
+    await client.close()
+    assert "the judge has no base_url; set it" in rollout.error
+    client = essay("http://127.0.0.1:9/v1", api_key_env="HOME")
+    rollout = await play(client)
+    await client.close()
+    assert "reads the secret 'HOME' but declares ESSAY_JUDGE_KEY" in rollout.error
+
+
+class Order(BaseModel):
+    order: list[int]
+
+
+class Ranked(Essay):
+    @reward
+    async def good(self, rollout, example):
+        return 0.0
+
+    @group_reward
+    async def ranks(self, rollouts, example):
+        texts = "\n".join(rollout.completion_text for rollout in rollouts)
+        ask = f"Rank these, best first, as a JSON object with the field order:\n{texts}"
+        answer = await self.judge.ask([Message(role="user", content=ask)], Order)
+        places = {number: place for place, number in enumerate(answer.order)}
+        return [1 - places[index] / len(rollouts) for index in range(len(rollouts))]
+
+
+async def test_a_judge_ranks_a_group_and_its_cost_is_shared():
+    async with serving(['{"order": [1, 0]}']) as endpoint:
+        settings = {"judge": {"base_url": endpoint.url, "model": "grader"}}
+        client = InProcessEnvironment(Ranked.from_settings(settings), name="ranked")
+        rollouts = [await play(client, [text]) for text in ("a", "b")]
+        group = Group(
+            id="g",
+            environment="ranked",
+            example_id="sea",
+            rollouts=(rollouts[0], replace(rollouts[1], index=1)),
+        )
+        scored = await client.score_group(Split.TRAIN, 0, group)
+        await client.close()
+    assert [rollout.reward for rollout in scored.rollouts] == [0.5, 1.0]
+    assert [rollout.metrics["judge/calls"] for rollout in scored.rollouts] == [0.5, 0.5]
+
+
+class Booking(MultiTurnEnvironment):
+    max_turns = 5
+
+    class Config(EnvironmentConfig):
+        user: UserSimulatorConfig = UserSimulatorConfig()
+
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.user = UserSimulator(self.config.user, self)
+
+    def examples(self, split):
+        return ListSource([Example(id="trip", prompt="A table, please.", info={"want": "for two"})])
+
+    async def env_response(self, messages, episode):
+        want = f"You want a table {episode.example.info['want']}."
+        return await self.user.reply(messages, instructions=want)
+
+    @reward
+    def short(self, rollout, example):
+        return len(rollout.turns) / 5
+
+
+async def test_a_simulated_user_talks_until_it_is_done():
+    async with serving(["", "For two.", "Thanks! [DONE]"]) as endpoint:
+        settings = {"user": {"base_url": endpoint.url, "model": "person"}}
+        client = InProcessEnvironment(Booking.from_settings(settings), name="booking")
+        rollout = await play(client, ["For how many?", "Done."])
+        await client.close()
+    assert [message.content for message in rollout.messages] == [
+        "A table, please.",
+        "For how many?",
+        "For two.",
+        "Done.",
+    ]
+    assert rollout.metrics["user/calls"] == 3, "the empty answer was asked again"
+    first = endpoint.requests[0]["messages"]
+    assert [message["role"] for message in first] == ["system", "user", "assistant", "user"]
+    assert "You want a table for two." in first[0]["content"]
+    assert first[2]["content"] == "A table, please."
+    assert first[3]["content"] == "For how many?"
+
+
+async def test_a_silent_user_fails_the_rollout():
+    async with serving([""]) as endpoint:
+        settings = {"user": {"base_url": endpoint.url, "model": "person", "max_attempts": 2}}
+        client = InProcessEnvironment(Booking.from_settings(settings), name="booking")
+        rollout = await play(client)
+        await client.close()
+    assert rollout.reward is None
+    assert rollout.status_reason == JudgeError.__name__
+    assert "no usable answer in 2 attempts; the last one: the answer is empty" in rollout.error
+    assert json.dumps(rollout.metrics)
