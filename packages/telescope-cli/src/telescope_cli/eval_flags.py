@@ -1,7 +1,7 @@
 """The flags of `telescope eval` that typer does not know: `--env.x value`, and lists of k."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import typer
 
@@ -42,9 +42,10 @@ def environment_settings(context: typer.Context) -> dict[str, Any]:
 def _put(settings: dict[str, Any], path: list[str], value: Any, *, flag: str) -> None:
     table = settings
     for part in path[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
+        inner: object = table.setdefault(part, {})
+        if not isinstance(inner, dict):
             raise ConfigError(f"{_PREFIX}{flag}: {part} is given a value of its own as well")
+        table = cast(dict[str, Any], inner)
     if path[-1] in table:
         raise ConfigError(f"{_PREFIX}{flag} is given twice; give it once")
     table[path[-1]] = value
