@@ -14,7 +14,7 @@ from cases import ALGORITHMS, LIMIT, forms_of, loss_of, section_of, terms_of, we
 from slow import Rollout, Token
 
 from telescope_train.algorithms.kl import kl_estimate
-from telescope_train.algorithms.terms import shared_metrics
+from telescope_train.algorithms.terms import Terms, shared_metrics
 from telescope_train.config.schema import AlgorithmSection
 from telescope_train.metrics import metric_row, reduce_metrics
 
@@ -225,3 +225,42 @@ def test_losses_are_linear_in_the_advantage(algorithm):
     section = AlgorithmSection(algorithm=algorithm)
     once, threefold = (terms_of(rollouts, [2.0 * k, -1.0 * k]) for k in (1, 3))
     torch.testing.assert_close(gradient(threefold, section), 3 * gradient(once, section))
+
+
+@pytest.mark.parametrize("form", ["clip", "clip_dual", "clip_wide"])
+def test_slopes_written_by_hand_are_derivatives(form):
+    _assert_derivative(section_of("grpo", form))
+
+
+def test_the_slope_of_sapo_is_the_derivative():
+    _assert_derivative(section_of("sapo", "taus"))
+
+
+def _assert_derivative(section: AlgorithmSection) -> None:
+    rollouts = far_apart(0.05, -0.05, 0.4, -0.4, 1.7, -1.7, 3.0) * 2
+    terms = terms_of(rollouts, [1.5] * 7 + [-0.5] * 7)
+
+    def loss(logprobs_T: torch.Tensor) -> torch.Tensor:
+        return loss_of(section)(replace(terms, logprobs_T=logprobs_T)).loss_T
+
+    assert torch.autograd.gradcheck(loss, terms.logprobs_T)
+
+
+def test_a_token_that_no_float_can_weigh_has_no_gradient():
+    terms = terms_of(far_apart(79.0, 81.0, 700.0), [-1.0] * 3, torch.float32)
+    slopes = gradient(terms, section_of("grpo", "clip")).tolist()
+    assert slopes == [pytest.approx(math.exp(79.0), rel=1e-4), 0.0, 0.0]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_loss_leaves_its_inputs_as_they_were(algorithm):
+    """Losses and metrics work in place: on memory of their own, whatever the dtype."""
+    for dtype in (torch.float32, torch.float64):
+        terms = terms_of(far_apart(0.4, -0.2, 3.0, -90.0), [1.5, -1.0, -2.0, 0.5], dtype)
+        columns = {name: getattr(terms, name) for name in Terms.__slots__}
+        before = {name: value.detach().clone() for name, value in columns.items()}
+        for form in forms_of(algorithm):
+            gradient(terms, section_of(algorithm, form))
+            shared_metrics(terms, same_version_T=terms.mask_T)
+            for name, value in columns.items():
+                assert torch.equal(value, before[name]), (form, name)

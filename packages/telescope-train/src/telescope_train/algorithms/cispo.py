@@ -10,9 +10,9 @@ would cut the gradient of unlikely tokens, which this loss is there to keep.
 from typing import TYPE_CHECKING
 
 from telescope_train.algorithms.advantages import normalised
-from telescope_train.algorithms.ratios import clip_range, log_ratios
+from telescope_train.algorithms.ratios import clip_range, ratios
 from telescope_train.algorithms.record import Algorithm
-from telescope_train.algorithms.terms import Terms, TokenLoss, metric_sums
+from telescope_train.algorithms.terms import Terms, TokenLoss, above, below, metric_sums
 
 if TYPE_CHECKING:
     from telescope_train.config.algorithm_section import AlgorithmSection
@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 def loss(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
     """Return the weighted policy gradient of each token and how many weights were clipped."""
-    ratios_T = log_ratios(terms, config).detach().exp()
+    ratios_T = ratios(terms, config)
     low, high = clip_range(config)
-    clipped = {"clip_fraction/low": ratios_T < low, "clip_fraction/high": ratios_T > high}
+    clipped = {
+        "clip_fraction/low": below(ratios_T, low),
+        "clip_fraction/high": above(ratios_T, high),
+    }
+    weights_T = ratios_T.clamp_(low, high).mul_(terms.advantages_T).neg_()
     return TokenLoss(
-        loss_T=-ratios_T.clamp(low, high) * terms.advantages_T * terms.logprobs_T,
+        loss_T=weights_T * terms.logprobs_T,
         metrics=metric_sums(clipped, terms.mask_T),
     )
 

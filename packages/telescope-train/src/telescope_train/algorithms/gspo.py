@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 def loss(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
     """Return the clipped surrogate of each token, all tokens of a sequence at one ratio."""
     mean_T = sequence_mean(log_ratios(terms, config).detach(), terms)
-    log_ratios_T = mean_T + (terms.logprobs_T - terms.logprobs_T.detach())
-    return clipped_surrogate(log_ratios_T.exp(), terms, config)
+    return clipped_surrogate(mean_T.exp(), terms, config)
 
 
 ALGORITHM = Algorithm(

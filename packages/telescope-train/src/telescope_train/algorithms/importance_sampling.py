@@ -12,7 +12,7 @@ Deviation: x is first cut to +-tis_logprob_clamp.
 from typing import TYPE_CHECKING, NamedTuple
 
 from telescope_train.algorithms.ratios import proximal_logprobs
-from telescope_train.algorithms.terms import Terms
+from telescope_train.algorithms.terms import Terms, above, below
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,20 +31,19 @@ class Correction(NamedTuple):
 def tis_weights(terms: Terms, config: "AlgorithmSection", *, has_ratio: bool) -> Correction:
     """Return the weights of `use_tis`; `has_ratio`: the loss has a ratio to p of its own."""
     newer_T = proximal_logprobs(terms, config) if has_ratio else terms.logprobs_T.detach()
-    log_weights_T = terms.difference(newer_T, terms.behavior_logprobs_T)
     limit = config.tis_logprob_clamp
-    weights_T = log_weights_T.clamp(-limit, limit).exp()
-    above_T = weights_T > config.tis_cap
+    weights_T = terms.difference(newer_T, terms.behavior_logprobs_T).clamp_(-limit, limit).exp_()
+    is_above_T = above(weights_T, config.tis_cap)
     if config.tis_mode == "truncate":
-        return Correction(weights_T.clamp(max=config.tis_cap), {"tis/capped_fraction": above_T})
-    is_out_T = above_T | (weights_T < config.tis_floor)
-    return Correction(weights_T.masked_fill(is_out_T, 0.0), {"tis/masked_fraction": is_out_T})
+        return Correction(weights_T.clamp_(max=config.tis_cap), {"tis/capped_fraction": is_above_T})
+    is_out_T = is_above_T.add_(below(weights_T, config.tis_floor))
+    return Correction(weights_T.mul_(1 - is_out_T), {"tis/masked_fraction": is_out_T})
 
 
 def behavior_weights(terms: Terms, config: "AlgorithmSection") -> Correction:
     """Return the weights of `use_decoupled_loss`."""
     proximal_T = proximal_logprobs(terms, config)
-    weights_T = terms.difference(proximal_T, terms.behavior_logprobs_T).exp()
-    is_out_T = weights_T > config.behave_imp_weight_cap
+    weights_T = terms.difference(proximal_T, terms.behavior_logprobs_T).exp_()
+    is_out_T = above(weights_T, config.behave_imp_weight_cap)
     metrics = {"behave_imp_weight/capped_fraction": is_out_T}
-    return Correction(weights_T.masked_fill(is_out_T, 0.0), metrics)
+    return Correction(weights_T.mul_(1 - is_out_T), metrics)

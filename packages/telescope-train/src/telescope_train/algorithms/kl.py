@@ -12,7 +12,7 @@ in the mean, so it pulls nowhere; that of k3 is the gradient of KL(reference, po
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from telescope_core.errors import unknown_name
-from telescope_train.algorithms.terms import MAX_LOG_RATIO, Terms
+from telescope_train.algorithms.terms import MAX_LOG_RATIO, Terms, all_true
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,5 +34,7 @@ def kl_estimate(difference_T: "Tensor", estimator: Estimator) -> "Tensor":
 def reference_kl(terms: Terms, estimator: Estimator) -> "Tensor":
     """Return [T] the estimate against the reference model; differentiable."""
     assert terms.reference_logprobs_T is not None, "the batch lacks the reference's log-probs"
-    difference_T = (terms.logprobs_T - terms.reference_logprobs_T).masked_fill(~terms.mask_T, 0.0)
+    difference_T = terms.logprobs_T - terms.reference_logprobs_T
+    if not all_true(terms.mask_T):
+        difference_T = difference_T.masked_fill(~terms.mask_T, 0.0)
     return kl_estimate(difference_T, estimator)

@@ -17,7 +17,7 @@ from telescope_train.algorithms.importance_sampling import (
 from telescope_train.algorithms.kl import reference_kl
 from telescope_train.algorithms.record import Algorithm, load_algorithm
 from telescope_train.algorithms.sequence_masking import sequence_mask
-from telescope_train.algorithms.terms import Terms, TokenLoss, metric_sums
+from telescope_train.algorithms.terms import Terms, TokenLoss, all_true, metric_sums
 from telescope_train.weighting import Weighting
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def objective(terms: Terms, *, algorithm: Algorithm, config: "AlgorithmSection")
         bonus_T = config.entropy_coef * terms.entropy_T
         loss_T, values["loss/entropy"] = loss_T - bonus_T, -bonus_T
     return TokenLoss(
-        loss_T=loss_T.masked_fill(~terms.mask_T, 0.0),
+        loss_T=loss_T if all_true(terms.mask_T) else loss_T.masked_fill(~terms.mask_T, 0.0),
         metrics={**policy.metrics, **metric_sums(values, terms.mask_T)},
     )
 

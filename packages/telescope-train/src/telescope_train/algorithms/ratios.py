@@ -29,9 +29,19 @@ def log_ratios(terms: Terms, config: "AlgorithmSection") -> "Tensor":
 
     Differentiable, and always small enough for exp().
     """
+    return terms.difference(terms.logprobs_T, _compared_with(terms, config))
+
+
+def ratios(terms: Terms, config: "AlgorithmSection") -> "Tensor":
+    """Return [T] exp() of `log_ratios`, without a gradient, in memory of its own."""
+    against_T = _compared_with(terms, config)
+    return terms.difference(terms.logprobs_T.detach(), against_T).exp_()
+
+
+def _compared_with(terms: Terms, config: "AlgorithmSection") -> "Tensor":
     if config.use_decoupled_loss or config.ppo_clip_ref_logprobs == "batch":
-        return terms.difference(terms.logprobs_T, proximal_logprobs(terms, config))
-    return terms.log_ratios_T
+        return proximal_logprobs(terms, config)
+    return terms.behavior_logprobs_T
 
 
 def proximal_logprobs(terms: Terms, config: "AlgorithmSection") -> "Tensor":
@@ -51,4 +61,4 @@ def sequence_mean(values_T: "Tensor", terms: Terms) -> "Tensor":
     num = int(ids_T.max()) + 1 if ids_T.numel() else 0
     sums_N = values_T.new_zeros(num).index_add(0, ids_T, values_T * kept_T)
     counts_N = kept_T.new_zeros(num).index_add(0, ids_T, kept_T)
-    return (sums_N / counts_N.clamp(min=1.0))[ids_T]
+    return (sums_N / counts_N.clamp(min=1.0)).index_select(0, ids_T)

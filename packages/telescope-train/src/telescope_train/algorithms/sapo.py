@@ -9,9 +9,10 @@ has slope 1 at u = 1, so the on-policy gradient is the plain one. Each sequence 
 from typing import TYPE_CHECKING
 
 from telescope_train.algorithms.advantages import normalised
-from telescope_train.algorithms.ratios import log_ratios
+from telescope_train.algorithms.policy_gradient import with_slope
+from telescope_train.algorithms.ratios import ratios
 from telescope_train.algorithms.record import Algorithm
-from telescope_train.algorithms.terms import Terms, TokenLoss
+from telescope_train.algorithms.terms import Terms, TokenLoss, above
 
 if TYPE_CHECKING:
     from telescope_train.config.algorithm_section import AlgorithmSection
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 
 def loss(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
     """Return the gated surrogate of each token."""
-    ratios_T, advantages_T = log_ratios(terms, config).exp(), terms.advantages_T
-    positive_T = advantages_T.new_full((), config.sapo_tau_pos)
-    tau_T = positive_T.where(advantages_T > 0, config.sapo_tau_neg)
-    gate_T = (tau_T * (ratios_T - 1)).sigmoid() * (4 / tau_T)
-    return TokenLoss(loss_T=-gate_T * advantages_T)
+    ratios_T, advantages_T = ratios(terms, config), terms.advantages_T
+    negative, positive = config.sapo_tau_neg, config.sapo_tau_pos
+    tau_T = above(advantages_T, 0.0).mul_(positive - negative).add_(negative)
+    gate_T = (ratios_T - 1).mul_(tau_T).sigmoid_()
+    loss_T = -4 * advantages_T * gate_T
+    slope_T = loss_T * (1 - gate_T) * ratios_T
+    return TokenLoss(loss_T=with_slope(loss_T / tau_T, slope_T, terms))
 
 
 ALGORITHM = Algorithm(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from telescope_train.algorithms.importance_sampling import Correction
 from telescope_train.algorithms.ratios import sequence_mean
-from telescope_train.algorithms.terms import Terms
+from telescope_train.algorithms.terms import Terms, above, below
 
 if TYPE_CHECKING:
     from telescope_train.config.algorithm_section import AlgorithmSection
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 def sequence_mask(terms: Terms, config: "AlgorithmSection") -> Correction:
     """Return 0 for the tokens of masked samples, else 1."""
-    ratios_T = sequence_mean(terms.log_ratios_T.detach(), terms).exp()
-    is_out_T = (ratios_T < config.seq_is_mask_low) | (ratios_T > config.seq_is_mask_high)
-    return Correction((~is_out_T).to(ratios_T.dtype), {"seq_is_mask/fraction": is_out_T})
+    ratios_T = sequence_mean(terms.log_ratios_T.detach(), terms).exp_()
+    low, high = config.seq_is_mask_low, config.seq_is_mask_high
+    is_out_T = below(ratios_T, low).add_(above(ratios_T, high))
+    return Correction(1 - is_out_T, {"seq_is_mask/fraction": is_out_T})

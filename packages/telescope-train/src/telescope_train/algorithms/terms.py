@@ -6,9 +6,10 @@ multiplies by the weights and sums.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
-from telescope_train.metrics import MetricSum, MetricSums
+from telescope_train.metrics import SPREAD, MetricSum, MetricSums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +45,7 @@ class Terms:
 
     def difference(self, of_T: "Tensor", to_T: "Tensor") -> "Tensor":
         """Return of_T - to_T, held within what exp() can take."""
-        return (of_T - to_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        return (of_T - to_T).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +57,37 @@ class TokenLoss:
     metrics: MetricSums = field(default_factory=dict[str, MetricSum])
 
 
+def above(values_T: "Tensor", limit: float) -> "Tensor":
+    """Return [T] 1 where a value is above `limit`, else 0, as floats.
+
+    Comparing to a bool tensor, and where() with it, take four to forty times as long on a CPU.
+    """
+    return values_T.detach().clone().gt_(limit)
+
+
+def below(values_T: "Tensor", limit: float) -> "Tensor":
+    """Return [T] 1 where a value is below `limit`, else 0, as floats."""
+    return values_T.detach().clone().lt_(limit)
+
+
+def all_true(mask_T: "Tensor") -> bool:
+    """Return whether no token is left out, which is the rule in training."""
+    import torch
+
+    return bool(mask_T.view(torch.uint8).all())  # 20 times as fast as all() of bools
+
+
 def metric_sums(values: "Mapping[str, Tensor]", mask_T: "Tensor") -> dict[str, MetricSum]:
     """Sum each `[T]` of `values` where the mask is True, with one copy to the host for all.
 
-    A bool counts as 0 or 1.
+    A bool counts as 0 or 1. Lowest and highest are looked for where they are shown: `SPREAD`.
     """
     if not values:
         return {}
     import torch
 
-    is_whole = bool(mask_T.all())
-    rows = [_row(value.detach(), None if is_whole else mask_T) for value in values.values()]
+    kept_T = None if all_true(mask_T) else mask_T
+    rows = [_row(value.detach(), kept_T, name in SPREAD) for name, value in values.items()]
     return {
         name: MetricSum(total=total, count=count, lowest=lowest, highest=highest)
         for name, (total, count, lowest, highest) in zip(
@@ -75,10 +96,10 @@ def metric_sums(values: "Mapping[str, Tensor]", mask_T: "Tensor") -> dict[str, M
     }
 
 
-def _row(value_T: "Tensor", mask_T: "Tensor | None") -> "Tensor":
-    """Return total, count, lowest and highest; the last two infinite where nothing counts.
+def _row(value_T: "Tensor", mask_T: "Tensor | None", has_spread: bool) -> "Tensor":
+    """Return total, count, lowest and highest; no mask = all count.
 
-    No mask = all count, which is the rule in training and several times faster.
+    The last two are infinite where nothing counts, and the other way round where nobody asks.
     """
     import torch
 
@@ -86,11 +107,9 @@ def _row(value_T: "Tensor", mask_T: "Tensor | None") -> "Tensor":
     count = torch.tensor(kept_T.numel(), dtype=torch.float64, device=kept_T.device)
     if not kept_T.numel():
         return torch.tensor([0, 0, torch.inf, -torch.inf], dtype=torch.float64).to(kept_T.device)
-    if kept_T.dtype == torch.bool:
-        total = kept_T.count_nonzero().double()
-        return torch.stack([total, count, (total == count).double(), (total > 0).double()])
-    lowest, highest = kept_T.aminmax()
-    return torch.stack([kept_T.sum().double(), count, lowest.double(), highest.double()])
+    total = kept_T.count_nonzero() if kept_T.dtype == torch.bool else kept_T.sum()
+    bounds = torch.stack(kept_T.aminmax()) if has_spread else count.new_tensor([-inf, inf])
+    return torch.cat([torch.stack([total.double(), count]), bounds.double()])
 
 
 def shared_metrics(terms: Terms, *, same_version_T: "Tensor") -> MetricSums:
@@ -102,22 +121,22 @@ def shared_metrics(terms: Terms, *, same_version_T: "Tensor") -> MetricSums:
     `mismatch` = |l - b| and `mismatch/k3`: how far the trainer and the engine are apart on tokens
     of the version being trained (`same_version_T`), where they should agree.
     """
-    log_ratios_T = terms.log_ratios_T.detach()
+    policy_T = terms.logprobs_T.detach()
+    log_ratios_T = terms.difference(policy_T, terms.behavior_logprobs_T)
     ratios_T = log_ratios_T.exp()
-    everywhere = {"importance_weight": ratios_T, "entropy": terms.entropy_T}
+    sums = {"importance_weight": ratios_T, "entropy": terms.entropy_T}
     if terms.proximal_logprobs_T is not None:
         proximal_T = terms.proximal_logprobs_T
-        drift_T = terms.difference(terms.logprobs_T.detach(), proximal_T)
-        behave_T = terms.difference(proximal_T, terms.behavior_logprobs_T)
-        everywhere |= {"importance_weight": drift_T.exp(), "behave_imp_weight": behave_T.exp()}
+        sums["importance_weight"] = terms.difference(policy_T, proximal_T).exp_()
+        behave_T = terms.difference(proximal_T, terms.behavior_logprobs_T).exp_()
+        sums["behave_imp_weight"] = behave_T
     if terms.reference_logprobs_T is not None:
-        gap_T = terms.difference(terms.reference_logprobs_T, terms.logprobs_T.detach())
-        everywhere["kl/reference"] = gap_T.expm1() - gap_T
-    sample_size = {
-        "effective_sample_size/weight": ratios_T,
-        "effective_sample_size/square": ratios_T.double().square(),
+        gap_T = terms.difference(terms.reference_logprobs_T, policy_T)
+        sums["kl/reference"] = gap_T.expm1().sub_(gap_T)
+    sums["effective_sample_size/weight"] = ratios_T
+    sums["effective_sample_size/square"] = ratios_T.double().square()
+    engine = {
+        "mismatch": log_ratios_T.abs(),
+        "mismatch/k3": log_ratios_T.expm1().sub_(log_ratios_T),
     }
-    engine = {"mismatch": log_ratios_T.abs(), "mismatch/k3": log_ratios_T.expm1() - log_ratios_T}
-    return metric_sums(everywhere | sample_size, terms.mask_T) | metric_sums(
-        engine, terms.mask_T & same_version_T
-    )
+    return metric_sums(sums, terms.mask_T) | metric_sums(engine, terms.mask_T & same_version_T)
