@@ -399,6 +399,21 @@ async def test_a_blocked_loop_is_noticed_and_the_culprit_named(caplog):
     assert "time.sleep(0.6)" in warning
 
 
+async def test_a_loop_with_too_much_to_do_accuses_nobody():
+    async def short():
+        time.sleep(0.001)  # noqa: ASYNC251
+
+    blocks = []
+    watch = LoopWatch(threshold_s=0.3, on_block=blocks.append)
+    watch.start()
+    await asyncio.sleep(0)
+    await asyncio.gather(*(short() for _ in range(600)))
+    await asyncio.sleep(0.1)
+    watch.stop()
+    assert watch.longest_s > 0.3
+    assert blocks == []
+
+
 async def test_a_loop_that_is_only_busy_awaiting_is_not_accused():
     blocks = []
     watch = LoopWatch(threshold_s=0.05, on_block=blocks.append)

@@ -48,7 +48,7 @@ def _values(found: object, method: object, expected: int) -> list[float]:
             f"{what} must return a list of {expected} numbers, one for each rollout it was given, "
             f"got {found!r:.80}"
         )
-    return [as_number(value, what=f"each value of {what}") for value in values]
+    return [as_number(value, what=lambda: f"each value of {what}") for value in values]
 
 
 def _plus(metrics: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:

@@ -55,6 +55,9 @@ class HttpPool:
     """
 
     def __init__(self) -> None:
+        # Here, and not in the first request: it would keep the event loop from all else.
+        import aiohttp as aiohttp
+
         self._opened: aiohttp.ClientSession | None = None
 
     async def request(

@@ -191,7 +191,7 @@ class Environment:
             value: object = self.compute_reward(scored, example)
         else:
             value = await self.caller.one("reward", self.compute_reward, scored, example)
-        total = as_number(value, what=f"{class_location(type(self))}: compute_reward")
+        total = as_number(value, what=lambda: f"{class_location(type(self))}: compute_reward")
         self.check_range(total)
         return replace(scored, reward=total)
 

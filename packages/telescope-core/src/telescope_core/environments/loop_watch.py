@@ -12,14 +12,17 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 from telescope_core.environments.calls import shown_path
 
 _log = logging.getLogger(__name__)
 _LIBRARIES = (str(Path(asyncio.__file__).parents[1]), str(Path(__file__).parents[1]))
 """Python's own modules and this package: they only pass a call on."""
+_EVENTS = asyncio.events.__file__
+"""Where the loop calls back from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,30 +96,48 @@ class LoopWatch:
         self._schedule(loop)
 
     def _watch(self, loop: asyncio.AbstractEventLoop, loop_thread: int) -> None:
+        suspect: FrameType | None = None
         blocked: Block | None = None
         while not self._stopped.wait(self._period_s) and loop.is_running():
-            beat_s = self._beat_s
-            late_s = time.monotonic() - beat_s - self._period_s
-            if late_s > self._threshold_s:
-                blocked = self._look(loop_thread, late_s, earlier=blocked)
-            elif blocked is not None:
-                self._on_block(blocked)
-                blocked = None
+            late_s = time.monotonic() - self._beat_s - self._period_s
+            if late_s <= self._threshold_s / 2:
+                if blocked is not None:
+                    self._on_block(blocked)
+                suspect = blocked = None
+                continue
+            # A machine with too much to do delays the heartbeat as well. Then it is never the same
+            # call that is found on two looks.
+            earlier, suspect = suspect, self._author(loop_thread)
+            if blocked is not None:
+                blocked = replace(blocked, duration_s=late_s)
+            elif late_s > self._threshold_s and suspect is not None and suspect is earlier:
+                blocked = _block(suspect, late_s, sys._current_frames().get(loop_thread))  # pyright: ignore[reportPrivateUsage]
         if blocked is not None:
             self._on_block(blocked)
 
-    def _look(self, loop_thread: int, late_s: float, *, earlier: Block | None) -> Block:
-        if earlier is not None:
-            return Block(duration_s=late_s, culprit=earlier.culprit, stack=earlier.stack)
-        frames = traceback.extract_stack(sys._current_frames().get(loop_thread))  # pyright: ignore[reportPrivateUsage]
-        others = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-        own = [f for f in others if self._own_folder and f.filename.startswith(self._own_folder)]
-        frame = (own or others or list(frames))[-1]
-        return Block(
-            duration_s=late_s,
-            culprit=f"{frame.name} ({shown_path(frame.filename)}:{frame.lineno})",
-            stack="".join(traceback.format_list(frames)),
-        )
+    def _author(self, loop_thread: int) -> FrameType | None:
+        """Return the innermost frame of an author in the loop's callback at hand, if there is one.
+
+        What is outside the callback, such as the script that runs the loop, does not block it.
+        """
+        frame = sys._current_frames().get(loop_thread)  # pyright: ignore[reportPrivateUsage]
+        found: FrameType | None = None
+        while frame is not None and frame.f_code.co_filename != _EVENTS:
+            if self._own_folder and frame.f_code.co_filename.startswith(self._own_folder):
+                return frame
+            if found is None and not frame.f_code.co_filename.startswith(_LIBRARIES):
+                found = frame
+            frame = frame.f_back
+        return found
+
+
+def _block(author: FrameType, late_s: float, innermost: FrameType | None) -> Block:
+    name, file = author.f_code.co_name, shown_path(author.f_code.co_filename)
+    return Block(
+        duration_s=late_s,
+        culprit=f"{name} ({file}:{author.f_lineno})",
+        stack="".join(traceback.format_list(traceback.extract_stack(innermost))),
+    )
 
 
 class _Warnings:

@@ -110,8 +110,8 @@ def score_functions(owner: type) -> tuple[ScoreFunction, ...]:
     return tuple(found.values())
 
 
-def as_number(value: object, *, what: str) -> float:
-    """Return `value` as a finite float; raises RewardError naming `what` otherwise."""
+def as_number(value: object, *, what: Callable[[], str]) -> float:
+    """Return `value` as a finite float; raises RewardError naming `what()` otherwise."""
     if isinstance(value, SupportsFloat):
         try:
             number = float(value)
@@ -120,7 +120,7 @@ def as_number(value: object, *, what: str) -> float:
         if math.isfinite(number):
             return number
     raise RewardError(
-        f"{what} must return a finite number, got {value!r} ({type(value).__name__}); "
+        f"{what()} must return a finite number, got {value!r} ({type(value).__name__}); "
         "return a float, or raise to mark the rollout as failed"
     )
 
@@ -151,12 +151,14 @@ async def evaluate(
 
 
 def _checked(function: ScoreFunction, value: object, owner: object) -> float:
-    where = f"{function.kind} {location_of(getattr(owner, function.name))}"
+    def where() -> str:
+        return f"{function.kind} {location_of(getattr(owner, function.name))}"
+
     number = as_number(value, what=where)
     low, high = function.range.low, function.range.high
     if (low is not None and number < low) or (high is not None and number > high):
         raise RewardError(
-            f"{where} returned {number:g}, outside the range it declares, {low} to {high} "
+            f"{where()} returned {number:g}, outside the range it declares, {low} to {high} "
             "(None = no limit); correct the value, or low and high"
         )
     return number

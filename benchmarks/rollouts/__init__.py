@@ -1,1 +1,0 @@
-"""Rollouts per second of Telescope and of verifiers: the task, a mock server, the sides."""
