@@ -59,6 +59,13 @@ class ProcessDiedError(TelescopeError):
     exit_code = 6
 
 
+class EnvironmentProcessError(ProcessDiedError):
+    """An environment's process died, hung or went out of reach: its rollouts are lost, not bad.
+
+    Whoever plays them tries again; nothing of it ever counts as a reward.
+    """
+
+
 class RewardError(TelescopeError):
     """A reward or metric function broke its contract (not a number, out of range, raised)."""
 

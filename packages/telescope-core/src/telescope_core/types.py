@@ -7,11 +7,15 @@ Log-probs are in nats, times in seconds on the monotonic clock of the process th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-JsonValue: TypeAlias = (
-    "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
-)
+if TYPE_CHECKING:
+    JsonValue: TypeAlias = (
+        "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+    )
+else:
+    # The wire library reads annotations at run time and knows no recursive aliases.
+    JsonValue = Any
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 WeightVersion: TypeAlias = int
 """0 = the initial weights, +1 per publish."""

@@ -1,0 +1,387 @@
+"""The host's end of one worker: requests, the policies of its rollouts, and how the worker is.
+
+The policy stays here. A worker asks for completions over the wire and gets the message, never
+token ids or log-probs; this side records each as a turn of the rollout.
+"""
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from telescope_core.errors import EnvironmentProcessError, TelescopeError
+from telescope_core.processes.connection import Connection
+from telescope_core.processes.frames import (
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    Beat,
+    Cancel,
+    Close,
+    Complete,
+    Completed,
+    Failure,
+    Open,
+    Play,
+    ProtocolError,
+    Refused,
+    Reply,
+    Request,
+    Stopped,
+    Welcome,
+    Withdraw,
+    WorkerFrame,
+)
+from telescope_core.processes.handshake import Identity, declared_secrets, hello, load_error
+from telescope_core.processes.launch import Lifeline, Place
+from telescope_core.processes.settings import StageDeadlines
+from telescope_core.protocols import PlayRequest, Policy
+from telescope_core.types import Completion, Rollout, RolloutStatus, StopReason, Turn
+
+T = TypeVar("T")
+_DECODER: msgspec.msgpack.Decoder[WorkerFrame] = msgspec.msgpack.Decoder(WorkerFrame)
+_ROLLOUT = msgspec.msgpack.Decoder(Rollout)
+
+
+class RequestFailed(Exception):
+    """The worker answered a request with a failure."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"{failure.kind}: {failure.message}")
+        self.failure = failure
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One request in flight. `ended` is awaited by its caller and set by the reply."""
+
+    id: int
+    ended: "asyncio.Future[msgspec.Raw | None]"
+    """The value; None when the worker stopped it on request."""
+    rollout_id: str = ""
+    policy: Policy | None = None
+    turns: list[Turn] = field(default_factory=list[Turn])
+    completing: dict[int, "asyncio.Task[Completion]"] = field(
+        default_factory=dict[int, "asyncio.Task[Completion]"]
+    )
+    blame: str = ""
+    """What it did to its worker, when it is the one that ended it."""
+
+    def withdraw_all(self) -> None:
+        """Cancel the model requests of this rollout: that frees their slots at once."""
+        for task in self.completing.values():
+            task.cancel()
+
+
+class WorkerClient:
+    """One worker, from its greeting to its end."""
+
+    def __init__(self, place: Place, identity: Identity, deadlines: StageDeadlines) -> None:
+        self.label = place.label
+        self.is_retired = False
+        """Finishes what it has and gets nothing new."""
+        self.num_finished = 0
+        self.last_beat: Beat | None = None
+        self.lag_s = 0.0
+        """Longest since it was last asked for."""
+        self.lifeline: Lifeline | None = None
+        self._place = place
+        self._identity = identity
+        self._deadlines = deadlines
+        self._calls: dict[int, _Call] = {}
+        self._completing: dict[int, asyncio.Task[Completion]] = {}
+        self._ids = itertools.count()
+        self._heard_s = time.monotonic()
+        self._greeting: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._burial: asyncio.Task[None] | None = None
+        self._why_killed = ""
+        self._connection: Connection[WorkerFrame] = Connection(
+            _DECODER, on_frame=self._on_frame, on_lost=self._on_lost
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests can be sent."""
+        return self._connection.is_open and not self._why_killed
+
+    @property
+    def load(self) -> int:
+        """Requests in flight."""
+        return len(self._calls)
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the worker last said anything."""
+        return time.monotonic() - self._heard_s
+
+    @property
+    def playing(self) -> list[str]:
+        """Ids of the rollouts it plays; those that do not wait for their policy first."""
+        calls = [call for call in self._calls.values() if call.rollout_id]
+        return [call.rollout_id for call in sorted(calls, key=lambda one: bool(one.completing))]
+
+    async def start(self, settings: Mapping[str, Any]) -> None:
+        """Start the worker and open its environment; raises what stands in the way."""
+        try:
+            async with asyncio.timeout(self._deadlines.start_s):
+                self.lifeline = await self._place.start(self._connection)
+                self._connection.send(hello(self._identity, self._place.token))
+                welcome = await self._greeting
+        except TimeoutError:
+            self.kill(f"did not greet within {self._deadlines.start_s:g} s")
+            raise EnvironmentProcessError(f"{self.label} {self._why_killed}") from None
+        if not PROTOCOL_MIN <= welcome.protocol <= PROTOCOL_MAX:
+            raise ProtocolError(
+                f"{self.label} answers in protocol {welcome.protocol} (telescope-core "
+                f"{welcome.core_version}); this side speaks {PROTOCOL_MIN} to {PROTOCOL_MAX}"
+            )
+        self.label = f"{self.label} (pid {welcome.pid})"
+        secrets = welcome.secrets if self._place.gets_secrets else ()
+        values = declared_secrets(secrets, os.environ)
+        number = next(self._ids)
+        await self.ask(
+            Open(id=number, settings=dict(settings), secrets=values),
+            object,
+            within_s=self._deadlines.load_s,
+        )
+
+    def next_id(self) -> int:
+        """Return the id of a new request."""
+        return next(self._ids)
+
+    async def ask(self, request: Request, answer: type[T], *, within_s: float) -> T:
+        """Send a request that is no rollout and return its value.
+
+        Raises what the environment raised, and EnvironmentProcessError when no answer comes.
+        """
+        call = self._begin(request)
+        try:
+            async with asyncio.timeout(within_s):
+                value = await call.ended
+        except TimeoutError:
+            what = type(request).__name__.lower()
+            self.kill(f"did not answer {what} within {within_s:g} s")
+            raise EnvironmentProcessError(f"{self.label} {self._why_killed}") from None
+        except RequestFailed as error:
+            raise load_error(error.failure.kind, error.failure.message) from None
+        except asyncio.CancelledError:
+            self._connection.send(Cancel(id=call.id))
+            raise
+        finally:
+            self._calls.pop(call.id, None)
+        assert value is not None, "only rollouts are stopped"
+        return msgspec.msgpack.decode(value, type=answer)
+
+    async def play(self, name: str, request: PlayRequest, policy: Policy) -> Rollout:
+        """Play one rollout; every failure is in the result."""
+        frame = Play(id=next(self._ids), request=request, endpoint=policy.endpoint)
+        limit_s = request.deadline_s + self._deadlines.grace_s
+        call = self._begin(frame, rollout_id=request.rollout_id, policy=policy)
+        try:
+            async with asyncio.timeout(limit_s):
+                value = await call.ended
+        except TimeoutError:
+            await self._stop(call)
+            text = (
+                f"rollout {request.rollout_id} did not end within its deadline of "
+                f"{request.deadline_s:g} s and {self._deadlines.grace_s:g} s more; "
+                f"{self.label} is replaced"
+            )
+            self.is_retired = True
+            return _failed(name, request, call, f"TimeoutError: {text}", StopReason.TIMEOUT)
+        except RequestFailed as error:
+            return _failed(name, request, call, str(error), StopReason.ERROR)
+        except EnvironmentProcessError as error:
+            if call.blame:
+                return _failed(name, request, call, call.blame, StopReason.TIMEOUT)
+            text = f"{type(error).__name__}: {error}"
+            return _failed(name, request, call, text, StopReason.ERROR)
+        except asyncio.CancelledError:
+            await self._stop(call)
+            raise
+        finally:
+            self._calls.pop(call.id, None)
+            call.withdraw_all()
+        self.num_finished += 1
+        if value is None:
+            return _cancelled(name, request, call)
+        rollout = _ROLLOUT.decode(value)
+        return replace(rollout, turns=tuple(call.turns)) if call.turns else rollout
+
+    def cancel(self, rollout_id: str) -> None:
+        """Stop a rollout; its `play` returns a cancelled one."""
+        for call in self._calls.values():
+            if call.rollout_id == rollout_id:
+                call.withdraw_all()
+                self._connection.send(Cancel(id=call.id))
+
+    def blame(self, call_id: int, error: str) -> str:
+        """Note that one rollout is why this worker must end; returns its id, empty = unknown."""
+        call = self._calls.get(call_id)
+        if call is None:
+            return ""
+        call.blame = error
+        return call.rollout_id
+
+    def kill(self, why: str) -> None:
+        """End the worker now; `why` goes on after its name in the errors of its requests."""
+        self._why_killed = self._why_killed or why
+        if self.lifeline is not None:
+            self.lifeline.kill()
+        self._connection.abort(why)
+
+    async def close(self) -> None:
+        """End it in order, or by force once its time is up. Idempotent."""
+        close_s = self._deadlines.close_s
+        if self.is_alive and self._greeting.done():
+            with suppress(TelescopeError):  # it goes all the same
+                await self.ask(Close(id=next(self._ids)), object, within_s=close_s)
+        self._connection.close("it was closed")
+        if self.lifeline is not None:
+            await self.lifeline.end(within_s=close_s)
+        if self._burial is not None:
+            await self._burial
+
+    def _begin(
+        self, frame: Request, *, rollout_id: str = "", policy: Policy | None = None
+    ) -> _Call:
+        if not self.is_alive:
+            raise EnvironmentProcessError(f"{self.label} {self._why_killed or 'has ended'}")
+        ended = asyncio.get_running_loop().create_future()
+        call = _Call(id=frame.id, ended=ended, rollout_id=rollout_id, policy=policy)
+        self._connection.send(frame)
+        self._calls[frame.id] = call
+        return call
+
+    async def _stop(self, call: _Call) -> None:
+        """Cancel a rollout: its model requests now, its code in the worker within `cancel_s`."""
+        call.withdraw_all()
+        self._connection.send(Cancel(id=call.id))
+        await asyncio.wait([*call.completing.values(), call.ended], timeout=self._deadlines.cancel_s)
+        if call.ended.done():
+            call.ended.exception()
+        else:
+            self.is_retired = True
+
+    def _on_frame(self, frame: WorkerFrame) -> None:
+        self._heard_s = time.monotonic()
+        match frame:
+            case Complete():
+                self._complete(frame)
+            case Reply():
+                self._end(frame.id, frame.value)
+            case Stopped():
+                self._end(frame.id, None)
+            case Failure():
+                call = self._calls.get(frame.id)
+                if call is not None and not call.ended.done():
+                    call.ended.set_exception(RequestFailed(frame))
+            case Withdraw():
+                task = self._completing.get(frame.id)
+                if task is not None:
+                    task.cancel()
+            case Beat():
+                self.last_beat = frame
+                self.lag_s = max(self.lag_s, frame.lag_s)
+            case Welcome():
+                if not self._greeting.done():
+                    self._greeting.set_result(frame)
+            case Refused():
+                if not self._greeting.done():
+                    text = f"{self.label} refused: {frame.reason}"
+                    self._greeting.set_exception(load_error(frame.kind, text))
+
+    def _end(self, call_id: int, value: msgspec.Raw | None) -> None:
+        call = self._calls.get(call_id)
+        if call is not None and not call.ended.done():
+            call.ended.set_result(value)
+
+    def _complete(self, frame: Complete) -> None:
+        call = self._calls.get(frame.call)
+        if call is None or call.policy is None or call.ended.done():
+            text = "the rollout has ended"
+            self._connection.send(Failure(id=frame.id, kind="EndpointError", message=text))
+            return
+        started_s = time.monotonic()
+        task = asyncio.get_running_loop().create_task(
+            call.policy.complete(frame.messages, frame.sampling, tools=frame.tools)
+        )
+        call.completing[frame.id] = self._completing[frame.id] = task
+        task.add_done_callback(lambda done: self._completed(call, frame.id, done, started_s))
+
+    def _completed(
+        self, call: _Call, number: int, task: "asyncio.Task[Completion]", started_s: float
+    ) -> None:
+        call.completing.pop(number, None)
+        self._completing.pop(number, None)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            kind, text = type(error).__name__, str(error)
+            self._connection.send(Failure(id=number, kind=kind, message=text))
+            return
+        completion = task.result()
+        turn = Turn(completion=completion, started_s=started_s, ended_s=time.monotonic())
+        call.turns.append(turn)
+        shown = Completion(
+            message=completion.message,
+            finish_reason=completion.finish_reason,
+            num_prompt_tokens=completion.num_prompt_tokens,
+            num_completion_tokens=completion.num_completion_tokens,
+        )
+        self._connection.send(Completed(id=number, completion=shown))
+
+    def _on_lost(self, why: str) -> None:
+        for call in self._calls.values():
+            call.withdraw_all()
+        if self._calls or not self._greeting.done():
+            self._burial = asyncio.get_running_loop().create_task(self._bury(why))
+
+    async def _bury(self, why: str) -> None:
+        """Tell every caller that the worker is gone, how, and what it said last."""
+        reason = self._why_killed or f"is gone: {why}"
+        rollouts = self.playing
+        lost = f"; {len(rollouts)} rollouts are lost with it" if rollouts else ""
+        how = f"; {await self.lifeline.epitaph()}" if self.lifeline is not None else ""
+        error = EnvironmentProcessError(f"{self.label} {reason}{lost}{how}")
+        for ended in [self._greeting, *(call.ended for call in self._calls.values())]:
+            if not ended.done():
+                ended.set_exception(error)
+        if not self._greeting.cancelled():
+            self._greeting.exception()
+
+
+def _failed(
+    name: str, request: PlayRequest, call: _Call, error: str, stop_reason: StopReason
+) -> Rollout:
+    return Rollout(
+        environment=name,
+        example_id="",
+        group_id=request.group_id,
+        index=request.index,
+        turns=tuple(call.turns),
+        status=RolloutStatus.FAILED,
+        status_reason=error.partition(":")[0],
+        stop_reason=stop_reason,
+        error=error,
+        tags={"failed_in": "process"},
+    )
+
+
+def _cancelled(name: str, request: PlayRequest, call: _Call) -> Rollout:
+    return Rollout(
+        environment=name,
+        example_id="",
+        group_id=request.group_id,
+        index=request.index,
+        turns=tuple(call.turns),
+        status=RolloutStatus.CANCELLED,
+        status_reason="cancelled",
+        stop_reason=StopReason.CANCELLED,
+    )

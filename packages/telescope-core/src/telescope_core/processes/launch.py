@@ -1,0 +1,251 @@
+"""Starting a worker on this machine, and making sure that it ends.
+
+A worker sees few environment variables: those of an allow-list, and nothing else. The secrets its
+environment declares reach it over its socket.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from telescope_core.errors import EnvironmentProcessError
+from telescope_core.processes.settings import split_address
+
+PASSED_ON = frozenset(
+    """
+    PATH HOME USER LANG LANGUAGE TZ TMPDIR TEMP TMP SYSTEMROOT SHELL TERM
+    PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX PYTHONHASHSEED PYTHONUTF8 PYTHONIOENCODING
+    PYTHONPATH VIRTUAL_ENV OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS
+    HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
+    SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
+    XDG_CACHE_HOME HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_CACHE HF_DATASETS_OFFLINE
+    HF_ENDPOINT TRANSFORMERS_OFFLINE
+    """.split()
+)
+"""The variables a worker sees, beside LC_*: no keys and no tokens."""
+_TAIL_LINES = 12
+_TAIL_BYTES = 4000
+_POLL_S = 0.01
+
+
+class Lifeline(Protocol):
+    """A worker that was started or reached."""
+
+    async def end(self, *, within_s: float) -> None:
+        """Wait so long for it to end by itself, then end it. Idempotent."""
+        ...
+
+    def kill(self) -> None:
+        """End it now, with everything it started."""
+        ...
+
+    async def epitaph(self) -> str:
+        """Return how it ended and what it said last, for an error message."""
+        ...
+
+
+class Place(Protocol):
+    """Where a worker runs: on this machine, or behind an address."""
+
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        ...
+
+    @property
+    def token(self) -> str:
+        """What to show it."""
+        ...
+
+    @property
+    def gets_secrets(self) -> bool:
+        """Whether values of declared secrets are sent to it."""
+        ...
+
+    async def start(self, protocol: asyncio.Protocol) -> Lifeline:
+        """Start or reach a worker and connect `protocol` to it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPlace:
+    """A process on this machine, started anew each time."""
+
+    label: str
+    environment: str
+    factory: str
+    interpreter: str
+    memory_limit_bytes: int | None
+    log_path: Path | None
+    token: str = ""
+    gets_secrets: bool = True
+
+    async def start(self, protocol: asyncio.Protocol) -> "LocalWorker":
+        """Start the process; its greeting comes over the connection."""
+        ours, theirs = socket.socketpair()
+        guard_read, guard_write = os.pipe()
+        log = self._open_log()
+        try:
+            process = subprocess.Popen(
+                self._command(theirs.fileno(), guard_read),
+                env=scrubbed(os.environ, is_own_interpreter=self._is_own_interpreter),
+                pass_fds=(theirs.fileno(), guard_read),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(guard_write)
+            ours.close()
+            log.close()
+            raise EnvironmentProcessError(
+                f"{self.label} cannot be started with {self.interpreter!r}: {error}; "
+                "install the environment again"
+            ) from error
+        finally:
+            theirs.close()
+            os.close(guard_read)
+        await asyncio.get_running_loop().create_connection(lambda: protocol, sock=ours)
+        return LocalWorker(process, guard=guard_write, log=log)
+
+    @property
+    def _is_own_interpreter(self) -> bool:
+        return self.interpreter == sys.executable
+
+    def _command(self, socket_fd: int, guard_fd: int) -> list[str]:
+        command = [
+            *(self.interpreter, "-P", "-m", "telescope_core.processes.worker", self.environment),
+            *("--factory", self.factory, "--fd", str(socket_fd), "--guard-fd", str(guard_fd)),
+        ]
+        if self.memory_limit_bytes is not None:
+            command += ["--memory-limit-bytes", str(self.memory_limit_bytes)]
+        if self._is_own_interpreter:
+            command += [part for path in sys.path if path for part in ("--path", path)]
+        return command
+
+    def _open_log(self) -> IO[bytes]:
+        if self.log_path is None:
+            return tempfile.TemporaryFile("a+b")
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        return self.log_path.open("a+b")
+
+
+class LocalWorker:
+    """A process of this machine. Its keeper ends its whole process group with it."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", *, guard: int, log: IO[bytes]) -> None:
+        self._process = process
+        self._guard: int | None = guard
+        self._log = log
+
+    async def end(self, *, within_s: float) -> None:
+        """Wait so long for it to end by itself, then end it. Idempotent."""
+        if not await self._has_ended(within_s):
+            self.kill()
+            if not await self._has_ended(within_s):
+                self._process.kill()
+                await self._has_ended(within_s)
+        self.kill()
+        self._log.close()
+
+    def kill(self) -> None:
+        """Let go of the pipe that keeps the group alive."""
+        if self._guard is not None:
+            os.close(self._guard)
+            self._guard = None
+
+    async def epitaph(self) -> str:
+        """Return how it ended and the end of its log."""
+        await self._has_ended(2.0)
+        code = self._process.poll()
+        if code is None:
+            how = "it still runs"
+        elif code == 128 + signal.SIGKILL:
+            how = "it was killed by SIGKILL (by somebody, or by the system for want of memory)"
+        elif code > 128:
+            how = f"it was ended by {signal.Signals(code - 128).name}"
+        else:
+            how = f"its exit code is {code}"
+        return f"{how}{self._last_words()}"
+
+    def _last_words(self) -> str:
+        if self._log.closed:
+            return ""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - _TAIL_BYTES))
+        lines = self._log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+        where = f"; its log is {self._log.name}" if isinstance(self._log.name, str) else ""
+        return f"{where}; its last lines:\n" + "\n".join(lines) if lines else where
+
+    async def _has_ended(self, within_s: float) -> bool:
+        give_up_s = time.monotonic() + within_s
+        while self._process.poll() is None:  # noqa: ASYNC110 (a process has no event)
+            if time.monotonic() > give_up_s:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotePlace:
+    """A worker that somebody started elsewhere, in a container or on another machine."""
+
+    label: str
+    address: str
+    token: str
+    gets_secrets: bool = False
+
+    async def start(self, protocol: asyncio.Protocol) -> "RemoteWorker":
+        """Connect to it."""
+        host, port = split_address(self.address)
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: protocol, host, port)
+        except OSError as error:
+            raise EnvironmentProcessError(
+                f"{self.label} cannot be reached ({error}); check the address, and that a worker "
+                "was started there with --listen"
+            ) from error
+        return RemoteWorker(self.address)
+
+
+class RemoteWorker:
+    """A worker of another machine; only its connection is ours."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    async def end(self, *, within_s: float) -> None:
+        """Nothing to end: it waits for the next host."""
+
+    def kill(self) -> None:
+        """Nothing to kill."""
+
+    async def epitaph(self) -> str:
+        """Say where to look."""
+        return f"its output is where it was started ({self._address})"
+
+
+def scrubbed(environ: Mapping[str, str], *, is_own_interpreter: bool) -> dict[str, str]:
+    """Return what a worker sees of `environ`.
+
+    Another interpreter gets no search path of this one: its packages are its own.
+    """
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name in PASSED_ON or name.startswith("LC_")
+    }
+    if not is_own_interpreter:
+        for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+            kept.pop(name, None)
+    return kept

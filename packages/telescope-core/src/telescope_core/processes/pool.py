@@ -1,0 +1,330 @@
+"""`EnvironmentPool`: the environment seam over worker processes, here or on other machines.
+
+A rollout goes to the least busy worker. A worker that dies, hangs or grows too large is ended and
+replaced; its rollouts come back as failures with `EnvironmentProcessError`, and nobody else's do.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import NoneType
+from typing import Any, TypeVar
+
+from telescope_core.errors import EnvironmentProcessError
+from telescope_core.processes.client import WorkerClient
+from telescope_core.processes.frames import (
+    Describe,
+    FetchExample,
+    Gold,
+    Health,
+    ScoreGroup,
+)
+from telescope_core.processes.handshake import Identity
+from telescope_core.processes.launch import Place
+from telescope_core.processes.settings import ProcessSettings
+from telescope_core.protocols import PlayRequest, Policy
+from telescope_core.types import EnvironmentDescription, Example, Group, Rollout, Split
+
+T = TypeVar("T")
+_LOOK_EVERY_S = 0.25
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 10.0
+_ASK_ATTEMPTS = 3
+"""Tries of a request that is no rollout: it has no effect, so another worker can answer it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """One worker's place in the pool; the worker in it changes."""
+
+    place: Place
+    worker: WorkerClient | None = None
+    starting: "asyncio.Task[None] | None" = None
+    num_deaths: int = 0
+    """In a row, without a finished rollout."""
+    last_error: str = ""
+
+
+class EnvironmentPool:
+    """The workers of one environment. They start with the first request.
+
+    All of it belongs to the event loop of that request. One task watches the workers; it waits for
+    time alone, and ends those that hang or grow too large.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        places: Sequence[Place],
+        settings: Mapping[str, Any],
+        *,
+        identity: Identity,
+        processes: ProcessSettings,
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._identity = identity
+        self._processes = processes
+        self._seats = [_Seat(place) for place in places]
+        self._leaving: list[WorkerClient] = []
+        self._watcher: asyncio.Task[None] | None = None
+        self._description: EnvironmentDescription | None = None
+        self._num_restarts = 0
+        self._num_finished = 0
+        self._measured = (time.monotonic(), 0)
+        self._is_closed = False
+
+    @property
+    def name(self) -> str:
+        """The id it was opened with."""
+        return self._name
+
+    async def describe(self) -> EnvironmentDescription:
+        """Return what the environment declares."""
+        if self._description is None:
+            load_s = self._processes.deadlines.load_s
+            self._description = await self._ask(
+                lambda number: Describe(id=number), EnvironmentDescription, within_s=load_s
+            )
+        return self._description
+
+    async def example(self, split: Split, index: int) -> Example:
+        """Return one example."""
+        load_s = self._processes.deadlines.load_s
+        return await self._ask(
+            lambda number: FetchExample(id=number, split=split, index=index),
+            Example,
+            within_s=load_s,
+        )
+
+    async def gold(self, split: Split, index: int) -> Rollout | None:
+        """Return the scored rollout of the gold answer."""
+        deadlines = self._processes.deadlines
+        return await self._ask(
+            lambda number: Gold(id=number, split=split, index=index),
+            Rollout | None,
+            within_s=deadlines.load_s + deadlines.score_s,
+        )
+
+    async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
+        """Play and score one rollout on the least busy worker.
+
+        Raises EnvironmentProcessError only when no worker can be kept alive.
+        """
+        worker = await self._least_busy()
+        rollout = await worker.play(self._name, request, policy)
+        self._num_finished += 1
+        return rollout
+
+    async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
+        """Apply the group rewards; token ids and log-probs stay on this side."""
+        sent = Group(
+            id=group.id,
+            environment=group.environment,
+            example_id=group.example_id,
+            rollouts=tuple(without_tokens(rollout) for rollout in group.rollouts),
+        )
+        scored = await self._ask(
+            lambda number: ScoreGroup(
+                id=number, split=split, example_index=example_index, group=sent
+            ),
+            Group,
+            within_s=self._processes.deadlines.score_s,
+        )
+        return with_turns_of(scored, group)
+
+    async def cancel(self, rollout_id: str) -> None:
+        """Stop a rollout; unknown ids are ignored."""
+        for worker in self._workers():
+            worker.cancel(rollout_id)
+
+    async def health(self) -> None:
+        """Return when every worker answers; raises EnvironmentProcessError when one does not."""
+        await self._least_busy()
+        hang_s = self._processes.deadlines.hang_s
+        await asyncio.gather(
+            *(
+                worker.ask(Health(id=worker.next_id()), NoneType, within_s=hang_s)
+                for worker in self._workers()
+                if worker.is_alive
+            )
+        )
+
+    def stats(self) -> dict[str, float]:
+        """Return how the workers are, since the last call where it is a rate or a maximum."""
+        workers = [seat.worker for seat in self._seats if seat.worker and seat.worker.is_alive]
+        beats = [worker.last_beat for worker in workers if worker.last_beat is not None]
+        now_s, (before_s, num_before) = time.monotonic(), self._measured
+        self._measured = (now_s, self._num_finished)
+        lag_s = max((worker.lag_s for worker in workers), default=0.0)
+        for worker in workers:
+            worker.lag_s = 0.0
+        return {
+            "workers": float(len(workers)),
+            "restarts": float(self._num_restarts),
+            "in_flight": float(sum(worker.load for worker in workers)),
+            "rollouts_per_s": (self._num_finished - num_before) / max(1e-3, now_s - before_s),
+            "loop_lag_s": lag_s,
+            "memory_bytes": float(max((beat.memory_bytes for beat in beats), default=0)),
+            "stuck_threads": float(sum(beat.num_stuck_threads for beat in beats)),
+        }
+
+    async def close(self) -> None:
+        """End every worker and what it started. Idempotent."""
+        self._is_closed = True
+        tasks = [seat.starting for seat in self._seats if seat.starting is not None]
+        if self._watcher is not None:
+            tasks.append(self._watcher)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await asyncio.gather(*(worker.close() for worker in self._workers()))
+        for seat in self._seats:
+            seat.worker = None
+        self._leaving.clear()
+
+    def _workers(self) -> list[WorkerClient]:
+        return [seat.worker for seat in self._seats if seat.worker is not None] + self._leaving
+
+    async def _ask(self, request: Any, answer: Any, *, within_s: float) -> Any:
+        """Ask any worker; ask another when it dies over it."""
+        for attempt in range(1, _ASK_ATTEMPTS + 1):
+            worker = await self._least_busy()
+            try:
+                return await worker.ask(request(worker.next_id()), answer, within_s=within_s)
+            except EnvironmentProcessError:
+                if attempt == _ASK_ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _least_busy(self) -> WorkerClient:
+        """Return a worker that takes requests, waiting for one to start where there is none."""
+        while True:
+            if self._is_closed:
+                raise EnvironmentProcessError(f"the workers of {self._name} are closed")
+            if self._watcher is None:
+                self._watcher = asyncio.create_task(self._watch())
+            for seat in self._seats:
+                self._fill(seat)
+            ready = [
+                seat.worker for seat in self._seats if seat.worker and seat.starting is None
+            ]
+            if ready:
+                return min(ready, key=lambda worker: worker.load)
+            starting = [seat.starting for seat in self._seats if seat.starting is not None]
+            if not starting:
+                raise EnvironmentProcessError(
+                    f"no worker of {self._name} stays alive: {len(self._seats)} given up after "
+                    f"{self._processes.max_restarts + 1} deaths in a row. The last: "
+                    f"{self._seats[0].last_error}"
+                )
+            await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
+            for task in starting:
+                if task.done() and not task.cancelled():
+                    task.result()
+
+    def _fill(self, seat: _Seat) -> None:
+        """See to it that there is a worker in `seat`, or one on its way."""
+        worker = seat.worker
+        if worker is not None and seat.starting is None:
+            if worker.is_alive and not worker.is_retired:
+                return
+            seat.worker = None
+            self._leaving.append(worker)
+            self._num_restarts += 1
+            seat.num_deaths = 0 if worker.num_finished else seat.num_deaths + 1
+        if seat.starting is None and seat.num_deaths <= self._processes.max_restarts:
+            seat.starting = asyncio.create_task(self._start(seat))
+            seat.starting.add_done_callback(lambda _: setattr(seat, "starting", None))
+
+    async def _start(self, seat: _Seat) -> None:
+        """Start a worker in `seat`; raises what no further try would change."""
+        if seat.num_deaths:
+            pause_s = _FIRST_PAUSE_S * 2 ** (seat.num_deaths - 1)
+            await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
+        worker = WorkerClient(seat.place, self._identity, self._processes.deadlines)
+        try:
+            await worker.start(self._settings)
+        except EnvironmentProcessError as error:
+            seat.num_deaths += 1
+            seat.last_error = str(error)
+            await worker.close()
+        except BaseException:
+            await worker.close()
+            raise
+        else:
+            seat.worker = worker
+
+    async def _watch(self) -> None:
+        """Never return; end workers that hang or grow too large, and let retired ones go."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            for worker in self._workers():
+                if worker.is_alive:
+                    self._judge(worker)
+            for worker in list(self._leaving):
+                if not worker.is_alive or worker.load == 0:
+                    await worker.close()
+                    self._leaving.remove(worker)
+
+    def _judge(self, worker: WorkerClient) -> None:
+        limit_bytes, hang_s = self._processes.memory_limit_bytes, self._processes.deadlines.hang_s
+        if worker.quiet_s > hang_s:
+            worker.kill(
+                f"said nothing for {worker.quiet_s:.0f} s: its process stands still, or code of "
+                f"a library holds it; it played {_listed(worker.playing)}"
+            )
+            return
+        beat = worker.last_beat
+        if beat is None:
+            return
+        if beat.blocked_s > hang_s:
+            where = f"code at {beat.blocked_where} has held its event loop for"
+            culprit = worker.blame(
+                beat.blocked_call,
+                f"TimeoutError: {where} {beat.blocked_s:.0f} s; await it, or run it in a thread",
+            )
+            by = f" in rollout {culprit}" if culprit else ""
+            worker.kill(f"hangs{by}: {where} {beat.blocked_s:.0f} s")
+        elif limit_bytes is not None and beat.memory_bytes > limit_bytes:
+            worker.kill(
+                f"used {beat.memory_bytes / 2**20:.0f} MiB of memory, above its limit of "
+                f"{limit_bytes / 2**20:.0f} MiB, while it played {_listed(worker.playing)}; "
+                "raise the limit, or lower the concurrency"
+            )
+        elif beat.num_stuck_threads > self._processes.max_stuck_threads:
+            worker.is_retired = True
+
+
+def without_tokens(rollout: Rollout) -> Rollout:
+    """Return `rollout` without token ids and log-probs."""
+    return replace(
+        rollout,
+        turns=tuple(
+            replace(
+                turn,
+                completion=replace(
+                    turn.completion, prompt_ids=(), completion_ids=(), logprobs=()
+                ),
+            )
+            for turn in rollout.turns
+        ),
+    )
+
+
+def with_turns_of(scored: Group, group: Group) -> Group:
+    """Return `scored` with the turns that its rollouts had in `group`."""
+    turns = {rollout.index: rollout.turns for rollout in group.rollouts}
+    return replace(
+        scored,
+        rollouts=tuple(
+            replace(rollout, turns=turns[rollout.index]) for rollout in scored.rollouts
+        ),
+    )
+
+
+def _listed(rollout_ids: list[str]) -> str:
+    shown = ", ".join(rollout_ids[:5]) or "nothing"
+    return f"{shown} and {len(rollout_ids) - 5} more" if len(rollout_ids) > 5 else shown

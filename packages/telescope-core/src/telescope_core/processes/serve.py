@@ -1,0 +1,270 @@
+"""The worker's end of a connection: one host's requests, played by an environment in this process.
+
+Each request is a task. The policy of a rollout is on the host: `complete` goes over the wire, and
+cancelling it withdraws it there.
+"""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from telescope_core.environments.base import Environment
+from telescope_core.errors import EndpointError
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.processes.connection import Connection
+from telescope_core.processes.frames import (
+    MAX_FRAME_BYTES,
+    MAX_HELLO_BYTES,
+    Beat,
+    Cancel,
+    Close,
+    Complete,
+    Completed,
+    Describe,
+    Failure,
+    FetchExample,
+    Gold,
+    Health,
+    Hello,
+    HostFrame,
+    Open,
+    Play,
+    ProtocolError,
+    Refused,
+    Reply,
+    Request,
+    ScoreGroup,
+    Stopped,
+    Withdraw,
+    as_raw,
+)
+from telescope_core.processes.handshake import Identity, error_from, objection, welcome
+from telescope_core.types import (
+    ChatEndpoint,
+    Completion,
+    JsonValue,
+    Message,
+    Rollout,
+    Sampling,
+)
+
+_DECODER: msgspec.msgpack.Decoder[HostFrame] = msgspec.msgpack.Decoder(HostFrame)
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A request that this process works on."""
+
+    owner: "Serving"
+    id: int
+    has_ended: bool = False
+
+
+CALL: ContextVar[Call | None] = ContextVar("CALL", default=None)
+"""The request that the running code belongs to, threads included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a worker serves."""
+
+    identity: Identity
+    environment_class: type[Environment] | None
+    problem: tuple[str, str] = ("", "")
+    """Kind and message of what stands in the way of it; every host is told."""
+    token: str
+
+
+class Serving:
+    """One host's connection."""
+
+    def __init__(self, served: Served, *, on_ended: Callable[["Serving"], None]) -> None:
+        self.connection: Connection[HostFrame] = Connection(
+            _DECODER,
+            on_frame=self._on_frame,
+            on_lost=self._on_lost,
+            max_frame_bytes=MAX_HELLO_BYTES,
+        )
+        self._served = served
+        self._on_ended = on_ended
+        self._is_greeted = False
+        self._client: InProcessEnvironment | None = None
+        self._tasks: dict[int, asyncio.Task[object]] = {}
+        self._completions: dict[int, asyncio.Future[Completion]] = {}
+        self._ids = itertools.count()
+
+    def beat(self, beat: Beat, *, blocked_by: Call | None) -> None:
+        """Tell the host how this process is; called from a thread."""
+        if not self._is_greeted:
+            return
+        if blocked_by is not None and blocked_by.owner is self:
+            beat = msgspec.structs.replace(beat, blocked_call=blocked_by.id)
+        self.connection.send_from_thread(beat)
+
+    def _on_frame(self, frame: HostFrame) -> None:
+        if not self._is_greeted:
+            self._greet(frame)
+        elif isinstance(frame, Completed):
+            answered = self._completions.pop(frame.id, None)
+            if answered is not None and not answered.done():
+                answered.set_result(frame.completion)
+        elif isinstance(frame, Failure):
+            answered = self._completions.pop(frame.id, None)
+            if answered is not None and not answered.done():
+                error = error_from(frame.kind, frame.message, otherwise=EndpointError)
+                answered.set_exception(error)
+        elif isinstance(frame, Cancel):
+            task = self._tasks.get(frame.id)
+            if task is not None:
+                task.cancel()
+        elif isinstance(frame, Hello):
+            self.connection.abort("a second hello arrived")
+        else:
+            self._begin(frame)
+
+    def _greet(self, frame: HostFrame) -> None:
+        if not isinstance(frame, Hello):
+            self.connection.abort("the first message must be hello")
+            return
+        kind, reason = "ProtocolError", objection(frame, self._served.identity, self._served.token)
+        environment_class = self._served.environment_class
+        if not reason and environment_class is None:
+            kind, reason = self._served.problem
+        if reason or environment_class is None:
+            self.connection.send(Refused(kind=kind, reason=reason))
+            self.connection.close("the host was refused")
+            return
+        self._is_greeted = True
+        self.connection.max_frame_bytes = MAX_FRAME_BYTES
+        identity = self._served.identity
+        self.connection.send(welcome(frame, identity, environment_class, os.getpid()))
+
+    def _begin(self, request: Request) -> None:
+        call = Call(self, request.id)
+        # The task, and the threads it starts, copy the context of now.
+        reset = CALL.set(call)
+        task: asyncio.Task[object] = asyncio.create_task(self._answer(request))
+        CALL.reset(reset)
+        self._tasks[request.id] = task
+        task.add_done_callback(lambda ended: self._reply(call, ended))
+
+    def _reply(self, call: Call, task: asyncio.Task[object]) -> None:
+        call.has_ended = True
+        self._tasks.pop(call.id, None)
+        if task.cancelled():
+            self.connection.send(Stopped(id=call.id))
+            return
+        error = task.exception()
+        if error is None:
+            try:
+                self.connection.send(Reply(id=call.id, value=as_raw(task.result())))
+                return
+            except (TypeError, ValueError, OverflowError, ProtocolError) as unsendable:
+                error = EndpointError(f"the result cannot be sent to the host: {unsendable}")
+        kind = type(error).__name__
+        self.connection.send(Failure(id=call.id, kind=kind, message=str(error)))
+
+    async def _answer(self, request: Request) -> object:
+        if isinstance(request, Open):
+            return await asyncio.to_thread(self._open, request)
+        client = self._client
+        if client is None:
+            raise EndpointError(f"{type(request).__name__} came before the environment was opened")
+        match request:
+            case Play():
+                return await self._play(client, request)
+            case Describe():
+                return await client.describe()
+            case FetchExample():
+                return await client.example(request.split, request.index)
+            case Gold():
+                return await client.gold(request.split, request.index)
+            case ScoreGroup():
+                group = request.group
+                return await client.score_group(request.split, request.example_index, group)
+            case Health():
+                return await client.health()
+            case Close():
+                await client.close()
+                asyncio.get_running_loop().call_soon(self.connection.close, "the host closed it")
+                return None
+
+    def _open(self, request: Open) -> None:
+        """Build the environment; its constructor may load data, so this runs in a thread."""
+        assert self._served.environment_class is not None, "who greets has an environment"
+        os.environ.update(request.secrets)
+        environment = self._served.environment_class.from_settings(request.settings)
+        identity = self._served.identity
+        self._client = InProcessEnvironment(
+            environment, name=identity.name, version=identity.version
+        )
+
+    async def _play(self, client: InProcessEnvironment, request: Play) -> Rollout:
+        policy = _HostPolicy(self, request.id, request.endpoint)
+        rollout = await client.play(request.request, policy)
+        # The host has recorded the turns that went through it.
+        return replace(rollout, turns=()) if policy.num_answers else rollout
+
+    async def complete(
+        self,
+        call: int,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        tools: Sequence[dict[str, JsonValue]],
+    ) -> Completion:
+        """Ask the policy of request `call` on the host."""
+        number = next(self._ids)
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._completions[number] = answer
+        self.connection.send(
+            Complete(
+                id=number,
+                call=call,
+                messages=tuple(messages),
+                sampling=sampling,
+                tools=tuple(tools),
+            )
+        )
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.connection.send(Withdraw(id=number))
+            raise
+        finally:
+            self._completions.pop(number, None)
+
+    def _on_lost(self, why: str) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+        self._on_ended(self)
+
+
+class _HostPolicy:
+    """The policy of one rollout, on the other side of the wire."""
+
+    def __init__(self, serving: Serving, call: int, endpoint: ChatEndpoint | None) -> None:
+        self._serving = serving
+        self._call = call
+        self._endpoint = endpoint
+        self.num_answers = 0
+
+    @property
+    def endpoint(self) -> ChatEndpoint | None:
+        return self._endpoint
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        *,
+        tools: Sequence[dict[str, JsonValue]] = (),
+    ) -> Completion:
+        completion = await self._serving.complete(self._call, messages, sampling, tools)
+        self.num_answers += 1
+        return completion
+

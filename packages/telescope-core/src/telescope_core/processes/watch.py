@@ -1,0 +1,138 @@
+"""A thread in every worker that tells the host how the process is, even while its loop is stuck.
+
+It asks the event loop to turn, a few times a second, and measures how long that takes. A loop that
+does not turn is held by code that should have been awaited or run in a thread: the beat names it.
+"""
+
+import asyncio
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+from telescope_core.processes.frames import Beat
+from telescope_core.processes.serve import CALL, Call
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BEAT_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.1
+_NAMED_AFTER_S = 0.25
+"""A stand-still this long is reported with the code that holds the loop."""
+NUM_THREADS = 64
+
+
+class WorkerThreads(ThreadPoolExecutor):
+    """The threads of sync environment code; knows those whose rollout has ended without them."""
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=NUM_THREADS, thread_name_prefix="environment")
+        self._running: set[tuple[int, Call]] = set()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run `fn` in a thread, on behalf of the request that asks for it."""
+        call = CALL.get()
+        if call is None:
+            return super().submit(fn, *args, **kwargs)
+
+        def counted() -> T:
+            mark = (threading.get_ident(), call)
+            self._running.add(mark)
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                self._running.discard(mark)
+
+        return super().submit(counted)
+
+    @property
+    def num_stuck(self) -> int:
+        """Threads that still run code of a request that has ended."""
+        return sum(call.has_ended for _, call in list(self._running))
+
+
+class LoopWatch:
+    """Measures the loop it was started on; `send` gets each beat and who blocks, from a thread."""
+
+    def __init__(
+        self, threads: WorkerThreads, send: Callable[[Beat, Call | None], None]
+    ) -> None:
+        self._threads = threads
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._calls: WeakKeyDictionary[asyncio.Task[Any], Call] = WeakKeyDictionary()
+        self._asked_s = 0.0
+        self._is_asked = False
+        self._lag_s = 0.0
+        self._loop.set_task_factory(self._task_of_call)
+        threading.Thread(target=self._watch, name="loop watch", daemon=True).start()
+
+    def _task_of_call(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
+    ) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
+        call = CALL.get()
+        if call is not None:
+            self._calls[task] = call
+        return task
+
+    def _watch(self) -> None:
+        next_beat_s = time.monotonic()
+        while not self._loop.is_closed():
+            time.sleep(_LOOK_EVERY_S)
+            now_s = time.monotonic()
+            blocked_s = now_s - self._asked_s if self._is_asked else 0.0
+            if not self._is_asked:
+                self._asked_s, self._is_asked = now_s, True
+                try:
+                    self._loop.call_soon_threadsafe(self._turned)
+                except RuntimeError:  # the loop was closed in between
+                    return
+            if now_s >= next_beat_s:
+                next_beat_s = now_s + BEAT_EVERY_S
+                self._beat(blocked_s if blocked_s >= _NAMED_AFTER_S else 0.0)
+
+    def _turned(self) -> None:
+        self._lag_s = max(self._lag_s, time.monotonic() - self._asked_s)
+        self._is_asked = False
+
+    def _beat(self, blocked_s: float) -> None:
+        lag_s, self._lag_s = max(self._lag_s, blocked_s), 0.0
+        blocked_by, where = None, ""
+        if blocked_s:
+            task = asyncio.current_task(self._loop)
+            blocked_by = self._calls.get(task) if task is not None else None
+            where = _innermost(sys._current_frames().get(self._loop_thread))  # pyright: ignore[reportPrivateUsage]
+        beat = Beat(
+            lag_s=lag_s,
+            blocked_s=blocked_s,
+            blocked_call=-1,
+            blocked_where=where,
+            memory_bytes=resident_bytes(),
+            num_stuck_threads=self._threads.num_stuck,
+        )
+        self._send(beat, blocked_by)
+
+
+def _innermost(frame: FrameType | None) -> str:
+    if frame is None:
+        return ""
+    code = frame.f_code
+    return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+
+
+def resident_bytes() -> int:
+    """Return the memory this process holds; where the system does not say, the most it ever did."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,168 @@
+"""The command that becomes an environment worker: `python -m telescope_core.processes.worker`.
+
+Started by a host, it speaks over the socket it inherits and ends with its host. With `--listen` it
+waits for hosts that show the token.
+"""
+
+import argparse
+import asyncio
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.open import load_environment_class, locate_environment
+from telescope_core.processes.frames import Beat
+from telescope_core.processes.handshake import Identity, version_of
+from telescope_core.processes.keeper import go_on_in_kept_child
+from telescope_core.processes.serve import Call, Served, Serving
+from telescope_core.processes.settings import TOKEN_VARIABLE, split_address
+from telescope_core.processes.watch import LoopWatch, WorkerThreads
+
+_SPARE_ADDRESSES_BYTES = 2**30
+"""Address space beyond the memory limit: stacks of threads and mapped files count as well."""
+_SHORTEST_TOKEN = 16
+
+
+class Worker:
+    """The hosts that this process serves."""
+
+    def __init__(self, served: Served, *, ends_with_host: bool) -> None:
+        self._served = served
+        self._ends_with_host = ends_with_host
+        self._hosts: set[Serving] = set()
+        self._ended = asyncio.Event()
+        threads = WorkerThreads()
+        asyncio.get_running_loop().set_default_executor(threads)
+        self._watch = LoopWatch(threads, self._beat)
+
+    def host(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection."""
+        serving = Serving(self._served, on_ended=self._forget)
+        self._hosts.add(serving)
+        return serving.connection
+
+    async def until_ended(self) -> None:
+        """Return once the host is gone; never for a worker that listens."""
+        await self._ended.wait()
+
+    def _beat(self, beat: Beat, blocked_by: Call | None) -> None:
+        for serving in list(self._hosts):
+            serving.beat(beat, blocked_by=blocked_by)
+
+    def _forget(self, serving: Serving) -> None:
+        self._hosts.discard(serving)
+        if self._ends_with_host:
+            self._ended.set()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve one environment until the host goes away, or for ever."""
+    options = _parser().parse_args(arguments)
+    try:
+        served = _served(options)
+    except TelescopeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+    if options.guard_fd is not None:
+        go_on_in_kept_child(options.guard_fd)
+    if options.memory_limit_bytes:
+        _limit_memory(options.memory_limit_bytes)
+    try:
+        asyncio.run(_serve(served, options))
+    except KeyboardInterrupt:
+        pass
+    except OSError as error:
+        sys.stderr.write(f"error: cannot listen on {options.listen}: {error}\n")
+        sys.exit(ConfigError.exit_code)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # Threads that environment code never returns from would hold an ordinary exit for ever.
+    os._exit(0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m telescope_core.processes.worker",
+        description="Serve one environment to a host.",
+    )
+    parser.add_argument("environment", help="installed name, or module:Class")
+    parser.add_argument("--factory", help="module:Class of an installed environment")
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help=f"wait for hosts there; they must show the token in {TOKEN_VARIABLE}",
+    )
+    parser.add_argument("--fd", type=int, help="socket inherited from the host")
+    parser.add_argument("--guard-fd", type=int, help="pipe that closes when the host is gone")
+    parser.add_argument("--memory-limit-bytes", type=int, default=0)
+    parser.add_argument("--path", action="append", default=[], help="folder to import from")
+    return parser
+
+
+def _served(options: argparse.Namespace) -> Served:
+    if (options.listen is None) == (options.fd is None):
+        raise ConfigError("expected --listen host:port, such as --listen 0.0.0.0:7000")
+    token = ""
+    if options.listen is not None:
+        split_address(options.listen)
+        # Environment code, and the programs it starts, must not find the token.
+        token = os.environ.pop(TOKEN_VARIABLE, "")
+        if len(token) < _SHORTEST_TOKEN:
+            raise ConfigError(
+                f"{TOKEN_VARIABLE} must hold a secret of at least {_SHORTEST_TOKEN} characters: "
+                "whoever knows it can run rollouts here"
+            )
+    sys.path += [path for path in options.path if path not in sys.path]
+    name = str(options.environment)
+    factory = str(options.factory or locate_environment(name).factory)
+    identity = Identity(name=name, version=version_of(factory))
+    try:
+        found = load_environment_class(factory)
+    except TelescopeError as error:
+        if options.listen is not None:
+            raise
+        problem = (type(error).__name__, str(error))
+        return Served(identity=identity, environment_class=None, problem=problem, token=token)
+    return Served(identity=identity, environment_class=found, token=token)
+
+
+async def _serve(served: Served, options: argparse.Namespace) -> None:
+    loop = asyncio.get_running_loop()
+    worker = Worker(served, ends_with_host=options.listen is None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _exit_now)
+    if options.fd is not None:
+        inherited = socket.socket(fileno=options.fd)
+        await loop.create_connection(worker.host, sock=inherited)
+        await worker.until_ended()
+        return
+    host, port = split_address(options.listen)
+    server = await loop.create_server(worker.host, host, port, reuse_address=True)
+    bound = server.sockets[0].getsockname()
+    what = f"{served.identity.name} {served.identity.version}"
+    sys.stdout.write(f"serving {what} on {bound[0]}:{bound[1]}\n")
+    sys.stdout.flush()
+    await server.serve_forever()
+
+
+def _exit_now() -> None:
+    os._exit(0)
+
+
+def _limit_memory(limit_bytes: int) -> None:
+    """Make a single huge allocation a MemoryError; the host watches what is really used."""
+    statm = Path("/proc/self/statm")
+    used = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
+    total = used + limit_bytes + _SPARE_ADDRESSES_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (total, hard))
+
+
+if __name__ == "__main__":
+    main()
