@@ -1,16 +1,35 @@
-"""From an environment's name to an `EnvironmentClient`: ask the locators, load, wrap.
+"""From an environment's name to an `EnvironmentClient`: ask the locators, load, or start workers.
 
 Names: an installed id (`math-reasoning`, `owner/name`, with optional `@version`), or
 `module:Class` for code that is importable as it is.
 """
 
 import importlib
+import os
+import re
+import sys
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
 from telescope_core.environments.base import Environment
-from telescope_core.errors import EnvironmentLoadError, UnknownNameError, unknown_name
+from telescope_core.errors import (
+    ConfigError,
+    EnvironmentLoadError,
+    UnknownNameError,
+    unknown_name,
+)
 from telescope_core.in_process import InProcessEnvironment
+from telescope_core.processes import (
+    TOKEN_VARIABLE,
+    EnvironmentPool,
+    Isolation,
+    LocalPlace,
+    ProcessSettings,
+    RemotePlace,
+)
+from telescope_core.processes.handshake import Identity
+from telescope_core.processes.launch import Place
 from telescope_core.protocols import EnvironmentClient, EnvironmentLocation, EnvironmentLocator
 
 
@@ -38,12 +57,80 @@ def locate_environment(name: str) -> EnvironmentLocation:
     raise unknown_name("environment", name, known)
 
 
-def open_environment(name: str, settings: dict[str, Any] | None = None) -> EnvironmentClient:
-    """Open `name` with its own `settings` (the `--env.x` flags)."""
+def open_environment(
+    name: str,
+    settings: dict[str, Any] | None = None,
+    processes: ProcessSettings | None = None,
+) -> EnvironmentClient:
+    """Open `name` with its own `settings` (the `--env.x` flags), where `processes` says.
+
+    Worker processes start with the first request.
+    """
+    processes = processes or ProcessSettings()
+    if processes.addresses:
+        identity = Identity(name=name, version="")
+        return _pool(name, settings or {}, identity, processes, _remote_places(name, processes))
     location = locate_environment(name)
-    environment_class = load_environment_class(location.factory)
-    environment = environment_class.from_settings({**location.config, **(settings or {})})
-    return InProcessEnvironment(environment, name=name, version=location.version)
+    merged = {**location.config, **(settings or {})}
+    if runs_in_process(location, processes.isolation):
+        environment = load_environment_class(location.factory).from_settings(merged)
+        return InProcessEnvironment(environment, name=name, version=location.version)
+    version = "" if location.version == "0" else location.version
+    identity = Identity(name=name, version=version)
+    return _pool(name, merged, identity, processes, _local_places(name, location, processes))
+
+
+def runs_in_process(location: EnvironmentLocation, isolation: Isolation) -> bool:
+    """Return whether the environment at `location` runs in this process."""
+    is_importable = location.interpreter in ("", sys.executable)
+    if isolation is Isolation.NONE and not is_importable:
+        raise ConfigError(
+            f"environment {location.id!r} is installed in a virtual environment of its own, which "
+            "this process cannot import; leave isolation at auto"
+        )
+    is_installed = bool(location.interpreter)
+    return isolation is Isolation.NONE or (isolation is Isolation.AUTO and not is_installed)
+
+
+def _pool(
+    name: str,
+    settings: dict[str, Any],
+    identity: Identity,
+    processes: ProcessSettings,
+    places: Sequence[Place],
+) -> EnvironmentPool:
+    return EnvironmentPool(name, places, settings, identity=identity, processes=processes)
+
+
+def _local_places(
+    name: str, location: EnvironmentLocation, processes: ProcessSettings
+) -> list[LocalPlace]:
+    folder = processes.log_folder
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+    return [
+        LocalPlace(
+            label=f"environment process {index} of {name}",
+            environment=name,
+            factory=location.factory,
+            interpreter=location.interpreter or sys.executable,
+            memory_limit_bytes=processes.memory_limit_bytes,
+            log_path=folder / f"environment-{plain}-{index}.log" if folder else None,
+        )
+        for index in range(processes.num_workers)
+    ]
+
+
+def _remote_places(name: str, processes: ProcessSettings) -> list[RemotePlace]:
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise ConfigError(
+            f"workers at {', '.join(processes.addresses)} ask for a token; set {TOKEN_VARIABLE} to "
+            "the one they were started with"
+        )
+    return [
+        RemotePlace(label=f"worker of {name} at {address}", address=address, token=token)
+        for address in processes.addresses
+    ]
 
 
 def load_environment_class(factory: str) -> type[Environment]:

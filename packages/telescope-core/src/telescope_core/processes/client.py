@@ -46,6 +46,7 @@ from telescope_core.types import Completion, Rollout, RolloutStatus, StopReason,
 T = TypeVar("T")
 _DECODER: msgspec.msgpack.Decoder[WorkerFrame] = msgspec.msgpack.Decoder(WorkerFrame)
 _ROLLOUT = msgspec.msgpack.Decoder(Rollout)
+NOTHING: "msgspec.msgpack.Decoder[None]" = msgspec.msgpack.Decoder(type=None)
 
 
 class RequestFailed(Exception):
@@ -143,18 +144,12 @@ class WorkerClient:
         self.label = f"{self.label} (pid {welcome.pid})"
         secrets = welcome.secrets if self._place.gets_secrets else ()
         values = declared_secrets(secrets, os.environ)
-        number = next(self._ids)
-        await self.ask(
-            Open(id=number, settings=dict(settings), secrets=values),
-            object,
-            within_s=self._deadlines.load_s,
-        )
+        opening = Open(settings=dict(settings), secrets=values)
+        await self.ask(opening, NOTHING, within_s=self._deadlines.load_s)
 
-    def next_id(self) -> int:
-        """Return the id of a new request."""
-        return next(self._ids)
-
-    async def ask(self, request: Request, answer: type[T], *, within_s: float) -> T:
+    async def ask(
+        self, request: Request, answer: "msgspec.msgpack.Decoder[T]", *, within_s: float
+    ) -> T:
         """Send a request that is no rollout and return its value.
 
         Raises what the environment raised, and EnvironmentProcessError when no answer comes.
@@ -175,16 +170,17 @@ class WorkerClient:
         finally:
             self._calls.pop(call.id, None)
         assert value is not None, "only rollouts are stopped"
-        return msgspec.msgpack.decode(value, type=answer)
+        return answer.decode(value)
 
     async def play(self, name: str, request: PlayRequest, policy: Policy) -> Rollout:
         """Play one rollout; every failure is in the result."""
-        frame = Play(id=next(self._ids), request=request, endpoint=policy.endpoint)
+        frame = Play(request=request, endpoint=policy.endpoint)
         limit_s = request.deadline_s + self._deadlines.grace_s
         call = self._begin(frame, rollout_id=request.rollout_id, policy=policy)
         try:
             async with asyncio.timeout(limit_s):
-                value = await call.ended
+                # Shielded: after a cancel it still tells when the worker has stopped.
+                value = await asyncio.shield(call.ended)
         except TimeoutError:
             await self._stop(call)
             text = (
@@ -240,7 +236,7 @@ class WorkerClient:
         close_s = self._deadlines.close_s
         if self.is_alive and self._greeting.done():
             with suppress(TelescopeError):  # it goes all the same
-                await self.ask(Close(id=next(self._ids)), object, within_s=close_s)
+                await self.ask(Close(), NOTHING, within_s=close_s)
         self._connection.close("it was closed")
         if self.lifeline is not None:
             await self.lifeline.end(within_s=close_s)
@@ -252,6 +248,7 @@ class WorkerClient:
     ) -> _Call:
         if not self.is_alive:
             raise EnvironmentProcessError(f"{self.label} {self._why_killed or 'has ended'}")
+        frame.id = next(self._ids)
         ended = asyncio.get_running_loop().create_future()
         call = _Call(id=frame.id, ended=ended, rollout_id=rollout_id, policy=policy)
         self._connection.send(frame)
@@ -262,7 +259,9 @@ class WorkerClient:
         """Cancel a rollout: its model requests now, its code in the worker within `cancel_s`."""
         call.withdraw_all()
         self._connection.send(Cancel(id=call.id))
-        await asyncio.wait([*call.completing.values(), call.ended], timeout=self._deadlines.cancel_s)
+        await asyncio.wait(
+            [*call.completing.values(), call.ended], timeout=self._deadlines.cancel_s
+        )
         if call.ended.done():
             call.ended.exception()
         else:
@@ -271,35 +270,37 @@ class WorkerClient:
     def _on_frame(self, frame: WorkerFrame) -> None:
         self._heard_s = time.monotonic()
         match frame:
+            case Beat():
+                self.last_beat = frame
+                self.lag_s = max(self.lag_s, frame.lag_s)
+            case Welcome() | Refused():
+                self._greeted(frame)
             case Complete():
                 self._complete(frame)
-            case Reply():
-                self._end(frame.id, frame.value)
-            case Stopped():
-                self._end(frame.id, None)
-            case Failure():
-                call = self._calls.get(frame.id)
-                if call is not None and not call.ended.done():
-                    call.ended.set_exception(RequestFailed(frame))
             case Withdraw():
                 task = self._completing.get(frame.id)
                 if task is not None:
                     task.cancel()
-            case Beat():
-                self.last_beat = frame
-                self.lag_s = max(self.lag_s, frame.lag_s)
-            case Welcome():
-                if not self._greeting.done():
-                    self._greeting.set_result(frame)
-            case Refused():
-                if not self._greeting.done():
-                    text = f"{self.label} refused: {frame.reason}"
-                    self._greeting.set_exception(load_error(frame.kind, text))
+            case _:
+                self._end(frame)
 
-    def _end(self, call_id: int, value: msgspec.Raw | None) -> None:
-        call = self._calls.get(call_id)
-        if call is not None and not call.ended.done():
-            call.ended.set_result(value)
+    def _greeted(self, frame: Welcome | Refused) -> None:
+        if self._greeting.done():
+            self._connection.abort("a second greeting arrived")
+        elif isinstance(frame, Welcome):
+            self._greeting.set_result(frame)
+        else:
+            text = f"{self.label} refused: {frame.reason}"
+            self._greeting.set_exception(load_error(frame.kind, text))
+
+    def _end(self, frame: Reply | Stopped | Failure) -> None:
+        call = self._calls.get(frame.id)
+        if call is None or call.ended.done():
+            return
+        if isinstance(frame, Failure):
+            call.ended.set_exception(RequestFailed(frame))
+        else:
+            call.ended.set_result(frame.value if isinstance(frame, Reply) else None)
 
     def _complete(self, frame: Complete) -> None:
         call = self._calls.get(frame.call)
@@ -322,24 +323,33 @@ class WorkerClient:
         if task.cancelled():
             return
         error = task.exception()
+        if error is None:
+            turn = Turn(completion=task.result(), started_s=started_s, ended_s=time.monotonic())
+            error = self._show(turn.completion, number)
+            call.turns.append(turn)
         if error is not None:
             kind, text = type(error).__name__, str(error)
             self._connection.send(Failure(id=number, kind=kind, message=text))
-            return
-        completion = task.result()
-        turn = Turn(completion=completion, started_s=started_s, ended_s=time.monotonic())
-        call.turns.append(turn)
+
+    def _show(self, completion: Completion, number: int) -> ProtocolError | None:
+        """Send the worker what it may see; returns why that cannot be sent."""
         shown = Completion(
             message=completion.message,
             finish_reason=completion.finish_reason,
             num_prompt_tokens=completion.num_prompt_tokens,
             num_completion_tokens=completion.num_completion_tokens,
         )
-        self._connection.send(Completed(id=number, completion=shown))
+        try:
+            self._connection.send(Completed(id=number, completion=shown))
+        except ProtocolError as error:
+            return error
+        return None
 
     def _on_lost(self, why: str) -> None:
         for call in self._calls.values():
             call.withdraw_all()
+        if self.lifeline is not None:
+            self.lifeline.kill()
         if self._calls or not self._greeting.done():
             self._burial = asyncio.get_running_loop().create_task(self._bury(why))
 

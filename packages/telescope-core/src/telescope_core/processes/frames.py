@@ -30,6 +30,8 @@ MAX_HELLO_BYTES = 64 * 2**10
 """Largest frame accepted before the other side has shown its token."""
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
+UNNUMBERED = -1
+"""Until a request is sent."""
 
 
 class ProtocolError(TelescopeError):
@@ -38,7 +40,7 @@ class ProtocolError(TelescopeError):
     exit_code = 6
 
 
-class _Frame(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
+class _Frame(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     """One message; the class name is its kind."""
 
 
@@ -78,55 +80,55 @@ class Refused(_Frame, tag="refused"):
 class Open(_Frame, tag="open"):
     """Host, request: build the environment with these settings."""
 
-    id: int
     settings: dict[str, Any]
     secrets: dict[str, str]
     """Values of declared secrets, by name; empty for a worker on another machine."""
+    id: int = UNNUMBERED
 
 
 class Describe(_Frame, tag="describe"):
     """Host, request: an EnvironmentDescription."""
 
-    id: int
+    id: int = UNNUMBERED
 
 
 class FetchExample(_Frame, tag="example"):
     """Host, request: one Example."""
 
-    id: int
     split: Split
     index: int
+    id: int = UNNUMBERED
 
 
 class Gold(_Frame, tag="gold"):
     """Host, request: the scored Rollout of a gold answer, or nil."""
 
-    id: int
     split: Split
     index: int
+    id: int = UNNUMBERED
 
 
 class Play(_Frame, tag="play"):
     """Host, request: one Rollout, without turns: the host has recorded those."""
 
-    id: int
     request: PlayRequest
     endpoint: ChatEndpoint | None
+    id: int = UNNUMBERED
 
 
 class ScoreGroup(_Frame, tag="score_group"):
     """Host, request: the Group with its group rewards."""
 
-    id: int
     split: Split
     example_index: int
     group: Group
+    id: int = UNNUMBERED
 
 
 class Health(_Frame, tag="health"):
     """Host, request: nil, as soon as the event loop gets to it."""
 
-    id: int
+    id: int = UNNUMBERED
 
 
 class Cancel(_Frame, tag="cancel"):
@@ -138,7 +140,7 @@ class Cancel(_Frame, tag="cancel"):
 class Close(_Frame, tag="close"):
     """Host, request: release everything; nil, and the worker closes the connection."""
 
-    id: int
+    id: int = UNNUMBERED
 
 
 class Reply(_Frame, tag="reply"):

@@ -19,7 +19,8 @@ def go_on_in_kept_child(guard_fd: int) -> None:
     ends, so does a pipe of its own. Either way the keeper ends the group, and then itself with
     the child's exit code (128 + n for signal n).
     """
-    alive_read, alive_write = os.pipe()
+    # Nobody writes: the child holds the other end for as long as it lives.
+    alive_read, _alive_write = os.pipe()
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)

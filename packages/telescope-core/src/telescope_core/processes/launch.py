@@ -20,8 +20,7 @@ from typing import IO, Protocol
 from telescope_core.errors import EnvironmentProcessError
 from telescope_core.processes.settings import split_address
 
-PASSED_ON = frozenset(
-    """
+_PASSED_ON = """
     PATH HOME USER LANG LANGUAGE TZ TMPDIR TEMP TMP SYSTEMROOT SHELL TERM
     PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX PYTHONHASHSEED PYTHONUTF8 PYTHONIOENCODING
     PYTHONPATH VIRTUAL_ENV OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS
@@ -29,12 +28,13 @@ PASSED_ON = frozenset(
     SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
     XDG_CACHE_HOME HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_CACHE HF_DATASETS_OFFLINE
     HF_ENDPOINT TRANSFORMERS_OFFLINE
-    """.split()
-)
+"""
+PASSED_ON = frozenset(_PASSED_ON.split())
 """The variables a worker sees, beside LC_*: no keys and no tokens."""
 _TAIL_LINES = 12
 _TAIL_BYTES = 4000
 _POLL_S = 0.01
+_EPITAPH_S = 1.0
 
 
 class Lifeline(Protocol):
@@ -95,15 +95,7 @@ class LocalPlace:
         guard_read, guard_write = os.pipe()
         log = self._open_log()
         try:
-            process = subprocess.Popen(
-                self._command(theirs.fileno(), guard_read),
-                env=scrubbed(os.environ, is_own_interpreter=self._is_own_interpreter),
-                pass_fds=(theirs.fileno(), guard_read),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process = self._spawn(theirs.fileno(), guard_read, log)
         except OSError as error:
             os.close(guard_write)
             ours.close()
@@ -115,8 +107,24 @@ class LocalPlace:
         finally:
             theirs.close()
             os.close(guard_read)
-        await asyncio.get_running_loop().create_connection(lambda: protocol, sock=ours)
-        return LocalWorker(process, guard=guard_write, log=log)
+        worker = LocalWorker(process, guard=guard_write, log=log)
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: protocol, sock=ours)
+        except BaseException:
+            worker.kill()
+            raise
+        return worker
+
+    def _spawn(self, socket_fd: int, guard_fd: int, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            self._command(socket_fd, guard_fd),
+            env=scrubbed(os.environ, is_own_interpreter=self._is_own_interpreter),
+            pass_fds=(socket_fd, guard_fd),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     @property
     def _is_own_interpreter(self) -> bool:
@@ -166,17 +174,8 @@ class LocalWorker:
 
     async def epitaph(self) -> str:
         """Return how it ended and the end of its log."""
-        await self._has_ended(2.0)
-        code = self._process.poll()
-        if code is None:
-            how = "it still runs"
-        elif code == 128 + signal.SIGKILL:
-            how = "it was killed by SIGKILL (by somebody, or by the system for want of memory)"
-        elif code > 128:
-            how = f"it was ended by {signal.Signals(code - 128).name}"
-        else:
-            how = f"its exit code is {code}"
-        return f"{how}{self._last_words()}"
+        await self._has_ended(_EPITAPH_S)
+        return f"{_how_ended(self._process.poll())}{self._last_words()}"
 
     def _last_words(self) -> str:
         if self._log.closed:
@@ -189,11 +188,20 @@ class LocalWorker:
 
     async def _has_ended(self, within_s: float) -> bool:
         give_up_s = time.monotonic() + within_s
-        while self._process.poll() is None:  # noqa: ASYNC110 (a process has no event)
+        while self._process.poll() is None:
             if time.monotonic() > give_up_s:
                 return False
             await asyncio.sleep(_POLL_S)
         return True
+
+
+def _how_ended(code: int | None) -> str:
+    if code is None:
+        return "it still runs"
+    number = code - 128 if code > 128 else -code
+    if number == signal.SIGKILL:
+        return "it was killed by SIGKILL (by somebody, or by the system for want of memory)"
+    return f"it was ended by signal {number}" if number > 0 else f"its exit code is {code}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,16 +8,18 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import NoneType
 from typing import Any, TypeVar
 
+import msgspec
+
 from telescope_core.errors import EnvironmentProcessError
-from telescope_core.processes.client import WorkerClient
+from telescope_core.processes.client import NOTHING, WorkerClient
 from telescope_core.processes.frames import (
     Describe,
     FetchExample,
     Gold,
     Health,
+    Request,
     ScoreGroup,
 )
 from telescope_core.processes.handshake import Identity
@@ -27,6 +29,10 @@ from telescope_core.protocols import PlayRequest, Policy
 from telescope_core.types import EnvironmentDescription, Example, Group, Rollout, Split
 
 T = TypeVar("T")
+_DESCRIPTION = msgspec.msgpack.Decoder(EnvironmentDescription)
+_EXAMPLE = msgspec.msgpack.Decoder(Example)
+_GROUP = msgspec.msgpack.Decoder(Group)
+_GOLD: "msgspec.msgpack.Decoder[Rollout | None]" = msgspec.msgpack.Decoder(Rollout | None)
 _LOOK_EVERY_S = 0.25
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 10.0
@@ -68,6 +74,7 @@ class EnvironmentPool:
         self._processes = processes
         self._seats = [_Seat(place) for place in places]
         self._leaving: list[WorkerClient] = []
+        self._closing: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
         self._description: EnvironmentDescription | None = None
         self._num_restarts = 0
@@ -82,19 +89,19 @@ class EnvironmentPool:
 
     async def describe(self) -> EnvironmentDescription:
         """Return what the environment declares."""
-        if self._description is None:
+        description = self._description
+        if description is None:
             load_s = self._processes.deadlines.load_s
-            self._description = await self._ask(
-                lambda number: Describe(id=number), EnvironmentDescription, within_s=load_s
-            )
-        return self._description
+            description = await self._ask(Describe(), _DESCRIPTION, within_s=load_s)
+            self._description = description
+        return description
 
     async def example(self, split: Split, index: int) -> Example:
         """Return one example."""
         load_s = self._processes.deadlines.load_s
         return await self._ask(
-            lambda number: FetchExample(id=number, split=split, index=index),
-            Example,
+            FetchExample(split=split, index=index),
+            _EXAMPLE,
             within_s=load_s,
         )
 
@@ -102,8 +109,8 @@ class EnvironmentPool:
         """Return the scored rollout of the gold answer."""
         deadlines = self._processes.deadlines
         return await self._ask(
-            lambda number: Gold(id=number, split=split, index=index),
-            Rollout | None,
+            Gold(split=split, index=index),
+            _GOLD,
             within_s=deadlines.load_s + deadlines.score_s,
         )
 
@@ -126,10 +133,8 @@ class EnvironmentPool:
             rollouts=tuple(without_tokens(rollout) for rollout in group.rollouts),
         )
         scored = await self._ask(
-            lambda number: ScoreGroup(
-                id=number, split=split, example_index=example_index, group=sent
-            ),
-            Group,
+            ScoreGroup(split=split, example_index=example_index, group=sent),
+            _GROUP,
             within_s=self._processes.deadlines.score_s,
         )
         return with_turns_of(scored, group)
@@ -145,7 +150,7 @@ class EnvironmentPool:
         hang_s = self._processes.deadlines.hang_s
         await asyncio.gather(
             *(
-                worker.ask(Health(id=worker.next_id()), NoneType, within_s=hang_s)
+                worker.ask(Health(), NOTHING, within_s=hang_s)
                 for worker in self._workers()
                 if worker.is_alive
             )
@@ -180,7 +185,7 @@ class EnvironmentPool:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await asyncio.gather(*(worker.close() for worker in self._workers()))
+        await asyncio.gather(*(worker.close() for worker in self._workers()), *self._closing)
         for seat in self._seats:
             seat.worker = None
         self._leaving.clear()
@@ -188,12 +193,14 @@ class EnvironmentPool:
     def _workers(self) -> list[WorkerClient]:
         return [seat.worker for seat in self._seats if seat.worker is not None] + self._leaving
 
-    async def _ask(self, request: Any, answer: Any, *, within_s: float) -> Any:
+    async def _ask(
+        self, request: Request, answer: "msgspec.msgpack.Decoder[T]", *, within_s: float
+    ) -> T:
         """Ask any worker; ask another when it dies over it."""
         for attempt in range(1, _ASK_ATTEMPTS + 1):
             worker = await self._least_busy()
             try:
-                return await worker.ask(request(worker.next_id()), answer, within_s=within_s)
+                return await worker.ask(request, answer, within_s=within_s)
             except EnvironmentProcessError:
                 if attempt == _ASK_ATTEMPTS:
                     raise
@@ -208,9 +215,7 @@ class EnvironmentPool:
                 self._watcher = asyncio.create_task(self._watch())
             for seat in self._seats:
                 self._fill(seat)
-            ready = [
-                seat.worker for seat in self._seats if seat.worker and seat.starting is None
-            ]
+            ready = [seat.worker for seat in self._seats if seat.worker and seat.starting is None]
             if ready:
                 return min(ready, key=lambda worker: worker.load)
             starting = [seat.starting for seat in self._seats if seat.starting is not None]
@@ -237,7 +242,7 @@ class EnvironmentPool:
             seat.num_deaths = 0 if worker.num_finished else seat.num_deaths + 1
         if seat.starting is None and seat.num_deaths <= self._processes.max_restarts:
             seat.starting = asyncio.create_task(self._start(seat))
-            seat.starting.add_done_callback(lambda _: setattr(seat, "starting", None))
+            seat.starting.add_done_callback(lambda task: _has_started(seat, task))
 
     async def _start(self, seat: _Seat) -> None:
         """Start a worker in `seat`; raises what no further try would change."""
@@ -266,8 +271,10 @@ class EnvironmentPool:
                     self._judge(worker)
             for worker in list(self._leaving):
                 if not worker.is_alive or worker.load == 0:
-                    await worker.close()
                     self._leaving.remove(worker)
+                    closing = asyncio.create_task(worker.close())
+                    self._closing.add(closing)
+                    closing.add_done_callback(self._closing.discard)
 
     def _judge(self, worker: WorkerClient) -> None:
         limit_bytes, hang_s = self._processes.memory_limit_bytes, self._processes.deadlines.hang_s
@@ -298,6 +305,12 @@ class EnvironmentPool:
             worker.is_retired = True
 
 
+def _has_started(seat: _Seat, task: "asyncio.Task[None]") -> None:
+    seat.starting = None
+    if not task.cancelled():
+        task.exception()  # whoever waits for it raises it
+
+
 def without_tokens(rollout: Rollout) -> Rollout:
     """Return `rollout` without token ids and log-probs."""
     return replace(
@@ -305,9 +318,7 @@ def without_tokens(rollout: Rollout) -> Rollout:
         turns=tuple(
             replace(
                 turn,
-                completion=replace(
-                    turn.completion, prompt_ids=(), completion_ids=(), logprobs=()
-                ),
+                completion=replace(turn.completion, prompt_ids=(), completion_ids=(), logprobs=()),
             )
             for turn in rollout.turns
         ),
@@ -319,9 +330,7 @@ def with_turns_of(scored: Group, group: Group) -> Group:
     turns = {rollout.index: rollout.turns for rollout in group.rollouts}
     return replace(
         scored,
-        rollouts=tuple(
-            replace(rollout, turns=turns[rollout.index]) for rollout in scored.rollouts
-        ),
+        rollouts=tuple(replace(rollout, turns=turns[rollout.index]) for rollout in scored.rollouts),
     )
 
 

@@ -267,4 +267,3 @@ class _HostPolicy:
         completion = await self._serving.complete(self._call, messages, sampling, tools)
         self.num_answers += 1
         return completion
-

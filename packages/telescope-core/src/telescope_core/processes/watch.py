@@ -61,9 +61,7 @@ class WorkerThreads(ThreadPoolExecutor):
 class LoopWatch:
     """Measures the loop it was started on; `send` gets each beat and who blocks, from a thread."""
 
-    def __init__(
-        self, threads: WorkerThreads, send: Callable[[Beat, Call | None], None]
-    ) -> None:
+    def __init__(self, threads: WorkerThreads, send: Callable[[Beat, Call | None], None]) -> None:
         self._threads = threads
         self._send = send
         self._loop = asyncio.get_running_loop()

@@ -1,0 +1,406 @@
+"""Real worker processes, and what happens when they die, hang, grow or are left alone."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from aiohttp import web
+from wire_cases import QUICK, request
+
+from telescope_core.chat import ChatClient
+from telescope_core.errors import ConfigError, EnvironmentLoadError, EnvironmentProcessError
+from telescope_core.open import open_environment
+from telescope_core.processes import Isolation, ProcessSettings, StageDeadlines
+from telescope_core.processes.frames import ProtocolError
+from telescope_core.protocols import EnvironmentLocation
+from telescope_core.scripted import ScriptedClient
+from telescope_core.types import RolloutStatus, Split, StopReason
+
+pytestmark = pytest.mark.engine
+MEBIBYTE = 2**20
+
+
+def scripted(reply: str = "0"):
+    return ScriptedClient([reply]).policy("r")
+
+
+class Held:
+    """A policy that answers when it is let go."""
+
+    endpoint = None
+
+    def __init__(self):
+        self.num_asked = 0
+        self.let_go = asyncio.Event()
+
+    async def complete(self, messages, sampling, *, tools=()):
+        self.num_asked += 1
+        await self.let_go.wait()
+        return await scripted(messages[-1].content).complete(messages, sampling)
+
+
+async def until(condition, what: str) -> None:
+    async with asyncio.timeout(15):
+        while not condition():  # noqa: ASYNC110 (other processes have no events)
+            await asyncio.sleep(0.01)
+    assert condition(), what
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def num_open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def worker_processes() -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if "telescope_core.processes.worker" in " ".join(child.cmdline())
+    ]
+
+
+@pytest.fixture(autouse=True)
+async def leaves_nothing():
+    """Every test ends with as many processes, descriptors and tasks as it began with."""
+    before = num_open_files()
+    yield
+    await until(lambda: not worker_processes(), "every worker process has ended")
+    await until(lambda: num_open_files() <= before, "every descriptor is closed")
+
+
+async def test_a_killed_worker_loses_its_rollouts_alone(workers):
+    pool = workers("Suicidal", num_workers=2)
+    await pool.describe()
+    await until(lambda: pool.stats()["workers"] == 2, "both workers")
+    held = Held()
+    tasks = [asyncio.create_task(pool.play(request(i, rollout=i), held)) for i in range(2, 12)]
+    await until(lambda: held.num_asked == 10, "all ten to wait for the policy")
+    victim = pool._seats[0].worker
+    pid = int(victim.label.rpartition("pid ")[2].rstrip(")"))
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: sum(task.done() for task in tasks) == 5, "five lost rollouts")
+    held.let_go.set()
+    rollouts = await asyncio.gather(*tasks)
+    assert [rollout.index for rollout in rollouts] == list(range(2, 12))
+    lost = [rollout for rollout in rollouts if rollout.status is RolloutStatus.FAILED]
+    assert len(lost) == 5
+    for rollout in lost:
+        assert rollout.reward is None
+        assert rollout.status_reason == "EnvironmentProcessError"
+        assert f"pid {pid}) is gone" in rollout.error
+        assert "5 rollouts are lost with it" in rollout.error
+        assert "SIGKILL" in rollout.error
+    kept = [rollout for rollout in rollouts if rollout.status is RolloutStatus.KEPT]
+    assert [rollout.reward for rollout in kept] == [1.0] * 5
+    again = await pool.play(request(lost[0].index), scripted(str(lost[0].index)))
+    assert again.reward == 1.0
+    assert pool.stats()["restarts"] == 1
+
+
+async def test_last_words_and_log_are_in_the_error(workers, tmp_path):
+    pool = workers("Suicidal", log_folder=tmp_path / "logs")
+    played = await pool.play(request(1), scripted())
+    assert played.tags["failed_in"] == "process"
+    assert "these are my last words" in played.error
+    log = tmp_path / "logs" / "environment-worker_toys-Suicidal-0.log"
+    assert str(log) in played.error
+    assert "these are my last words" in log.read_text()
+
+
+async def test_a_worker_that_always_dies_is_given_up(workers):
+    pool = workers("Suicidal", max_restarts=1)
+    for _ in range(2):
+        assert (await pool.play(request(1), scripted())).status is RolloutStatus.FAILED
+    with pytest.raises(EnvironmentProcessError, match="stays alive: 1 given up after 2 deaths"):
+        await pool.play(request(1), scripted())
+    with pytest.raises(EnvironmentProcessError):
+        await pool.health()
+
+
+async def test_a_hang_is_named_and_the_others_are_infrastructure(workers):
+    pool = workers("Hangs")
+    held = Held()
+    innocent = asyncio.create_task(pool.play(request(2), held))
+    await until(lambda: held.num_asked == 1, "the innocent rollout to wait")
+    culprit = await pool.play(request(1), scripted("1"))
+    assert culprit.stop_reason is StopReason.TIMEOUT
+    assert culprit.status is RolloutStatus.FAILED
+    assert "worker_toys.py:" in culprit.error
+    assert "in env_step" in culprit.error
+    assert "await it, or run it in a thread" in culprit.error
+    lost = await innocent
+    assert lost.status_reason == "EnvironmentProcessError"
+    assert "hangs in rollout g1/0" in lost.error
+    held.let_go.set()
+    assert (await pool.play(request(2), held)).reward == 1.0
+
+
+async def test_a_frozen_process_is_noticed(workers):
+    pool = workers("Echo")
+    held = Held()
+    task = asyncio.create_task(pool.play(request(3), held))
+    await until(lambda: held.num_asked == 1, "the rollout to wait")
+    frozen = [process for process in worker_processes() if process.children() == []]
+    frozen[0].suspend()
+    lost = await task
+    assert "said nothing for" in lost.error
+    assert "it played g3/0" in lost.error
+    assert lost.status_reason == "EnvironmentProcessError"
+
+
+async def test_a_reward_that_raises_is_a_failure_of_the_reward(workers):
+    played = await workers("BadReward").play(request(), scripted())
+    assert played.error == "ZeroDivisionError: there is nothing to divide by"
+    assert (played.tags["failed_in"], played.reward) == ("reward", None)
+
+
+CALLS = '<tool_call>{{"name": "{}", "arguments": {{{}}}}}</tool_call>'
+
+
+async def test_a_tool_that_never_returns_meets_the_deadline(workers):
+    pool = workers("EndlessTool", max_stuck_threads=2)
+    stuck = [
+        pool.play(request(0, rollout=i, deadline_s=1), scripted(CALLS.format("wait", "")))
+        for i in range(3)
+    ]
+    well = ScriptedClient([CALLS.format("double", '"number": 2'), "0"]).policy("r")
+    *timed_out, fine = await asyncio.gather(*stuck, pool.play(request(0), well))
+    assert {rollout.stop_reason for rollout in timed_out} == {StopReason.TIMEOUT}
+    assert {rollout.reward for rollout in timed_out} == {None}
+    assert fine.reward == 1.0
+    await until(lambda: pool._seats[0].worker.is_retired, "the worker to be replaced")
+    assert (await pool.play(request(0), scripted())).reward == 1.0
+    assert pool.stats()["restarts"] == 1
+
+
+async def test_out_of_memory_ends_the_rollout_or_the_worker(workers):
+    pool = workers("Hungry", memory_limit_bytes=256 * MEBIBYTE)
+    at_once = await pool.play(request(1), scripted("1"))
+    assert (at_once.status_reason, at_once.reward) == ("MemoryError", None)
+    assert (await pool.play(request(3), scripted("3"))).reward == 1.0
+    grown = await pool.play(request(2), scripted("2"))
+    assert (grown.status_reason, grown.reward) == ("EnvironmentProcessError", None)
+    assert "above its limit of 256 MiB" in grown.error
+    assert "while it played g2/0" in grown.error
+    assert (await pool.play(request(3), scripted("3"))).reward == 1.0
+
+
+async def test_a_malformed_reply_of_the_model_server_is_the_endpoint_s_failure(workers):
+    async def nonsense(_):
+        return web.json_response({"choices": "none"})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", nonsense)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    client = ChatClient(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "m")
+    try:
+        played = await workers().play(request(), client.policy("r"))
+    finally:
+        await client.close()
+        await runner.cleanup()
+    assert played.status_reason == "EndpointError"
+    assert played.reward is None
+
+
+async def test_programs_that_environment_code_started_end_with_it(workers):
+    pool = workers("Parent")
+    played = await pool.play(request(), scripted())
+    child = int(played.tags["child"])
+    assert not is_gone(child)
+    os.kill(int(played.tags["pid"]), signal.SIGKILL)
+    await until(lambda: is_gone(child), "the program of a killed worker to end")
+    played = await pool.play(request(), scripted())
+    await pool.close()
+    await until(lambda: is_gone(int(played.tags["child"])), "the program to end at close")
+
+
+HOST = """
+import asyncio, os, sys
+sys.path.insert(0, sys.argv[1])
+from wire_cases import request
+from telescope_core.open import open_environment
+from telescope_core.processes import Isolation, ProcessSettings
+from telescope_core.scripted import ScriptedClient
+
+async def main():
+    processes = ProcessSettings(isolation=Isolation.PROCESS, num_workers=2)
+    pool = open_environment("worker_toys:Parent", {}, processes)
+    played = await pool.play(request(), ScriptedClient(["0"]).policy("r"))
+    print(played.tags["pid"], played.tags["child"], flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_nothing_outlives_a_host_that_was_killed():
+    toys = str(Path(__file__).parent / "toys")
+    host = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOST, toys, stdout=subprocess.PIPE
+    )
+    pids = [int(text) for text in (await asyncio.wait_for(host.stdout.readline(), 60)).split()]
+    family = psutil.Process(host.pid).children(recursive=True)
+    assert len(family) >= 4
+    host.kill()
+    await host.wait()
+    host._transport.close()
+    await until(lambda: all(map(is_gone, [*pids, *(one.pid for one in family)])), "all to end")
+
+
+async def test_only_declared_secrets_reach_a_worker(workers, monkeypatch):
+    for name in ("TOY_SECRET", "TOY_TOKEN", "TELESCOPE_WORKER_TOKEN"):
+        monkeypatch.setenv(name, f"the {name}")
+    played = await workers("Nosy").play(request(), scripted())
+    assert played.tags["TOY_SECRET"] == "the TOY_SECRET"
+    assert (played.tags["TOY_TOKEN"], played.tags["TELESCOPE_WORKER_TOKEN"]) == ("", "")
+    assert played.tags["PATH"] == os.environ["PATH"]
+
+
+async def test_a_thousand_cancelled_rollouts_are_each_answered_once(workers):
+    pool = workers(num_workers=2, deadlines=StageDeadlines())
+    await pool.describe()
+    held = Held()
+    tasks = [
+        asyncio.create_task(pool.play(request(i % 40, rollout=i), held)) for i in range(1000)
+    ]
+    await until(lambda: held.num_asked >= 300, "a part of them to reach the policy")
+    for index in range(1000):
+        await pool.cancel(f"g{index % 40}/{index}")
+    rollouts = await asyncio.gather(*tasks)
+    assert [rollout.index for rollout in rollouts] == list(range(1000))
+    assert {rollout.status for rollout in rollouts} == {RolloutStatus.CANCELLED}
+    assert pool.stats()["in_flight"] == 0
+    assert (await pool.play(request(5), scripted("5"))).reward == 1.0
+
+
+async def test_stats_tell_how_the_workers_are(workers):
+    pool = workers(num_workers=2)
+    await asyncio.gather(*(pool.play(request(i), scripted()) for i in range(20)))
+    await until(lambda: pool.stats()["memory_bytes"] > 0, "a beat")
+    stats = pool.stats()
+    assert 10 * MEBIBYTE < stats["memory_bytes"] < 500 * MEBIBYTE
+    assert stats["workers"] >= 1
+    assert (stats["restarts"], stats["in_flight"], stats["stuck_threads"]) == (0, 0, 0)
+    await pool.health()
+
+
+async def test_what_cannot_be_loaded_is_said_as_in_process(workers):
+    with pytest.raises(ConfigError, match="did you mean 'size'"):
+        await workers(settings={"sizes": 3}).describe()
+    with pytest.raises(EnvironmentLoadError, match="is not an Environment class"):
+        await workers("Missing").describe()
+    with pytest.raises(EnvironmentLoadError, match="No module named 'nowhere'"):
+        pool = open_environment("nowhere:X", {}, ProcessSettings(isolation=Isolation.PROCESS))
+        try:
+            await pool.describe()
+        finally:
+            await pool.close()
+
+
+@pytest.fixture
+def broken_interpreter(tmp_path, monkeypatch):
+    """Return a function that locates the toy behind a program which is no worker."""
+
+    def use(script: str) -> None:
+        path = tmp_path / "python"
+        path.write_text(f"#!{sys.executable}\n{script}")
+        path.chmod(0o755)
+        location = EnvironmentLocation(
+            id="acme/toy", version="1", factory="worker_toys:Echo", interpreter=str(path)
+        )
+        monkeypatch.setattr("telescope_core.open.locate_environment", lambda name: location)
+
+    return use
+
+
+GARBAGE = """
+import os, sys, time
+descriptor = int(sys.argv[sys.argv.index("--fd") + 1])
+os.write(descriptor, b"\\x00\\x00\\x00\\x02hi")
+time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (GARBAGE, "a malformed message of 2 bytes arrived"),
+        ("raise SystemExit('telescope-core is not installed here')", "its exit code is 1"),
+        ("import time; time.sleep(30)", "did not greet within 1 s"),
+    ],
+)
+async def test_a_program_that_is_no_worker_is_told_apart(broken_interpreter, script, message):
+    broken_interpreter(script)
+    deadlines = StageDeadlines(start_s=1, close_s=0.2)
+    pool = open_environment("toy", {}, ProcessSettings(deadlines=deadlines, max_restarts=0))
+    try:
+        with pytest.raises(EnvironmentProcessError, match=message):
+            await pool.describe()
+    finally:
+        await pool.close()
+
+
+TOKEN = "a token of the right length"
+
+
+@pytest.fixture
+async def listening(monkeypatch):
+    """The address of a worker that listens on TCP, as a person starts it."""
+    environ = {**os.environ, "TELESCOPE_WORKER_TOKEN": TOKEN}
+    environ["PYTHONPATH"] = str(Path(__file__).parent / "toys")
+    command = ["-m", "telescope_core.processes.worker", "worker_toys:Nosy"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, *command, "--listen", "127.0.0.1:0"), env=environ, stdout=subprocess.PIPE
+    )
+    line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+    assert line.startswith("serving worker_toys:Nosy 0 on 127.0.0.1:")
+    yield line.split()[-1]
+    process.terminate()
+    await process.wait()
+    process._transport.close()
+
+
+async def test_a_worker_elsewhere_needs_the_token_and_serves_the_next_host(listening, monkeypatch):
+    processes = ProcessSettings(addresses=(listening,), deadlines=QUICK, max_restarts=0)
+    with pytest.raises(ConfigError, match="set TELESCOPE_WORKER_TOKEN"):
+        open_environment("worker_toys:Nosy", {}, processes)
+    monkeypatch.setenv("TELESCOPE_WORKER_TOKEN", "not the token of that worker")
+    stranger = open_environment("worker_toys:Nosy", {}, processes)
+    with pytest.raises(ProtocolError, match="the token is wrong"):
+        await stranger.describe()
+    await stranger.close()
+    monkeypatch.setenv("TELESCOPE_WORKER_TOKEN", TOKEN)
+    monkeypatch.setenv("TOY_SECRET", "stays here")
+    for _ in range(2):
+        pool = open_environment("worker_toys:Nosy", {"size": 7}, processes)
+        assert (await pool.describe()).num_examples[Split.TRAIN] == 7
+        played = await pool.play(request(3), scripted("3"))
+        assert played.reward == 1.0
+        # Secrets do not travel in the clear, and the code cannot see the token.
+        assert (played.tags["TOY_SECRET"], played.tags["TELESCOPE_WORKER_TOKEN"]) == ("", "")
+        await pool.close()
+
+
+async def test_a_worker_that_cannot_be_reached_is_named(monkeypatch):
+    monkeypatch.setenv("TELESCOPE_WORKER_TOKEN", TOKEN)
+    processes = ProcessSettings(addresses=("127.0.0.1:9",), max_restarts=0)
+    pool = open_environment("countdown", {}, processes)
+    began_s = time.monotonic()
+    with pytest.raises(EnvironmentProcessError, match=r"127\.0\.0\.1:9 cannot be reached"):
+        await pool.describe()
+    await pool.close()
+    assert time.monotonic() - began_s < 5

@@ -1,0 +1,180 @@
+"""Environments that behave, and environments that do what none should."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+from telescope_core import (
+    EnvironmentConfig,
+    Example,
+    ListSource,
+    MultiTurnEnvironment,
+    SingleTurnEnvironment,
+    StopReason,
+    ToolEnvironment,
+    group_reward,
+    metric,
+    reward,
+)
+
+
+class Echo(SingleTurnEnvironment):
+    """The answer is the prompt."""
+
+    reward_max = 2.0
+
+    class Config(EnvironmentConfig):
+        size: int = 40
+
+    def examples(self, split):
+        return ListSource(
+            [
+                Example(id=f"{split}-{i}", prompt=str(i), answer=str(i), info={"row": [i, None]})
+                for i in range(self.config.size)
+            ]
+        )
+
+    def gold_answer(self, example):
+        return example.answer
+
+    @reward
+    def correct(self, rollout, example):
+        return float(rollout.completion_text == example.answer)
+
+    @metric
+    def num_tokens(self, rollout, example):
+        return float(rollout.num_completion_tokens)
+
+    @group_reward
+    def shared(self, rollouts, example):
+        return [sum(r.rewards["correct"] for r in rollouts) / len(rollouts)] * len(rollouts)
+
+
+class Counting(MultiTurnEnvironment, Echo):
+    """Three turns, with a little state."""
+
+    def env_response(self, messages, episode):
+        count = int(episode.state.get("count", 0)) + 1
+        episode.state["count"] = count
+        return None if count == 3 else f"go on {count}"
+
+
+class BadReward(Echo):
+    @reward
+    def broken(self, rollout, example):
+        raise ZeroDivisionError("there is nothing to divide by")
+
+
+class Hangs(Echo):
+    """Example 1 holds the event loop for good."""
+
+    async def env_step(self, episode):
+        while episode.example.answer == "1":
+            time.sleep(0.01)
+
+    async def play(self, episode):
+        stop = await super().play(episode)
+        await self.env_step(episode)
+        return stop
+
+
+class EndlessTool(ToolEnvironment, Echo):
+    """A tool that never returns, and one that does."""
+
+    def tools(self):
+        return [self.wait, self.double]
+
+    def wait(self) -> str:
+        """Wait for good."""
+        while True:
+            time.sleep(0.05)
+
+    def double(self, number: int) -> int:
+        """Double a number.
+
+        Args:
+            number: The number.
+        """
+        return 2 * number
+
+
+class Hungry(Echo):
+    """Example 1 asks for far too much at once; example 2 grows without end."""
+
+    @reward
+    def fills_memory(self, rollout, example):
+        if example.answer == "1":
+            return float(len(bytearray(1 << 40)))
+        kept = []
+        while example.answer == "2":
+            kept.append(bytearray(8 << 20))
+            time.sleep(0.002)
+        return 0.0
+
+
+class Suicidal(Echo):
+    """Example 1 kills its process; `who` tells which process played."""
+
+    async def play(self, episode):
+        stop = await super().play(episode)
+        if episode.example.answer == "1":
+            sys.stderr.write("these are my last words\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        episode.tags["pid"] = str(os.getpid())
+        return stop
+
+
+class Parent(Echo):
+    """Starts a program that would outlive it."""
+
+    async def play(self, episode):
+        stop = await super().play(episode)
+        child = subprocess.Popen(["sleep", "600"])
+        episode.tags.update(pid=str(os.getpid()), child=str(child.pid))
+        return stop
+
+
+class Nosy(Echo):
+    """Looks at its environment variables."""
+
+    secrets = ("TOY_SECRET",)
+
+    async def play(self, episode):
+        stop = await super().play(episode)
+        for name in ("TOY_SECRET", "TOY_TOKEN", "PATH", "TELESCOPE_WORKER_TOKEN"):
+            episode.tags[name] = os.environ.get(name, "")
+        return stop
+
+
+class Stubborn(Echo):
+    """Does not end when it is cancelled, for a second."""
+
+    async def play(self, episode):
+        ends_s = time.monotonic() + 1
+        while time.monotonic() < ends_s:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.2)
+        return StopReason.COMPLETED
+
+
+class Wordy(Echo):
+    """Says more than a message may hold."""
+
+    @metric
+    def big(self, rollout, example):
+        return float(len(re.sub("a", "b", rollout.completion_text)))
+
+
+class TellsEndpoint(Echo):
+    """Reports the chat endpoint it was given."""
+
+    async def play(self, episode):
+        given = episode.endpoint
+        episode.tags["endpoint"] = f"{given.base_url} {given.api_key} {given.model}"
+        return await super().play(episode)
