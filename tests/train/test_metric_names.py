@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from telescope_core.processes import EnvironmentPool, ProcessSettings
+from telescope_core.processes.handshake import Identity
 from telescope_train.models import make_tiny_model
 from telescope_train.worker import TrainerWorker
 
@@ -33,6 +35,13 @@ RUNS = (
     {"use_tis": True, "kl_penalty_tau": 0.1, "entropy_coef": 0.01},
 )
 ON_A_GPU = {"mfu"}
+IN_PROCESSES = {
+    f"workers/<env>/{name}"
+    for name in (
+        *("workers", "restarts", "in_flight", "rollouts_per_s", "loop_lag_s"),
+        *("memory_bytes", "stuck_threads"),
+    )
+}
 
 
 def documented() -> dict[str, re.Pattern[str]]:
@@ -71,4 +80,8 @@ async def test_the_page_lists_exactly_what_steps_write(start, tmp_path):
     missing = {key for key in written if not any(p.fullmatch(key) for p in patterns.values())}
     assert missing == set(), "document them in docs/reference/metrics.md"
     unwritten = {key for key, p in patterns.items() if not any(p.fullmatch(one) for one in written)}
-    assert unwritten == ON_A_GPU, "no step writes them"
+    assert unwritten == ON_A_GPU | IN_PROCESSES, "no step writes them"
+    pool = EnvironmentPool(
+        "toy", [], {}, identity=Identity(name="", version=""), processes=ProcessSettings()
+    )
+    assert {f"workers/<env>/{name}" for name in pool.stats()} == IN_PROCESSES

@@ -38,9 +38,7 @@ async def workers() -> AsyncIterator[Callable[..., EnvironmentPool]]:
 
     def open_toy(name: str = "Echo", *, settings=None, **changes) -> EnvironmentPool:
         fields = {"isolation": Isolation.PROCESS, "deadlines": QUICK, **changes}
-        opened.append(
-            open_environment(f"worker_toys:{name}", settings, ProcessSettings(**fields))
-        )
+        opened.append(open_environment(f"worker_toys:{name}", settings, ProcessSettings(**fields)))
         return opened[-1]
 
     yield open_toy

@@ -88,7 +88,9 @@ async def test_token_ids_and_logprobs_never_cross(wire, monkeypatch):
     await pool.describe()
     connection = place.servings[0].connection
     receive = connection.data_received
-    monkeypatch.setattr(connection, "data_received", lambda data: (seen.extend(data), receive(data)))
+    monkeypatch.setattr(
+        connection, "data_received", lambda data: (seen.extend(data), receive(data))
+    )
     played = await pool.play(request(1), ScriptedClient([sampled("7")]).policy("r"))
     group = Group(id="g", environment="toy", example_id="x", rollouts=(played,))
     await pool.score_group(Split.TRAIN, 1, group)

@@ -274,9 +274,7 @@ async def test_a_thousand_cancelled_rollouts_are_each_answered_once(workers):
     pool = workers(num_workers=2, deadlines=StageDeadlines())
     await pool.describe()
     held = Held()
-    tasks = [
-        asyncio.create_task(pool.play(request(i % 40, rollout=i), held)) for i in range(1000)
-    ]
+    tasks = [asyncio.create_task(pool.play(request(i % 40, rollout=i), held)) for i in range(1000)]
     await until(lambda: held.num_asked >= 300, "a part of them to reach the policy")
     for index in range(1000):
         await pool.cancel(f"g{index % 40}/{index}")
@@ -303,12 +301,10 @@ async def test_what_cannot_be_loaded_is_said_as_in_process(workers):
         await workers(settings={"sizes": 3}).describe()
     with pytest.raises(EnvironmentLoadError, match="is not an Environment class"):
         await workers("Missing").describe()
+    pool = open_environment("nowhere:X", {}, ProcessSettings(isolation=Isolation.PROCESS))
     with pytest.raises(EnvironmentLoadError, match="No module named 'nowhere'"):
-        pool = open_environment("nowhere:X", {}, ProcessSettings(isolation=Isolation.PROCESS))
-        try:
-            await pool.describe()
-        finally:
-            await pool.close()
+        await pool.describe()
+    await pool.close()
 
 
 @pytest.fixture

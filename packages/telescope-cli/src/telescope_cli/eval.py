@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,11 @@ from telescope_cli.eval_options import (
     BaseUrlOption,
     ConcurrencyOption,
     DeadlineSOption,
+    EnvAddressOption,
     EnvironmentOption,
+    EnvIsolationOption,
+    EnvMemoryLimitMbOption,
+    EnvWorkersOption,
     ExamplesOption,
     KOption,
     MaxTokensOption,
@@ -43,6 +47,7 @@ from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, run_eval
 from telescope_core.evals.folder import result_to_json
 from telescope_core.evals.settings import check_split
+from telescope_core.processes.settings import Isolation, ProcessSettings
 from telescope_core.records.files import plain
 from telescope_core.reports import write_eval_report
 from telescope_core.types import JsonValue, Sampling, Split
@@ -60,6 +65,8 @@ class EvalRequest:
     """None = the model is a folder that is served for this eval."""
     api_key: str | None
     settings: EvalSettings
+    processes: ProcessSettings
+    """Where the environment runs; no matter for the numbers."""
 
     def manifest(self) -> dict[str, JsonValue]:
         """Return everything that decides the numbers."""
@@ -87,6 +94,10 @@ def eval_command(
     seed: SeedOption = None,
     concurrency: ConcurrencyOption = 64,
     deadline_s: DeadlineSOption = 300.0,
+    env_workers: EnvWorkersOption = 1,
+    env_isolation: EnvIsolationOption = Isolation.AUTO,
+    env_memory_limit_mb: EnvMemoryLimitMbOption = None,
+    env_address: EnvAddressOption = [],  # noqa: B006 (typer reads it, and copies it)
     output: OutputOption = None,
     resume: ResumeOption = False,
     as_json: AsJsonOption = False,
@@ -131,9 +142,21 @@ def eval_command(
             deadline_s=deadline_s,
             split=split,
         ),
+        processes=_process_settings(env_isolation, env_workers, env_address, env_memory_limit_mb),
     )
     result, folder = _evaluate(request, output=output, resume=resume)
     _show(result, folder, as_json=as_json)
+
+
+def _process_settings(
+    isolation: Isolation, num_workers: int, addresses: list[str], memory_limit_mb: int | None
+) -> ProcessSettings:
+    return ProcessSettings(
+        isolation=isolation,
+        num_workers=num_workers,
+        addresses=tuple(addresses),
+        memory_limit_bytes=None if memory_limit_mb is None else memory_limit_mb * 2**20,
+    )
 
 
 def _show(result: EvalResult, folder: EvalFolder, *, as_json: bool) -> None:
@@ -169,7 +192,9 @@ async def _check(request: EvalRequest) -> None:
     from telescope_core.http import RequestLimits
     from telescope_core.open import open_environment
 
-    environment = open_environment(request.environment, request.environment_settings)
+    environment = open_environment(
+        request.environment, request.environment_settings, request.processes
+    )
     try:
         check_split(request.settings, await environment.describe())
     finally:
@@ -236,7 +261,8 @@ async def _play(
     done = folder.rows()
     limits = RequestLimits(request_timeout_s=settings.deadline_s)
     client = ChatClient(base_url, model, api_key=request.api_key, limits=limits)
-    environment = open_environment(request.environment, request.environment_settings)
+    processes = replace(request.processes, log_folder=folder.path / "logs")
+    environment = open_environment(request.environment, request.environment_settings, processes)
     try:
         with EvalProgress(settings, done=done) as progress:
 

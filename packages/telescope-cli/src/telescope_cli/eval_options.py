@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from telescope_core.processes.settings import Isolation
 from telescope_core.types import Split
 
 EnvironmentOption = Annotated[
@@ -31,6 +32,18 @@ MaxTokensOption = Annotated[int, typer.Option(help="Most tokens of one answer.")
 SeedOption = Annotated[int | None, typer.Option(help="Seed of the sampling.")]
 ConcurrencyOption = Annotated[int, typer.Option(help="Rollouts at the same time.")]
 DeadlineSOption = Annotated[float, typer.Option(help="Seconds one rollout may take.")]
+EnvWorkersOption = Annotated[int, typer.Option(help="Processes that play the environment.")]
+EnvIsolationOption = Annotated[
+    Isolation,
+    typer.Option(help="Play in processes of the environment's own, or in this one (none)."),
+]
+EnvMemoryLimitMbOption = Annotated[
+    int | None, typer.Option(min=64, help="Memory of one of these processes, MiB.")
+]
+EnvAddressOption = Annotated[
+    list[str],
+    typer.Option(help="host:port of a worker that runs elsewhere; may be repeated."),
+]
 OutputOption = Annotated[Path | None, typer.Option(help="Folder for the results; new or empty.")]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Go on with the interrupted eval in --output.")

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,6 +96,10 @@ class InProcessEnvironment:
 
     async def health(self) -> None:
         """Always well: it is this process."""
+
+    def stats(self) -> Mapping[str, float]:
+        """Nothing: it has no process of its own."""
+        return {}
 
     async def close(self) -> None:
         """Cancel what is still being played, and release what the environment holds."""

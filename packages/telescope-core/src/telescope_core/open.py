@@ -4,6 +4,7 @@ Names: an installed id (`math-reasoning`, `owner/name`, with optional `@version`
 `module:Class` for code that is importable as it is.
 """
 
+import asyncio
 import importlib
 import os
 import re
@@ -73,11 +74,45 @@ def open_environment(
     location = locate_environment(name)
     merged = {**location.config, **(settings or {})}
     if runs_in_process(location, processes.isolation):
+        _require_no_effect(name, processes)
         environment = load_environment_class(location.factory).from_settings(merged)
         return InProcessEnvironment(environment, name=name, version=location.version)
     version = "" if location.version == "0" else location.version
     identity = Identity(name=name, version=version)
     return _pool(name, merged, identity, processes, _local_places(name, location, processes))
+
+
+def check_environment(
+    name: str, settings: dict[str, Any] | None = None, processes: ProcessSettings | None = None
+) -> None:
+    """Raise what would keep `name` from being opened with `settings`.
+
+    Starts a process only where this one cannot import the environment; outside an event loop.
+    """
+    opened = open_environment(name, settings, processes)
+    if isinstance(opened, InProcessEnvironment) or (processes and processes.addresses):
+        return
+    location = locate_environment(name)
+    if location.interpreter in ("", sys.executable):
+        factory = load_environment_class(location.factory)
+        factory.from_settings({**location.config, **(settings or {})})
+    else:
+        asyncio.run(_described(opened))
+
+
+async def _described(client: EnvironmentClient) -> None:
+    try:
+        await client.describe()
+    finally:
+        await client.close()
+
+
+def _require_no_effect(name: str, processes: ProcessSettings) -> None:
+    if processes.num_workers > 1 or processes.memory_limit_bytes is not None:
+        raise ConfigError(
+            f"{name!r} is played in this process, where a number of workers and a memory limit "
+            "have no effect; add --env-isolation process, or leave them out"
+        )
 
 
 def runs_in_process(location: EnvironmentLocation, isolation: Isolation) -> bool:

@@ -1,6 +1,6 @@
 """The seams of core, one small Protocol each: everything that varies is met through one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -94,7 +94,7 @@ class EnvironmentClient(Protocol):
     """The seam to an environment process: in this process, another one, a container or a host.
 
     Requests: describe, fetch an example, play a rollout, score a group, cancel, health, close.
-    An implementation that runs elsewhere serves `policy` to the environment over a chat endpoint.
+    The policy stays with the caller: an environment that runs elsewhere asks for completions.
     """
 
     @property
@@ -128,6 +128,10 @@ class EnvironmentClient(Protocol):
 
     async def health(self) -> None:
         """Return when the environment can play; raises ProcessDiedError when it cannot."""
+        ...
+
+    def stats(self) -> Mapping[str, float]:
+        """Return how its processes are, by name; empty when it has none of its own."""
         ...
 
     async def close(self) -> None:

@@ -213,6 +213,13 @@ class Rollout:
         return ""
 
     @property
+    def is_lost(self) -> bool:
+        """Whether its process is gone with it: no verdict on anything, and worth another try."""
+        return (
+            self.status is RolloutStatus.FAILED and self.status_reason == "EnvironmentProcessError"
+        )
+
+    @property
     def is_truncated(self) -> bool:
         """Whether any turn was cut by `max_tokens`."""
         return any(turn.completion.finish_reason == "length" for turn in self.turns)

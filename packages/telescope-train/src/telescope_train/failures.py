@@ -1,8 +1,13 @@
-"""At which boundary a rollout failed: its environment, a reward, the endpoint, or its deadline."""
+"""At which boundary a rollout failed: environment, its process, reward, endpoint, or deadline."""
 
 from enum import StrEnum
 
-from telescope_core.errors import EndpointError, ProcessDiedError, RewardError
+from telescope_core.errors import (
+    EndpointError,
+    EnvironmentProcessError,
+    ProcessDiedError,
+    RewardError,
+)
 from telescope_core.types import Rollout, StopReason
 
 
@@ -15,6 +20,8 @@ class Boundary(StrEnum):
     """A reward or metric function raised, or gave something that is no number."""
     ENDPOINT = "endpoint"
     """An inference server did not answer as it must."""
+    PROCESS = "process"
+    """The environment's process died, hung or ran out of memory."""
     TIMEOUT = "timeout"
     """The rollout's deadline passed."""
 
@@ -23,6 +30,8 @@ BY_ERROR = {
     RewardError.__name__: Boundary.REWARD,
     EndpointError.__name__: Boundary.ENDPOINT,
     ProcessDiedError.__name__: Boundary.ENDPOINT,
+    EnvironmentProcessError.__name__: Boundary.PROCESS,
+    MemoryError.__name__: Boundary.PROCESS,
 }
 """Name of the exception, which opens `Rollout.error`, -> boundary."""
 

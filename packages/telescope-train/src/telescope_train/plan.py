@@ -6,14 +6,19 @@ starts nothing. `plan_text` turns a plan into text. Imports no torch, transforme
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from telescope_core.errors import TelescopeError
-from telescope_core.open import locate_environment, open_environment
 from telescope_train.accept import load_accept_fn
 from telescope_train.config.checks import max_tokens_problems
 from telescope_train.config.schema import EvalEntry, TrainConfig
+from telescope_train.environments import (
+    environment_problems,
+    environment_version,
+    worker_plans,
+)
 from telescope_train.model_facts import UNKNOWN_FACTS, ModelFacts, read_model_facts
 from telescope_train.resume import location_problems
 from telescope_train.run_checkpoints import checkpoints_folder
@@ -106,8 +111,8 @@ def make_plan(config: TrainConfig) -> Plan:
     if facts.max_positions is not None:
         problems += _length_problems(config, facts.max_positions, limit)
     problems += _step_problems(config, facts)
-    shares = _environment_shares(config, problems)
-    problems += _eval_environment_problems(config)
+    shares = _environment_shares(config)
+    problems += environment_problems(config)
     problems += location_problems(config)
     if config.ray.ray_address is None:
         problems += port_problems(config)
@@ -200,16 +205,13 @@ def _device_problems(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _environment_shares(config: TrainConfig, problems: list[str]) -> list[EnvironmentShare]:
+def _environment_shares(config: TrainConfig) -> list[EnvironmentShare]:
     total = sum(entry.weight for entry in config.environments)
     shares: list[EnvironmentShare] = []
     for entry in config.environments:
         version = "not installed"
-        try:
-            version = locate_environment(entry.name).version
-            open_environment(entry.name, dict(entry.env))
-        except TelescopeError as error:
-            problems.append(str(error))
+        with suppress(TelescopeError):  # told by environment_problems
+            version = environment_version(entry)
         share = entry.weight / total
         shares.append(
             EnvironmentShare(
@@ -223,14 +225,6 @@ def _environment_shares(config: TrainConfig, problems: list[str]) -> list[Enviro
     return shares
 
 
-def _eval_environment_problems(config: TrainConfig) -> Iterator[str]:
-    for entry in config.evals.evals:
-        try:
-            open_environment(entry.name, dict(entry.env))
-        except TelescopeError as error:
-            yield str(error)
-
-
 def _processes(config: TrainConfig) -> tuple[ProcessPlan, ...]:
     inference, trainer, ray = config.inference, config.trainer, config.ray
     first = inference.inference_base_port
@@ -238,7 +232,11 @@ def _processes(config: TrainConfig) -> tuple[ProcessPlan, ...]:
     ports = f"port {first}" if first == last else f"ports {first} to {last}"
     address = ray.ray_address
     return (
-        ProcessPlan(name="driver", count=1, detail="this process: the loop and the environments"),
+        ProcessPlan(name="driver", count=1, detail="this process: the loop and the gateway"),
+        *(
+            ProcessPlan(name="environment", count=worker.count, detail=worker.detail)
+            for worker in worker_plans(config)
+        ),
         ProcessPlan(
             name="Ray",
             count=1,

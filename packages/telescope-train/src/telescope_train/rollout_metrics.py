@@ -49,6 +49,7 @@ def batch_metrics(batch: SampledBatch) -> dict[str, float]:
         "rollouts/failed_attempts": float(num_failed),
         **{f"failures/{edge}": float(batch.failed_attempts.get(edge, 0)) for edge in Boundary},
         **{f"queue/{name}": float(size) for name, size in batch.queues.items()},
+        **{f"workers/{name}": value for name, value in batch.workers.items()},
     }
 
 

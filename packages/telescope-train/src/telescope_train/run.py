@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
-from telescope_core.open import open_environment
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
 from telescope_core.reports.train_report import write_train_report
@@ -19,6 +18,7 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.credit import CreditRules, RewardRange
 from telescope_train.diagnoses import diagnoses
 from telescope_train.engine_check import check_engine
+from telescope_train.environments import OpenedEnvironments, open_environments
 from telescope_train.gateway import Gateway
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
@@ -60,17 +60,12 @@ def run_training(config: TrainConfig) -> dict[str, Any]:
     plan = make_plan(config)
     if plan.problems:
         raise ConfigError("\n".join(plan.problems))
-    environments = {
-        entry.name: open_environment(entry.name, dict(entry.env)) for entry in config.environments
-    }
-    eval_environments = {
-        entry.name: open_environment(entry.name, dict(entry.env)) for entry in config.evals.evals
-    }
+    environments = open_environments(config)
     point = resume_point(config)
     folder = open_run_folder(config, point)
     if point is not None:
         print_resume(point.checkpoint.step, str(point.checkpoint.path), point.changed)
-    run = _Run(config, folder, environments, eval_environments, point)
+    run = _Run(config, folder, environments, point)
     try:
         with ray_cluster(config.ray, run.bundles(), debug=config.run.debug):
             asyncio.run(run.main())
@@ -92,14 +87,14 @@ class _Run:
         self,
         config: TrainConfig,
         folder: RunFolder,
-        environments: dict[str, EnvironmentClient],
-        eval_environments: dict[str, EnvironmentClient],
+        environments: OpenedEnvironments,
         point: ResumePoint | None,
     ) -> None:
         self.config = config
         self.folder = folder
-        self.environments = _recorded(environments)
-        self.eval_environments = _recorded(eval_environments)
+        self.opened = environments.clients
+        self.environments = _recorded(environments.training)
+        self.eval_environments = _recorded(environments.evals)
         self.checkpoint = point.checkpoint if point is not None else None
         self.device = default_device()
         self.facts = read_model_facts(config.model.model)
@@ -138,7 +133,7 @@ class _Run:
             )
             pool = ServerPool(servers.base_urls)
             stack.push_async_callback(pool.close)
-            for client in {**self.environments, **self.eval_environments}.values():
+            for client in self.opened:
                 stack.push_async_callback(client.close)
             await supervised(servers, self._train(view, pool, ranks, gateway))
 

@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from telescope_core.errors import ConfigError, TelescopeError
-from telescope_core.open import locate_environment
 from telescope_core.records.files import read_json, write_json
 from telescope_train.config.schema import TrainConfig
 from telescope_train.disk import sync_folder
+from telescope_train.environments import environment_version
 from telescope_train.run_location import run_folder
 from telescope_train.sampler import SamplerState
 
@@ -92,7 +92,7 @@ def environment_versions(config: TrainConfig) -> dict[str, str]:
     versions: dict[str, str] = {}
     for entry in config.environments:
         with suppress(TelescopeError):  # what is missing is a problem of the plan, not of this
-            versions[entry.name] = locate_environment(entry.name).version
+            versions[entry.name] = environment_version(entry)
     return versions
 
 

@@ -28,6 +28,8 @@ from telescope_train.failures import Boundary, boundary_of
 
 MAX_ATTEMPTS = 3
 """How often a rollout is played before its failure is final."""
+MAX_LOST = 5
+"""Further tries, of a rollout whose environment process died with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,8 @@ class SampledBatch:
     """Attempts that failed, those included that another attempt made good."""
     queues: Mapping[str, int] = field(default_factory=dict[str, int])
     """What was finished, played and waiting when the trainer asked for the batch."""
+    workers: Mapping[str, float] = field(default_factory=dict[str, float])
+    """How the processes of each environment were then, as `name/what`."""
     duration_s: float
     """From admission to the last reward."""
 
@@ -148,7 +152,7 @@ class RolloutSampler:
         for known in (self._batches, self._failed_attempts, self._rejected, self._admitted):
             known.pop(batch, None)
         require_scored(sampled.groups)
-        return replace(sampled, queues=queues)
+        return replace(sampled, queues=queues, workers=self._workers())
 
     async def settled(self, version: WeightVersion) -> SamplerState:
         """Return the state now that `version` is live, once what older weights began has ended.
@@ -202,6 +206,13 @@ class RolloutSampler:
             "groups_ready": sum(task.done() for task in tasks),
             "rollouts_playing": self._num_playing,
             "rollouts_waiting": self._num_waiting,
+        }
+
+    def _workers(self) -> dict[str, float]:
+        return {
+            f"{name}/{what}": value
+            for name, environment in self._environments.items()
+            for what, value in environment.client.stats().items()
         }
 
     async def _fill(self, batch: int, position: int, drawn: Drawn) -> Group:
@@ -258,12 +269,16 @@ class RolloutSampler:
             sampling=environment.sampling,
             deadline_s=self._settings.rollout_timeout_s,
         )
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        num_failed = num_lost = 0
+        while num_failed < MAX_ATTEMPTS and num_lost <= MAX_LOST:
             rollout = await self._in_lane(environment.client, request)
             if rollout.status is not RolloutStatus.FAILED:
                 break
             self._failed_attempts[batch][boundary_of(rollout)] += 1
-            rollout = replace(rollout, tags={**rollout.tags, "attempts": str(attempt)})
+            num_lost += rollout.is_lost
+            num_failed += not rollout.is_lost
+            attempts = str(num_failed + num_lost)
+            rollout = replace(rollout, tags={**rollout.tags, "attempts": attempts})
         return rollout
 
     async def _in_lane(self, client: EnvironmentClient, request: PlayRequest) -> Rollout:

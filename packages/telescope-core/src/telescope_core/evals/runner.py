@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from telescope_core.errors import TelescopeError
+from telescope_core.errors import EnvironmentProcessError, TelescopeError
 from telescope_core.evals.result import EvalResult, result_of
 from telescope_core.evals.settings import EvalSettings, check_split
 from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
 from telescope_core.records.rows import RolloutRow, row_of
 from telescope_core.types import Group, Rollout, RolloutStatus, StopReason
+
+MAX_LOST = 3
+"""Tries that one rollout may lose to dying environment processes, beyond its own."""
 
 
 async def run_eval(
@@ -112,15 +115,21 @@ class _EvalRun:
 
     async def _attempts(self, job: _Job) -> Rollout:
         request = self._request(job)
-        rollout = await self._play(request, attempt=1)
-        for attempt in range(2, self.settings.max_retries + 2):
+        num_failed = num_lost = 0
+        while True:
+            attempt = num_failed + num_lost + 1
+            rollout = await self._play(request, attempt=attempt)
+            if attempt > 1:
+                rollout = replace(rollout, tags={**rollout.tags, "attempts": str(attempt)})
+            if rollout.is_lost:
+                num_lost += 1
+            else:
+                num_failed += 1
             # After a missed deadline, another try would favour short answers and cost as much.
             timed_out = rollout.stop_reason is StopReason.TIMEOUT
-            if rollout.status is not RolloutStatus.FAILED or timed_out:
-                break
-            rollout = await self._play(request, attempt=attempt)
-            rollout = replace(rollout, tags={**rollout.tags, "attempts": str(attempt)})
-        return rollout
+            is_spent = num_lost > MAX_LOST or num_failed > self.settings.max_retries
+            if rollout.status is not RolloutStatus.FAILED or timed_out or is_spent:
+                return rollout
 
     async def _play(self, request: PlayRequest, *, attempt: int) -> Rollout:
         # Each attempt has an id of its own, so that a policy may keep token history by id.
@@ -128,6 +137,8 @@ class _EvalRun:
         try:
             policy = self.policies.policy(request.rollout_id + suffix, request.sampling)
             return await self.environment.play(request, policy)
+        except EnvironmentProcessError:
+            raise  # no process can be kept alive: no rollout of this eval can be played
         except TelescopeError as error:
             return _failed(self.environment.name, request, error)
 

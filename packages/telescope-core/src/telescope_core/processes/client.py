@@ -86,6 +86,7 @@ class WorkerClient:
         self.label = place.label
         self.is_retired = False
         """Finishes what it has and gets nothing new."""
+        self.has_group_rewards = True
         self.num_finished = 0
         self.last_beat: Beat | None = None
         self.lag_s = 0.0
@@ -142,6 +143,7 @@ class WorkerClient:
                 f"{welcome.core_version}); this side speaks {PROTOCOL_MIN} to {PROTOCOL_MAX}"
             )
         self.label = f"{self.label} (pid {welcome.pid})"
+        self.has_group_rewards = welcome.has_group_rewards
         secrets = welcome.secrets if self._place.gets_secrets else ()
         values = declared_secrets(secrets, os.environ)
         opening = Open(settings=dict(settings), secrets=values)
@@ -207,7 +209,7 @@ class WorkerClient:
         if value is None:
             return _cancelled(name, request, call)
         rollout = _ROLLOUT.decode(value)
-        return replace(rollout, turns=tuple(call.turns)) if call.turns else rollout
+        return replace(rollout, turns=tuple(call.turns)) if call.turns else as_sent(rollout)
 
     def cancel(self, rollout_id: str) -> None:
         """Stop a rollout; its `play` returns a cancelled one."""
@@ -365,6 +367,23 @@ class WorkerClient:
                 ended.set_exception(error)
         if not self._greeting.cancelled():
             self._greeting.exception()
+
+
+def as_sent(rollout: Rollout) -> Rollout:
+    """Return a rollout that was decoded with tuples where the wire has lists."""
+    turns = (
+        replace(
+            turn,
+            completion=replace(
+                turn.completion,
+                prompt_ids=tuple(turn.completion.prompt_ids),
+                completion_ids=tuple(turn.completion.completion_ids),
+                logprobs=tuple(turn.completion.logprobs),
+            ),
+        )
+        for turn in rollout.turns
+    )
+    return replace(rollout, turns=tuple(turns))
 
 
 def _failed(

@@ -67,6 +67,8 @@ class Welcome(_Frame, tag="welcome"):
     environment_version: str
     pid: int
     secrets: tuple[str, ...]
+    has_group_rewards: bool
+    """Whether score_group would change anything."""
 
 
 class Refused(_Frame, tag="refused"):

@@ -99,6 +99,9 @@ def welcome(
         environment_version=served.version,
         pid=pid,
         secrets=environment_class.secrets,
+        has_group_rewards=any(
+            function.kind == "group_reward" for function in environment_class.score_functions
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from telescope_core.errors import EnvironmentProcessError
-from telescope_core.processes.client import NOTHING, WorkerClient
+from telescope_core.processes.client import NOTHING, WorkerClient, as_sent
 from telescope_core.processes.frames import (
     Describe,
     FetchExample,
@@ -108,11 +108,12 @@ class EnvironmentPool:
     async def gold(self, split: Split, index: int) -> Rollout | None:
         """Return the scored rollout of the gold answer."""
         deadlines = self._processes.deadlines
-        return await self._ask(
+        gold = await self._ask(
             Gold(split=split, index=index),
             _GOLD,
             within_s=deadlines.load_s + deadlines.score_s,
         )
+        return None if gold is None else as_sent(gold)
 
     async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
         """Play and score one rollout on the least busy worker.
@@ -126,6 +127,8 @@ class EnvironmentPool:
 
     async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
         """Apply the group rewards; token ids and log-probs stay on this side."""
+        if not (await self._least_busy()).has_group_rewards:
+            return group
         sent = Group(
             id=group.id,
             environment=group.environment,

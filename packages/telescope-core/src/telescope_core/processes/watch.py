@@ -58,7 +58,7 @@ class WorkerThreads(ThreadPoolExecutor):
         return sum(call.has_ended for _, call in list(self._running))
 
 
-class LoopWatch:
+class WorkerWatch:
     """Measures the loop it was started on; `send` gets each beat and who blocks, from a thread."""
 
     def __init__(self, threads: WorkerThreads, send: Callable[[Beat, Call | None], None]) -> None:

@@ -21,7 +21,7 @@ from telescope_core.processes.handshake import Identity, version_of
 from telescope_core.processes.keeper import go_on_in_kept_child
 from telescope_core.processes.serve import Call, Served, Serving
 from telescope_core.processes.settings import TOKEN_VARIABLE, split_address
-from telescope_core.processes.watch import LoopWatch, WorkerThreads
+from telescope_core.processes.watch import WorkerWatch, WorkerThreads
 
 _SPARE_ADDRESSES_BYTES = 2**30
 """Address space beyond the memory limit: stacks of threads and mapped files count as well."""
@@ -38,7 +38,7 @@ class Worker:
         self._ended = asyncio.Event()
         threads = WorkerThreads()
         asyncio.get_running_loop().set_default_executor(threads)
-        self._watch = LoopWatch(threads, self._beat)
+        self._watch = WorkerWatch(threads, self._beat)
 
     def host(self) -> asyncio.Protocol:
         """Return the protocol of a new connection."""

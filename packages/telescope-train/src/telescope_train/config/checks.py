@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from telescope_core.errors import ConfigError, unknown_name
 from telescope_train.config.algorithm_checks import algorithm_problems
 from telescope_train.config.checkpoint_checks import checkpoint_problems
+from telescope_train.config.environment_checks import process_problems
 from telescope_train.config.names import PLANNED_BACKENDS, PLANNED_TRANSPORTS
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.config.step_checks import step_problems
@@ -21,6 +22,7 @@ def check_config(config: TrainConfig) -> None:
     """Raise ConfigError with one line for each problem."""
     problems = [
         *_environment_problems(config),
+        *process_problems(config),
         *_length_problems(config),
         *algorithm_problems(config),
         *trainer_problems(config),

@@ -77,6 +77,10 @@ class EnvironmentEntry(Section):
     """Sampling temperature."""
     env: dict[str, JsonValue] = Field(default_factory=dict)
     """Settings of the environment itself."""
+    env_workers: Count | None = None
+    """Processes that play it."""
+    env_addresses: tuple[str, ...] = ()
+    """`host:port` of workers that run elsewhere; none is started here then."""
 
 
 class RolloutSection(Section):
@@ -96,6 +100,13 @@ class RolloutSection(Section):
     """Reuse the sampled token ids of earlier turns; false = tokenize every prompt anew."""
     rollout_timeout_s: Positive = 300.0
     """Seconds a rollout may take, rewards included; then it counts as failed."""
+    env_workers: Count = 1
+    """Processes that play each environment."""
+    env_isolation: Literal["auto", "process", "none"] = "auto"
+    """Where environments run: in processes of their own, or in the driver; `auto` = installed ones
+    in processes, `module:Class` in the driver."""
+    env_memory_limit_mb: Annotated[int, Field(ge=64)] | None = None
+    """Memory of one environment process, MiB; null = what the machine has."""
     discard_group_zero_advantage: bool = True
     """Leave out groups whose rollouts all got the same reward; they carry no gradient."""
     should_accept_fn: str | None = None
@@ -177,6 +188,8 @@ class EvalEntry(Section):
     """Tokens the policy may write per turn; null = as in `[rollout]`."""
     env: dict[str, JsonValue] = Field(default_factory=dict)
     """Settings of the environment itself."""
+    env_addresses: tuple[str, ...] = ()
+    """`host:port` of workers that run elsewhere; none is started here then."""
 
 
 class EvalsSection(Section):

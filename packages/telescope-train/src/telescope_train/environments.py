@@ -1,0 +1,127 @@
+"""The environments of a run: where each runs, and one client per name and settings.
+
+An eval of what is also trained on shares the client, and with it the worker processes.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from telescope_core.errors import TelescopeError
+from telescope_core.open import (
+    check_environment,
+    locate_environment,
+    open_environment,
+    runs_in_process,
+)
+from telescope_core.processes import Isolation, ProcessSettings
+from telescope_core.protocols import EnvironmentClient
+from telescope_train.config.environment_checks import starts_processes
+from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
+from telescope_train.run_location import run_folder
+
+Entry = EnvironmentEntry | EvalEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedEnvironments:
+    """Clients by the names of their entries; `clients` holds each once."""
+
+    training: Mapping[str, EnvironmentClient]
+    evals: Mapping[str, EnvironmentClient]
+    clients: tuple[EnvironmentClient, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """Where one environment will run."""
+
+    name: str
+    count: int
+    """Processes that are started for it here."""
+    detail: str
+
+
+def process_settings(entry: Entry, config: TrainConfig) -> ProcessSettings:
+    """Return how the processes of `entry` are run."""
+    rollout = config.rollout
+    isolation = Isolation(rollout.env_isolation)
+    if not starts_processes(entry, rollout.env_isolation):
+        return ProcessSettings(isolation=isolation, addresses=entry.env_addresses)
+    own = entry.env_workers if isinstance(entry, EnvironmentEntry) else None
+    limit_mb = rollout.env_memory_limit_mb
+    return ProcessSettings(
+        isolation=isolation,
+        num_workers=own or rollout.env_workers,
+        memory_limit_bytes=None if limit_mb is None else limit_mb * 2**20,
+        log_folder=run_folder(config) / "logs",
+    )
+
+
+def open_environments(config: TrainConfig) -> OpenedEnvironments:
+    """Open everything that is trained on or evaluated; processes start with the first request."""
+    opened: dict[str, EnvironmentClient] = {}
+
+    def client_of(entry: Entry) -> EnvironmentClient:
+        key = _key(entry)
+        if key not in opened:
+            settings = process_settings(entry, config)
+            opened[key] = open_environment(entry.name, dict(entry.env), settings)
+        return opened[key]
+
+    training = {entry.name: client_of(entry) for entry in config.environments}
+    evals = {entry.name: client_of(entry) for entry in config.evals.evals}
+    return OpenedEnvironments(training=training, evals=evals, clients=tuple(opened.values()))
+
+
+def environment_version(entry: Entry) -> str:
+    """Return the version that is installed here; raises when there is none."""
+    return "elsewhere" if entry.env_addresses else locate_environment(entry.name).version
+
+
+def environment_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield why an environment, trained on or evaluated, could not be opened."""
+    for entry in _distinct(config):
+        try:
+            settings = process_settings(entry, config)
+            check_environment(entry.name, dict(entry.env), settings)
+        except TelescopeError as error:
+            yield str(error)
+
+
+def worker_plans(config: TrainConfig) -> Iterator[WorkerPlan]:
+    """Yield where each environment runs; nothing for those that are not installed."""
+    for entry in _distinct(config):
+        try:
+            yield _worker_plan(entry, process_settings(entry, config))
+        except TelescopeError:
+            continue  # a problem of the plan, told there
+
+
+def _worker_plan(entry: Entry, settings: ProcessSettings) -> WorkerPlan:
+    if settings.addresses:
+        where = f"{entry.name}: reached at {', '.join(settings.addresses)}"
+        return WorkerPlan(name=entry.name, count=0, detail=where)
+    location = locate_environment(entry.name)
+    if runs_in_process(location, settings.isolation):
+        return WorkerPlan(name=entry.name, count=0, detail=f"{entry.name}: in the driver")
+    kind = "a virtual environment of its own"
+    if location.interpreter in ("", sys.executable):
+        kind = "the driver's interpreter"
+    limit = settings.memory_limit_bytes
+    size = f", at most {limit // 2**20} MiB each" if limit else ""
+    detail = f"{entry.name}, {kind}{size}"
+    return WorkerPlan(name=entry.name, count=settings.num_workers, detail=detail)
+
+
+def _distinct(config: TrainConfig) -> list[Entry]:
+    entries: tuple[Entry, ...] = (*config.environments, *config.evals.evals)
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        found.setdefault(_key(entry), entry)
+    return list(found.values())
+
+
+def _key(entry: Entry) -> str:
+    return json.dumps([entry.name, entry.env, entry.env_addresses], sort_keys=True)
