@@ -21,7 +21,7 @@ from telescope_core.processes.handshake import Identity, version_of
 from telescope_core.processes.keeper import go_on_in_kept_child
 from telescope_core.processes.serve import Call, Served, Serving
 from telescope_core.processes.settings import TOKEN_VARIABLE, split_address
-from telescope_core.processes.watch import WorkerWatch, WorkerThreads
+from telescope_core.processes.watch import WorkerThreads, WorkerWatch
 
 _SPARE_ADDRESSES_BYTES = 2**30
 """Address space beyond the memory limit: stacks of threads and mapped files count as well."""
