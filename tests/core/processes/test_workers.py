@@ -162,7 +162,7 @@ async def test_a_frozen_process_is_noticed(workers):
 
 async def test_a_reward_that_raises_is_a_failure_of_the_reward(workers):
     played = await workers("BadReward").play(request(), scripted())
-    assert played.error == "ZeroDivisionError: there is nothing to divide by"
+    assert played.error.startswith("ZeroDivisionError: there is nothing to divide by")
     assert (played.tags["failed_in"], played.reward) == ("reward", None)
 
 
@@ -170,7 +170,7 @@ CALLS = '<tool_call>{{"name": "{}", "arguments": {{{}}}}}</tool_call>'
 
 
 async def test_a_tool_that_never_returns_meets_the_deadline(workers):
-    pool = workers("EndlessTool", max_stuck_threads=2)
+    pool = workers("EndlessTool")
     stuck = [
         pool.play(request(0, rollout=i, deadline_s=1), scripted(CALLS.format("wait", "")))
         for i in range(3)
@@ -180,6 +180,15 @@ async def test_a_tool_that_never_returns_meets_the_deadline(workers):
     assert {rollout.stop_reason for rollout in timed_out} == {StopReason.TIMEOUT}
     assert {rollout.reward for rollout in timed_out} == {None}
     assert fine.reward == 1.0
+
+
+async def test_threads_that_never_return_cost_their_worker(workers):
+    pool = workers("EndlessReward", max_stuck_threads=2)
+    timed_out = await asyncio.gather(
+        *(pool.play(request(1, rollout=i, deadline_s=0.5), scripted("1")) for i in range(3))
+    )
+    assert {rollout.stop_reason for rollout in timed_out} == {StopReason.TIMEOUT}
+    assert {rollout.reward for rollout in timed_out} == {None}
     await until(lambda: pool._seats[0].worker.is_retired, "the worker to be replaced")
     assert (await pool.play(request(0), scripted())).reward == 1.0
     assert pool.stats()["restarts"] == 1

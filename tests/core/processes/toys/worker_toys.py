@@ -21,6 +21,7 @@ from telescope_core import (
     metric,
     reward,
 )
+from telescope_core.environments.toolbox import ToolConfig
 
 
 class Echo(SingleTurnEnvironment):
@@ -86,6 +87,9 @@ class Hangs(Echo):
 class EndlessTool(ToolEnvironment, Echo):
     """A tool that never returns, and one that does."""
 
+    class Config(ToolConfig):
+        size: int = 40
+
     def tools(self):
         return [self.wait, self.double]
 
@@ -101,6 +105,16 @@ class EndlessTool(ToolEnvironment, Echo):
             number: The number.
         """
         return 2 * number
+
+
+class EndlessReward(Echo):
+    """The reward of example 1 never returns."""
+
+    @reward
+    def endless(self, rollout, example):
+        while example.answer == "1":
+            time.sleep(0.05)
+        return 0.0
 
 
 class Hungry(Echo):

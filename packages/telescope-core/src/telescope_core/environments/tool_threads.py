@@ -9,8 +9,9 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 Result = TypeVar("Result")
 _IDLE_S = 10.0
@@ -19,8 +20,20 @@ _IDLE_S = 10.0
 _Job = Callable[[], None]
 
 
+@dataclass(slots=True)
+class _Errand:
+    """What became of one function."""
+
+    has_returned: bool = False
+    is_abandoned: bool = False
+
+
 class DaemonThreads:
     """Runs each function at once: in a thread that is free, or in a new one."""
+
+    num_abandoned: ClassVar[int] = 0
+    """Threads of this process, over all instances, that run on though their caller gave up."""
+    _counting: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
@@ -36,16 +49,26 @@ class DaemonThreads:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         context = contextvars.copy_context()
+        errand = _Errand()
 
         def job() -> None:
             finish = _outcome(lambda: context.run(function), future)
+            with self._counting:
+                errand.has_returned = True
+                DaemonThreads.num_abandoned -= errand.is_abandoned
             try:
                 loop.call_soon_threadsafe(finish)
             except RuntimeError:  # the loop was closed meanwhile: nobody waits any more
                 return
 
         self._start(job)
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            with self._counting:
+                errand.is_abandoned = not errand.has_returned
+                DaemonThreads.num_abandoned += errand.is_abandoned
+            raise
 
     def _start(self, job: _Job) -> None:
         with self._lock:

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+from telescope_core.environments.tool_threads import DaemonThreads
 from telescope_core.processes.frames import Beat
 from telescope_core.processes.serve import CALL, Call
 
@@ -115,7 +116,7 @@ class WorkerWatch:
             blocked_call=-1,
             blocked_where=where,
             memory_bytes=resident_bytes(),
-            num_stuck_threads=self._threads.num_stuck,
+            num_stuck_threads=self._threads.num_stuck + DaemonThreads.num_abandoned,
         )
         self._send(beat, blocked_by)
 
