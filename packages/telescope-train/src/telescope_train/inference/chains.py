@@ -35,15 +35,16 @@ def prompt_for(
     *,
     tools: Tools = (),
 ) -> Prompt:
-    """Return the prompt for `messages`: that of the longest chain it can continue, or a new one."""
+    """Return the prompt for `messages`: the longest chain's continued, or else a new one."""
     covering = [chain for chain in chains if _covers(chain, messages)]
-    for chain in sorted(covering, key=lambda chain: len(chain.messages), reverse=True):
-        # The chain's own messages, not what the caller made of them: they give the chain's text.
-        own = (*chain.messages, *messages[len(chain.messages) :])
-        prompt = renderer.extended(chain.prompt, chain.completion_ids, own, tools=tools)
-        if prompt is not None:
-            return prompt
-    return renderer.prompt(messages, tools=tools)
+    # Of two that say the same, the later one is what the caller goes on from.
+    chain = max(reversed(covering), key=lambda chain: len(chain.messages), default=None)
+    if chain is None:
+        return renderer.prompt(messages, tools=tools)
+    # The chain's own messages, not what the caller made of them: they give the chain's text.
+    own = (*chain.messages, *messages[len(chain.messages) :])
+    continued = renderer.extended(chain.prompt, chain.completion_ids, own, tools=tools)
+    return continued or renderer.prompt(own, tools=tools)
 
 
 def _covers(chain: Chain, messages: Sequence[Message]) -> bool:

@@ -7,6 +7,7 @@ the template writes after them, or says that the template shows the turn otherwi
 import hashlib
 from base64 import b32encode
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -25,6 +26,7 @@ from telescope_train.models.render import template_message, template_text
 MAX_ENCODED = 1024
 """Texts whose tokens are remembered: a group's rollouts open with the same prompt."""
 Tools = Sequence[dict[str, JsonValue]]
+_REFUSALS = (TemplateError, TypeError, ValueError)
 _ANYBODY = (Message(role="user", content="hello"),)
 
 
@@ -81,21 +83,36 @@ class Renderer:
         self, messages: Sequence[Message], *, tools: Tools = (), add_generation_prompt: bool
     ) -> str:
         """Return the template's text for `messages`; ConfigError where it refuses them."""
-        plain = [template_message(message, self.template) for message in messages]
         try:
-            return self._tokenizer.apply_chat_template(
-                plain,
-                tools=list(tools) or None,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **self._arguments,
-            )
-        except (TemplateError, TypeError, ValueError) as error:
+            return self._apply(messages, tools, add_generation_prompt)
+        except _REFUSALS as error:
+            with suppress(*_REFUSALS):
+                return self._apply(messages, tools, add_generation_prompt, wrap_broken=True)
             roles = ", ".join(message.role for message in messages)
             raise ConfigError(
                 f"the model's chat template refuses a conversation of {roles}: {error}; change "
                 "what the environment sends, or set chat_template to a template that takes it"
             ) from None
+
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        tools: Tools,
+        add_generation_prompt: bool,
+        *,
+        wrap_broken: bool = False,
+    ) -> str:
+        return self._tokenizer.apply_chat_template(
+            [self.plain(message, wrap_broken=wrap_broken) for message in messages],
+            tools=list(tools) or None,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+            **self._arguments,
+        )
+
+    def plain(self, message: Message, *, wrap_broken: bool = False) -> dict[str, Any]:
+        """Return `message` in the names by which the template reads it."""
+        return template_message(message, self.template, wrap_broken=wrap_broken)
 
     def encode(self, text: str) -> list[int]:
         """Tokenize rendered text; the template wrote the special tokens, so none is added."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.errors import ConfigError
-from telescope_core.types import Message
+from telescope_core.types import Message, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +96,13 @@ def template_text(tokenizer: Any) -> str:
     return template if isinstance(template, str) else "\n".join(template.values())
 
 
-def template_message(message: Message, template: str = "") -> dict[str, Any]:
+def template_message(
+    message: Message, template: str = "", *, wrap_broken: bool = False
+) -> dict[str, Any]:
     """Return `message` as chat templates expect it: the arguments of a tool call as an object.
 
-    Arguments that are no JSON object stay the text that the policy wrote. The thinking has the
+    Arguments that are no JSON object stay the text that the policy wrote, or with `wrap_broken`
+    become an object that holds it, for templates that go through the keys. The thinking has the
     name that `template` reads it by.
     """
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -108,16 +111,19 @@ def template_message(message: Message, template: str = "") -> dict[str, Any]:
         plain[names[0] if names else _REASONING_NAMES[0]] = message.reasoning
     if message.tool_calls:
         plain["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-            }
+            {"id": call.id, "type": "function", "function": _function(call, wrap_broken)}
             for call in message.tool_calls
         ]
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     return plain
+
+
+def _function(call: ToolCall, wrap_broken: bool) -> dict[str, object]:
+    arguments = _arguments(call.arguments)
+    if wrap_broken and isinstance(arguments, str):
+        arguments = {"arguments": arguments}
+    return {"name": call.name, "arguments": arguments}
 
 
 def _reads(template: str, name: str) -> bool:

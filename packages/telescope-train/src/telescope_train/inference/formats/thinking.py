@@ -9,11 +9,13 @@ from telescope_train.inference.formats.reply import ReasoningParser, Thought
 def split_marked(text: str, *, opening: str, closing: str) -> Thought:
     """Return what stands between the marks, and what follows.
 
-    The opening mark may stand in the prompt already: whoever calls puts it in front then. Without
-    a closing mark the reply was cut while it thought.
+    The opening mark may stand in the prompt already, so a closing mark alone will do. Without a
+    closing mark the reply was cut while it thought.
     """
     before, found, after = text.partition(opening)
-    if not found or before.strip():
+    if not found and closing in text:
+        before, after = "", text
+    elif not found or before.strip():
         return Thought("", text)
     reasoning, _, rest = after.partition(closing)
     # A newline beside the marks belongs to how templates write them, not to the thought.
