@@ -5,10 +5,10 @@ Each fixture is written here from the documented format of the family; none is a
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from tests.train.templates.tokenizers_made_here import make_tokenizer
+from tests.train.templates.tokenizers_made_here import FIXTURES, make_tokenizer
 
 from telescope_train.inference.renderer import Renderer
 
@@ -36,6 +36,9 @@ DEEPSEEK_MARKS = [
 ]
 
 
+_TOKENIZERS: dict[str, object] = {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A chat template and what to expect of it."""
@@ -57,20 +60,29 @@ class Family:
     arguments: Mapping[str, object] = field(default_factory=dict)
     takes_space: bool = False
     takes_system: bool = True
+    text: str = ""
+    """A template in place of the fixture."""
     shows_ids: bool = False
     """The template writes the ids of calls, which no model samples."""
 
+    def with_template(self, text: str, arguments: Mapping[str, object]) -> "Family":
+        """Return this family with another template."""
+        return replace(self, name=f"{self.name} {arguments}", text=text, arguments=arguments)
+
     def tokenizer(self):
-        return make_tokenizer(
-            kind=self.kind,
-            template=self.template,
-            special=[*self.special, *self.stops],
-            plain=self.plain,
-            bos=self.bos,
-            eos=self.eos or self.stops[0],
-            pad=self.pad,
-            takes_space=self.takes_space,
-        )
+        """Return the tokenizer, made once: nobody changes it."""
+        if self.name not in _TOKENIZERS:
+            _TOKENIZERS[self.name] = make_tokenizer(
+                kind=self.kind,
+                template=self.text or (FIXTURES / f"{self.template}.jinja").read_text(),
+                special=[*self.special, *self.stops],
+                plain=self.plain,
+                bos=self.bos,
+                eos=self.eos or self.stops[0],
+                pad=self.pad,
+                takes_space=self.takes_space,
+            )
+        return _TOKENIZERS[self.name]
 
     def continue_with(self, text: str, encode: Encode | None = None) -> list[int]:
         """Return the ids of `text` in the middle of a conversation."""
@@ -275,6 +287,11 @@ FAMILIES = [
         stops=("</s>",), bos="<s>", pad="</s>", takes_system=False, shows_ids=True,
     ),
     Family(
+        name="Mistral v3, system message", template="mistral_v3", write=mistral_v3,
+        chains={"multi": 3, "cut": 2, "tools": 3}, kind="sentencepiece", special=MISTRAL_MARKS,
+        stops=("</s>",), bos="<s>", pad="</s>", shows_ids=True,
+    ),
+    Family(
         name="Mistral v7 and later (Tekken)", template="mistral_tekken", write=mistral_tekken,
         chains=PLAIN_AND_TOOLS, special=MISTRAL_MARKS, stops=("</s>",), bos="<s>",
     ),
@@ -300,9 +317,9 @@ FAMILIES = [
     ),
     Family(
         name="DeepSeek-V3.1, thinking = true", template="deepseek_v3_1", write=deepseek_v3_1,
-        chains={"thinking": 3}, special=DEEPSEEK_MARKS, plain=["<think>", "</think>"],
-        stops=(END_OF_SENTENCE,), bos=deepseek_mark("begin of sentence"),
-        arguments={"thinking": True},
+        chains={"thinking": 3, "thinking tools": 3}, special=DEEPSEEK_MARKS,
+        plain=["<think>", "</think>"], stops=(END_OF_SENTENCE,),
+        bos=deepseek_mark("begin of sentence"), arguments={"thinking": True},
     ),
     Family(
         name="Phi-4", template="phi4", write=chatml, chains=PLAIN_ONLY,

@@ -195,3 +195,12 @@ def test_encoding_the_text_again_would_be_noticed():
     anew = tuple(family.renderer().encode(played.prompts[-1].text))
     kept = played.prompts[1].token_ids + played.turns[1]
     assert anew[: len(kept)] != kept == played.prompts[-1].token_ids[: len(kept)]
+
+
+def test_an_empty_think_block_that_was_sampled_is_no_spelling():
+    """Qwen3 takes it out of earlier turns, so the chain ends there."""
+    family = BY_NAME["Qwen3, thinking"]
+    played = play(family, SCENARIOS["multi"], spell=lambda text: f"<think>\n\n</think>\n\n{text}")
+    for prompt in played.prompts:
+        assert prompt.token_ids == tuple(family.renderer().encode(prompt.text))
+        assert "<think>" not in prompt.text

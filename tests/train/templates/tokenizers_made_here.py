@@ -100,7 +100,7 @@ def make_tokenizer(
         bos_token=bos,
         eos_token=eos,
         pad_token=pad,
-        chat_template=(FIXTURES / f"{template}.jinja").read_text(),
+        chat_template=template,
         # Some tokenizers in use have this on: it must not touch what a policy sees.
         clean_up_tokenization_spaces=True,
     )

@@ -26,7 +26,7 @@ from telescope_train.run_location import run_folder, run_folder_problems
 LATEST = "latest"
 _IGNORED = re.compile(r"(run\.(name|output_dir|debug)|checkpoint|ray)(\.|$)")
 _FIXED = re.compile(
-    r"(run\.seed|model\.(model|model_dtype|chat_template|trust_remote_code)"
+    r"(run\.seed|model\.(model|model_dtype|chat_template|enable_thinking|trust_remote_code)"
     r"|environments\[\d+\]\.(name|weight|env)|trainer\.(train_backend|optimizer|use_lora|lora_)"
     r")"
 )

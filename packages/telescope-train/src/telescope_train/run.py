@@ -22,7 +22,8 @@ from telescope_train.environments import OpenedEnvironments, open_environments
 from telescope_train.gateway import Gateway
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.renderer import load_renderer
+from telescope_train.inference.probe import probe_template
+from telescope_train.inference.renderer import Renderer, load_renderer
 from telescope_train.inference.server import (
     SERVED_MODEL_NAME,
     STARTUP_DEADLINE_S,
@@ -117,6 +118,7 @@ class _Run:
             view = stack.enter_context(
                 LiveView(self.config.run.number_of_steps, names, rows_before=before)
             )
+            renderer = self._renderer(view)
             view.phase("starting inference servers and trainer ranks")
             gateway = Gateway(
                 model=SERVED_MODEL_NAME,
@@ -135,7 +137,22 @@ class _Run:
             stack.push_async_callback(pool.close)
             for client in self.opened:
                 stack.push_async_callback(client.close)
-            await supervised(servers, self._train(view, pool, ranks, gateway))
+            policies = TokenPolicySource(
+                pool,
+                renderer,
+                max_model_len=self.max_model_len,
+                interleaved=self.config.rollout.interleaved_rollouts,
+                gateway=gateway,
+            )
+            await supervised(servers, self._train(view, pool, ranks, policies))
+
+    def _renderer(self, view: LiveView) -> Renderer:
+        """Load tokenizer and chat template; show and write down what it does to sampled turns."""
+        renderer = load_renderer(self.config.model)
+        report = probe_template(renderer)
+        view.phase(report.text)
+        self.folder.note_chat_template(report.row())
+        return renderer
 
     def _start_processes(self) -> tuple[ServerGroup, RankGroup]:
         bundles = self.bundles()
@@ -182,18 +199,11 @@ class _Run:
         return max(1, int(self.config.ray.ray_trainer_cpus_per_worker))
 
     async def _train(
-        self, view: LiveView, pool: ServerPool, ranks: RankGroup, gateway: Gateway
+        self, view: LiveView, pool: ServerPool, ranks: RankGroup, policies: TokenPolicySource
     ) -> None:
         config = self.config
         publisher = WeightPublisher(pool, ranks, in_flight=config.scheduling.in_flight_update)
         await publisher.connect()
-        policies = TokenPolicySource(
-            pool,
-            load_renderer(config.model),
-            max_model_len=self.max_model_len,
-            interleaved=config.rollout.interleaved_rollouts,
-            gateway=gateway,
-        )
         mix = await training_environments(config, self.environments)
         evals = LiveEvals(
             config=config,

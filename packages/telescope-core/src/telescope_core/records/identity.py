@@ -8,7 +8,7 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 _PACKAGES = (
     "telescope-core",
@@ -71,6 +71,8 @@ class RunInfo(BaseModel):
     versions: dict[str, str] = Field(default_factory=dict)
     resumes: tuple[Resume, ...] = ()
     """Oldest first."""
+    chat_template: dict[str, JsonValue] = Field(default_factory=dict)
+    """What the chat template does to sampled turns; empty before it was tried."""
 
     @property
     def observed_state(self) -> RunState:

@@ -98,6 +98,10 @@ class RunFolder:
         info = self.info()
         self._write_info(info.model_copy(update={"resumes": (*info.resumes, resume)}))
 
+    def note_chat_template(self, found: Mapping[str, JsonValue]) -> None:
+        """Record what the chat template does to sampled turns."""
+        self._write_info(self.info().model_copy(update={"chat_template": dict(found)}))
+
     @property
     def rollouts_path(self) -> Path:
         """Folder of the rollout files."""

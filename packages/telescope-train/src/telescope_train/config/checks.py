@@ -16,6 +16,10 @@ from telescope_train.config.names import PLANNED_BACKENDS, PLANNED_TRANSPORTS
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.config.step_checks import step_problems
 from telescope_train.config.trainer_checks import trainer_problems
+from telescope_train.inference.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
+from telescope_train.inference.formats.choose import AUTO
+
+_PARSERS = {"tool_call_parser": TOOL_CALL_PARSERS, "reasoning_parser": REASONING_PARSERS}
 
 
 def check_config(config: TrainConfig) -> None:
@@ -129,6 +133,10 @@ def _name_problems(config: TrainConfig) -> Iterator[str]:
     yield from _unknown_plugin(
         "train_backend", config.trainer.train_backend, "telescope.backends", PLANNED_BACKENDS
     )
+    for setting, parsers in _PARSERS.items():
+        name = getattr(config.model, setting)
+        if name != AUTO and name not in parsers:
+            yield str(unknown_name(f"model.{setting}", name, (AUTO, *parsers)))
     transport = config.weights.weight_transport
     if transport != "auto":
         yield from _unknown_plugin(

@@ -5,7 +5,6 @@ one with what it is called here. A `*` stands for any ending.
 """
 
 _PLANNED = """
-    enable_thinking
     top_p top_k min_p repetition_penalty
     max_off_policy_steps enable_individual_sample_lanes free_lane_after_generation
     enable_prompt_prefetch prompt_prefetch_buffer_size

@@ -53,7 +53,16 @@ class ModelSection(Section):
     mixed_precision_dtype: Dtype | None = None
     """Type used in forward and backward; null = bfloat16 on CUDA, float32 on CPU."""
     chat_template: str | None = None
-    """Jinja file that replaces the chat template of the model's tokenizer."""
+    """Jinja file that replaces the chat template of the model's tokenizer, or the name of a
+    shipped one: `chatml-keeps-thinking`."""
+    enable_thinking: bool | None = None
+    """Tell a chat template that asks for it whether the model is to think; null = do not say."""
+    tool_call_parser: str = "auto"
+    """How tool calls are read from what is sampled: `auto` sees it from the chat template; `none`
+    leaves them in the text."""
+    reasoning_parser: str = "auto"
+    """How thinking is told from the answer: `auto` sees it from the chat template; `none` leaves
+    it in the text."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
 

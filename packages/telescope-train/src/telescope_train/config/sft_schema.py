@@ -82,7 +82,8 @@ class SftConfig(_Settings):
     mixed_precision_dtype: Dtype | None = None
     """Type used in forward and backward; null = bfloat16 on CUDA, float32 on CPU."""
     chat_template: str | None = None
-    """Jinja file that replaces the chat template of the model's tokenizer."""
+    """Jinja file that replaces the chat template of the model's tokenizer, or the name of a
+    shipped one: `chatml-keeps-thinking`."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -171,9 +171,12 @@ class Renderer:
         if turn.startswith(said):
             bridge = turn[len(said) :]
         elif is_ended and (end := self._special.first_end(turn)) is not None:
-            sampled = messages[len(prompt.messages)]
-            written = self._message(turn[: end.start], tools, prompt, salt="")
-            if end.token_id != completion_ids[-1] or not same_words(sampled, written):
+            shown, sampled = turn[: end.start], messages[len(prompt.messages)]
+            if (
+                end.token_id != completion_ids[-1]
+                or not self.format.marks_alike(said, shown)
+                or not same_words(sampled, self._message(shown, tools, prompt, salt=""))
+            ):
                 return None
             bridge = turn[end.stop :]
         else:
@@ -185,6 +188,16 @@ class Renderer:
             token_ids=(*prompt.token_ids, *completion_ids, *after),
             num_ends_added=prompt.num_ends_added + (not is_ended),
         )
+
+    def shown_turn(self, prompt: Prompt, text: str, *, tools: Tools = ()) -> Message | None:
+        """Return the answer to `prompt` that stands in `text`, the template's text of more turns.
+
+        None when `text` does not continue the prompt, or no end of a turn follows.
+        """
+        end = self._special.first_end(text[len(prompt.text) :])
+        if not text.startswith(prompt.text) or end is None:
+            return None
+        return self._message(text[len(prompt.text) :][: end.start], tools, prompt, salt="")
 
     def _message(self, text: str, tools: Tools, prompt: Prompt, *, salt: str) -> Message:
         opened = self.format.opens_thinking(prompt.text)
@@ -213,16 +226,19 @@ class Renderer:
                 "tool_call_parser, or let the environment describe its tools in tags "
                 '(tool_style = "tags")'
             )
-        bare, with_tools = (
-            self.text(_ANYBODY, tools=offered, add_generation_prompt=True)
-            for offered in ((), tools)
-        )
-        self._shows_tools = bare != with_tools
-        if not self._shows_tools:
+        if not self.shows_tools(tools):
             raise ConfigError(
                 "tools are offered, but the model's chat template leaves them out; let the "
                 'environment describe its tools in tags (tool_style = "tags"), or set chat_template'
             )
+
+    def shows_tools(self, tools: Tools) -> bool:
+        """Return whether the template writes down the tools that it is given."""
+        if self._shows_tools is None:
+            bare = self.text(_ANYBODY, add_generation_prompt=True)
+            shown = self.text(_ANYBODY, tools=tools, add_generation_prompt=True)
+            self._shows_tools = bare != shown
+        return self._shows_tools
 
 
 def load_renderer(model: ModelSection) -> Renderer:
@@ -230,7 +246,19 @@ def load_renderer(model: ModelSection) -> Renderer:
     tokenizer = load_tokenizer(
         model.model, chat_template=model.chat_template, trust_remote_code=model.trust_remote_code
     )
-    return Renderer(tokenizer, stop_token_ids=load_stop_ids(model.model))
+    if model.enable_thinking is not None and "enable_thinking" not in template_text(tokenizer):
+        raise ConfigError(
+            "model.enable_thinking has no effect: the model's chat template does not ask for it; "
+            "remove it"
+        )
+    thinking = {"enable_thinking": model.enable_thinking}
+    return Renderer(
+        tokenizer,
+        stop_token_ids=load_stop_ids(model.model),
+        arguments=thinking if model.enable_thinking is not None else None,
+        tool_call_parser=model.tool_call_parser,
+        reasoning_parser=model.reasoning_parser,
+    )
 
 
 def _clock_stopped_at(moment: datetime) -> Callable[[str], str]:

@@ -20,6 +20,7 @@ from telescope_core.errors import ConfigError
 from telescope_train.model_location import locate_model
 from telescope_train.models.quiet import no_progress_bars
 
+_SHIPPED_TEMPLATES = Path(__file__).parent / "chat_templates"
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -68,7 +69,7 @@ def load_model(
 def load_tokenizer(
     name: str, *, chat_template: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of model `name`; `chat_template` is the path of one to use instead."""
+    """Load the tokenizer of model `name`; `chat_template` names one to use instead."""
     location = locate_model(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=trust_remote_code)
@@ -96,10 +97,14 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
 
 
 def read_chat_template(name: str) -> str:
-    """Return the Jinja text of the file `name`."""
-    path = Path(name).expanduser()
+    """Return the Jinja text of the file `name`, or of the shipped template of that name."""
+    shipped = {path.stem: path for path in _SHIPPED_TEMPLATES.glob("*.jinja")}
+    path = shipped.get(name, Path(name).expanduser())
     if not path.is_file():
-        raise ConfigError(f"chat_template must be a file, got {name!r}")
+        raise ConfigError(
+            f"chat_template must be a Jinja file or a shipped template "
+            f"({', '.join(sorted(shipped))}), got {name!r}"
+        )
     return path.read_text(encoding="utf-8")
 
 

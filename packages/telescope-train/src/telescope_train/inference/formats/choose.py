@@ -87,6 +87,19 @@ class ReplyFormat:
         opening = self.reasoning.opening
         return bool(opening) and generation_prompt.rstrip().endswith(opening)
 
+    def forbids_thinking(self, generation_prompt: str) -> bool:
+        """Return whether the prompt ends the thinking before it began."""
+        closing = self.reasoning.closing
+        return bool(closing) and generation_prompt.rstrip().endswith(closing)
+
+    def marks_alike(self, one: str, other: str) -> bool:
+        """Return whether both texts have the marks of thinking, or neither.
+
+        A template that takes an empty block of thinking out shows another turn.
+        """
+        marks = filter(None, (self.reasoning.opening, self.reasoning.closing))
+        return all((mark in one) == (mark in other) for mark in marks)
+
     def parse(self, text: str, *, tools: ToolSchemas = (), opened: bool = False) -> ParsedReply:
         """Take `text` apart; `opened` when the prompt began the thinking.
 

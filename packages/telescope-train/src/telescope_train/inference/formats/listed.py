@@ -123,13 +123,16 @@ def read_deepseek(text: str, tools: ToolSchemas) -> Calls:
     if not found:
         return Calls(text)
     inside, _, after = block.partition(_CALLS_END)
-    pieces, calls = [content], list[CallText]()
-    for part in inside.split(_CALL_BEGIN)[1:]:
-        call = _deepseek_call(part.partition(_CALL_END)[0])
+    before, *parts = inside.split(_CALL_BEGIN)
+    pieces, calls = [content, before], list[CallText]()
+    for part in parts:
+        written, _, rest = part.partition(_CALL_END)
+        call = _deepseek_call(written)
         if call is None:
             pieces.append(_CALL_BEGIN + part)
         else:
             calls.append(call)
+            pieces.append(rest)
     return Calls(joined([*pieces, after]), tuple(calls)) if calls else Calls(text)
 
 

@@ -65,6 +65,8 @@ class ReasoningParser:
     marks: tuple[str, ...] = ()
     opening: str = ""
     """What a generation prompt ends with when the model is to begin by thinking."""
+    closing: str = ""
+    """What a generation prompt ends with when the model is not to think."""
 
 
 def load_json(text: str) -> JsonValue:

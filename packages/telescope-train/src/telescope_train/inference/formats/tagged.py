@@ -43,7 +43,7 @@ def read_qwen3_coder(text: str, tools: ToolSchemas) -> Calls:
 
     def read(block: str) -> CallText | None:
         match = _FUNCTION.fullmatch(block)
-        if match is None:
+        if match is None or _PARAMETER.sub("", match["body"]).strip():
             return None
         pairs = [(key.strip(), _unwrapped(value)) for key, value in _pairs(_PARAMETER, match)]
         return _typed(match["name"].strip(), pairs, tools)
@@ -56,7 +56,7 @@ def read_glm45(text: str, tools: ToolSchemas) -> Calls:
 
     def read(block: str) -> CallText | None:
         match = _NAME_THEN_KEYS.fullmatch(block)
-        if match is None:
+        if match is None or _KEY_AND_VALUE.sub("", match["body"]).strip():
             return None
         pairs = [(key.strip(), value) for key, value in _pairs(_KEY_AND_VALUE, match)]
         return _typed(match["name"], pairs, tools)

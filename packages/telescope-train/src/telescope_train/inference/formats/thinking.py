@@ -32,6 +32,7 @@ def _marked(name: str, opening: str, closing: str) -> ReasoningParser:
         split=partial(split_marked, opening=opening, closing=closing),
         marks=(opening, closing),
         opening=opening,
+        closing=closing,
     )
 
 
