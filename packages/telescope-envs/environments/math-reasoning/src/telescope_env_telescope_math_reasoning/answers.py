@@ -13,6 +13,7 @@ from typing import cast
 
 from math_verify import parse, verify
 
+from telescope_core.parsers import boxed_answer
 from telescope_env_telescope_math_reasoning.bounds import is_cheap
 
 _BOX = "\\boxed"
@@ -34,7 +35,7 @@ def extract_answer(completion: str) -> str:
     """
     tail = completion[-_MAX_COMPLETION:]
     if _BOX in tail:
-        return _boxed(tail)
+        return boxed_answer(tail) or ""
     lines = [line for line in tail.splitlines() if line.strip()]
     line = lines[-1][-_MAX_LINE:] if lines else ""
     formulas = [found.group(found.lastindex or 0) for found in _FORMULA.finditer(line)]
@@ -79,26 +80,13 @@ def as_fraction(text: str) -> Fraction | None:
 
 def has_box(completion: str) -> bool:
     """Whether the completion boxes a non-empty answer."""
-    return bool(_boxed(completion[-_MAX_COMPLETION:]))
+    return bool(boxed_answer(completion[-_MAX_COMPLETION:]))
 
 
 def silence_timeout_warning() -> None:
     """Keep `math-verify` from warning that time-outs are off: they are, on purpose."""
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def _boxed(text: str) -> str:
-    start = text.rfind(_BOX)
-    rest = text[start + len(_BOX) :].lstrip(" ") if start >= 0 else ""
-    if not rest.startswith("{"):
-        return ""
-    depth = 0
-    for end, character in enumerate(rest):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return rest[1:end].strip()
-    return ""
 
 
 def _plain_text(text: str) -> str:

@@ -17,7 +17,9 @@ from telescope_core import (
     Split,
     metric,
     reward,
+    runs_in,
 )
+from telescope_core.dataset_source import DatasetSpec
 from telescope_core.examples import SplitSource
 from telescope_env_telescope_math_reasoning.answers import (
     as_fraction,
@@ -30,7 +32,7 @@ from telescope_env_telescope_math_reasoning.answers import (
 from telescope_env_telescope_math_reasoning.competition import draw_competition
 from telescope_env_telescope_math_reasoning.digits import draw_digits
 from telescope_env_telescope_math_reasoning.grade_school import draw_grade_school
-from telescope_env_telescope_math_reasoning.hub import PRESETS, DatasetSource, DatasetSpec
+from telescope_env_telescope_math_reasoning.hub import PRESETS, problems
 from telescope_env_telescope_math_reasoning.problem import Problem
 
 DEFAULT_INSTRUCTION = "Think step by step, then give the final answer in \\boxed{}."
@@ -94,12 +96,12 @@ class MathReasoning(SingleTurnEnvironment):
                 revision = self.dataset_revision or preset.revision
                 return replace(preset, revision=revision, cache_dir=self.data_folder)
             return DatasetSpec(
-                repo=self.dataset,
+                path=self.dataset,
                 revision=self.dataset_revision,
                 subset=self.dataset_subset,
                 train_split=self.train_split,
                 eval_split=self.eval_split,
-                question_field=self.question_field,
+                prompt_field=self.question_field,
                 answer_field=self.answer_field,
                 cache_dir=self.data_folder,
             )
@@ -116,7 +118,7 @@ class MathReasoning(SingleTurnEnvironment):
         """Return the dataset's split, or endless generated problems split by their own hash."""
         if split not in self._sources:
             self._sources[split] = (
-                DatasetSource(self.config.dataset_spec(), split)
+                problems(self.config.dataset_spec(), split)
                 if self.config.dataset
                 else SplitSource(
                     self._draw,
@@ -129,9 +131,9 @@ class MathReasoning(SingleTurnEnvironment):
 
     def dataset_revisions(self) -> dict[str, str]:
         """Return the dataset's revision, when one is loaded."""
-        spec = self.config.dataset_spec()
-        return {spec.repo: spec.revision} if spec.repo and spec.revision else {}
+        return self.config.dataset_spec().revisions() if self.config.dataset else {}
 
+    @runs_in("loop")
     def format_prompt(self, example: Example) -> str:
         """Return the problem and, when there is one, the instruction."""
         problem = str(example.prompt)

@@ -1,0 +1,202 @@
+"""Examples from tables: a dataset of the Hugging Face Hub, a local folder, or a local file.
+
+The `datasets` library is imported when a table is first read, and not before. Splits are disjoint
+by example id: what is held out is never in the training split, however the files are divided.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.examples import split_of
+from telescope_core.types import Example, Message, Split
+
+_PROMPT_FIELDS = ("question", "problem", "prompt")
+_ANSWER_FIELDS = ("answer", "solution")
+_BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSpec:
+    """Which table, at which revision, and where prompts and answers stand in it."""
+
+    path: str
+    """Id on the Hub, a local folder, or a local file: .json, .jsonl, .parquet or .csv."""
+    revision: str = ""
+    """Commit on the Hub, which needs one: a branch moves, and with it every score."""
+    subset: str = ""
+    train_split: str = "train"
+    eval_split: str = "test"
+    """The same as train_split divides that one by a hash of each example's id; so does a file."""
+    prompt_field: str = ""
+    """Text or messages. Empty: the first of question, problem, prompt that is there."""
+    answer_field: str = ""
+    """Empty: the first of answer, solution that is there; without any there are no answers."""
+    needs_answer: bool = True
+    """Whether a row whose answer field is empty is an error."""
+    cache_dir: str = ""
+    """Where downloads are kept; empty = the library's own cache."""
+
+    @property
+    def local(self) -> Path | None:
+        """The folder or file on this machine; None where it is on the Hub."""
+        path = Path(self.path).expanduser()
+        return path if path.exists() or path.suffix in _BUILDERS else None
+
+    def revisions(self) -> dict[str, str]:
+        """Return dataset -> revision, as `Environment.dataset_revisions` does."""
+        return {} if self.local is not None else {self.path: self.revision}
+
+
+Row = Mapping[str, object]
+
+
+class Table(Protocol):
+    """What is used of a `datasets.Dataset`."""
+
+    def __iter__(self) -> Iterator[Row]: ...
+    def __getitem__(self, index: int) -> Row: ...
+
+
+class DatasetSource:
+    """One split of a table, read when it is first asked for.
+
+    `make` turns a row into an example with an id of its own; by default the id is a hash of the
+    prompt. Rows with one id are one example: the first one.
+    """
+
+    def __init__(
+        self, spec: DatasetSpec, split: Split, *, make: Callable[[Row], Example] | None = None
+    ) -> None:
+        self._spec = spec
+        self._split = split
+        self._make = make
+        self._lock = threading.Lock()
+        self._loaded: _Loaded | None = None
+
+    @property
+    def num_examples(self) -> int | None:
+        """Rows of this split, without repetitions."""
+        return len(self._load().rows)
+
+    def example(self, index: int) -> Example:
+        """Return example `index`."""
+        loaded = self._load()
+        if not 0 <= index < len(loaded.rows):
+            raise IndexError(f"example {index} of {len(loaded.rows)}")
+        return loaded.make(loaded.table[loaded.rows[index]])
+
+    def _load(self) -> "_Loaded":
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = _read_split(self._spec, self._split, self._make)
+            return self._loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    table: Table
+    rows: Sequence[int]
+    make: Callable[[Row], Example]
+
+
+def load_table(spec: DatasetSpec, split: str) -> Table:
+    """Load one split with the `datasets` library; its errors come back with advice."""
+    try:
+        import datasets
+        from datasets.exceptions import DatasetsError
+    except ImportError as error:
+        raise EnvironmentLoadError(
+            f"dataset {spec.path!r} is read with the `datasets` library, which is not installed; "
+            "run: pip install 'telescope-core[datasets]'"
+        ) from error
+    try:
+        load = cast(Callable[..., Table], datasets.load_dataset)
+        return load(**_load_arguments(spec, split))
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        raise EnvironmentLoadError(
+            f"cannot load split {split!r} of dataset {spec.path!r} (subset {spec.subset or None!r},"
+            f" revision {spec.revision or None!r}): {error}; check the id, the revision and the "
+            "network, or give a local folder or file"
+        ) from error
+
+
+def _load_arguments(spec: DatasetSpec, split: str) -> dict[str, Any]:
+    local = spec.local
+    common = {"name": spec.subset or None, "split": split, "cache_dir": spec.cache_dir or None}
+    if local is None:
+        if not spec.revision:
+            raise ConfigError(
+                f"dataset {spec.path!r} is no local folder or file, and on the Hub it needs a "
+                "revision: a commit, so that scores can be compared"
+            )
+        return {**common, "path": spec.path, "revision": spec.revision}
+    if not local.exists():
+        raise ConfigError(f"dataset file {spec.path!r} does not exist; check the path")
+    if local.is_dir():
+        return {**common, "path": str(local)}
+    if local.suffix not in _BUILDERS:
+        known = ", ".join(_BUILDERS)
+        raise ConfigError(f"dataset file {spec.path!r} must end in {known}; convert it")
+    return {**common, "path": _BUILDERS[local.suffix], "data_files": str(local), "split": "train"}
+
+
+def _read_split(spec: DatasetSpec, split: Split, make: Callable[[Row], Example] | None) -> _Loaded:
+    local = spec.local
+    if local is not None and not local.is_dir():
+        spec = replace(spec, train_split="train", eval_split="train")
+    own = make or partial(example_of_row, spec=spec)
+    table = load_table(spec, spec.eval_split if split is Split.EVAL else spec.train_split)
+    ids = [own(row).id for row in table]
+    rows = list(range(len(ids)))
+    if spec.train_split == spec.eval_split:
+        rows = [row for row in rows if split_of(ids[row]) is split]
+    elif split is Split.TRAIN:
+        held_out = {own(row).id for row in load_table(spec, spec.eval_split)}
+        rows = [row for row in rows if ids[row] not in held_out]
+    first = {ids[row]: row for row in reversed(rows)}
+    return _Loaded(table, [row for row in rows if first[ids[row]] == row], own)
+
+
+def example_of_row(row: Row, *, spec: DatasetSpec) -> Example:
+    """Return the example in a row: prompt and answer by the fields of `spec`, a hash as its id."""
+    prompt_field = _field(row, spec.prompt_field, _PROMPT_FIELDS)
+    if prompt_field is None:
+        names = spec.prompt_field or ", ".join(_PROMPT_FIELDS)
+        raise ConfigError(
+            f"dataset {spec.path!r} has no field {names}; it has {', '.join(row)}: set prompt_field"
+        )
+    prompt = as_prompt(row[prompt_field])
+    text = prompt if isinstance(prompt, str) else json.dumps(row[prompt_field], sort_keys=True)
+    answer_field = _field(row, spec.answer_field, _ANSWER_FIELDS)
+    if spec.answer_field and answer_field is None:
+        raise ConfigError(
+            f"dataset {spec.path!r} has no field {spec.answer_field!r}; it has {', '.join(row)}: "
+            "set answer_field"
+        )
+    answer = row[answer_field] if answer_field is not None else ""
+    if answer_field is not None and spec.needs_answer and (answer is None or answer == ""):
+        raise ConfigError(
+            f"dataset {spec.path!r}: the row {text[:60]!r} has nothing in its answer field "
+            f"{answer_field!r}; fill it, name another answer_field, or set needs_answer=False"
+        )
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Example(id=digest, prompt=prompt, answer="" if answer is None else str(answer))
+
+
+def as_prompt(value: object) -> str | tuple[Message, ...]:
+    """Return a prompt as it stands in a table: text, or messages as {role, content}."""
+    if not isinstance(value, list | tuple):
+        return str(value)
+    turns = cast(Sequence[Mapping[str, Any]], value)
+    return tuple(Message(role=turn["role"], content=str(turn["content"])) for turn in turns)
+
+
+def _field(row: Row, wanted: str, usual: tuple[str, ...]) -> str | None:
+    return next((name for name in ((wanted,) if wanted else usual) if name in row), None)

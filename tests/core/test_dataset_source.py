@@ -1,0 +1,135 @@
+"""Tables as example sources: local files and folders, read by the real library, offline."""
+
+import json
+import sys
+
+import pytest
+
+from telescope_core import ConfigError, Example, Message, Split
+from telescope_core.dataset_source import DatasetSource, DatasetSpec
+from telescope_core.errors import EnvironmentLoadError
+from telescope_core.examples import split_of
+
+ROWS = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(60)]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path):
+    """Any attempt to reach the Hub fails at once."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+
+
+def write(path, rows):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def spec(path, tmp_path, **more):
+    return DatasetSpec(path=str(path), cache_dir=str(tmp_path / "cache"), **more)
+
+
+def examples(source):
+    return [source.example(index) for index in range(source.num_examples)]
+
+
+def test_a_file_is_divided_by_example_id_and_the_same_every_time(tmp_path):
+    path = write(tmp_path / "sums.jsonl", [*ROWS, ROWS[0]])
+    parts = {split: examples(DatasetSource(spec(path, tmp_path), split)) for split in Split}
+    assert sorted(e.prompt for part in parts.values() for e in part) == sorted(
+        row["question"] for row in ROWS
+    )
+    assert parts[Split.EVAL]
+    assert all(split_of(e.id) is split for split, part in parts.items() for e in part)
+    assert examples(DatasetSource(spec(path, tmp_path), Split.EVAL)) == parts[Split.EVAL]
+    one = parts[Split.TRAIN][0]
+    assert one.answer == str(2 * int(str(one.prompt).partition("+")[0]))
+
+
+def test_parquet_with_fields_of_ones_own_and_a_prompt_of_messages(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+    path = tmp_path / "chats.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"chat": [turns] * 3, "gold": ["4"] * 3}), path)
+    chosen = spec(path, tmp_path, prompt_field="chat", answer_field="gold")
+    found = [e for split in Split for e in examples(DatasetSource(chosen, split))]
+    assert [(e.prompt, e.answer) for e in found] == [
+        ((Message(role="system", content="Be brief."), Message(role="user", content="2+2?")), "4")
+    ]
+
+
+def test_a_folder_has_splits_and_what_is_held_out_is_not_trained_on(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write(folder / "train.jsonl", ROWS)
+    write(folder / "test.jsonl", ROWS[:5])
+    parts = {
+        split: {e.prompt for e in examples(DatasetSource(spec(folder, tmp_path), split))}
+        for split in Split
+    }
+    assert parts[Split.EVAL] == {row["question"] for row in ROWS[:5]}
+    assert parts[Split.TRAIN] == {row["question"] for row in ROWS[5:]}
+
+
+def test_rows_become_examples_as_the_author_says(tmp_path):
+    path = write(tmp_path / "own.json", [{"n": n} for n in range(30)])
+
+    def make(row):
+        return Example(id=f"row-{row['n']}", prompt=f"count to {row['n']}", info={"n": row["n"]})
+
+    found = [
+        e
+        for split in Split
+        for e in examples(DatasetSource(spec(path, tmp_path), split, make=make))
+    ]
+    assert sorted(e.info["n"] for e in found) == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "message"),
+    [
+        ([{"question": "1?", "answer": ""}], {}, "the row '1?' has nothing in its answer field"),
+        ([{"question": "1?", "answer": None}], {}, "has nothing in its answer field 'answer'"),
+        ([{"text": "1?"}], {}, "has no field question, problem, prompt; it has text: set prompt_f"),
+        ([{"question": "1?"}], {"answer_field": "gold"}, "has no field 'gold'; it has question"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_one_message(tmp_path, rows, more, message):
+    path = write(tmp_path / "bad.jsonl", rows)
+    with pytest.raises(ConfigError) as refused:
+        examples(DatasetSource(spec(path, tmp_path, **more), Split.TRAIN))
+    assert message in str(refused.value)
+    assert "bad.jsonl" in str(refused.value)
+
+
+def test_answers_may_be_missing_where_that_is_meant(tmp_path):
+    path = write(tmp_path / "open.jsonl", [{"question": "1?", "answer": None}])
+    source = {s: DatasetSource(spec(path, tmp_path, needs_answer=False), s) for s in Split}
+    assert [e.answer for split in Split for e in examples(source[split])] == [""]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("acme/sums", "on the Hub it needs a revision: a commit"),
+        ("missing.jsonl", "dataset file 'missing.jsonl' does not exist"),
+        (__file__, "must end in .json, .jsonl, .parquet, .csv"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_one_message(tmp_path, path, message):
+    with pytest.raises(ConfigError) as refused:
+        DatasetSource(spec(path, tmp_path), Split.TRAIN).example(0)
+    assert message in str(refused.value)
+
+
+def test_nothing_is_read_before_it_is_asked_for_and_the_library_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    source = DatasetSource(spec(write(tmp_path / "a.jsonl", ROWS), tmp_path), Split.TRAIN)
+    with pytest.raises(EnvironmentLoadError, match=r"pip install 'telescope-core\[datasets\]'"):
+        source.example(0)
+
+
+def test_a_revision_is_declared_only_where_there_is_one(tmp_path):
+    assert DatasetSpec(path="acme/sums", revision="0" * 40).revisions() == {"acme/sums": "0" * 40}
+    assert spec(tmp_path, tmp_path).revisions() == {}
