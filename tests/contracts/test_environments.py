@@ -26,6 +26,9 @@ from telescope_core.scripted import ScriptedClient
 
 MATH = "telescope_env_telescope_math_reasoning:MathReasoning"
 COUNTDOWN = "telescope_env_telescope_countdown:Countdown"
+WORDLE = "telescope_env_telescope_wordle:Wordle"
+CALCULATOR = "telescope_env_telescope_tool_calculator:ToolCalculator"
+GYM = "telescope_env_telescope_reasoning_gym:ReasoningGym"
 SHORT = {"min_numbers": 3, "max_numbers": 3, "max_number": 9, "instruction": ""}
 CASES = [
     (MATH, {"level": "digit", "instruction": ""}),
@@ -36,6 +39,12 @@ CASES = [
     (COUNTDOWN, SHORT),
     (COUNTDOWN, {}),
     (COUNTDOWN, {"use_all": False, "operations": "+*"}),
+    (WORDLE, {}),
+    (WORDLE, {"max_guesses": 1, "instruction": ""}),
+    (CALCULATOR, {}),
+    (CALCULATOR, {"tool_call_format": "native", "num_steps": 1, "max_number": 99}),
+    (GYM, {"task": "chain_sum"}),
+    (GYM, {"task": "letter_counting,gcd,count_bits"}),
 ]
 NUM_EXAMPLES = 40
 pytestmark = pytest.mark.parametrize(("factory", "settings"), CASES)
@@ -176,5 +185,6 @@ async def test_many_rollouts_at_once_give_the_same_rewards(factory, settings):
 
 
 def test_a_misspelt_setting_names_the_nearest(factory, settings):
-    with pytest.raises(ConfigError, match="did you mean 'instruction'"):
-        opened(factory, {"instruktion": "x"})
+    known = next(iter(load_environment_class(factory).Config.model_fields))
+    with pytest.raises(ConfigError, match=f"did you mean '{known}'"):
+        opened(factory, {f"{known}s": "x"})

@@ -70,9 +70,11 @@ class SplitSource:
         split: Split,
         seed: int | str,
         split_key: Callable[[Example], str] = lambda example: example.id,
+        eval_share: float = _EVAL_SHARE,
     ) -> None:
         self._draw = draw
         self._split_key = split_key
+        self._eval_share = eval_share
         self._split = split
         self._seed = seed
         self._found: dict[str, Example] = {}
@@ -109,4 +111,5 @@ class SplitSource:
         self._is_exhausted = True
 
     def _belongs(self, example: Example) -> bool:
-        return split_of(self._split_key(example)) is self._split
+        key = self._split_key(example)
+        return split_of(key, eval_share=self._eval_share) is self._split

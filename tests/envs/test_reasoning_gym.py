@@ -1,0 +1,122 @@
+"""The tasks of reasoning-gym by name: settings, splits, verifiers, and every task once."""
+
+import pytest
+
+from telescope_core import Message, Rollout, Split
+from telescope_core.errors import ConfigError
+from telescope_core.rollout import score_rollout
+from telescope_env_telescope_reasoning_gym import ReasoningGym
+from telescope_env_telescope_reasoning_gym.generate import BATCH, generated
+from telescope_env_telescope_reasoning_gym.tasks import task_names
+
+WITHOUT_GOLD = {"boxnet", "rush_hour"}
+QUICK = {"knight_swap": {"max_nodes": 6}}
+"""Options for a task that takes seconds for a question."""
+ANYTHING_IS_NO = {"game_of_life_halting"}
+"""Its verifier takes every answer but True for False."""
+
+
+def gym(**settings) -> ReasoningGym:
+    environment = ReasoningGym.from_settings(settings)
+    assert isinstance(environment, ReasoningGym)
+    return environment
+
+
+async def score(environment: ReasoningGym, example, text: str) -> Rollout:
+    messages = (Message(role="assistant", content=text),)
+    rollout = Rollout(
+        environment="g", example_id=example.id, group_id="g", index=0, messages=messages
+    )
+    return await score_rollout(environment, rollout, example)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"task": "chain_sums"},
+            "'chain_sums'; did you mean 'chain_sum'",
+        ),
+        (
+            {"task": "chain_sum,suduko"},
+            "task of reasoning-gym 'suduko'; did you mean 'sudoku'",
+        ),
+        ({"task": "composite"}, "is a mix of others"),
+        ({"task": " , "}, "must name tasks"),
+        ({"task": "gcd,gcd"}, "each once"),
+        ({"task": "chain_sum", "options": {"min_term": 2}}, "did you mean 'min_terms'"),
+        ({"task": "chain_sum", "options": {"min_terms": 9}}, "do not fit task chain_sum"),
+        ({"task": "chain_sum", "options": {"seed": 9}}, "unknown option of task chain_sum 'seed'"),
+        ({"task": "chain_sum,gcd", "options": {"min_terms": 2}}, "options are those of one task"),
+    ],
+)
+def test_a_wrong_setting_says_what_to_do(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        gym(**settings)
+
+
+def test_options_are_those_of_the_task():
+    short = gym(task="chain_sum", options={"min_terms": 2, "max_terms": 2}, instruction="")
+    questions = [short.examples(Split.TRAIN).example(index).prompt for index in range(5)]
+    assert all(question.count("+") + question.count(" - ") == 1 for question in questions)
+
+
+def test_several_tasks_are_asked_in_turn():
+    mixed = gym(task="gcd,lcm", instruction="")
+    tasks = {mixed.examples(Split.TRAIN).example(index).info["task"] for index in range(8)}
+    assert tasks == {"gcd", "lcm"}
+
+
+async def test_the_answer_stands_in_tags_unless_nothing_asks_for_them():
+    asked, plain = gym(), gym(instruction="")
+    example = asked.examples(Split.EVAL).example(0)
+    answer = plain.gold_answer(example)
+    assert asked.gold_answer(example) == f"<answer>{answer}</answer>"
+    assert (await score(asked, example, f"So <answer>7</answer><answer> {answer} </answer>")).reward
+    assert (await score(asked, example, answer)).reward == 0.0
+    assert (await score(plain, example, f"\n{answer} ")).reward == 1.0
+
+
+async def test_an_answer_that_the_verifier_cannot_read_earns_nothing_and_is_counted():
+    environment = gym(task="prime_factorization")
+    example = environment.examples(Split.EVAL).example(0)
+    junk = await score(environment, example, "<answer>seven</answer>")
+    assert (junk.reward, junk.metrics["readable"]) == (0.0, 0.0)
+    gold = await score(environment, example, environment.gold_answer(example))
+    assert (gold.reward, gold.metrics["readable"]) == (1.0, 1.0)
+
+
+def test_examples_go_on_past_the_tables_that_tasks_make():
+    environment = gym(task="letter_counting")
+    last = environment.examples(Split.TRAIN).example(1200)
+    assert last.info["position"] > 1000
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("task", ["isomorphic_strings", "codeio"])
+def test_tasks_that_are_unsteady_ask_the_same_in_every_process(task, monkeypatch):
+    made = []
+    for seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        made.append([entry["question"] for entry in generated(task, {}, seed=3)])
+    assert made[0] == made[1]
+    assert len(set(made[0])) > BATCH / 2
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("task", task_names())
+async def test_every_task_gives_the_maximum_for_gold_and_disjoint_splits(task):
+    environment = gym(task=task, options=QUICK.get(task, {}))
+    ids = {}
+    for split in Split:
+        examples = [environment.examples(split).example(index) for index in range(2)]
+        ids[split] = {example.id for example in examples}
+        for example in examples:
+            gold = environment.gold_answer(example)
+            assert (gold is None) == (task in WITHOUT_GOLD)
+            if gold is not None:
+                assert (await score(environment, example, gold)).reward == 1.0
+            assert (await score(environment, example, "no tags")).reward == 0.0
+            verdict = await score(environment, example, "<answer>I do not know.</answer>")
+            assert 0.0 <= verdict.reward <= (1.0 if task in ANYTHING_IS_NO else 0.1)
+    assert not ids[Split.TRAIN] & ids[Split.EVAL]
