@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from telescope_train.inference.server import free_port
+from telescope_train.inference.vllm_main import ENGINE_THREAD_VARIABLE
 
 pytestmark = pytest.mark.engine
 
@@ -41,7 +42,9 @@ max_model_len = 64
 
 
 @contextmanager
-def training(place: Path, model: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+def training(
+    place: Path, model: Path, port: int, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
     """Start a long run in a process of its own; whatever is left of it is ended."""
     config = place / "run.toml"
     config.write_text(CONFIG.format(model=json.dumps(str(model)), port=port))
@@ -49,7 +52,7 @@ def training(place: Path, model: Path, port: int) -> Iterator[subprocess.Popen[s
     process = subprocess.Popen(
         [sys.executable, "-c", code, "train", "run.toml"],
         cwd=place,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -113,7 +116,9 @@ def assert_folder_opens(place: Path, *, says: str) -> None:
 @pytest.mark.parametrize("part", ["server", "engine"])
 def test_a_killed_inference_server_is_named(tmp_path: Path, tiny_model: Path, part: str) -> None:
     port = free_port()
-    with training(tmp_path, tiny_model, port) as process:
+    # A GPU server's engine is a process of its own; on CPU it is one only when asked for.
+    variables = {ENGINE_THREAD_VARIABLE: "0" if part == "engine" else "1"}
+    with training(tmp_path, tiny_model, port, **variables) as process:
         victim = server_process(process.pid)
         if part == "engine":
             victim = next(c for c in victim.children() if "Engine" in " ".join(c.cmdline()))

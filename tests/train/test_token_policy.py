@@ -1,15 +1,19 @@
 """Prompts reuse the sampled ids exactly, and start anew where a template rewrites history."""
 
+from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from telescope_core import ConfigError
+from telescope_core.errors import EndpointError
 from telescope_core.types import Message, Sampling
 from telescope_train.inference.chains import Chain, prompt_for
-from telescope_train.inference.client import Generation, parse_generation, parse_version
+from telescope_train.inference.client import Generation, parse_reply, parse_version
 from telescope_train.inference.policy import TokenPolicy
 from telescope_train.inference.renderer import Renderer
+from telescope_train.inference.wire import TokenReply, VersionSpan
 from telescope_train.models.tiny import character_tokenizer
 
 USER = Message(role="user", content="1+1=")
@@ -117,20 +121,35 @@ async def test_a_prompt_that_cannot_fit_is_refused_with_the_numbers() -> None:
         await policy.complete([USER], Sampling(max_tokens=8))
 
 
+def reply_of(token_ids: list[int], logprobs: list[float], **fields: Any) -> TokenReply:
+    return TokenReply(
+        0,
+        token_ids=array("i", token_ids).tobytes(),
+        logprobs=array("f", logprobs).tobytes(),
+        **{"finish_reason": "stop", **fields},
+    )
+
+
 def test_a_reply_without_logprobs_is_refused() -> None:
-    choice = {"token_ids": [1, 2], "finish_reason": "stop", "logprobs": None}
-    with pytest.raises(Exception, match="one log-prob per token"):
-        parse_generation({"choices": [choice]}, "http://x")
+    with pytest.raises(EndpointError, match="one log-prob per token"):
+        parse_reply(reply_of([1, 2], []), "http://x")
+
+
+def test_a_refused_request_says_why() -> None:
+    with pytest.raises(EndpointError, match="prompt too long"):
+        parse_reply(TokenReply(0, error="ValueError: prompt too long"), "http://x")
+
+
+def test_an_aborted_request_is_not_a_generation() -> None:
+    with pytest.raises(EndpointError, match="expected 'stop' or 'length'"):
+        parse_reply(reply_of([1], [-1.0], finish_reason="abort"), "http://x")
 
 
 def test_versions_are_read_from_spans() -> None:
-    content = [{"logprob": -1.0}, {"logprob": -2.0}]
-    choice = {
-        "token_ids": [5, 6],
-        "finish_reason": "length",
-        "logprobs": {"content": content},
-        "weight_versions": [{"version": "2", "start": 0, "end": 1}, {"version": "3"}],
-    }
-    generation = parse_generation({"choices": [choice]}, "http://x")
+    spans = (VersionSpan("2", 0), VersionSpan("3", 1))
+    reply = reply_of([5, 6], [-1.0, -2.0], finish_reason="length", versions=spans)
+    generation = parse_reply(reply, "http://x")
     assert (generation.oldest_version, generation.newest_version) == (2, 3)
+    assert list(generation.token_ids) == [5, 6]
+    assert list(generation.logprobs) == [-1.0, -2.0]
     assert parse_version("default") == 0

@@ -1,7 +1,7 @@
 """`run_training`: one run from a checked config to a summary, on processes placed by Ray."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Any
@@ -42,14 +42,12 @@ from telescope_train.resume import ResumePoint, open_run_folder, resume_point
 from telescope_train.runtime.cluster import Bundle, placed, ray_cluster, reserve
 from telescope_train.runtime.ranks import RankGroup
 from telescope_train.runtime.servers import ServerGroup, server_settings
+from telescope_train.runtime.supervision import supervised
 from telescope_train.sampler import RolloutSampler
 from telescope_train.summary import make_summary
 from telescope_train.throughput import Machine
 from telescope_train.view import LiveView, print_resume, print_summary
 from telescope_train.weights.publish import WeightPublisher
-
-DEATH_SHOWS_WITHIN_S = 20.0
-"""How long a server that stopped answering may take to end, for its death to be the reason."""
 
 
 def run_training(config: TrainConfig) -> dict[str, Any]:
@@ -130,7 +128,7 @@ class _Run:
             servers, ranks = self._start_processes()
             stack.push_async_callback(servers.close)
             await asyncio.gather(
-                supervised(servers, servers.wait_until_healthy(STARTUP_DEADLINE_S)),
+                supervised(servers.wait_until_healthy(STARTUP_DEADLINE_S), [servers.watch()]),
                 ranks.open(BackendSettings.from_config(self.config), num_threads=self._num_threads),
             )
             pool = ServerPool(servers.base_urls)
@@ -144,7 +142,9 @@ class _Run:
                 interleaved=self.config.rollout.interleaved_rollouts,
                 gateway=gateway,
             )
-            await supervised(servers, self._train(view, pool, ranks, policies))
+            await supervised(
+                self._train(view, pool, ranks, policies), [servers.watch(), ranks.watch()]
+            )
 
     def _renderer(self, view: LiveView) -> Renderer:
         """Load tokenizer and chat template; show and write down what it does to sampled turns."""
@@ -309,24 +309,6 @@ class _Run:
             return Checkpointer(self.config, ranks, sampler)
         sampler.restore(self.checkpoint.sampler_state())
         return Checkpointer(self.config, ranks, sampler, resumed_from=self.checkpoint.path)
-
-
-async def supervised(servers: ServerGroup, work: Coroutine[Any, Any, None]) -> None:
-    """Await `work` while watching the servers; a server's death ends it and is named."""
-    watcher = asyncio.create_task(servers.watch())
-    worker = asyncio.create_task(work)
-    try:
-        await asyncio.wait([watcher, worker], return_when=asyncio.FIRST_COMPLETED)
-        if worker.done() and isinstance(worker.exception(), TelescopeError):
-            # A dying server shows first as failing requests; its death is the cause to report.
-            await asyncio.wait([watcher], timeout=DEATH_SHOWS_WITHIN_S)
-        if watcher.done():
-            await watcher
-        await worker
-    finally:
-        for task in (watcher, worker):
-            task.cancel()
-        await asyncio.wait([watcher, worker])
 
 
 def _recorded(clients: Mapping[str, EnvironmentClient]) -> dict[str, EnvironmentClient]:

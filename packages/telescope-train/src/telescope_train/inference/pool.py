@@ -28,8 +28,9 @@ class ServerPool:
         *,
         stop_token_ids: Sequence[int],
         group_id: str,
+        priority: int = 0,
     ) -> Generation:
-        """Sample one continuation on the group's server."""
+        """Sample one continuation on the group's server; a lower `priority` goes first."""
         client = self._routes.get(group_id)
         if client is None:
             client = min(self.clients, key=lambda candidate: candidate.num_in_flight)
@@ -38,7 +39,11 @@ class ServerPool:
                 self._routes.popitem(last=False)
         # The salt keeps prefixes computed under other weights out of the prefix cache.
         return await client.generate(
-            prompt_ids, sampling, stop_token_ids=stop_token_ids, cache_salt=f"v{self.version}"
+            prompt_ids,
+            sampling,
+            stop_token_ids=stop_token_ids,
+            cache_salt=f"v{self.version}",
+            priority=priority,
         )
 
     async def close(self) -> None:

@@ -21,11 +21,12 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from telescope_core.errors import ConfigError, ProcessDiedError
-from telescope_train.inference.vllm_main import FORK_VARIABLE
+from telescope_train.inference.vllm_main import ENGINE_THREAD_VARIABLE
 
 SERVED_MODEL_NAME = "policy"
 STARTUP_DEADLINE_S = 300.0
 _POLL_S = 0.1
+_TOKEN_PLANE = "telescope_train.inference.vllm_plugin.token_plane.TokenPlane"
 _IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Where the model computes on CPU: in the engine's own process. vLLM's default there is a process
 beside it, which spins while it waits (40 % of its time, taken from the trainer's core). Given by
@@ -66,11 +67,14 @@ class ServerSettings:
             *("--max-num-seqs", str(self.max_num_seqs)),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--enable-scale-out", "--disable-uvicorn-access-log"),
+            *("--middleware", _TOKEN_PLANE, "--scheduling-policy", "priority"),
         ]
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
         if self.device == "cpu":
             arguments += ["--enforce-eager", "--distributed-executor-backend", _IN_ENGINE]
+            # There is no device to keep busy while the next step is scheduled.
+            arguments.append("--no-async-scheduling")
         else:
             arguments += ["--gpu-memory-utilization", str(self.gpu_memory_utilization)]
         if self.weight_transport is not None:
@@ -95,7 +99,7 @@ class ServerSettings:
             environment["OMP_NUM_THREADS"] = str(self.num_threads)
             # The scheduler places threads better than fixed cores that the trainer uses as well.
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-            environment[FORK_VARIABLE] = "1" if self.num_threads == 1 else "0"
+            environment.setdefault(ENGINE_THREAD_VARIABLE, "1")
             # Nothing is compiled with enforce-eager but one helper of the sampler: it would cost
             # the first request 20 s of C++ compilation and gains nothing measurable.
             environment.setdefault("TORCHDYNAMO_DISABLE", "1")

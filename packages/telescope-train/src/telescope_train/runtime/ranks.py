@@ -18,6 +18,8 @@ from telescope_train.self_check import SelfTest
 from telescope_train.weights.gloo import GlooPublisher, TensorHeader, headers
 from telescope_train.worker import TrainerWorker
 
+WATCH_EVERY_S = 1.0
+
 
 class RankFacts(NamedTuple):
     """What a rank says of itself once its model is loaded."""
@@ -34,6 +36,9 @@ class RankActor:
     def __init__(self) -> None:
         self._worker: TrainerWorker | None = None
         self._publisher: GlooPublisher | None = None
+
+    def ping(self) -> None:
+        """Return once the rank is free to answer."""
 
     def address(self) -> tuple[str, int]:
         """Return (host, free port) of this node, for others to meet at."""
@@ -200,6 +205,13 @@ class RankGroup:
     async def send_weights(self) -> None:
         """Send all weights to all servers."""
         await self._all("send_weights")
+
+    async def watch(self) -> None:
+        """Never return; raises ProcessDiedError as soon as a rank has ended."""
+        while True:
+            # A busy rank answers when it is done; a dead one is known at once.
+            await self._all("ping")
+            await asyncio.sleep(WATCH_EVERY_S)
 
     async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
         """Copy the state on every rank and begin to write it; training may go on."""

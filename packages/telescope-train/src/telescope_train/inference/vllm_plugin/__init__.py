@@ -1,0 +1,1 @@
+"""What Telescope adds inside a vLLM server's own process. Imported there only: it needs vLLM."""

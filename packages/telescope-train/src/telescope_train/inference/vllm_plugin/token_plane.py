@@ -1,0 +1,151 @@
+"""The server's end of the token plane: an ASGI middleware of vLLM's API server.
+
+Named on vLLM's command line with `--middleware`. One WebSocket carries all requests of a client
+(frames: `telescope_train.inference.wire`). A connection that closes takes its requests with it.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import msgspec
+from vllm.engine.protocol import EngineClient
+from vllm.inputs import tokens_input
+from vllm.logger import init_logger
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from telescope_train.inference.wire import (
+    TOKEN_PLANE_PATH,
+    ClientFrame,
+    Outbox,
+    TokenReply,
+    TokenRequest,
+    VersionSpan,
+)
+
+logger = init_logger("vllm.telescope")
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_PROTOCOL_ERROR = 1002
+_connection_numbers = count()
+
+
+class TokenPlane:
+    """Serves the token plane's path and passes everything else on."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        if scope["type"] != "websocket" or scope["path"] != TOKEN_PLANE_PATH:
+            await self._app(scope, receive, send)
+            return
+        engine: EngineClient = scope["app"].state.engine_client
+        await Connection(engine, receive, send).serve()
+
+
+class Connection:
+    """One client: its requests in progress, and the replies that wait to be sent."""
+
+    def __init__(self, engine: EngineClient, receive: Receive, send: Send) -> None:
+        self._engine = engine
+        self._receive = receive
+        self._send = send
+        self._name = f"plane{next(_connection_numbers)}"
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._outbox = Outbox[TokenReply](self._send_frame)
+        self._decoder = msgspec.msgpack.Decoder(ClientFrame)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    async def serve(self) -> None:
+        """Answer requests until the client leaves; then abort what is left of them."""
+        await self._receive()  # websocket.connect
+        await self._send({"type": "websocket.accept"})
+        writer = asyncio.create_task(self._outbox.run())
+        try:
+            while True:
+                event = await self._receive()
+                if event["type"] == "websocket.disconnect":
+                    return
+                self._take(self._decoder.decode(event.get("bytes") or b""))
+        except msgspec.MsgspecError as error:
+            logger.warning("the token plane got a malformed frame: %s", error)
+            await self._send(
+                {"type": "websocket.close", "code": _PROTOCOL_ERROR, "reason": str(error)[:100]}
+            )
+        finally:
+            writer.cancel()
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.gather(writer, *self._running.values(), return_exceptions=True)
+
+    def _take(self, frame: ClientFrame) -> None:
+        for item in frame:
+            if isinstance(item, TokenRequest):
+                self._running[item.id] = asyncio.create_task(self._answer(item))
+            elif (task := self._running.get(item.id)) is not None:
+                task.cancel()
+
+    async def _answer(self, request: TokenRequest) -> None:
+        try:
+            output = await self._generate(request)
+            self._outbox.put(_reply(request.id, output))
+        except Exception as error:  # noqa: BLE001 - a boundary: the client is told
+            text = f"{type(error).__name__}: {error}"
+            self._outbox.put(TokenReply(request.id, error=text))
+        finally:
+            del self._running[request.id]
+
+    async def _generate(self, request: TokenRequest) -> RequestOutput:
+        prompt_ids = array("i")
+        prompt_ids.frombytes(request.prompt_ids)
+        outputs = self._engine.generate(
+            tokens_input(prompt_ids.tolist(), cache_salt=request.cache_salt),
+            _sampling_params(bytes(request.sampling)),
+            f"{self._name}-{request.id}",
+            priority=request.priority,
+        )
+        final: RequestOutput | None = None
+        async for output in outputs:
+            final = output
+        if final is None:
+            raise RuntimeError("the engine ended the request without an output")
+        return final
+
+    async def _send_frame(self, replies: list[TokenReply]) -> None:
+        await self._send({"type": "websocket.send", "bytes": self._encoder.encode(replies)})
+
+
+@lru_cache(maxsize=256)
+def _sampling_params(content: bytes) -> SamplingParams:
+    """Return vLLM's parameters; the engine works on a copy of them."""
+    params = SamplingParams(**msgspec.msgpack.decode(content))
+    params.output_kind = RequestOutputKind.FINAL_ONLY
+    params.flat_logprobs = True
+    return params
+
+
+def _reply(request_id: int, output: RequestOutput) -> TokenReply:
+    choice = output.outputs[0]
+    logprobs = choice.logprobs
+    columns: list[float] = [] if logprobs is None else _sampled(logprobs)
+    spans = choice.weight_versions or ()
+    return TokenReply(
+        request_id,
+        token_ids=array("i", choice.token_ids).tobytes(),
+        logprobs=array("f", columns).tobytes(),
+        finish_reason=choice.finish_reason or "",
+        versions=tuple(VersionSpan(span.version, span.start) for span in spans),
+    )
+
+
+def _sampled(logprobs: Any) -> list[float]:
+    """Return the log-prob of each sampled token: the first entry of each position."""
+    return [logprobs.logprobs[start] for start in logprobs.start_indices]

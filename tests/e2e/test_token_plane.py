@@ -1,0 +1,149 @@
+"""The token plane of a live vLLM server: versions, cancellation, loss, refusal."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from telescope_core.errors import EndpointError
+from telescope_core.types import Sampling
+from telescope_train.inference.client import Generation, TokenClient, parse_reply
+from telescope_train.inference.wire import TOKEN_PLANE_PATH
+
+pytestmark = pytest.mark.engine
+
+PROMPT = [5, 6, 7]
+LENGTH = 200
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+async def client(vllm_server: str) -> AsyncIterator[TokenClient]:
+    """A client of the session's server."""
+    client = TokenClient(vllm_server)
+    yield client
+    await client.close()
+
+
+async def generate(client: TokenClient, length: int, **params: Any) -> Generation:
+    """Sample exactly `length` tokens: a random model's end of turn does not stop it."""
+    plane = await client._open_plane()
+    sampling = {"max_tokens": length, "logprobs": 0, "ignore_eos": True, "detokenize": False}
+    encoded = msgspec.Raw(msgspec.msgpack.encode({**sampling, **params}))
+    reply = await plane.request(PROMPT, sampling=encoded, cache_salt="test", priority=0)
+    return parse_reply(reply, client.base_url)
+
+
+async def num_running(client: TokenClient) -> float:
+    """Return vLLM's own count of requests that hold a slot or wait for one."""
+    async with aiohttp.ClientSession() as session, session.get(f"{client.base_url}/metrics") as got:
+        lines = (await got.text()).splitlines()
+    names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(names))
+
+
+async def until_running(client: TokenClient, wanted: int) -> None:
+    give_up_s = time.monotonic() + DEADLINE_S
+    while await num_running(client) != wanted:
+        assert time.monotonic() < give_up_s, f"waited {DEADLINE_S} s for {wanted} requests"
+
+
+async def test_a_generation_has_a_logprob_for_each_token(client: TokenClient) -> None:
+    found = await asyncio.gather(*(generate(client, 9) for _ in range(40)))
+    for one in found:
+        assert len(one.token_ids) == len(one.logprobs) == 9
+        assert all(value <= 0.0 for value in one.logprobs)
+
+
+async def test_tokens_keep_the_version_they_were_sampled_under(client: TokenClient) -> None:
+    await client.control("/pause", query="?mode=keep")
+    await client.control("/update_weight_version", {"new_version": "7"})
+    waiting = asyncio.create_task(generate(client, LENGTH))
+    await client.control("/resume")
+    await until_running(client, 1)
+    await client.control("/pause", query="?mode=keep")
+    assert not waiting.done(), "the request ended before the version changed"
+    await client.control("/update_weight_version", {"new_version": "8"})
+    await client.control("/resume")
+    generation = await asyncio.wait_for(waiting, DEADLINE_S)
+    assert (generation.oldest_version, generation.newest_version) == (7, 8)
+    assert len(generation.token_ids) == len(generation.logprobs) == LENGTH
+
+
+async def test_a_draining_pause_lets_running_requests_end(client: TokenClient) -> None:
+    running = asyncio.create_task(generate(client, LENGTH))
+    await until_running(client, 1)
+    await asyncio.wait_for(client.control("/pause", query="?mode=wait"), DEADLINE_S)
+    later = asyncio.create_task(generate(client, 2))
+    assert len((await asyncio.wait_for(running, DEADLINE_S)).token_ids) == LENGTH
+    assert not later.done()
+    await client.control("/resume")
+    assert len((await asyncio.wait_for(later, DEADLINE_S)).token_ids) == 2
+
+
+async def test_an_aborting_pause_ends_requests_as_failures(client: TokenClient) -> None:
+    running = asyncio.create_task(generate(client, LENGTH))
+    await until_running(client, 1)
+    await client.control("/pause", query="?mode=abort")
+    with pytest.raises(EndpointError, match="abort"):
+        await asyncio.wait_for(running, DEADLINE_S)
+    await client.control("/resume")
+    assert (await generate(client, 1)).finish_reason == "length"
+
+
+async def test_cancelled_requests_free_their_slots(client: TokenClient) -> None:
+    running = [asyncio.create_task(generate(client, LENGTH)) for _ in range(30)]
+    await until_running(client, 30)
+    for one in running:
+        one.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    await until_running(client, 0)
+    assert client.num_in_flight == 0
+
+
+async def test_a_lost_connection_fails_its_requests_and_is_opened_anew(vllm_server: str) -> None:
+    client, other = TokenClient(vllm_server), TokenClient(vllm_server)
+    running = asyncio.create_task(generate(client, LENGTH))
+    await until_running(other, 1)
+    assert client._plane is not None
+    await client._plane._socket.close()
+    with pytest.raises(EndpointError, match="lost the inference server"):
+        await running
+    await until_running(other, 0)
+    assert len((await generate(client, 3)).token_ids) == 3
+    await client.close()
+    await other.close()
+
+
+async def test_a_request_that_cannot_be_served_is_refused_with_the_reason(
+    client: TokenClient,
+) -> None:
+    with pytest.raises(EndpointError, match=r"maximum (model|context) length"):
+        await client.generate(
+            [5] * 300, Sampling(max_tokens=1), stop_token_ids=[], cache_salt="test"
+        )
+    with pytest.raises(EndpointError, match="temperature"):
+        await generate(client, 1, temperature=-1.0)
+
+
+async def test_a_malformed_frame_closes_only_that_connection(client: TokenClient) -> None:
+    url = f"{client.base_url}{TOKEN_PLANE_PATH}"
+    async with aiohttp.ClientSession() as session, session.ws_connect(url) as socket:
+        await socket.send_bytes(b"\xc1")
+        message = await asyncio.wait_for(socket.receive(), DEADLINE_S)
+        assert message.type is aiohttp.WSMsgType.CLOSE
+        assert message.data == aiohttp.WSCloseCode.PROTOCOL_ERROR
+    assert len((await generate(client, 1)).token_ids) == 1
+
+
+async def test_stop_strings_are_still_found(client: TokenClient) -> None:
+    sampling = Sampling(max_tokens=100, stop=tuple("0123456789+-= "))
+    found = await asyncio.gather(
+        *(client.generate(PROMPT, sampling, stop_token_ids=[], cache_salt="test") for _ in range(8))
+    )
+    assert all(len(one.token_ids) == len(one.logprobs) for one in found)
+    assert any(one.finish_reason == "stop" for one in found)
