@@ -36,6 +36,12 @@ BROAD_EXCEPT = {
     "packages/telescope-core/src/telescope_core/environments/mcp.py": (
         "carried from a connection's task to whoever opened it"
     ),
+    "packages/telescope-train/src/telescope_train/inference/vllm_plugin/token_plane.py": (
+        "the client is told why its request failed"
+    ),
+    "packages/telescope-train/src/telescope_train/inference/vllm_plugin/engine_thread.py": (
+        "a request that cannot be added ends as an error; an engine that fails is declared dead"
+    ),
 }
 """Where everything is caught, and why. A handler that raises again is not counted."""
 

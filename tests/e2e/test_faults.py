@@ -13,8 +13,7 @@ import pandas
 import psutil
 import pytest
 
-from telescope_train.inference.server import free_port
-from telescope_train.inference.vllm_main import ENGINE_THREAD_VARIABLE
+from telescope_train.inference.server import ENGINE_THREAD_VARIABLE, free_port
 
 pytestmark = pytest.mark.engine
 

@@ -21,9 +21,10 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from telescope_core.errors import ConfigError, ProcessDiedError
-from telescope_train.inference.vllm_main import ENGINE_THREAD_VARIABLE
 
 SERVED_MODEL_NAME = "policy"
+ENGINE_THREAD_VARIABLE = "TELESCOPE_VLLM_ENGINE_THREAD"
+"""Set to 1, the engine runs in the API server's process (`vllm_plugin.engine_thread`)."""
 STARTUP_DEADLINE_S = 300.0
 _POLL_S = 0.1
 _TOKEN_PLANE = "telescope_train.inference.vllm_plugin.token_plane.TokenPlane"
