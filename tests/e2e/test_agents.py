@@ -1,6 +1,10 @@
 """An unmodified agent program is trained through the gateway, on tokens that vLLM sampled."""
 
 import asyncio
+import json
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +15,7 @@ from tests.e2e.conftest import LocalRanks, backend_settings, connected
 
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
+from telescope_core.records import RunFolder
 from telescope_core.types import Group, Rollout, RolloutStatus, Sampling, Split
 from telescope_train.algorithms import load_algorithm
 from telescope_train.batch import TrainingSample
@@ -21,6 +26,7 @@ from telescope_train.inference.client import Generation
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.renderer import load_renderer
+from telescope_train.inference.server import free_port
 from telescope_train.minibatches import Packing, plan_step
 from telescope_train.recorded import RecordedEnvironment
 
@@ -32,6 +38,22 @@ pytestmark = pytest.mark.engine
 STEPS, GROUPS, GROUP_SIZE = 3, 4, 4
 SAMPLING = Sampling(max_tokens=12, temperature=1.0)
 DEADLINE_S = 60.0
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "bring-an-agent.md"
+CONFIG = """
+name = "agents"
+number_of_steps = 2
+model = {model}
+group_size = 4
+prompts_batch_size_for_trainer = 2
+max_tokens = 6
+discard_group_zero_advantage = false
+learning_rate = 1e-3
+seq_len = 256
+max_model_len = 128
+inference_base_port = {port}
+[[environments]]
+name = "sums:Sums"
+"""
 
 
 class RecordingPool(ServerPool):
@@ -146,3 +168,43 @@ async def test_an_agent_library_is_trained_on_exactly_what_was_sampled(
     finally:
         await gateway.close()
         ranks.close()
+
+
+def telescope(place: Path, *arguments: str) -> str:
+    code = "from telescope_cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(place)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_agent_of_the_how_to(tmp_path: Path, tiny_model: Path, vllm_server: str) -> None:
+    source = re.search(r'title="sums.py"\n(.*?)^```', PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert source is not None
+    (tmp_path / "sums.py").write_text(source[1])
+    measured = telescope(
+        tmp_path,
+        *("eval", "sums:Sums", "--base-url", f"{vllm_server}/v1"),
+        *("--examples", "4", "--rollouts", "2", "--max-tokens", "6", "--json"),
+    )
+    assert json.loads(measured)["num_scored"] == 8
+
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG.format(model=json.dumps(str(tiny_model)), port=free_port()))
+    said = telescope(tmp_path, "train", "run.toml")
+    folder = RunFolder.open(tmp_path / "runs" / "agents")
+    rows = folder.rollouts()
+    assert [(row.status, row.num_turns) for row in rows] == [("kept", 2)] * 16
+    assert all(row.num_completion_tokens > 0 for row in rows)
+    steps = folder.metrics()
+    assert max(row["mismatch/max"] for row in steps if "mismatch/max" in row) <= 1e-3
+    # Random weights write special tokens, which the template does not show again: some branch.
+    assert any(0 < row["turns/branched"] < 1 for row in steps)
+    assert "turns/branched: " in said

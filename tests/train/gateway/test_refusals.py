@@ -1,5 +1,7 @@
 """What cannot be exact is refused by name with what to do, in the form of OpenAI's errors."""
 
+from pathlib import Path
+
 import openai
 import pytest
 from test_openai_client import ASK, TOOLS, client_of
@@ -7,7 +9,8 @@ from test_openai_client import ASK, TOOLS, client_of
 from telescope_core.types import Message, Sampling, ToolCall
 from telescope_train.gateway.messages import read_messages
 from telescope_train.gateway.refusal import Refusal
-from telescope_train.gateway.request import read_request
+from telescope_train.gateway.request import LABELS, READ, read_request
+from telescope_train.gateway.request import NEUTRAL as NEUTRAL_VALUES
 
 OWN = Sampling(max_tokens=64, temperature=0.9, stop=("END",))
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
@@ -184,3 +187,9 @@ async def test_what_the_template_refuses_is_the_callers_doing(serve):
         ) as caught:
             await client.chat.completions.create(model="policy", messages=[answer])
     assert caught.value.param == "messages"
+
+
+def test_the_reference_names_every_parameter():
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "gateway.md").read_text()
+    missing = [name for name in (*READ, *NEUTRAL_VALUES, *LABELS) if f"`{name}`" not in page]
+    assert missing == ["messages"]

@@ -65,13 +65,14 @@ NEUTRAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 """Parameter -> which values change nothing, and why any other is refused and what to do."""
 
-_READ = frozenset(
+READ = frozenset(
     {
         *("model", "messages", "stream", "stream_options", "tools", "tool_choice"),
         *("max_tokens", "max_completion_tokens", "temperature", "stop"),
         *("top_p", "top_k", "min_p", "repetition_penalty"),
     }
 )
+"""Parameters that say what is asked and how it is sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +118,8 @@ def _require_known(given: Mapping[str, Any]) -> None:
             changes_nothing, why = NEUTRAL[name]
             if isinstance(value, bool) is not (name in _FLAGS) or not changes_nothing(value):
                 raise unsupported(name, why)
-        elif name not in _READ and name not in LABELS:
-            close = nearest(name, [*_READ, *NEUTRAL, *LABELS])
+        elif name not in READ and name not in LABELS:
+            close = nearest(name, [*READ, *NEUTRAL, *LABELS])
             advice = f"did you mean {' or '.join(close)}?" if close else "leave it out"
             raise Refusal(
                 f"unknown parameter {name!r}; {advice}", param=name, code="unknown_parameter"
