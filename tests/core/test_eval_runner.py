@@ -8,6 +8,8 @@ from telescope_core import (
     ConfigError,
     Example,
     ListSource,
+    Rollout,
+    RolloutStatus,
     Sampling,
     SingleTurnEnvironment,
     Split,
@@ -16,8 +18,9 @@ from telescope_core import (
     metric,
     reward,
 )
-from telescope_core.errors import EndpointError
+from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.evals import EvalFolder, EvalSettings, read_result, run_eval
+from telescope_core.evals.runner import MAX_LOST
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records.rows import row_of
 from telescope_core.scripted import ScriptedClient
@@ -286,3 +289,41 @@ def test_row_of_an_eval_has_step_zero():
     from telescope_core.types import Rollout
 
     assert row_of(Rollout(environment="e", example_id="x", group_id="g", index=0)).step == 0
+
+
+async def test_rollouts_lost_with_their_process_are_played_again():
+    class Dying(InProcessEnvironment):
+        lost = 0
+
+        async def play(self, request, policy):
+            if request.index == 1 and self.lost < MAX_LOST:
+                self.lost += 1
+                return Rollout(
+                    environment="echo",
+                    example_id="",
+                    group_id=request.group_id,
+                    index=request.index,
+                    status=RolloutStatus.FAILED,
+                    status_reason=EnvironmentProcessError.__name__,
+                    error=f"{EnvironmentProcessError.__name__}: a worker died",
+                )
+            return await super().play(request, policy)
+
+    rows = []
+    await run_eval(
+        Dying(Echo(), name="echo"),
+        ScriptedClient(["0"]),
+        settings(num_examples=1, max_retries=0),
+        on_rollout=rows.append,
+    )
+    assert [row.reward for row in rows] == [1.0, 1.0, 1.0]
+    assert rows[1].tags["attempts"] == str(MAX_LOST + 1)
+
+
+async def test_an_eval_ends_when_no_process_stays_alive():
+    class Dead(InProcessEnvironment):
+        async def play(self, request, policy):
+            raise EnvironmentProcessError("no worker of echo stays alive")
+
+    with pytest.raises(EnvironmentProcessError, match="no worker of echo stays alive"):
+        await run_eval(Dead(Echo(), name="echo"), ScriptedClient(["0"]), settings())

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from telescope_core import (
     TelescopeError,
     reward,
 )
+from telescope_core.errors import EnvironmentProcessError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
@@ -240,3 +242,61 @@ async def test_a_reward_that_raises_is_told_from_an_environment_that_does() -> N
     broken = ScriptedClient([RuntimeError("in the environment")])
     failed = await client.play(request, broken.policy("0.0/0"))
     assert boundary_of(failed) is Boundary.ENVIRONMENT
+
+
+async def test_rollouts_lost_with_their_process_are_played_again_and_not_counted_as_tries():
+    class Dying(InProcessEnvironment):
+        lost = 0
+
+        async def play(self, request, policy):
+            if request.index == 0 and self.lost < MAX_ATTEMPTS + 1:
+                self.lost += 1
+                return lost_rollout(request)
+            return await super().play(request, policy)
+
+        def stats(self):
+            return {"restarts": float(self.lost)}
+
+    sampler = sampler_over(ScriptedClient(["p"]), ahead=0)
+    client = Dying(Echo(), name="echo")
+    sampler._environments = {
+        "echo": TrainingEnvironment(
+            client=client, group_size=GROUP_SIZE, sampling=Sampling(max_tokens=4)
+        )
+    }
+    sampler.advance(0)
+    batch = await sampler.take(0)
+    await sampler.close()
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    assert all(rollout.reward is not None for rollout in rollouts)
+    assert batch.failed_attempts == {Boundary.PROCESS: MAX_ATTEMPTS + 1}
+    assert batch.workers == {"echo/restarts": MAX_ATTEMPTS + 1}
+
+
+def lost_rollout(request: PlayRequest) -> Rollout:
+    return Rollout(
+        environment="echo",
+        example_id="",
+        group_id=request.group_id,
+        index=request.index,
+        status=RolloutStatus.FAILED,
+        status_reason=EnvironmentProcessError.__name__,
+        error=f"{EnvironmentProcessError.__name__}: a worker died",
+    )
+
+
+def test_whose_doing_a_failure_of_a_process_is():
+    request = PlayRequest(
+        split=Split.TRAIN,
+        example_index=0,
+        group_id="g",
+        index=0,
+        sampling=Sampling(max_tokens=1),
+        deadline_s=1,
+    )
+    lost = lost_rollout(request)
+    assert lost.is_lost
+    assert boundary_of(lost) is Boundary.PROCESS
+    starved = replace(lost, status_reason="MemoryError", error="MemoryError: ")
+    assert not starved.is_lost
+    assert boundary_of(starved) is Boundary.PROCESS

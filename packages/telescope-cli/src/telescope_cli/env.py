@@ -55,12 +55,17 @@ NamesArgument = Annotated[
 
 @app.command()
 def install(
-    names: NamesArgument, registry: RegistryOption = None, as_json: JsonOption = False
+    names: NamesArgument,
+    registry: RegistryOption = None,
+    isolated: Annotated[
+        bool, typer.Option("--isolated", help="Give each a virtual environment of its own.")
+    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check environments against the registry and install them.
 
-    They are installed into the Python that runs this command. Installing an environment runs its
-    author's code.
+    They are installed into the Python that runs this command, or with --isolated into virtual
+    environments of their own. Installing an environment runs its author's code.
 
     Example: telescope env install math-reasoning countdown@0.1.0
     """
@@ -68,7 +73,7 @@ def install(
     releases = [resolve(opened, name) for name in names]
     rows: list[dict[str, Any]] = []
     for name, release in zip(names, releases, strict=True):
-        result = install_environment(opened, name, progress=_progress)
+        result = install_environment(opened, name, isolated=isolated, progress=_progress)
         rows.append({"id": release.id, "version": release.version, "installed": result.is_new})
         if not as_json:
             done = "installed" if result.is_new else "already installed"

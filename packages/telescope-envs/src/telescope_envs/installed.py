@@ -30,6 +30,8 @@ class Installation(BaseModel):
     """The registry's folder."""
     installed_at: datetime
     release: Release
+    interpreter: str = ""
+    """Python of a virtual environment of its own; empty = the one this record belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class InstalledEnvironment:
     version: str
     distribution: str
     factory: str
+    interpreter: str
+    """The Python that can import it."""
     installation: Installation | None
     """None: installed by other means, such as an editable install during development."""
 
@@ -65,6 +69,7 @@ def installed_environments() -> list[InstalledEnvironment]:
                     version=point.dist.version if point.dist is not None else "0",
                     distribution=distribution,
                     factory=point.value,
+                    interpreter=sys.executable,
                     installation=None,
                 )
             )
@@ -95,10 +100,11 @@ def _recorded() -> list[InstalledEnvironment]:
         try:
             installation = Installation.model_validate_json(path.read_bytes())
             release = installation.release
-            present = version(release.distribution)
+            own = Path(installation.interpreter) if installation.interpreter else None
+            is_there = version(release.distribution) == release.version if own is None else False
         except (ValidationError, PackageNotFoundError):
             continue
-        if present == release.version:
+        if is_there or (own is not None and own.exists()):
             found.append(
                 InstalledEnvironment(
                     id=release.id,
@@ -106,6 +112,7 @@ def _recorded() -> list[InstalledEnvironment]:
                     version=release.version,
                     distribution=release.distribution,
                     factory=release.factory,
+                    interpreter=installation.interpreter or sys.executable,
                     installation=installation,
                 )
             )

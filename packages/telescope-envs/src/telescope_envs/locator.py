@@ -1,7 +1,5 @@
 """`InstalledLocator`: turns the name of an installed environment into where its code is."""
 
-import sys
-
 from telescope_core.errors import TelescopeError
 from telescope_core.protocols import EnvironmentLocation
 from telescope_envs.install import find_installed
@@ -22,7 +20,7 @@ class InstalledLocator:
             id=found.id,
             version=found.version,
             factory=found.factory,
-            interpreter=sys.executable,
+            interpreter=found.interpreter,
         )
 
     def known_names(self) -> list[str]:

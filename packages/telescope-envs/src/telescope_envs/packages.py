@@ -1,4 +1,4 @@
-"""Changing this interpreter's packages with uv: requirements, one verified wheel, removal.
+"""Changing an interpreter's packages with uv: requirements, one verified wheel, removal.
 
 Nothing already installed is ever moved to another version: an environment that needs one is an
 error that says so.
@@ -65,6 +65,41 @@ def install_requirements(requirements: Sequence[str], *, needed_by: str) -> None
         )
 
 
+def create_venv(folder: Path) -> None:
+    """Make an empty virtual environment of this interpreter's Python that can be renamed."""
+    _run(
+        ["venv", "--no-project", "--relocatable", "--python", sys.executable, str(folder)],
+        failure=f"no virtual environment can be made in {folder}",
+    )
+
+
+def install_into(python: Path, requirements: Sequence[str], wheel: Path, *, needed_by: str) -> None:
+    """Install `requirements` and one local wheel for `python`, as hard links where possible.
+
+    Versions are those of this interpreter for what it has. The cache is tried before the index.
+    """
+    pins = sorted({f"{found.name}=={found.version}" for found in distributions() if found.name})
+    with tempfile.TemporaryDirectory() as scratch:
+        constraints = Path(scratch) / "installed.txt"
+        constraints.write_text("".join(f"{pin}\n" for pin in pins))
+        arguments = [
+            *("pip", "install", "--python", str(python), "--link-mode", "hardlink"),
+            *("--constraints", str(constraints), *requirements),
+        ]
+        failure = f"{needed_by} needs {', '.join(requirements)}, which cannot be installed together"
+        try:
+            _run([*arguments, "--offline"], failure=failure)
+        except EnvironmentLoadError:
+            _run(arguments, failure=failure)
+    _run(
+        [
+            *("pip", "install", "--python", str(python), "--offline", "--no-index", "--no-deps"),
+            str(wheel),
+        ],
+        failure=f"{wheel.name} cannot be installed",
+    )
+
+
 def install_wheel(wheel: Path) -> None:
     """Install one local wheel, without dependencies and without the network."""
     _uv(
@@ -84,10 +119,13 @@ def _without_marker(requirement: Requirement) -> str:
 
 def _uv(arguments: list[str], *, failure: str) -> None:
     verb, *rest = arguments
-    command = [uv.find_uv_bin(), "pip", verb, "--python", sys.executable, *rest]
+    _run(["pip", verb, "--python", sys.executable, *rest], failure=failure)
+
+
+def _run(arguments: list[str], *, failure: str) -> None:
     try:
         finished = subprocess.run(
-            command,
+            [uv.find_uv_bin(), *arguments],
             env=_uv_environment(),
             capture_output=True,
             text=True,

@@ -1,0 +1,121 @@
+"""A virtual environment for one environment: telescope-core, what it needs, and its wheel.
+
+Files are hard links: to the package cache of uv, and to the telescope-core that builds it. So a
+second environment costs almost no time and no space.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from telescope_core.errors import EnvironmentLoadError
+from telescope_envs.packages import create_venv, install_into
+from telescope_envs.registry.records import Release
+
+CORE = "telescope-core"
+_PROBE_LIMIT_S = 120.0
+_PROBE = (
+    "import sys; from telescope_core.open import load_environment_class as load; "
+    "load(sys.argv[1]).from_settings({})"
+)
+
+
+def venv_folder(release: Release) -> Path:
+    """Return where the virtual environment of `release` belongs, below this interpreter's prefix.
+
+    Its name holds the digest of the wheel, so that another build never meets an old folder.
+    """
+    name = f"{release.owner}-{release.name}-{release.version}-{release.wheel.sha256[:12]}"
+    return Path(sys.prefix) / "share" / "telescope" / "venvs" / name
+
+
+def build_venv(release: Release, wheel: Path) -> Path:
+    """Make the virtual environment of `release` and try its code; returns its interpreter.
+
+    It is built aside and renamed into place, whole or not at all.
+    """
+    folder = venv_folder(release)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    try:
+        create_venv(scratch)
+        core = distribution(CORE)
+        needs = [text for text in [*(core.requires or []), *release.requires_dist] if _counts(text)]
+        install_into(_python(scratch), needs, wheel, needed_by=release.id)
+        link_distribution(core, _site_packages(scratch))
+        _probe(_python(scratch), release)
+        if folder.exists():
+            shutil.rmtree(folder)
+        scratch.rename(folder)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    return _python(folder)
+
+
+def remove_venv(interpreter: str) -> None:
+    """Remove the virtual environment of `interpreter`; fine when it is gone."""
+    shutil.rmtree(Path(interpreter).parents[1], ignore_errors=True)
+
+
+def link_distribution(found: Distribution, site_packages: Path) -> None:
+    """Put the files of an installed distribution into another site-packages, as hard links.
+
+    An editable one is a pointer to its source, and stays that.
+    """
+    for file in found.files or ():
+        source = Path(str(found.locate_file(file)))
+        if ".." in file.parts or "__pycache__" in file.parts or not source.is_file():
+            continue
+        target = site_packages / Path(*file.parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:  # another file system
+            shutil.copy2(source, target)
+
+
+def _counts(text: str) -> bool:
+    requirement = Requirement(text)
+    marker = requirement.marker
+    return requirement.name != CORE and (marker is None or marker.evaluate({"extra": ""}))
+
+
+def _probe(python: Path, release: Release) -> None:
+    """Load the environment where it will run, with nothing of this process but a search path."""
+    command: Sequence[str] = [str(python), "-P", "-c", _PROBE, release.factory]
+    environ = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    try:
+        done = subprocess.run(
+            command,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentLoadError(
+            f"{release.id}: not loaded after {_PROBE_LIMIT_S:g} s; its import must be quick"
+        ) from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise EnvironmentLoadError(
+            f"{release.id} cannot be loaded in a virtual environment of its own: {lines[-1]}"
+        )
+
+
+def _python(folder: Path) -> Path:
+    return folder / "bin" / "python"
+
+
+def _site_packages(folder: Path) -> Path:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return folder / "lib" / version / "site-packages"
