@@ -59,6 +59,11 @@ def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ]
 
 
+@pytest.fixture(autouse=True)
+def token(monkeypatch):
+    monkeypatch.setenv("TELESCOPE_WORKER_TOKEN", "a token of the right length")
+
+
 def plan(flags: list[str], *more: str) -> Plan:
     return make_plan(load_train_config([], [*flags, *more]))
 
@@ -79,6 +84,19 @@ def test_shares_follow_the_weights_and_group_sizes(flags):
     found = plan(flags, "--environments", json.dumps(entries))
     assert [share.share for share in found.environments] == [0.75, 0.25]
     assert [share.rollouts for share in found.environments] == [12 * 8, 4 * 2]
+
+
+def test_the_processes_of_environments_are_named(flags):
+    entries = [
+        {"name": "plan_environment:Echo"},
+        {"name": "countdown", "env_workers": 3},
+        {"name": "elsewhere", "env_addresses": ["10.0.0.5:7000"]},
+    ]
+    more = ["--env_memory_limit_mb", "512", "--environments", json.dumps(entries)]
+    found = {part.detail: part.count for part in plan(flags, *more).processes}
+    assert found["plays plan_environment:Echo: in the driver"] == 0
+    assert found["plays countdown: in the driver's interpreter, at most 512 MiB each"] == 3
+    assert found["plays elsewhere: started at 10.0.0.5:7000"] == 0
 
 
 def test_the_parameter_count_is_that_of_transformers():
@@ -118,7 +136,7 @@ def test_a_model_of_another_kind_has_unknown_size_but_a_plan(flags, tmp_path):
         (["--environments", '[{"name": "cuontdown"}]'], "unknown environment 'cuontdown'"),
         (
             ["--environments", '[{"name": "plan_environment:Echo", "env": {"levl": 1}}]'],
-            "unknown setting of Echo 'levl'",
+            "unknown setting 'levl'",
         ),
         (["--max_model_len", "1024"], "exceeds the 512 positions of the model"),
         (["--max_tokens", "512"], "must be below the length the model was made for (512)"),

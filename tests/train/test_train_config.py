@@ -79,6 +79,26 @@ def test_every_setting_is_read_by_the_trainer():
         (["--use_tis", "--use_ppo_clip"], "would count the ratio to the sampler twice"),
         (["--clip_low", "0.1"], "algorithm.clip_low has no effect without use_ppo_clip"),
         (["--clip_high", "0.1"], "algorithm.clip_high has no effect without use_ppo_clip"),
+        (["--env_isolation", "none", "--env_workers", "2"], "rollout.env_workers has no effect"),
+        (
+            ["--environments", '[{"name": "a:B"}]', "--env_memory_limit_mb", "512"],
+            "rollout.env_memory_limit_mb has no effect: no environment of this run starts",
+        ),
+        (
+            ["--environments", '[{"name": "a:B", "env_workers": 2}]'],
+            "environments[0] (a:B): env_workers has no effect",
+        ),
+        (
+            ["--environments", '[{"name": "a", "env_addresses": ["here"]}]'],
+            "must be host:port such as 10.0.0.5:7000, got 'here'",
+        ),
+        (
+            [
+                *("--environments", '[{"name": "a", "env_addresses": ["h:1"]}]'),
+                *("--env_isolation", "none"),
+            ],
+            "env_addresses has no effect with env_isolation = 'none'",
+        ),
         (["--tis_cap", "2.0"], "algorithm.tis_cap has no effect without use_tis"),
         (["--adam_betas", "[0.9, 1.0]"], "adam_betas[1] must be at least 0 and below 1, got 1"),
         (["--min_lr_ratio", "0.1"], "min_lr_ratio has no effect"),

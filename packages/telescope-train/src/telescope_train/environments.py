@@ -37,7 +37,6 @@ class OpenedEnvironments:
 class WorkerPlan:
     """Where one environment will run."""
 
-    name: str
     count: int
     """Processes that are started for it here."""
     detail: str
@@ -101,18 +100,16 @@ def worker_plans(config: TrainConfig) -> Iterator[WorkerPlan]:
 
 def _worker_plan(entry: Entry, settings: ProcessSettings) -> WorkerPlan:
     if settings.addresses:
-        where = f"{entry.name}: reached at {', '.join(settings.addresses)}"
-        return WorkerPlan(name=entry.name, count=0, detail=where)
+        where = f"started at {', '.join(settings.addresses)}"
+        return WorkerPlan(count=0, detail=f"plays {entry.name}: {where}")
     location = locate_environment(entry.name)
     if runs_in_process(location, settings.isolation):
-        return WorkerPlan(name=entry.name, count=0, detail=f"{entry.name}: in the driver")
-    kind = "a virtual environment of its own"
-    if location.interpreter in ("", sys.executable):
-        kind = "the driver's interpreter"
+        return WorkerPlan(count=0, detail=f"plays {entry.name}: in the driver")
+    is_shared = location.interpreter in ("", sys.executable)
+    where = "in the driver's interpreter" if is_shared else "in a virtual environment of its own"
     limit = settings.memory_limit_bytes
     size = f", at most {limit // 2**20} MiB each" if limit else ""
-    detail = f"{entry.name}, {kind}{size}"
-    return WorkerPlan(name=entry.name, count=settings.num_workers, detail=detail)
+    return WorkerPlan(count=settings.num_workers, detail=f"plays {entry.name}: {where}{size}")
 
 
 def _distinct(config: TrainConfig) -> list[Entry]:
