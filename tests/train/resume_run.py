@@ -165,7 +165,7 @@ async def _run(config: TrainConfig, ranks: OneRank, killed_after: int | None):
         "digit": InProcessEnvironment(Digit(), name="digit"),
         "endless": InProcessEnvironment(Endless(), name="endless"),
     }
-    mix = await training_environments(config, clients)
+    mix = await training_environments(config, clients, {})
     policies = ScriptedTokens(config.scheduling.max_async_rollout)
     sampler = make_sampler(config, mix, policies, num_servers=1)
     point = resume_point(config)

@@ -136,7 +136,7 @@ def test_a_model_of_another_kind_has_unknown_size_but_a_plan(flags, tmp_path):
         (["--environments", '[{"name": "cuontdown"}]'], "unknown environment 'cuontdown'"),
         (
             ["--environments", '[{"name": "plan_environment:Echo", "env": {"levl": 1}}]'],
-            "unknown setting 'levl'",
+            "unknown setting 'levl'; known: none (env.levl of Echo (",
         ),
         (["--max_model_len", "1024"], "exceeds the 512 positions of the model"),
         (["--max_tokens", "512"], "must be below the length the model was made for (512)"),

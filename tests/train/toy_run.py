@@ -105,7 +105,7 @@ async def toy_parts(
 ) -> LoopParts:
     """Return everything that one run of the loop touches."""
     clients = {"toy": InProcessEnvironment(LastDigit(), name="toy")}
-    mix = await training_environments(config, clients)
+    mix = await training_environments(config, clients, {})
     facts = read_model_facts(config.model.model)
     return LoopParts(
         config=config,

@@ -24,6 +24,8 @@ class Source:
     weight: float
     num_examples: int | None
     """None = endless."""
+    held_out: frozenset[int] = frozenset()
+    """Indices that are never drawn."""
 
 
 class ExampleDraw:
@@ -58,13 +60,22 @@ class ExampleDraw:
         return dict(self._taken)
 
     def _index(self, name: str, taken: int) -> int:
-        size = self._sources[name].num_examples
-        if size is None:
-            return taken
+        source = self._sources[name]
+        if source.num_examples is None:
+            return _skipping(taken, source.held_out)
+        size = source.num_examples - len(source.held_out)
         epoch, offset = divmod(taken, size)
         known = self._orders.get(name)
         if known is None or known[0] != epoch:
-            order = list(range(size))
+            order = [i for i in range(source.num_examples) if i not in source.held_out]
             random.Random(f"order/{self._seed}/{name}/{epoch}").shuffle(order)
             known = self._orders[name] = (epoch, order)
         return known[1][offset]
+
+
+def _skipping(taken: int, held_out: frozenset[int]) -> int:
+    """Return index number `taken` of those that are not held out."""
+    index = taken
+    for held in sorted(held_out):
+        index += held <= index
+    return index

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, run_eval
 from telescope_core.protocols import EnvironmentClient, PolicySource
 from telescope_core.records import RunFolder
-from telescope_core.types import Sampling
+from telescope_core.types import Sampling, Split
 from telescope_train.config.schema import EvalEntry, TrainConfig
+from telescope_train.held_out import eval_split
 
 BEFORE = "before"
 AFTER = "after"
@@ -43,7 +44,13 @@ class LiveEvals:
         ]
 
     async def _one(self, entry: EvalEntry, tag: str) -> EvalResult:
-        settings = eval_settings(entry, self.config, concurrency=self.concurrency)
+        description = await self.environments[entry.name].describe()
+        settings = eval_settings(
+            entry,
+            self.config,
+            concurrency=self.concurrency,
+            split=eval_split(entry, description),
+        )
         name = entry.name.replace("/", "-").replace(":", "-")
         folder = EvalFolder.create(
             self.folder.evals_path / f"{name}-{tag}",
@@ -60,7 +67,9 @@ class LiveEvals:
         return result
 
 
-def eval_settings(entry: EvalEntry, config: TrainConfig, *, concurrency: int) -> EvalSettings:
+def eval_settings(
+    entry: EvalEntry, config: TrainConfig, *, concurrency: int, split: Split = Split.EVAL
+) -> EvalSettings:
     """Return what `entry` asks for."""
     return EvalSettings(
         num_examples=entry.num_samples,
@@ -72,5 +81,6 @@ def eval_settings(entry: EvalEntry, config: TrainConfig, *, concurrency: int) ->
             stop=config.rollout.stop,
         ),
         concurrency=concurrency,
+        split=split,
         deadline_s=config.rollout.rollout_timeout_s,
     )

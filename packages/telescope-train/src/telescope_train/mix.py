@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from telescope_core.errors import ConfigError
 from telescope_core.protocols import EnvironmentClient, PolicySource
 from telescope_core.types import EnvironmentDescription, Sampling, Split
 from telescope_train.accept import load_accept_fn
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.draw import ExampleDraw, Source
+from telescope_train.held_out import HeldOut, hold_out
 from telescope_train.sampler import RolloutSampler, SamplerSettings, TrainingEnvironment
 
 
@@ -18,23 +20,31 @@ class Mix:
 
     playing: Mapping[str, TrainingEnvironment]
     descriptions: Mapping[str, EnvironmentDescription]
+    held_out: Mapping[str, HeldOut]
+    """By environment; only where an eval asks for it."""
 
 
 async def training_environments(
-    config: TrainConfig, clients: Mapping[str, EnvironmentClient]
+    config: TrainConfig,
+    clients: Mapping[str, EnvironmentClient],
+    eval_clients: Mapping[str, EnvironmentClient],
 ) -> Mix:
     """Ask each environment what it declares, and join that with the config's overrides."""
     described = await asyncio.gather(*(client.describe() for client in clients.values()))
+    descriptions = dict(zip(clients, described, strict=True))
+    held_out = await hold_out(config, clients, eval_clients, descriptions)
     return Mix(
         playing={
             entry.name: TrainingEnvironment(
                 client=clients[entry.name],
                 group_size=entry.group_size or config.rollout.group_size,
                 sampling=sampling_of(entry, config),
+                held_out=_still_to_look_for(held_out.get(entry.name), descriptions[entry.name]),
             )
             for entry in config.environments
         },
-        descriptions=dict(zip(clients, described, strict=True)),
+        descriptions=descriptions,
+        held_out=held_out,
     )
 
 
@@ -56,7 +66,8 @@ def make_sampler(
         Source(
             environment=entry.name,
             weight=entry.weight,
-            num_examples=mix.descriptions[entry.name].num_examples[Split.TRAIN],
+            num_examples=_train_size(mix.descriptions[entry.name]),
+            held_out=mix.held_out.get(entry.name, HeldOut()).indices,
         )
         for entry in config.environments
     ]
@@ -76,3 +87,18 @@ def make_sampler(
             accept=load_accept_fn(accept) if accept else None,
         ),
     )
+
+
+def _train_size(description: EnvironmentDescription) -> int | None:
+    if Split.TRAIN not in description.num_examples:
+        raise ConfigError(
+            f"{description.name!r} has no train split, only "
+            f"{', '.join(description.num_examples) or 'none'}; use it in [[evals]]"
+        )
+    return description.num_examples[Split.TRAIN]
+
+
+def _still_to_look_for(held: HeldOut | None, description: EnvironmentDescription) -> frozenset[str]:
+    """Return the ids that a draw may still bring: of an endless split not all were looked at."""
+    is_endless = description.num_examples.get(Split.TRAIN) is None
+    return held.ids if held is not None and is_endless else frozenset()

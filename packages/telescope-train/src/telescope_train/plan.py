@@ -19,6 +19,7 @@ from telescope_train.environments import (
     environment_version,
     worker_plans,
 )
+from telescope_train.held_out import held_out_problems
 from telescope_train.model_facts import UNKNOWN_FACTS, ModelFacts, read_model_facts
 from telescope_train.resume import location_problems
 from telescope_train.run_checkpoints import checkpoints_folder
@@ -113,6 +114,7 @@ def make_plan(config: TrainConfig) -> Plan:
     problems += _step_problems(config, facts)
     shares = _environment_shares(config)
     problems += environment_problems(config)
+    problems += held_out_problems(config)
     problems += location_problems(config)
     if config.ray.ray_address is None:
         problems += port_problems(config)

@@ -204,7 +204,7 @@ class _Run:
         config = self.config
         publisher = WeightPublisher(pool, ranks, in_flight=config.scheduling.in_flight_update)
         await publisher.connect()
-        mix = await training_environments(config, self.environments)
+        mix = await training_environments(config, self.environments, self.eval_environments)
         evals = LiveEvals(
             config=config,
             environments=self.eval_environments,

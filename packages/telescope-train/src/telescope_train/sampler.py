@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from telescope_core.errors import ConfigError
 from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
 from telescope_core.types import (
     Group,
@@ -30,6 +31,8 @@ MAX_ATTEMPTS = 3
 """How often a rollout is played before its failure is final."""
 MAX_LOST = 5
 """Further tries, of a rollout whose environment process died with it."""
+MAX_HELD_OUT_DRAWS = 1000
+"""How many draws in a row may be examples of evals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,8 @@ class TrainingEnvironment:
     client: EnvironmentClient
     group_size: int
     sampling: Sampling
+    held_out: frozenset[str] = frozenset()
+    """Ids of examples that are drawn again when they come up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +229,7 @@ class RolloutSampler:
         group_id = f"{batch}.{position}"
         num_draws = 1
         while True:
+            drawn = await self._not_held_out(drawn)
             group = await self._play_group(batch, group_id, drawn)
             reason = rejection(group, accept) if accept and is_scored(group) else None
             if reason is None:
@@ -235,6 +241,22 @@ class RolloutSampler:
             num_draws += 1
             group_id = f"{batch}.{position}-{num_draws}"
             drawn = self._draw.next()
+
+    async def _not_held_out(self, drawn: Drawn) -> Drawn:
+        """Return `drawn`, or the next draw that is no example of an eval."""
+        for _ in range(MAX_HELD_OUT_DRAWS):
+            environment = self._environments[drawn.environment]
+            if not environment.held_out:
+                return drawn
+            example = await environment.client.example(Split.TRAIN, drawn.example_index)
+            if example.id not in environment.held_out:
+                return drawn
+            drawn = self._draw.next()
+        raise ConfigError(
+            f"{MAX_HELD_OUT_DRAWS} draws in a row gave examples of evals, which "
+            f"separate_eval_samples keeps out of training; {drawn.environment!r} seems to have no "
+            "others: lower num_samples"
+        )
 
     async def _play_group(self, batch: int, group_id: str, drawn: Drawn) -> Group:
         environment = self._environments[drawn.environment]

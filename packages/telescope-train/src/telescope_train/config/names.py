@@ -13,7 +13,7 @@ _PLANNED = """
     enable_vllm_tracing otlp_receiver_port
     weight_broadcast_mode weight_broadcast_bucket_mb weight_broadcast_cpu_staging
     weight_broadcast_pin_memory weight_broadcast_free_grad_buffers
-    eval_num_servers eval_start_end_use_all_servers separate_eval_samples
+    eval_num_servers eval_start_end_use_all_servers
     observability use_wandb wandb_* track_gpu_events system_metrics_collection_interval_seconds
     ray_namespace ray_runtime_env ray_inference_placement_strategy ray_trainer_placement_strategy
 """

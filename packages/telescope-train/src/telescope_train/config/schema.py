@@ -187,6 +187,9 @@ class EvalEntry(Section):
     """Steps between evaluations during training; 0 = none."""
     num_samples: Count = 64
     """Held-out examples."""
+    separate_eval_samples: bool = False
+    """Keep these examples, by their ids, out of training; an environment without an eval split
+    gives its first training examples."""
     rollouts: Count = 4
     """Rollouts per example."""
     pass_k: Annotated[tuple[Count, ...], Field(min_length=1)] = (1,)
