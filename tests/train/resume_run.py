@@ -40,8 +40,7 @@ class Digit(SingleTurnEnvironment):
         )
 
     @reward
-    async def close(self, rollout, example):
-        # Async, so that no thread decides which group ends first: back-fill draws in that order.
+    def close(self, rollout, example):
         return 1.0 - abs(int(rollout.completion_text[-1]) - int(example.answer)) / 10
 
 

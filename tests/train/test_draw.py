@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope_train.draw import ExampleDraw, Source
+from telescope_train.draw import Drawn, ExampleDraw, Source
 
 
 def draw_of(*, size: int | None = None, seed: int = 0) -> ExampleDraw:
@@ -45,3 +45,25 @@ def test_equal_seeds_give_equal_draws_and_a_position_can_be_reached() -> None:
     assert [other.next() for _ in range(15)] == drawn[25:]
     assert other.position == 40
     assert sum(other.taken.values()) == 40
+
+
+@given(size=st.integers(2, 30), rejected=st.integers(0, 29), place=st.integers(0, 9))
+def test_a_replacement_is_another_example_and_follows_from_its_place(
+    size: int, rejected: int, place: int
+) -> None:
+    draw = draw_of(size=size)
+    before = Drawn(environment="a", example_index=rejected % size)
+    found = draw.replacement(before, f"3.{place}-2")
+    assert found != before
+    if found.environment == "a":
+        assert 0 <= found.example_index < size
+    draw.skip_to(5)
+    assert draw.replacement(before, f"3.{place}-2") == found
+    assert draw.position == 5, "what comes in order stays as it is"
+
+
+def test_replacements_reach_every_other_example() -> None:
+    draw = ExampleDraw([Source(environment="a", weight=1.0, num_examples=6)], seed=0)
+    rejected = Drawn(environment="a", example_index=2)
+    found = {draw.replacement(rejected, f"0.0-{n}").example_index for n in range(200)}
+    assert found == {0, 1, 3, 4, 5}

@@ -219,8 +219,6 @@ async def test_a_checkpoint_that_cannot_be_written_stops_the_run(tiny, tmp_path)
             return SamplerState(
                 next_batch=version,
                 draw_position=0,
-                fresh_batch=version,
-                fresh_position=0,
                 batches={},
             )
 

@@ -1,11 +1,16 @@
 """Which example comes next: a weighted, seeded draw over environments.
 
 Finite splits are visited without replacement, in a new order each epoch; endless ones in order.
+What replaces a rejected group is drawn beside that sequence: when groups are rejected depends on
+the clock, and must change neither what comes next nor which example replaces which.
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+_BEYOND_ANY_RUN = (2**31, 2**32)
+"""Examples of an endless split that no run reaches in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,22 @@ class ExampleDraw:
         self._taken[name] += 1
         self.position += 1
         return Drawn(environment=name, example_index=self._index(name, taken))
+
+    def replacement(self, rejected: Drawn, group_id: str) -> Drawn:
+        """Return what is played as `group_id`, in the place of `rejected`.
+
+        Follows from the seed and `group_id` alone. Another example, unless there is only one.
+        """
+        chance = random.Random(f"replacement/{self._seed}/{group_id}")
+        names = list(self._sources)
+        name = chance.choices(names, [self._sources[name].weight for name in names])[0]
+        size = self._sources[name].num_examples
+        if size is None:
+            return Drawn(environment=name, example_index=chance.randrange(*_BEYOND_ANY_RUN))
+        if name != rejected.environment or size == 1:
+            return Drawn(environment=name, example_index=chance.randrange(size))
+        index = chance.randrange(size - 1)
+        return Drawn(environment=name, example_index=index + (index >= rejected.example_index))
 
     def skip_to(self, position: int) -> None:
         """Draw and drop until `position` draws were made."""

@@ -89,10 +89,6 @@ class SamplerState:
     """First batch that is admitted from here on."""
     draw_position: int
     """Examples drawn before its first one."""
-    fresh_batch: int
-    """First batch that nothing was drawn for yet."""
-    fresh_position: int
-    """Examples drawn for the batches before that one, those that back-fill took included."""
     batches: Mapping[int, SampledBatch]
     """Sampled by older weights and not yet trained on, by number."""
 
@@ -132,7 +128,6 @@ class RolloutSampler:
         self._num_playing = 0
         self._num_waiting = 0
         self._next_batch = 0
-        self._fresh = (0, 0)
 
     def advance(self, version: WeightVersion) -> None:
         """Admit every batch that may be sampled now that `version` is live."""
@@ -147,8 +142,6 @@ class RolloutSampler:
                 for position in range(self._settings.groups_per_batch)
             ]
             self._next_batch += 1
-            if self._next_batch == self._fresh[0]:
-                self._draw.skip_to(self._fresh[1])
 
     async def take(self, batch: int) -> SampledBatch:
         """Return the groups of `batch` once all are scored; raises when not one rollout was."""
@@ -174,8 +167,6 @@ class RolloutSampler:
             draw_position=(
                 self._admitted[next_batch].draw_position if begun else self._draw.position
             ),
-            fresh_batch=self._next_batch,
-            fresh_position=self._draw.position,
             batches={**self._restored, **dict(zip(older, sampled, strict=True))},
         )
 
@@ -184,7 +175,6 @@ class RolloutSampler:
         assert self._next_batch == 0, "restore comes before advance"
         self._draw.skip_to(state.draw_position)
         self._next_batch = state.next_batch
-        self._fresh = (state.fresh_batch, state.fresh_position)
         self._restored = dict(state.batches)
 
     async def _sampled(self, batch: int) -> SampledBatch:
@@ -240,7 +230,7 @@ class RolloutSampler:
             )
             num_draws += 1
             group_id = f"{batch}.{position}-{num_draws}"
-            drawn = self._draw.next()
+            drawn = self._draw.replacement(drawn, group_id)
 
     async def _not_held_out(self, drawn: Drawn) -> Drawn:
         """Return `drawn`, or the next draw that is no example of an eval."""
