@@ -177,6 +177,19 @@ def test_report_parses_and_holds_the_numbers(run):
     assert "environments[1].name" in text
 
 
+def test_the_curve_is_of_all_that_was_sampled_where_groups_were_rejected(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config={})
+    for step, sampled in enumerate((0.1, 0.2, 0.8, 0.9), start=1):
+        kept = {"step": step, "reward/mean": 0.5, "reward/sums/mean": 0.5}
+        run.log_metrics({**kept, "task_reward/mean": sampled, "task_reward/sums/mean": sampled})
+    run.finish()
+    overview = overview_of(run)
+    assert overview.rewards == (0.1, 0.2, 0.8, 0.9)
+    assert overview.first_mean == pytest.approx(0.15)
+    text = " ".join(Checker(write_train_report(run).read_text()).text)
+    assert text.count("first steps 0.150, last steps 0.850") == 1
+
+
 def test_report_asks_nothing_of_the_network_and_runs_no_script(run):
     page = write_train_report(run).read_text()
     checked = Checker(page)

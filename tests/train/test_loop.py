@@ -11,6 +11,7 @@ from telescope_core.types import RolloutStatus
 from telescope_train.batch import TrainingSample
 from telescope_train.loop import train
 from telescope_train.packing import pack
+from telescope_train.summary import make_summary
 from telescope_train.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -61,6 +62,13 @@ async def test_minibatches_and_epochs_are_optimiser_steps(tiny, start, tmp_path)
     assert len(rejected) == 4 * sum(row["groups/rejected"] for row in rows)
     assert {row.status for row in rejected} <= {RolloutStatus.DISCARDED}
     assert len(recorded) - len(rejected) == 2 * 16
+    assert rejected
+    for row in rows:
+        sampled = [one.reward for one in recorded if one.step == row["step"]]
+        assert row["task_reward/toy/mean"] == pytest.approx(sum(sampled) / len(sampled))
+    summary = make_summary(config, parts.folder)
+    assert summary["rewards"] == [row["task_reward/mean"] for row in rows]
+    assert summary["rewards"] != [row["reward/mean"] for row in rows]
 
 
 async def test_metrics_of_several_optimiser_steps_are_over_all_their_tokens(tiny, start, tmp_path):

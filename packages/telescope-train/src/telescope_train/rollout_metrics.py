@@ -37,12 +37,21 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def batch_metrics(batch: SampledBatch) -> dict[str, float]:
     """Return what filling the batch took: rejected groups, their rewards too, and failures."""
-    every = [r.reward for g in batch.all_groups for r in g.rollouts if r.reward is not None]
+    by_environment: defaultdict[str, list[float]] = defaultdict(list)
+    for group in batch.all_groups:
+        found = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
+        by_environment[group.environment] += found
+    every = [reward for rewards in by_environment.values() for reward in rewards]
     reasons = Counter(group.rollouts[0].status_reason for group in batch.rejected)
     num_failed = sum(batch.failed_attempts.values())
     return {
         **({"task_reward/mean": float(np.mean(every))} if every else {}),
         **({"task_reward/std": float(np.std(every))} if every else {}),
+        **{
+            f"task_reward/{name}/mean": float(np.mean(rewards))
+            for name, rewards in by_environment.items()
+            if rewards
+        },
         "groups/rejected": float(len(batch.rejected)),
         "groups/acceptance": len(batch.groups) / max(1, len(batch.all_groups)),
         **{f"groups/rejected/{reason}": float(count) for reason, count in reasons.items()},

@@ -4,6 +4,7 @@ from typing import Any
 
 from telescope_core.evals import EvalResult, read_result
 from telescope_core.records import RunFolder
+from telescope_core.reports.overview import reward_curve
 from telescope_train.config.schema import TrainConfig
 from telescope_train.live_evals import AFTER, BEFORE
 from telescope_train.run_checkpoints import FINAL, checkpoints_folder
@@ -13,7 +14,7 @@ from telescope_train.step_row import first_and_last
 def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
     """Return what `summary.json` holds."""
     rows = folder.metrics()
-    rewards = [row["reward/mean"] for row in rows if row.get("reward/mean") is not None]
+    rewards = [reward for reward in reward_curve(rows) if reward is not None]
     mismatches = [row["mismatch/max"] for row in rows if row.get("mismatch/max") is not None]
     seconds = sum(row.get("time/step_s") or 0.0 for row in rows)
     return {

@@ -23,7 +23,7 @@ class RunOverview:
     state: RunState
     num_steps: int
     rewards: tuple[float | None, ...]
-    """Mean training reward of each step."""
+    """Mean reward of each step, over all that was sampled: see `reward_curve`."""
     first_mean: float | None
     """Mean over the first 20 steps, or over half of them when there are fewer than 40."""
     last_mean: float | None
@@ -37,7 +37,7 @@ class RunOverview:
 def overview_of(run: RunFolder) -> RunOverview:
     """Read `run`; also one that was killed, or is still going on."""
     rows = run.metrics()
-    rewards = column(rows, "reward/mean")
+    rewards = reward_curve(rows)
     counts: dict[str, dict[str, int]] = {}
     for (environment, status), number in sorted(run.count_rollouts().items()):
         counts.setdefault(environment, {})[status.value] = number
@@ -62,6 +62,18 @@ def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
     """Return one metric of every row; None where a row lacks it."""
     values = [row.get(name) for row in rows]
     return [float(value) if isinstance(value, int | float) else None for value in values]
+
+
+def reward_curve(
+    rows: Sequence[Mapping[str, Any]], environment: str | None = None
+) -> list[float | None]:
+    """Return the mean reward of each step, rejected groups included where some were.
+
+    Over the accepted ones alone it would stay near the middle, whatever the policy learns.
+    """
+    name = "mean" if environment is None else f"{environment}/mean"
+    sampled, accepted = column(rows, f"task_reward/{name}"), column(rows, f"reward/{name}")
+    return [kept if every is None else every for every, kept in zip(sampled, accepted, strict=True)]
 
 
 def edge_means(values: Sequence[float | None]) -> tuple[float | None, float | None]:

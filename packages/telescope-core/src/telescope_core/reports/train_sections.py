@@ -8,7 +8,7 @@ from typing import Any
 from telescope_core.records.run_folder import RunFolder
 from telescope_core.reports import html
 from telescope_core.reports.before_after import BeforeAfter
-from telescope_core.reports.overview import RunOverview, column, edge_means, mean_of
+from telescope_core.reports.overview import RunOverview, column, edge_means, mean_of, reward_curve
 from telescope_core.reports.samples import run_samples
 from telescope_core.reports.sparkline import moving_average
 from telescope_core.reports.svg import (
@@ -50,7 +50,7 @@ def reward_section(rows: Sequence[Mapping[str, Any]]) -> str:
     for colour, name in enumerate(names):
         series = reward_series(rows, name, colour)
         chart = line_chart([series], label=f"Training reward of {name}", x_label="step")
-        figures.append(html.figure(name, chart, note=_edge_note(rows, f"reward/{name}/mean")))
+        figures.append(html.figure(name, chart, note=_edge_note(reward_curve(rows, name))))
     if not figures:
         return ""
     return (
@@ -63,7 +63,7 @@ def reward_section(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def reward_series(rows: Sequence[Mapping[str, Any]], name: str, colour: int) -> Series:
     """Return the reward of one environment, smoothed, with the raw values behind it."""
-    values = column(rows, f"reward/{name}/mean")
+    values = reward_curve(rows, name)
     return Series(
         name=name,
         xs=_steps(rows),
@@ -77,8 +77,8 @@ def _window(num_rows: int) -> int:
     return max(1, min(20, num_rows // 10))
 
 
-def _edge_note(rows: Sequence[Mapping[str, Any]], key: str) -> str:
-    first, last = edge_means(column(rows, key))
+def _edge_note(values: Sequence[float | None]) -> str:
+    first, last = edge_means(values)
     if first is None or last is None:
         return ""
     return f"first steps {first:.3f}, last steps {last:.3f}"
