@@ -117,6 +117,19 @@ def test_a_leak_shows_in_half_precision_as_well(llama):
     assert "leaks" in choice.refused["leaky"]
 
 
+def test_ranks_that_share_a_row_take_a_kind_that_can(llama):
+    """On a GPU, flash-attn and flex come before it or in its place, and cannot."""
+    faster = planted("faster", AttentionInterface()["sdpa"])
+    AttentionMaskInterface.register("test_faster", AttentionMaskInterface()["sdpa"])
+    kinds = (faster, *ATTENTION_KINDS)
+    assert choose_attention(llama, CPU, torch.float32, kinds=kinds).kind is faster
+    shared = choose_attention(llama, CPU, torch.float32, is_row_shared=True, kinds=kinds)
+    assert shared.kind.name == "packed_blocks"
+    assert shared.refused["faster"] == "cannot share a row between ranks"
+    with pytest.raises(ConfigError, match="set fsdp_context_parallel_size = 1"):
+        choose_attention(llama, CPU, torch.float32, is_row_shared=True, kinds=(faster, SDPA))
+
+
 def test_sliding_windows_go_to_an_attention_that_knows_them():
     mistral = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=5))
     qwen = Qwen2ForCausalLM(

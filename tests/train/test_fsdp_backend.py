@@ -131,6 +131,8 @@ def test_metrics_of_a_step(tiny, start):
     assert {"loss/total", "grad_norm", "time/gradient_s", "time/optimizer_s"} <= set(row)
     later = worker.train_step(grpo_batches(seq_len=128)[0], version=1)
     assert "mismatch/max" not in later
+    with pytest.raises(ValueError, match="at least one optimiser step"):
+        worker.train_minibatches([], [], version=2)
 
 
 def test_export_loads_in_transformers_with_identical_logits(tiny, start, tmp_path):

@@ -146,6 +146,10 @@ def test_a_model_of_another_kind_has_unknown_size_but_a_plan(flags, tmp_path):
         ),
         (["--should_accept_fn", "telescope_train.accept:has"], "has no function 'has'"),
         (["--filter_gibberish"], "no token id of the model's 50 is above"),
+        (
+            ["--fsdp_context_parallel_size", "3", "--trainer_num_workers", "3"],
+            "trainer.fsdp_context_parallel_size (3) must divide the model's 4 attention heads",
+        ),
     ],
 )
 def test_what_keeps_a_run_from_starting_is_a_problem(flags, more, expected):

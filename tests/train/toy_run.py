@@ -1,12 +1,14 @@
 """The real loop over a toy engine: rollouts are written by a script, one rank trains in process."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from toy_digits import LastDigit
 
 from telescope_core.in_process import InProcessEnvironment
+from telescope_core.protocols import Policy
 from telescope_core.records import RunFolder
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Completion, Message, Sampling
@@ -44,14 +46,20 @@ def toy_config(model: Path, *, steps=2, rollout=None, **algorithm) -> TrainConfi
 
 
 class ToyPolicies(ScriptedClient):
-    """Answers with the last digit half of the time, at most 3 tokens, with made-up log-probs."""
+    """Answers with the last digit half of the time, at most 3 tokens, with made-up log-probs.
+
+    What is drawn follows from the rollout, not from the order in which rollouts ask.
+    """
 
     def __init__(self) -> None:
-        super().__init__(self._reply)
-        self._generator = np.random.default_rng(0)
+        super().__init__("")
 
-    def _reply(self, messages: Sequence[Message]) -> Completion:
-        generator = self._generator
+    def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
+        generator = np.random.default_rng(list(rollout_id.encode()))
+        return ScriptedClient(partial(self._reply, generator)).policy(rollout_id, sampling)
+
+    @staticmethod
+    def _reply(generator: np.random.Generator, messages: Sequence[Message]) -> Completion:
         is_right = generator.random() < 0.5
         num_tokens = int(generator.integers(1, 4))
         return Completion(

@@ -31,6 +31,10 @@ class ModelFacts:
     """In the product of the output head."""
     attention_width: int | None = None
     """Heads times their size, over all layers."""
+    num_heads: int | None = None
+    """Attention heads of a layer."""
+    num_kv_heads: int | None = None
+    """Key and value heads of a layer."""
 
 
 UNKNOWN_FACTS = ModelFacts(
@@ -87,7 +91,24 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         num_body_parameters=None if total is None else total - embeddings,
         num_head_parameters=vocab_size * hidden,
         attention_width=layers * heads * head_dim,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
     )
+
+
+def context_problem(size: int, *, num_heads: int, num_kv_heads: int) -> str | None:
+    """Return why heads cannot be dealt to `size` ranks that share rows; None when they can."""
+    if num_heads % size:
+        return (
+            f"fsdp_context_parallel_size ({size}) must divide the model's {num_heads} attention "
+            "heads; lower it"
+        )
+    if num_kv_heads % size and size % num_kv_heads:
+        return (
+            f"fsdp_context_parallel_size ({size}) and the model's {num_kv_heads} key-value heads: "
+            "one must divide the other; choose another size"
+        )
+    return None
 
 
 def _require_dense(sizes: Mapping[str, int]) -> None:

@@ -20,7 +20,7 @@ from telescope_train.environments import (
     worker_plans,
 )
 from telescope_train.held_out import held_out_problems
-from telescope_train.model_facts import UNKNOWN_FACTS, ModelFacts, read_model_facts
+from telescope_train.model_facts import UNKNOWN_FACTS, ModelFacts, context_problem, read_model_facts
 from telescope_train.resume import location_problems
 from telescope_train.run_checkpoints import checkpoints_folder
 from telescope_train.run_location import run_folder
@@ -183,6 +183,14 @@ def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
             load_accept_fn(accept)
         except TelescopeError as error:
             yield str(error)
+    if facts.num_heads is not None and facts.num_kv_heads is not None:
+        problem = context_problem(
+            config.trainer.fsdp_context_parallel_size,
+            num_heads=facts.num_heads,
+            num_kv_heads=facts.num_kv_heads,
+        )
+        if problem is not None:
+            yield f"trainer.{problem}"
     section = config.algorithm
     threshold, vocab_size = section.gibberish_token_threshold, facts.vocab_size
     if section.filter_gibberish and vocab_size is not None and threshold >= vocab_size - 1:

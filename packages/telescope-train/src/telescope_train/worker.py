@@ -93,8 +93,10 @@ class TrainerWorker:
         """Take an optimiser step over `minibatches[i]` for each i of `order`.
 
         Log-probs of before the first of them are taken first, where the algorithm needs them.
-        Metrics are over all tokens of all the steps and all ranks.
+        Metrics are over all tokens of all the steps and all ranks. Raises ValueError for no step.
         """
+        if not order:
+            raise ValueError("expected at least one optimiser step, got an empty order; take none")
         started_s = time.perf_counter()
         shares = with_old_logprobs(minibatches, self.backend, self._algorithm)
         prepared_s = time.perf_counter()

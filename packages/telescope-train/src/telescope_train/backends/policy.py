@@ -48,9 +48,10 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         dtype=settings.model.model_dtype,
         trust_remote_code=settings.model.trust_remote_code,
     )
-    attention = choose_attention(loaded.model, device, dtype)
-    check_context(loaded.model, attention.kind, trainer.fsdp_context_parallel_size)
-    context = join_context(trainer.fsdp_context_parallel_size)
+    size = trainer.fsdp_context_parallel_size
+    check_context(loaded.model, size)
+    attention = choose_attention(loaded.model, device, dtype, is_row_shared=size > 1)
+    context = join_context(size)
     if trainer.use_lora:
         # Every rank keeps a shard of its own copy, so all must draw the same start.
         with torch.random.fork_rng(devices=[]):

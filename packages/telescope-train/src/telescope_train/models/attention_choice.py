@@ -55,16 +55,22 @@ def choose_attention(
     device: torch.device,
     dtype: torch.dtype,
     *,
+    is_row_shared: bool = False,
     kinds: Sequence[AttentionKind] = ATTENTION_KINDS,
 ) -> AttentionChoice:
-    """Return the first of `kinds` that works for the architecture of `lm`; ConfigError if none."""
+    """Return the first of `kinds` that works for the architecture of `lm`; ConfigError if none.
+
+    `is_row_shared`: for context parallelism, which takes only some kinds.
+    """
     layer_types = getattr(lm.config.get_text_config(), "layer_types", None) or ()
     has_windows = any("sliding" in kind for kind in layer_types)
-    needs = AttentionNeeds(device=device, dtype=dtype, has_windows=has_windows)
+    needs = AttentionNeeds(
+        device=device, dtype=dtype, has_windows=has_windows, is_row_shared=is_row_shared
+    )
     probe = _Probe(lm, needs)
     refused: dict[str, str] = {}
     for kind in kinds:
-        reason = kind.reason_against(needs)
+        reason = _reason_against(kind, needs)
         difference = float("nan")
         if reason is None:
             difference, reason = probe.test(kind)
@@ -76,10 +82,16 @@ def choose_attention(
             return choice
         refused[kind.name] = reason
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    advice = "set fsdp_context_parallel_size = 1" if is_row_shared else "train another model"
     raise ConfigError(
-        f"no attention keeps packed samples of {type(lm).__name__} apart ({reasons}); "
-        "train another model"
+        f"no attention keeps packed samples of {type(lm).__name__} apart ({reasons}); {advice}"
     )
+
+
+def _reason_against(kind: AttentionKind, needs: AttentionNeeds) -> str | None:
+    if needs.is_row_shared and not kind.takes_sequences:
+        return "cannot share a row between ranks"
+    return kind.reason_against(needs)
 
 
 class _Probe:

@@ -30,6 +30,8 @@ class AttentionNeeds:
     """That the layers compute in."""
     has_windows: bool
     """Some layers attend to a sliding window only."""
+    is_row_shared: bool = False
+    """Each rank has a slice of the row: context parallelism."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from telescope_core.errors import ConfigError
-from telescope_train.models.attention_kinds import AttentionKind
+from telescope_train.model_facts import context_problem
 
 CONTEXT_ATTENTION = "telescope_context"
 
@@ -49,27 +49,14 @@ def join_context(size: int) -> ContextGroup | None:
     return ContextGroup(group=mine, rank=rank % size, size=size)
 
 
-def check_context(lm: PreTrainedModel, kind: AttentionKind, size: int) -> None:
-    """Raise ConfigError when heads cannot be dealt to `size` ranks, or `kind` needs the row."""
-    if size == 1:
-        return
+def check_context(lm: PreTrainedModel, size: int) -> None:
+    """Raise ConfigError when the heads of `lm` cannot be dealt to `size` ranks."""
     config = lm.config.get_text_config()
-    if config.num_attention_heads % size:
-        raise ConfigError(
-            f"fsdp_context_parallel_size ({size}) must divide the model's "
-            f"{config.num_attention_heads} attention heads; lower it"
-        )
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if heads % size and size % heads:
-        raise ConfigError(
-            f"fsdp_context_parallel_size ({size}) and the model's {heads} key-value heads: one "
-            "must divide the other; choose another size"
-        )
-    if not kind.takes_sequences:
-        raise ConfigError(
-            f"fsdp_context_parallel_size needs attention that is told where sequences begin, and "
-            f"this model on this machine has {kind.name}; set fsdp_context_parallel_size = 1"
-        )
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    problem = context_problem(size, num_heads=heads, num_kv_heads=kv_heads)
+    if problem is not None:
+        raise ConfigError(problem)
 
 
 def register_context_attention() -> None:
