@@ -50,6 +50,7 @@ class RecordingPool:
         *,
         stop_token_ids: Sequence[int],
         group_id: str,
+        priority: int,
     ) -> Generation:
         self.prompts.append(list(prompt_ids))
         token_ids = tuple(self._answers[len(self.prompts) - 1])

@@ -69,6 +69,7 @@ async def test_what_a_request_leaves_out_is_sampled_as_the_rollout(serve):
         await ask(model="policy", messages=ASK)
         await ask(model="policy", messages=ASK, max_tokens=5000, temperature=0.5, stop="tw")
         short = await ask(model="policy", messages=ASK, max_completion_tokens=3)
+    assert rollout.pool.priorities == [0, -1, -2], "later turns go first"
     first, second, third = rollout.pool.sampling
     assert first.max_tokens == 400
     assert (second.max_tokens, second.temperature, second.stop) == (400, 0.5, ("tw",))

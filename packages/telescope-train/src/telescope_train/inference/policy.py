@@ -110,6 +110,8 @@ class TokenPolicy:
                 sampling,
                 stop_token_ids=self._renderer.stop_token_ids,
                 group_id=self._group_id,
+                # Later turns first: a rollout that is nearly done frees its lane and its cache.
+                priority=-len(self.turns),
             )
         except EndpointError as error:
             self._unanswered[asked] = error
