@@ -78,7 +78,7 @@ async def test_second_turn_keeps_sampled_ids_and_adds_only_the_templates_text(
     second = await policy.complete(second_messages, Sampling(max_tokens=8))
     whole = renderer.encode(renderer.text(second_messages, add_generation_prompt=True))
     assert list(pool.prompts[1]) == whole
-    assert second.prompt_ids[: len(pool.prompts[0]) + 3] == (*pool.prompts[0], *sampled)
+    assert [*second.prompt_ids[: len(pool.prompts[0]) + 3]] == [*pool.prompts[0], *sampled]
     assert (second.oldest_version, second.newest_version) == (3, 4)
 
 

@@ -113,6 +113,11 @@ def test_every_setting_is_read_by_the_trainer():
         (["--optimizer", "sgd"], "optimizer"),
         (["--warmup_steps", "11"], "must not exceed the 10 optimiser steps of the run"),
         (["--inference_base_port", "65535", "--inference_num_workers", "2"], "port 65536"),
+        (["--gateway_host", "0.0.0.0"], "gateway_host is '0.0.0.0', which no program can connect"),
+        (
+            ["--gateway_port", "8101", "--inference_num_workers", "2"],
+            "gateway_port (8101) is a port of the inference servers (8100 to 8101)",
+        ),
         (["--max_off_policy_steps", "9"], "not available in this version"),
         (["--algorithm", "grop"], "unknown algorithm 'grop'; did you mean 'grpo'"),
         (["--train_backend", "megatron"], "'megatron' is known, but not available"),

