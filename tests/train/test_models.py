@@ -76,7 +76,7 @@ def test_only_what_the_assistant_wrote_is_learnt(tokenizer):
         Message(role="user", content="why"),
         Message(role="assistant", content="so"),
     ]
-    one, two = render_conversations(tokenizer, [conversation, conversation[:3]])
+    (one,), (two,) = render_conversations(tokenizer, [conversation, conversation[:3]])
     assert tokenizer.decode(one.token_ids[one.mask]) == "2<|end|>so<|end|>"
     assert tokenizer.decode(two.token_ids[two.mask]) == "2<|end|>"
     assert (
@@ -85,7 +85,7 @@ def test_only_what_the_assistant_wrote_is_learnt(tokenizer):
     )
 
 
-def test_a_template_that_rewrites_history_is_refused(tokenizer, tiny, tmp_path):
+def test_a_template_that_rewrites_history_gives_several_samples(tokenizer, tiny, tmp_path):
     template = tmp_path / "rewriting.jinja"
     template.write_text(
         "{% for m in messages %}<|{{ m.role }}|>"
@@ -94,8 +94,13 @@ def test_a_template_that_rewrites_history_is_refused(tokenizer, tiny, tmp_path):
     )
     rewriting = load_tokenizer(str(tiny), chat_template=str(template))
     turns = [Message(role=role, content=role) for role in ("user", "assistant") * 2]
-    with pytest.raises(ConfigError, match="rewrites earlier turns"):
-        render_conversations(rewriting, [turns])
+    (parts,) = render_conversations(rewriting, [turns])
+    assert [rewriting.decode(part.token_ids) for part in parts] == [
+        "<|user|>user<|end|><|assistant|>assistant<|end|>",
+        "<|user|>user<|end|><|assistant|><|end|><|user|>user<|end|><|assistant|>assistant<|end|>",
+    ]
+    for part in parts:
+        assert rewriting.decode(part.token_ids[part.mask]) == "assistant<|end|>"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}<|end|>")
     with pytest.raises(ConfigError, match="does not continue its own generation prompt"):
         render_conversations(load_tokenizer(str(tiny), chat_template=str(template)), [turns[:2]])

@@ -92,7 +92,7 @@ def test_the_mask_is_exactly_what_the_assistant_wrote(turns, last):
     messages = [Message(role="user", content="go")]
     messages += [Message(role=role, content=text) for role, text in turns]
     messages.append(Message(role="assistant", content=last))
-    (rendered,) = render_conversations(TOKENIZER, [messages])
+    ((rendered,),) = render_conversations(TOKENIZER, [messages])
     expected_ids: list[int] = []
     expected_mask: list[bool] = []
     for message in messages:

@@ -96,7 +96,8 @@ def play(
         prompts.append(prompt)
         turns.append(ids)
         messages.append(send_back(said))
-    return Played(prompts=prompts, turns=turns, messages=messages, rollout=_rollout(prompts, turns))
+    rollout = _rollout(prompts, turns, renderer.stop_token_ids)
+    return Played(prompts=prompts, turns=turns, messages=messages, rollout=rollout)
 
 
 def _of_environment(text: str, messages: Sequence[Message]) -> Message:
@@ -106,7 +107,9 @@ def _of_environment(text: str, messages: Sequence[Message]) -> Message:
     return Message(role="tool", content=text.removeprefix("tool:"), tool_call_id=call_id)
 
 
-def _rollout(prompts: Sequence[Prompt], turns: Sequence[tuple[int, ...]]) -> Rollout:
+def _rollout(
+    prompts: Sequence[Prompt], turns: Sequence[tuple[int, ...]], ends: Sequence[int]
+) -> Rollout:
     return Rollout(
         environment="toy",
         example_id="e",
@@ -117,7 +120,7 @@ def _rollout(prompts: Sequence[Prompt], turns: Sequence[tuple[int, ...]]) -> Rol
             Turn(
                 completion=Completion(
                     message=Message(role="assistant", content=""),
-                    finish_reason="stop",
+                    finish_reason="stop" if ids[-1] in ends else "length",
                     prompt_ids=prompt.token_ids,
                     completion_ids=ids,
                     logprobs=tuple(-0.5 - 0.01 * number for number in range(len(ids))),

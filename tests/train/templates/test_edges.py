@@ -15,6 +15,7 @@ from telescope_core.errors import ConfigError, UnknownNameError
 from telescope_core.types import Message
 from telescope_train.inference import renderer as renderer_module
 from telescope_train.inference.chains import Chain, prompt_for
+from telescope_train.samples import num_cuts_continued, samples_from_rollout
 
 WITH_TOOLS = [
     pytest.param(family, id=family.name) for family in FAMILIES if "tools" in family.chains
@@ -85,6 +86,9 @@ def test_one_more_end_is_counted_for_each_turn_that_was_cut():
     cut = Reply(content="Nobody knows", lost=4)
     played = play(BY_NAME["Qwen2.5"], ("a", cut, "b", Reply(content="4"), "c", cut, "d", cut))
     assert [prompt.num_ends_added for prompt in played.prompts] == [0, 1, 1, 2]
+    assert num_cuts_continued([played.rollout]) == 2
+    samples = samples_from_rollout(played.rollout, 1.0, 1.0)
+    assert sum(int(sample.mask.sum()) for sample in samples) == sum(map(len, played.turns))
 
 
 def test_an_answer_that_ends_with_another_end_than_the_templates_branches():

@@ -86,9 +86,11 @@ def make_tokenizer(
     """
     text = _byte_level() if kind == "bytes" else _sentencepiece_like()
     inner = Tokenizer.from_str(text)
-    marks = [*([bos] if bos else []), eos, pad, *special]
     inner.add_special_tokens(
-        [AddedToken(mark, rstrip=takes_space, normalized=False) for mark in dict.fromkeys(marks)]
+        [
+            AddedToken(mark, rstrip=takes_space and mark in special, normalized=False)
+            for mark in dict.fromkeys([*([bos] if bos else []), *special, eos, pad])
+        ]
     )
     inner.add_tokens([AddedToken(mark, normalized=False) for mark in plain])
     if bos:

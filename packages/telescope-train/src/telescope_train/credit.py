@@ -19,7 +19,7 @@ from telescope_train.algorithms import Algorithm
 from telescope_train.batch import TrainingSample
 from telescope_train.config.schema import TrainConfig
 from telescope_train.filters import Filtered, filter_reason
-from telescope_train.samples import branched_fraction, samples_from_rollout
+from telescope_train.samples import branched_fraction, num_cuts_continued, samples_from_rollout
 from telescope_train.shaping import RolloutKey, Shaping, overlong_penalties
 
 
@@ -133,7 +133,10 @@ def assign_credit(
         metrics=_count_groups(no_credit | emptied, len(groups), len(discarded | emptied))
         | _count_rollouts(filtered, len(everything))
         | {"rewards/outside_range": float(_num_outside(usable, ranges))}
-        | {"turns/branched": branched_fraction(samples, trained)}
+        | {
+            "turns/branched": branched_fraction(samples, trained),
+            "turns/cut_continued": float(num_cuts_continued(trained)),
+        }
         | shaping.metrics
         | _spread("final_reward", [r.reward for r in trained if r.reward is not None])
         | _spread("advantage", [by_rollout[r.group_id, r.index] for r in trained]),

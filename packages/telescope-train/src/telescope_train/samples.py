@@ -8,6 +8,7 @@ chains is trained only where it was sampled.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,21 @@ def branched_fraction(samples: Sequence[TrainingSample], rollouts: Sequence[Roll
     num_later = sum(max(0, len(rollout.turns) - 1) for rollout in rollouts)
     num_first = sum(bool(rollout.turns) for rollout in rollouts)
     return (len(samples) - num_first) / max(1, num_later)
+
+
+def num_cuts_continued(rollouts: Sequence[Rollout]) -> int:
+    """Count the turns cut by `max_tokens` that the next turn goes on from.
+
+    The end of such a turn is the template's, and not trained on.
+    """
+    return sum(
+        _bytes(after.completion.prompt_ids).startswith(
+            _bytes(cut.completion.prompt_ids) + _bytes(cut.completion.completion_ids)
+        )
+        for rollout in rollouts
+        for cut, after in pairwise(rollout.turns)
+        if cut.completion.finish_reason == "length"
+    )
 
 
 def _bytes(token_ids: Sequence[int]) -> bytes:

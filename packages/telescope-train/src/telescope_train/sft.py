@@ -23,7 +23,7 @@ from telescope_train.batch import PackedBatch, TrainingSample
 from telescope_train.checkpoint import require_replaceable
 from telescope_train.config.schema import ModelSection, TrainerSection
 from telescope_train.config.sft_schema import SftConfig
-from telescope_train.models.load import load_tokenizer, read_chat_template
+from telescope_train.models.load import load_stop_ids, load_tokenizer, read_chat_template
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.packing import pack
 from telescope_train.sft_examples import GoldSamples, dataset_samples, gold_samples
@@ -115,10 +115,11 @@ def run_sft(
     if config.make_tiny_model:
         require_replaceable(Path(config.model))
     tokenizer = _tokenizer(config)
+    ends = () if config.make_tiny_model else load_stop_ids(config.model)
     if config.dataset is not None:
-        samples = dataset_samples(config, tokenizer)
+        samples = dataset_samples(config, tokenizer, end_ids=ends)
     else:
-        samples = asyncio.run(gold_samples(config, tokenizer))
+        samples = asyncio.run(gold_samples(config, tokenizer, end_ids=ends))
     if config.make_tiny_model:
         make_tiny_model(config.model, seed=config.seed)
     log_folder = output.with_name(f"{output.name}-log")

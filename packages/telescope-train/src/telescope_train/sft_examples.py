@@ -1,8 +1,9 @@
 """Gold answers of environments, or conversations of a dataset, as samples to learn from."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -10,7 +11,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.open import open_environment
 from telescope_core.protocols import EnvironmentClient
-from telescope_core.types import Rollout, RolloutStatus, Split
+from telescope_core.types import Message, Rollout, RolloutStatus, Split
 from telescope_train.batch import TrainingSample
 from telescope_train.config.sft_schema import SftConfig, SftEnvironment
 from telescope_train.models.render import RenderedConversation, render_conversations
@@ -19,6 +20,8 @@ from telescope_train.sft_dataset import Conversation, read_conversations
 NUM_GOLDS = 8192
 """Gold answers to learn unless the settings say otherwise."""
 _CONCURRENT_GOLDS = 64
+Render = Callable[[Sequence[Sequence[Message]]], list[list[RenderedConversation]]]
+"""Conversations to the samples of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +36,13 @@ class GoldSamples:
     """Conversations left out: longer than `seq_len`, or cut before the assistant's first word."""
 
 
-async def gold_samples(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> GoldSamples:
-    """Draw gold answers by weight: what is learnt from train splits, the rest from eval splits."""
+async def gold_samples(
+    config: SftConfig, tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int] = ()
+) -> GoldSamples:
+    """Draw gold answers by weight: what is learnt from train splits, the rest from eval splits.
+
+    `end_ids` are the tokens that end a turn, beside the tokenizer's EOS.
+    """
     total_weight = sum(environment.weight for environment in config.environments)
     learnt, held_out = [], []
     for environment in config.environments:
@@ -46,8 +54,9 @@ async def gold_samples(config: SftConfig, tokenizer: PreTrainedTokenizerBase) ->
                 Split.EVAL: max(1, round(share * config.num_held_out)),
             },
         )
-        learnt += _samples(golds[Split.TRAIN], tokenizer, seq_len=config.seq_len)
-        held_out += _samples(golds[Split.EVAL], tokenizer, seq_len=config.seq_len)
+        render = partial(render_conversations, tokenizer, end_ids=end_ids)
+        learnt += _samples(golds[Split.TRAIN], render, seq_len=config.seq_len)
+        held_out += _samples(golds[Split.EVAL], render, seq_len=config.seq_len)
     return GoldSamples(learnt=learnt, held_out=held_out)
 
 
@@ -98,25 +107,29 @@ def _checked(client: EnvironmentClient, rollout: Rollout | None, threshold: floa
     return rollout
 
 
-def _samples(
-    rollouts: Sequence[Rollout], tokenizer: PreTrainedTokenizerBase, *, seq_len: int
-) -> list[TrainingSample]:
-    rendered = render_conversations(tokenizer, [rollout.messages for rollout in rollouts])
-    for rollout, conversation in zip(rollouts, rendered, strict=True):
-        length = len(conversation.token_ids)
+def _samples(rollouts: Sequence[Rollout], render: Render, *, seq_len: int) -> list[TrainingSample]:
+    rendered = render([rollout.messages for rollout in rollouts])
+    for rollout, parts in zip(rollouts, rendered, strict=True):
+        length = max(len(part.token_ids) for part in parts)
         if length > seq_len:
             raise ConfigError(
                 f"example {rollout.example_id!r} of {rollout.environment!r} has {length} tokens, "
                 f"but seq_len is {seq_len}; raise seq_len"
             )
     return [
-        _sample(conversation, source=rollout.environment, example_id=rollout.example_id)
-        for rollout, conversation in zip(rollouts, rendered, strict=True)
+        _sample(part, source=rollout.environment, example_id=rollout.example_id)
+        for rollout, parts in zip(rollouts, rendered, strict=True)
+        for part in parts
     ]
 
 
-def dataset_samples(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> GoldSamples:
-    """Read the dataset: some conversations, drawn by the seed, are held out, the rest learnt."""
+def dataset_samples(
+    config: SftConfig, tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int] = ()
+) -> GoldSamples:
+    """Read the dataset: some conversations, drawn by the seed, are held out, the rest learnt.
+
+    `end_ids` are the tokens that end a turn, beside the tokenizer's EOS.
+    """
     assert config.dataset is not None, "settings without a dataset have environments"
     conversations = read_conversations(config)
     num_held_out, limit = config.num_held_out, config.num_examples
@@ -127,8 +140,9 @@ def dataset_samples(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Go
         )
     order = np.random.default_rng(config.seed).permutation(len(conversations))
     chosen = order if limit is None else order[: num_held_out + limit]
+    render = partial(render_conversations, tokenizer, end_ids=end_ids)
     parts = [
-        _fitted([conversations[index] for index in part], config, tokenizer)
+        _fitted([conversations[index] for index in part], config, render)
         for part in (chosen[num_held_out:], chosen[:num_held_out])
     ]
     learnt, held_out = parts
@@ -152,28 +166,33 @@ class _Fitted:
     num_dropped: int
 
 
-def _fitted(
-    conversations: Sequence[Conversation], config: SftConfig, tokenizer: PreTrainedTokenizerBase
-) -> _Fitted:
+def _fitted(conversations: Sequence[Conversation], config: SftConfig, render: Render) -> _Fitted:
     """Render conversations and apply `too_long`."""
     assert config.dataset is not None, "settings without a dataset have environments"
     samples: list[TrainingSample] = []
     num_truncated = num_dropped = 0
-    rendered = render_conversations(tokenizer, [one.messages for one in conversations])
-    for conversation, whole in zip(conversations, rendered, strict=True):
-        length, limit = len(whole.token_ids), config.seq_len
+    rendered = render([one.messages for one in conversations])
+    for conversation, parts in zip(conversations, rendered, strict=True):
+        length, limit = max(len(part.token_ids) for part in parts), config.seq_len
         if length > limit and config.too_long == "refuse":
             raise ConfigError(
                 f"{conversation.label} has {length} tokens, but seq_len is {limit}; raise "
                 "seq_len, or set too_long to 'truncate' or 'drop'"
             )
-        if length > limit and (config.too_long == "drop" or not whole.mask[:limit].any()):
-            num_dropped += 1
-            continue
-        num_truncated += length > limit
-        cut = RenderedConversation(token_ids=whole.token_ids[:limit], mask=whole.mask[:limit])
-        samples.append(_sample(cut, source=config.dataset, example_id=conversation.label))
+        kept = [part for part in parts if _is_kept(part, config)]
+        num_dropped += not kept
+        num_truncated += any(len(part.token_ids) > limit for part in kept)
+        for part in kept:
+            cut = RenderedConversation(token_ids=part.token_ids[:limit], mask=part.mask[:limit])
+            samples.append(_sample(cut, source=config.dataset, example_id=conversation.label))
     return _Fitted(samples=samples, num_truncated=num_truncated, num_dropped=num_dropped)
+
+
+def _is_kept(part: RenderedConversation, config: SftConfig) -> bool:
+    """Whether a sample fits in `seq_len`, or may be cut and still has something to learn."""
+    if len(part.token_ids) <= config.seq_len:
+        return True
+    return config.too_long == "truncate" and bool(part.mask[: config.seq_len].any())
 
 
 def _sample(rendered: RenderedConversation, *, source: str, example_id: str) -> TrainingSample:

@@ -22,20 +22,24 @@ class SpecialTokens:
     ) -> None:
         """`marks` are special tokens that stay when a reply becomes text."""
         self._tokenizer = tokenizer
-        self._ends = {token_id: self._text([token_id]) for token_id in stop_token_ids}
-        self._anchor = self._find_anchor()
+        texts = {token_id: self._text([token_id]) for token_id in stop_token_ids}
+        self._ends = {
+            token_id: text
+            for token_id, text in texts.items()
+            if tokenizer.encode(text, add_special_tokens=False) == [token_id]
+        }
+        self.anchor = self._find_anchor()
+        """A special token that leaves the white space around it alone; None = there is none."""
         self._dropped = frozenset(
             token_id
             for token_id, token in tokenizer.added_tokens_decoder.items()
             if token.special and token.content not in marks
         )
-        for token_id, text in self._ends.items():
-            if tokenizer.encode(text, add_special_tokens=False) != [token_id]:
-                raise ConfigError(
-                    f"the end-of-turn token {text!r} ({token_id}) is not one token to the model's "
-                    "own tokenizer; correct eos_token_id in generation_config.json, or the "
-                    "tokenizer"
-                )
+        if texts and not self._ends:
+            raise ConfigError(
+                f"none of the end-of-turn tokens {texts} is one token to the model's own "
+                "tokenizer; correct eos_token_id in generation_config.json, or the tokenizer"
+            )
 
     def decode_reply(self, token_ids: Sequence[int]) -> str:
         """Return the text of a completion, of whose special tokens only the marks stay."""
@@ -46,9 +50,9 @@ class SpecialTokens:
 
         A decoder may drop the space that a text begins with, so it is not given the beginning.
         """
-        if self._anchor is None:
+        if self.anchor is None:
             return self._text(token_ids)
-        return self._text([self._anchor, *token_ids])[len(self._text([self._anchor])) :]
+        return self._text([self.anchor, *token_ids])[len(self._text([self.anchor])) :]
 
     def encode_after(self, end_id: int | None, text: str) -> list[int]:
         """Return the ids of `text` behind the end-of-turn token `end_id`, or behind any token.
@@ -56,14 +60,19 @@ class SpecialTokens:
         A tokenizer may put a space in front of what a text begins with, and a special token may
         take the white space that follows it: both see here what they see in the whole text.
         """
-        if not text:
-            return []
-        before = self._anchor if end_id is None else end_id
-        if before is None:
-            return self._tokenizer.encode(text, add_special_tokens=False)
-        token_ids = self._tokenizer.encode(self._text([before]) + text, add_special_tokens=False)
-        assert token_ids[0] == before, f"token {before} merges with the text behind it"
-        return token_ids[1:]
+        return self.encode_each([(self.anchor if end_id is None else end_id, text)])[0]
+
+    def encode_each(self, pieces: Sequence[tuple[int | None, str]]) -> list[list[int]]:
+        """Return the ids of each (token before it, text); None = it is the beginning of a text."""
+        before = [self._text([token_id]) if token_id is not None else "" for token_id, _ in pieces]
+        texts = [start + text for start, (_, text) in zip(before, pieces, strict=True)]
+        encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        for ids, (token_id, _) in zip(encoded, pieces, strict=True):
+            assert token_id is None or ids[0] == token_id, f"{token_id} merges with what follows"
+        return [
+            ids if token_id is None else ids[1:]
+            for ids, (token_id, _) in zip(encoded, pieces, strict=True)
+        ]
 
     def first_end(self, text: str) -> End | None:
         """Return the first end-of-turn token in `text`."""

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.errors import ConfigError
 from telescope_core.types import Message, ToolCall
+from telescope_train.inference.marks import SpecialTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,67 +24,110 @@ class RenderedConversation:
     """[L] True for what the assistant wrote, its end token included."""
 
 
-def render_conversations(
-    tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]
-) -> list[RenderedConversation]:
-    """Render whole conversations, each ending with an assistant message.
+class _Piece(NamedTuple):
+    text: str
+    is_learnt: bool
+    behind: int | None
+    """The special token that stands before it; None at the beginning."""
 
-    A template that writes an assistant's turn differently once it is history cannot be learnt
-    from as one sequence: ConfigError.
+
+@dataclass(slots=True)
+class _Draft:
+    """A sample as text."""
+
+    text: str
+    pieces: list[_Piece]
+    end_id: int | None
+    """What its last turn ends with."""
+
+
+def render_conversations(
+    tokenizer: PreTrainedTokenizerBase,
+    conversations: Sequence[Sequence[Message]],
+    *,
+    end_ids: Sequence[int] = (),
+) -> list[list[RenderedConversation]]:
+    """Render whole conversations, each ending with an assistant message, as one sample or several.
+
+    Each turn of the assistant is learnt once, behind what the template shows before it. Where it
+    shows an earlier turn otherwise than it was learnt, another sample begins. `end_ids` are the
+    tokens that end a turn; EOS is always one. Each turn is encoded by itself, as it is sampled.
     """
+    special = _special_tokens(tokenizer, end_ids)
     turns = [
         (number, end)
         for number, messages in enumerate(conversations)
         for end, message in enumerate(messages)
         if message.role == "assistant"
     ]
-    plain = [[template_message(message) for message in messages] for messages in conversations]
-    prompts = _token_ids(tokenizer, [plain[n][:end] for n, end in turns], is_prompt=True)
-    wholes = _token_ids(tokenizer, [plain[n][: end + 1] for n, end in turns], is_prompt=False)
-    found: list[RenderedConversation | None] = [None] * len(conversations)
+    template = template_text(tokenizer)
+    plain = [[template_message(one, template) for one in messages] for messages in conversations]
+    prompts = _texts(tokenizer, [plain[n][:end] for n, end in turns], is_prompt=True)
+    wholes = _texts(tokenizer, [plain[n][: end + 1] for n, end in turns], is_prompt=False)
+    drafts: list[list[_Draft]] = [[] for _ in conversations]
     for (number, _), prompt, whole in zip(turns, prompts, wholes, strict=True):
-        if whole[: len(prompt)] != prompt:
+        if not whole.startswith(prompt):
             raise ConfigError(
                 "the chat template does not continue its own generation prompt: the turn "
-                f"{tokenizer.decode(whole)!r} does not start with {tokenizer.decode(prompt)!r}; "
-                "set chat_template to one that does"
+                f"{whole!r} does not start with {prompt!r}; set chat_template to one that does"
             )
-        found[number] = _extend(found[number], prompt, whole, tokenizer.eos_token_id)
-    assert all(found), "a conversation without an assistant message cannot be learnt from"
-    return [rendered for rendered in found if rendered is not None]
+        _add_turn(drafts[number], prompt, whole[len(prompt) :], special)
+    assert all(drafts), "a conversation without an assistant message cannot be learnt from"
+    return _encoded(special, drafts)
 
 
-def _extend(
-    before: RenderedConversation | None, prompt: list[int], whole: list[int], end_id: int | None
-) -> RenderedConversation:
+def _special_tokens(tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) -> SpecialTokens:
+    eos = tokenizer.eos_token_id
+    ends = dict.fromkeys((*end_ids, *([eos] if eos is not None else [])))
+    return SpecialTokens(tokenizer, stop_token_ids=list(ends), marks=())
+
+
+def _add_turn(drafts: list[_Draft], prompt: str, turn: str, special: SpecialTokens) -> None:
     """Add one turn: it is learnt up to its end token; what a template writes after that is not."""
-    turn = whole[len(prompt) :]
-    num_learnt = turn.index(end_id) + 1 if end_id in turn else len(turn)
-    mask = np.zeros(len(whole), dtype=np.bool_)
-    mask[len(prompt) : len(prompt) + num_learnt] = True
-    token_ids = np.array(whole, dtype=np.int32)
-    if before is not None:
-        known = len(before.token_ids)
-        if not np.array_equal(token_ids[:known], before.token_ids):
-            raise ConfigError(
-                "the chat template rewrites earlier turns when later ones follow; "
-                "set chat_template to one that only appends"
-            )
-        mask[:known] = before.mask
-    return RenderedConversation(token_ids=token_ids, mask=mask)
+    end = special.first_end(turn)
+    learnt = turn[: end.stop] if end is not None else turn
+    last = drafts[-1] if drafts else None
+    if last is not None and prompt.startswith(last.text):
+        between = prompt[len(last.text) :]
+        last.pieces.append(
+            _Piece(between, False, special.anchor if last.end_id is None else last.end_id)
+        )
+    else:
+        drafts.append(last := _Draft(text="", pieces=[_Piece(prompt, False, None)], end_id=None))
+    last.pieces.append(_Piece(learnt, True, special.anchor))
+    last.text = prompt + learnt
+    last.end_id = end.token_id if end is not None else None
 
 
-def _token_ids(
+def _encoded(
+    special: SpecialTokens, drafts: Sequence[Sequence[_Draft]]
+) -> list[list[RenderedConversation]]:
+    """Encode all pieces in one call: the tokenizer is entered once."""
+    pieces = [piece for samples in drafts for draft in samples for piece in draft.pieces]
+    ids = iter(special.encode_each([(piece.behind, piece.text) for piece in pieces]))
+    return [
+        [_sample([(next(ids), piece.is_learnt) for piece in draft.pieces]) for draft in samples]
+        for samples in drafts
+    ]
+
+
+def _sample(pieces: Sequence[tuple[list[int], bool]]) -> RenderedConversation:
+    return RenderedConversation(
+        token_ids=np.concatenate([np.array(ids, dtype=np.int32) for ids, _ in pieces]),
+        mask=np.repeat([is_learnt for _, is_learnt in pieces], [len(ids) for ids, _ in pieces]),
+    )
+
+
+def _texts(
     tokenizer: PreTrainedTokenizerBase,
     conversations: list[list[dict[str, Any]]],
     *,
     is_prompt: bool,
-) -> list[list[int]]:
-    """All in one call: a template is compiled, and the tokenizer entered, once."""
-    texts = tokenizer.apply_chat_template(
+) -> list[str]:
+    """All in one call: a template is compiled once."""
+    return tokenizer.apply_chat_template(
         conversations, tokenize=False, add_generation_prompt=is_prompt
     )
-    return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
