@@ -42,6 +42,10 @@ class Echo(SingleTurnEnvironment):
     @reward
     def correct(self, rollout, example):
         return float(rollout.completion_text == example.prompt)
+
+    @metric(low=0, lower_is_better=True)
+    def words_said(self, rollout, example):
+        return len(rollout.completion_text.split())
 '''
 
 
@@ -114,6 +118,7 @@ def test_eval_prints_a_table_and_writes_results(endpoint, place, capsys):
     assert "32 of 32 rollouts scored" in text
     assert "pass@1" in text
     assert "pass^4" in text
+    assert "words_said, lower is better" in text
     assert max(len(line) for line in text.splitlines() if not line.startswith("Results")) <= 80
     result = read_result(place / "out")
     assert result.model == "tiny"

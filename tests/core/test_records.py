@@ -25,6 +25,7 @@ from telescope_core.types import (
     StopReason,
     ToolCall,
     Turn,
+    TurnInfo,
 )
 
 
@@ -58,6 +59,8 @@ def a_rollout(status=RolloutStatus.KEPT, **changes):
         "index": 0,
         "messages": (asked, said),
         "turns": (turn,),
+        "golden_answers": {"answer": "4"},
+        "info": (TurnInfo(turn=0, key="output", value="4", kind="stdout"),),
         "status": status,
         "reward": 1.0,
         "rewards": {"correct": 1.0},

@@ -127,7 +127,9 @@ def result_table(result: EvalResult) -> Table:
         if k > 1:
             _add_estimate(table, f"pass^{k}", estimate)
     for name, value in result.metrics.items():
-        table.add_row(name, f"{value:.3f}", "", "")
+        about = result.metric_ranges.get(name)
+        direction = ", lower is better" if about is not None and about.lower_is_better else ""
+        table.add_row(f"{name}{direction}", f"{value:.3f}", "", "")
     return table
 
 

@@ -18,7 +18,7 @@ from telescope_core.evals.stats import (
     pass_at_k,
 )
 from telescope_core.records.rows import RolloutRow
-from telescope_core.types import EnvironmentDescription, RolloutStatus
+from telescope_core.types import EnvironmentDescription, MetricRange, RolloutStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,8 @@ class EvalResult:
     """k -> pass^k over the same tasks."""
     metrics: Mapping[str, float]
     """Mean of each metric over scored rollouts."""
+    metric_ranges: Mapping[str, MetricRange] = field(default_factory=dict[str, MetricRange])
+    """What the environment says of its metrics: limits, and whether lower is better."""
     mean_completion_tokens: float
     duration_s: float
     tasks: tuple[TaskScore, ...] = field(default=())
@@ -101,6 +103,7 @@ def result_of(
         pass_at={k: _pass_estimate(tasks, k, every=False) for k in settings.ks},
         pass_all={k: _pass_estimate(tasks, k, every=True) for k in settings.ks},
         metrics=_mean_metrics(scored),
+        metric_ranges=description.metrics,
         mean_completion_tokens=_mean([row.num_completion_tokens for row in scored]),
         duration_s=duration_s,
         tasks=tasks,

@@ -14,7 +14,7 @@ from telescope_core.errors import ConfigError
 from telescope_core.records.rows import TOKEN_FIELDS, RolloutRow, row_from_json, row_to_json
 from telescope_core.types import RolloutStatus
 
-_JSON_COLUMNS = ("rewards", "metrics", "tags")
+_JSON_COLUMNS = ("rewards", "metrics", "tags", "golden_answers", "info")
 
 
 def write_rows(path: Path, rows: Sequence[RolloutRow]) -> None:
@@ -120,7 +120,8 @@ def _offsets(sizes: Iterable[int]) -> Any:
 
 def _from_columns(fields: dict[str, Any]) -> RolloutRow:
     for name in _JSON_COLUMNS:
-        fields[name] = json.loads(fields[name])
+        if name in fields:
+            fields[name] = json.loads(fields[name])
     for message in fields["messages"]:
         message["tool_calls"] = json.loads(message["tool_calls"])
     return row_from_json(fields)
@@ -154,6 +155,8 @@ def _schema() -> Any:
             ("rewards", text),
             ("metrics", text),
             ("tags", text),
+            ("golden_answers", text),
+            ("info", text),
             ("messages", arrow.list_(message)),
             ("num_turns", count),
             ("num_prompt_tokens", count),

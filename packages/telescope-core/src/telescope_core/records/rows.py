@@ -1,11 +1,11 @@
 """`RolloutRow`: one rollout as it is recorded, the same for kept, discarded and failed ones."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from telescope_core.chat_messages import message_from_json, message_to_json
-from telescope_core.types import JsonValue, Message, Rollout, RolloutStatus, StopReason
+from telescope_core.types import JsonValue, Message, Rollout, RolloutStatus, StopReason, TurnInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,8 @@ class RolloutRow:
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    golden_answers: Mapping[str, str] = field(default_factory=dict[str, str])
+    info: tuple[TurnInfo, ...] = ()
     messages: tuple[Message, ...] = ()
     num_turns: int = 0
     num_prompt_tokens: int = 0
@@ -86,6 +88,8 @@ def row_of(
         rewards=rollout.rewards,
         metrics=rollout.metrics,
         tags=rollout.tags,
+        golden_answers=rollout.golden_answers,
+        info=rollout.info,
         messages=rollout.messages,
         num_turns=len(completions),
         num_prompt_tokens=completions[-1].num_prompt_tokens if completions else 0,
@@ -105,6 +109,7 @@ def row_to_json(row: RolloutRow) -> dict[str, JsonValue]:
     """Return `row` as a JSON object; token columns are left out where they are None."""
     fields = {name: getattr(row, name) for name in _PLAIN_FIELDS}
     fields["messages"] = [message_to_json(message) for message in row.messages]
+    fields["info"] = [asdict(one) for one in row.info]
     for name in TOKEN_FIELDS:
         turns = getattr(row, name)
         if turns is not None:
@@ -118,6 +123,7 @@ def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
     known["status"] = RolloutStatus(known["status"])
     known["stop_reason"] = StopReason(known.get("stop_reason", StopReason.COMPLETED))
     known["messages"] = tuple(message_from_json(message) for message in known.get("messages", ()))
+    known["info"] = tuple(TurnInfo(**one) for one in known.get("info", ()))
     for name in TOKEN_FIELDS:
         if known.get(name) is not None:
             known[name] = tuple(tuple(turn) for turn in known[name])
