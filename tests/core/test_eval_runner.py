@@ -1,6 +1,7 @@
 """Running evals: counts, failures apart, retries, resuming, group rewards."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -18,6 +19,7 @@ from telescope_core import (
     metric,
     reward,
 )
+from telescope_core.collector import rare_collections
 from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.evals import EvalFolder, EvalSettings, read_result, run_eval
 from telescope_core.evals.runner import MAX_LOST
@@ -327,3 +329,19 @@ async def test_an_eval_ends_when_no_process_stays_alive():
 
     with pytest.raises(EnvironmentProcessError, match="no worker of echo stays alive"):
         await run_eval(Dead(Echo(), name="echo"), ScriptedClient(["0"]), settings())
+
+
+def test_collections_are_rare_inside_and_as_before_outside():
+    before = gc.get_threshold()
+    with rare_collections():
+        inside = gc.get_threshold()
+        with rare_collections():
+            assert gc.get_threshold() == inside
+    assert gc.get_threshold() == before
+    assert inside[0] > 10 * before[0]
+    gc.set_threshold(0)
+    try:
+        with rare_collections():
+            assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)

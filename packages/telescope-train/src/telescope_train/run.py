@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Any
 
+from telescope_core.collector import rare_collections
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
@@ -66,7 +67,8 @@ def run_training(config: TrainConfig) -> dict[str, Any]:
         print_resume(point.checkpoint.step, str(point.checkpoint.path), point.changed)
     run = _Run(config, folder, environments, point)
     try:
-        with ray_cluster(config.ray, run.bundles(), debug=config.run.debug):
+        cluster = ray_cluster(config.ray, run.bundles(), debug=config.run.debug)
+        with cluster, rare_collections():
             asyncio.run(run.main())
     except BaseException as error:
         folder.fail(_reason(error))

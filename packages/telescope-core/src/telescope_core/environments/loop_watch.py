@@ -39,8 +39,8 @@ class Block:
 class LoopWatch:
     """Watches the running event loop between `start` and `stop`.
 
-    `own_folder` is where the author's code is: its innermost frame is named before that of a
-    library which it calls.
+    `own_folder` is where the author's code is, which alone is accused; without it, any code that
+    is neither Python's nor Telescope's.
     """
 
     def __init__(
@@ -121,14 +121,12 @@ class LoopWatch:
         What is outside the callback, such as the script that runs the loop, does not block it.
         """
         frame = sys._current_frames().get(loop_thread)  # pyright: ignore[reportPrivateUsage]
-        found: FrameType | None = None
         while frame is not None and frame.f_code.co_filename != _EVENTS:
-            if self._own_folder and frame.f_code.co_filename.startswith(self._own_folder):
+            file = frame.f_code.co_filename
+            if file.startswith(self._own_folder) and not file.startswith(_LIBRARIES):
                 return frame
-            if found is None and not frame.f_code.co_filename.startswith(_LIBRARIES):
-                found = frame
             frame = frame.f_back
-        return found
+        return None
 
 
 def _block(author: FrameType, late_s: float, innermost: FrameType | None) -> Block:

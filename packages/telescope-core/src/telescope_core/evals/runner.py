@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from telescope_core.collector import rare_collections
 from telescope_core.errors import EnvironmentProcessError, TelescopeError
 from telescope_core.evals.result import EvalResult, result_of
 from telescope_core.evals.settings import EvalSettings, check_split
@@ -42,9 +43,10 @@ async def run_eval(
     eval_run = _EvalRun(environment, policies, settings, on_rollout, rows=reusable(done, settings))
     jobs = eval_run.jobs()
     try:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(settings.concurrency):
-                tasks.create_task(eval_run.work(jobs))
+        with rare_collections():
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(settings.concurrency):
+                    tasks.create_task(eval_run.work(jobs))
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
     return result_of(

@@ -1,0 +1,1 @@
+"""Rollouts per second of Telescope and of verifiers: the task, a mock server, the sides."""
