@@ -270,3 +270,34 @@ def test_what_needs_a_gpu_stands_in_the_way_without_one(flags, expected):
     base = ["--name", "a", "--number_of_steps", "1", "--model", "a/b"]
     config = load_train_config([], [*base, "--environments", '[{"name": "countdown"}]', *flags])
     assert [problem for problem in make_plan(config).problems if expected in problem]
+
+
+def test_the_chat_template_is_looked_at(flags: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": "{{ enable_thinking }}<think></think><tool_call>"})
+    )
+    plan = make_plan(load_train_config([], [*flags, "--enable_thinking", "false"]))
+    assert not plan.problems
+    assert "read: thinking as think, tool calls as hermes" in render_plan(plan)
+    named = [*flags, "--tool_call_parser", "mistral", "--reasoning_parser", "none"]
+    assert make_plan(load_train_config([], named)).replies == (
+        "thinking as none, tool calls as mistral"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "more", "problem"),
+    [
+        ("plain", ["--enable_thinking", "true"], "enable_thinking has no effect"),
+        ("plain", ["--chat_template", "chatml-keep-thinking"], "(chatml-keeps-thinking), got"),
+        ("", [], "has no chat template; set chat_template"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_used_is_a_problem(
+    flags: list[str], tmp_path: Path, template: str, more: list[str], problem: str
+) -> None:
+    config = {"chat_template": [{"name": "default", "template": template}]}
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config))
+    (found,) = make_plan(load_train_config([], [*flags, *more])).problems
+    assert problem in found

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from telescope_core.errors import TelescopeError
 from telescope_train.accept import load_accept_fn
+from telescope_train.chat_template import how_replies_are_read, template_problems
 from telescope_train.config.checks import max_tokens_problems
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.environments import (
@@ -86,6 +87,8 @@ class Plan:
     num_parameters: int | None
     num_steps: int
     algorithm: str
+    replies: str
+    """How what the model writes is read."""
     max_model_len: int
     groups_per_step: int
     rollouts_per_step: float
@@ -112,6 +115,7 @@ def make_plan(config: TrainConfig) -> Plan:
     if facts.max_positions is not None:
         problems += _length_problems(config, facts.max_positions, limit)
     problems += _step_problems(config, facts)
+    problems += template_problems(config.model)
     shares = _environment_shares(config)
     problems += environment_problems(config)
     problems += held_out_problems(config)
@@ -126,6 +130,7 @@ def make_plan(config: TrainConfig) -> Plan:
         num_parameters=facts.num_parameters,
         num_steps=config.run.number_of_steps,
         algorithm=config.algorithm.algorithm,
+        replies=how_replies_are_read(config.model),
         max_model_len=limit,
         groups_per_step=config.rollout.prompts_batch_size_for_trainer,
         rollouts_per_step=rollouts,

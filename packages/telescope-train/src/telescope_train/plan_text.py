@@ -60,6 +60,7 @@ def _batch(plan: Plan) -> Iterator[str]:
         f"{plan.groups_per_step} groups, {plan.rollouts_per_step:g} rollouts, at most "
         f"{plan.max_tokens_per_step:,} tokens ({plan.max_model_len:,} each)",
     )
+    yield _row("replies", f"read: {plan.replies}")
 
 
 def _version(version: str) -> str:

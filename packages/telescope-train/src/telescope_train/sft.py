@@ -20,10 +20,11 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from telescope_core.config import save_resolved
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batch import PackedBatch, TrainingSample
+from telescope_train.chat_template import read_chat_template
 from telescope_train.checkpoint import require_replaceable
 from telescope_train.config.schema import ModelSection, TrainerSection
 from telescope_train.config.sft_schema import SftConfig
-from telescope_train.models.load import load_stop_ids, load_tokenizer, read_chat_template
+from telescope_train.models.load import load_stop_ids, load_tokenizer
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.packing import pack
 from telescope_train.sft_examples import GoldSamples, dataset_samples, gold_samples

@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 
 from telescope_core.errors import ConfigError
 from telescope_core.types import JsonValue, Message, ToolCall
+from telescope_train.chat_template import require_thinking_choice
 from telescope_train.config.schema import ModelSection
 from telescope_train.inference.formats import choose_format, same_words
 from telescope_train.inference.formats.choose import AUTO, NO_CALLS
@@ -146,7 +147,7 @@ class Renderer:
         """
         before = self.prompt(_ANYBODY) if prompt is None else prompt
         text = self._special.decode_reply(token_ids)
-        return self._message(text, tools, before, salt=repr(list(token_ids)))
+        return self._message(text, tools, before, sampled=token_ids)
 
     def extended(
         self,
@@ -175,7 +176,7 @@ class Renderer:
             if (
                 end.token_id != completion_ids[-1]
                 or not self.format.marks_alike(said, shown)
-                or not same_words(sampled, self._message(shown, tools, prompt, salt=""))
+                or not same_words(sampled, self._message(shown, tools, prompt))
             ):
                 return None
             bridge = turn[end.stop :]
@@ -197,11 +198,14 @@ class Renderer:
         end = self._special.first_end(text[len(prompt.text) :])
         if not text.startswith(prompt.text) or end is None:
             return None
-        return self._message(text[len(prompt.text) :][: end.start], tools, prompt, salt="")
+        return self._message(text[len(prompt.text) :][: end.start], tools, prompt)
 
-    def _message(self, text: str, tools: Tools, prompt: Prompt, *, salt: str) -> Message:
+    def _message(
+        self, text: str, tools: Tools, prompt: Prompt, *, sampled: Sequence[int] = ()
+    ) -> Message:
         opened = self.format.opens_thinking(prompt.text)
         reply = self.format.parse(text, tools=tools, opened=opened)
+        salt = repr(list(sampled)) if reply.calls else ""
         calls = [
             ToolCall(
                 id=_call_id(f"{len(prompt.messages)} {number} {salt}"),
@@ -246,11 +250,7 @@ def load_renderer(model: ModelSection) -> Renderer:
     tokenizer = load_tokenizer(
         model.model, chat_template=model.chat_template, trust_remote_code=model.trust_remote_code
     )
-    if model.enable_thinking is not None and "enable_thinking" not in template_text(tokenizer):
-        raise ConfigError(
-            "model.enable_thinking has no effect: the model's chat template does not ask for it; "
-            "remove it"
-        )
+    require_thinking_choice(model, template_text(tokenizer))
     thinking = {"enable_thinking": model.enable_thinking}
     return Renderer(
         tokenizer,

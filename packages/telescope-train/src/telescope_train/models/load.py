@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from transformers import (
@@ -17,10 +16,10 @@ from transformers import (
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.errors import ConfigError
+from telescope_train.chat_template import read_chat_template
 from telescope_train.model_location import locate_model
 from telescope_train.models.quiet import no_progress_bars
 
-_SHIPPED_TEMPLATES = Path(__file__).parent / "chat_templates"
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -94,18 +93,6 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
         configs.append(GenerationConfig.from_pretrained(location))
     configs.append(AutoConfig.from_pretrained(location))
     return _stop_ids(configs)
-
-
-def read_chat_template(name: str) -> str:
-    """Return the Jinja text of the file `name`, or of the shipped template of that name."""
-    shipped = {path.stem: path for path in _SHIPPED_TEMPLATES.glob("*.jinja")}
-    path = shipped.get(name, Path(name).expanduser())
-    if not path.is_file():
-        raise ConfigError(
-            f"chat_template must be a Jinja file or a shipped template "
-            f"({', '.join(sorted(shipped))}), got {name!r}"
-        )
-    return path.read_text(encoding="utf-8")
 
 
 def _check_architecture(config: object, name: str) -> None:
