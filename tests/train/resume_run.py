@@ -16,7 +16,7 @@ from telescope_core.records import RunFolder
 from telescope_core.types import Completion, Example, Message
 from telescope_train.algorithms import load_algorithm
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.checkpointer import Checkpointer
+from telescope_train.checkpointer import Checkpointer, SavedRun
 from telescope_train.config import TrainConfig, load_train_config
 from telescope_train.credit import CreditRules, RewardRange
 from telescope_train.loop import LoopParts, train
@@ -173,7 +173,7 @@ async def _run(config: TrainConfig, ranks: OneRank, killed_after: int | None):
         ranks.worker.load_checkpoint(point.checkpoint.state_path)
         sampler.restore(point.checkpoint.sampler_state())
     checkpointer = Checkpointer(
-        config, ranks, sampler, resumed_from=point.checkpoint.path if point else None
+        SavedRun.of(config), ranks, sampler, resumed_from=point.checkpoint.path if point else None
     )
     parts = LoopParts(
         config=config,

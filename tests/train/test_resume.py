@@ -11,7 +11,7 @@ import torch
 
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records import RunFolder
-from telescope_train.checkpointer import Checkpointer
+from telescope_train.checkpointer import Checkpointer, SavedRun
 from telescope_train.resume import resume_point
 from telescope_train.run_checkpoints import (
     CheckpointManifest,
@@ -223,7 +223,7 @@ async def test_a_checkpoint_that_cannot_be_written_stops_the_run(tiny, tmp_path)
             )
 
     config = config_of(tmp_path, tiny, "--checkpoint_every", "1")
-    checkpointer = Checkpointer(config, Full(), Idle())
+    checkpointer = Checkpointer(SavedRun.of(config), Full(), Idle())
     await checkpointer.after_step(1)
     with pytest.raises(TelescopeError, match="no space left"):
         await checkpointer.after_step(2)

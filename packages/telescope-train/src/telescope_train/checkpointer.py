@@ -5,11 +5,13 @@ folder is renamed into place when all of it is on disk. A failure is raised at t
 """
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from telescope_core.types import WeightVersion
-from telescope_train.config.schema import TrainConfig
+from telescope_train.config.schema import CheckpointSection, ModelSection, TrainConfig
 from telescope_train.models.describe import save_model_description
 from telescope_train.run_checkpoints import (
     FINAL,
@@ -62,30 +64,59 @@ class ResumableSampler(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """What is saved, where and how often."""
+
+    name: str
+    folder: Path
+    """Holds the checkpoints; absolute."""
+    number_of_steps: int
+    section: CheckpointSection
+    model: ModelSection
+    config: Mapping[str, Any]
+    """Every setting, for the manifest."""
+    environments: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Version of each installed environment."""
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> "SavedRun":
+        """Return what the settings of a run say."""
+        return cls(
+            name=config.run.name,
+            folder=checkpoints_folder(config).absolute(),
+            number_of_steps=config.run.number_of_steps,
+            section=config.checkpoint,
+            model=config.model,
+            config=config.model_dump(mode="json"),
+            environments=environment_versions(config),
+        )
+
+
 class Checkpointer:
-    """Saves the run of `config`. `after_step` each step, `finish` at the end, `close` always."""
+    """Saves a run. `after_step` each step, `finish` at the end, `close` always."""
 
     def __init__(
         self,
-        config: TrainConfig,
+        run: SavedRun,
         ranks: SavingRanks,
-        sampler: ResumableSampler,
+        sampler: ResumableSampler | None,
         *,
         resumed_from: Path | None = None,
     ) -> None:
-        self._config = config
+        self._run = run
         self._ranks = ranks
         self._sampler = sampler
         self._resumed_from = resumed_from
-        self._folder = checkpoints_folder(config).absolute()
+        self._folder = run.folder
         self._writing: asyncio.Task[None] | None = None
 
     async def after_step(self, step: int) -> None:
         """Begin a checkpoint when one is due; raises what went wrong with the one before."""
         if self._writing is not None and self._writing.done():
             await self.written()
-        every = self._config.checkpoint.checkpoint_every
-        if every and step % every == 0 and step < self._config.run.number_of_steps:
+        every = self._run.section.checkpoint_every
+        if every and step % every == 0 and step < self._run.number_of_steps:
             await self._start(f"step-{step:06d}", step)
 
     async def finish(self, step: int) -> None:
@@ -105,20 +136,20 @@ class Checkpointer:
         partial = partial_folder(path)
         await asyncio.to_thread(sweep, self._folder)
         await asyncio.to_thread(partial.mkdir, parents=True)
-        state = await self._sampler.settled(step)
-        with_training_state = self._config.checkpoint.checkpoint_save_training_state
+        state = None if self._sampler is None else await self._sampler.settled(step)
+        with_training_state = self._run.section.checkpoint_save_training_state
         await self._ranks.start_checkpoint(
             partial / "state", with_training_state=with_training_state
         )
         if is_exported:
             await self._ranks.save_pretrained(partial / "hf")
         manifest = CheckpointManifest(
-            run=self._config.run.name,
+            run=self._run.name,
             step=step,
             num_ranks=self._ranks.num_ranks,
             has_training_state=with_training_state,
-            config=self._config.model_dump(mode="json"),
-            environments=environment_versions(self._config),
+            config=dict(self._run.config),
+            environments=dict(self._run.environments),
         )
         self._writing = asyncio.create_task(self._complete(path, manifest, state))
 
@@ -129,11 +160,11 @@ class Checkpointer:
             await writing
 
     async def _complete(
-        self, path: Path, manifest: CheckpointManifest, state: SamplerState
+        self, path: Path, manifest: CheckpointManifest, state: SamplerState | None
     ) -> None:
         """Consumes what the ranks write, waits for their end, produces the checkpoint."""
         partial = partial_folder(path)
-        await asyncio.to_thread(save_model_description, partial / "model", self._config.model)
+        await asyncio.to_thread(save_model_description, partial / "model", self._run.model)
         await asyncio.to_thread(write_manifest, partial, manifest, state)
         # A rank is asked between its steps: waiting inside it would keep it from training.
         while not await self._ranks.checkpoint_is_written():  # noqa: ASYNC110
@@ -143,11 +174,9 @@ class Checkpointer:
 
     def _publish(self, path: Path) -> None:
         put_in_place(path)
-        section = self._config.checkpoint
+        section = self._run.section
         mine = [
-            one
-            for one in complete_checkpoints(self._folder)
-            if one.manifest.run == self._config.run.name
+            one for one in complete_checkpoints(self._folder) if one.manifest.run == self._run.name
         ]
         for one in expendable(
             mine,

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_train.checkpoint import require_replaceable
-from telescope_train.config.schema import TrainConfig
+from telescope_train.config.schema import ModelSection, TrainerSection
 from telescope_train.models.load import load_model, torch_dtype
 from telescope_train.models.lora import (
     ADAPTER_FOLDER,
@@ -58,14 +58,16 @@ def export_checkpoint(
     weights, such as "5GB". A model that is already in `output` is replaced.
     """
     require_replaceable(output)
-    settings = TrainConfig.model_validate(checkpoint.manifest.config)
-    wanted = torch_dtype(dtype or settings.model.model_dtype)
+    config = checkpoint.manifest.config
+    settings = ModelSection.model_validate(config["model"])
+    trainer = TrainerSection.model_validate(config["trainer"])
+    wanted = torch_dtype(dtype or settings.model_dtype)
     partial = partial_folder(output)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     weights = read_weights(checkpoint.state_path)
-    if settings.trainer.use_lora:
-        weights = _merge(weights, settings, adapter_folder=partial / ADAPTER_FOLDER)
+    if trainer.use_lora:
+        weights = _merge(weights, settings, trainer, adapter_folder=partial / ADAPTER_FOLDER)
     weights = {name: value.to(wanted) for name, value in weights.items()}
     model = _model_with(weights, checkpoint, wanted)
     for path in checkpoint.model_path.iterdir():
@@ -135,7 +137,11 @@ def hub_token() -> str:
 
 
 def _merge(
-    adapters: dict[str, Tensor], settings: TrainConfig, *, adapter_folder: Path
+    adapters: dict[str, Tensor],
+    settings: ModelSection,
+    trainer: TrainerSection,
+    *,
+    adapter_folder: Path,
 ) -> dict[str, Tensor]:
     """Return the weights of the base model with the adapters in them.
 
@@ -143,16 +149,16 @@ def _merge(
     adapters by themselves are written too.
     """
     lm = load_model(
-        settings.model.model,
-        dtype=settings.model.model_dtype,
-        trust_remote_code=settings.model.trust_remote_code,
+        settings.model,
+        dtype=settings.model_dtype,
+        trust_remote_code=settings.trust_remote_code,
     ).model
-    add_adapters(lm, settings.trainer, model_name=settings.model.model)
+    add_adapters(lm, trainer, model_name=settings.model)
     left = lm.load_state_dict(adapters, strict=False)
     missing = [name for name in left.missing_keys if ".lora_" in name]
     if missing or left.unexpected_keys:
         raise ConfigError(
-            f"the adapters do not fit model {settings.model.model!r}: missing {missing[:3]}, "
+            f"the adapters do not fit model {settings.model!r}: missing {missing[:3]}, "
             f"unknown {left.unexpected_keys[:3]}; put back the model that they were trained on"
         )
     write_adapter(adapter_folder, lm, dict(adapter_weights(lm, _itself)))

@@ -14,7 +14,7 @@ from telescope_core.reports.train_report import write_train_report
 from telescope_core.types import WeightVersion
 from telescope_train.algorithms import load_algorithm
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.checkpointer import Checkpointer
+from telescope_train.checkpointer import Checkpointer, SavedRun
 from telescope_train.config.schema import TrainConfig
 from telescope_train.credit import CreditRules, RewardRange
 from telescope_train.diagnoses import diagnoses
@@ -308,9 +308,11 @@ class _Run:
     def _checkpointer(self, ranks: RankGroup, sampler: RolloutSampler) -> Checkpointer:
         """Put the sampler where the checkpoint left it; returns what saves the run."""
         if self.checkpoint is None:
-            return Checkpointer(self.config, ranks, sampler)
+            return Checkpointer(SavedRun.of(self.config), ranks, sampler)
         sampler.restore(self.checkpoint.sampler_state())
-        return Checkpointer(self.config, ranks, sampler, resumed_from=self.checkpoint.path)
+        return Checkpointer(
+            SavedRun.of(self.config), ranks, sampler, resumed_from=self.checkpoint.path
+        )
 
 
 def _recorded(clients: Mapping[str, EnvironmentClient]) -> dict[str, EnvironmentClient]:

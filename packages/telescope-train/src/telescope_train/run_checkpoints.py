@@ -101,10 +101,11 @@ def partial_folder(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
-def write_manifest(folder: Path, manifest: CheckpointManifest, state: SamplerState) -> None:
-    """Write the driver's part of a checkpoint."""
+def write_manifest(folder: Path, manifest: CheckpointManifest, state: SamplerState | None) -> None:
+    """Write the driver's part of a checkpoint; `state` is None where nothing is sampled."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _SAMPLER).write_bytes(_STATE.dump_json(state))
+    if state is not None:
+        (folder / _SAMPLER).write_bytes(_STATE.dump_json(state))
     write_json(folder / _MANIFEST, manifest.model_dump(mode="json"))
 
 

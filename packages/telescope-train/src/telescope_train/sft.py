@@ -27,6 +27,12 @@ from telescope_train.config.sft_schema import SftConfig
 from telescope_train.models.load import load_stop_ids, load_tokenizer
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.packing import pack
+from telescope_train.sft_checkpoints import (
+    SftCheckpointer,
+    log_folder,
+    rows_until,
+    sft_resume_point,
+)
 from telescope_train.sft_examples import GoldSamples, dataset_samples, gold_samples
 from telescope_train.weighting import token_weights
 from telescope_train.worker import TrainerWorker
@@ -66,6 +72,22 @@ class Ranks(Protocol):
         """Return logprobs_T of each rank's batches."""
         ...
 
+    def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
+        """Copy the state and begin to write it."""
+        ...
+
+    def checkpoint_is_written(self) -> bool:
+        """Return whether nothing is left to write, or writing failed."""
+        ...
+
+    def finish_checkpoint(self) -> None:
+        """Raise when it failed."""
+        ...
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Continue from `folder`."""
+        ...
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Export the model."""
         ...
@@ -91,6 +113,22 @@ class OneRank:
         """Return logprobs_T of the batches."""
         return [self._worker.logprobs(batches[0])]
 
+    def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
+        """Copy the state and begin to write it."""
+        self._worker.start_checkpoint(folder, with_training_state=with_training_state)
+
+    def checkpoint_is_written(self) -> bool:
+        """Return whether nothing is left to write."""
+        return self._worker.checkpoint_is_written()
+
+    def finish_checkpoint(self) -> None:
+        """Raise when it failed."""
+        self._worker.finish_checkpoint()
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Continue from `folder`."""
+        self._worker.load_checkpoint(folder)
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Export the model."""
         self._worker.save_pretrained(folder)
@@ -108,28 +146,36 @@ def run_sft(
 ) -> Path:
     """Train, write the model to `config.output` and return that folder.
 
-    Settings and measurements go to `<output>-log/`. Nothing is written before the
+    Settings, measurements and checkpoints go to `<output>-log/`. Nothing is written before the
     settings, the tokenizer and the environments have proved usable.
     """
     output = Path(config.output)
     require_replaceable(output)
     if config.make_tiny_model:
         require_replaceable(Path(config.model))
+    point = sft_resume_point(config)
     tokenizer = _tokenizer(config)
     ends = () if config.make_tiny_model else load_stop_ids(config.model)
     if config.dataset is not None:
         samples = dataset_samples(config, tokenizer, end_ids=ends)
     else:
         samples = asyncio.run(gold_samples(config, tokenizer, end_ids=ends))
-    if config.make_tiny_model:
+    if config.make_tiny_model and point is None:
         make_tiny_model(config.model, seed=config.seed)
-    log_folder = output.with_name(f"{output.name}-log")
-    log_folder.mkdir(parents=True, exist_ok=True)
-    save_resolved(config, log_folder / "config.json")
-    ranks = start_ranks(backend_settings(config))
+    folder = log_folder(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_resolved(config, folder / "config.json")
+    settings = backend_settings(config)
+    ranks = start_ranks(settings)
     try:
-        with (log_folder / "metrics.jsonl").open("w", encoding="utf-8") as rows:
-            for row in train(config, samples, ranks):
+        if point is not None:
+            ranks.load_checkpoint(point.state_path)
+        saving = SftCheckpointer(config, settings, ranks, resumed_from=point)
+        num_done = point.step if point else 0
+        known = rows_until(folder / "metrics.jsonl", num_done) if point else []
+        with (folder / "metrics.jsonl").open("w", encoding="utf-8") as rows:
+            rows.writelines(f"{line}\n" for line in known)
+            for row in train(config, samples, ranks, saving, num_done=num_done):
                 rows.write(json.dumps({"step": row.step, **row.metrics}) + "\n")
                 rows.flush()
                 on_row(row)
@@ -153,24 +199,27 @@ def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def train(config: SftConfig, samples: GoldSamples, ranks: Ranks) -> Iterator[SftRow]:
-    """Take the steps; yields a row before the first, every `loss_log_every`, and at the end."""
+def train(
+    config: SftConfig, samples: GoldSamples, ranks: Ranks, saving: SftCheckpointer, *, num_done: int
+) -> Iterator[SftRow]:
+    """Take the steps after `num_done`; yields a row before the first of all, then as configured."""
     started_s = time.monotonic()
     counts = {
         "examples/learnt": float(len(samples.learnt)),
         TRUNCATED: float(samples.num_truncated),
         DROPPED: float(samples.num_dropped),
     }
-    yield _measure(0, counts, samples.held_out, ranks, config, started_s)
-    steps = islice(_draw(samples.learnt, config), config.number_of_steps)
-    for step, batch in enumerate(steps, start=1):
+    if not num_done:
+        yield _measure(0, counts, samples.held_out, ranks, config, started_s)
+    steps = islice(_draw(samples.learnt, config), num_done, config.number_of_steps)
+    for step, batch in enumerate(steps, start=num_done + 1):
         metrics = ranks.train_step(_packed(batch, ranks, config)) | counts
-        if step % config.loss_log_every and step != config.number_of_steps:
-            continue
-        row = _measure(step, metrics, samples.held_out, ranks, config, started_s)
-        yield row
-        if config.stop_at_accuracy is not None and row.accuracy >= config.stop_at_accuracy:
-            return
+        if not step % config.loss_log_every or step == config.number_of_steps:
+            row = _measure(step, metrics, samples.held_out, ranks, config, started_s)
+            yield row
+            if config.stop_at_accuracy is not None and row.accuracy >= config.stop_at_accuracy:
+                return
+        saving.after_step(step)
 
 
 def backend_settings(config: SftConfig) -> BackendSettings:

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-from telescope_train.config.schema import TrainConfig
+from telescope_train.config.schema import CheckpointSection
 from telescope_train.config.was_set import was_set
 
 
-def checkpoint_problems(config: TrainConfig) -> Iterator[str]:
+def checkpoint_problems(section: CheckpointSection, number_of_steps: int) -> Iterator[str]:
     """Yield what does not fit in `[checkpoint]`."""
-    section = config.checkpoint
     if not section.checkpoint_every:
         for field in ("checkpoint_keep_last", "checkpoint_keep_every"):
             if was_set(section, field):
@@ -17,10 +16,10 @@ def checkpoint_problems(config: TrainConfig) -> Iterator[str]:
                     f"set checkpoint_every, or remove {field}"
                 )
         return
-    if section.checkpoint_every > config.run.number_of_steps:
+    if section.checkpoint_every > number_of_steps:
         yield (
             f"checkpoint.checkpoint_every ({section.checkpoint_every}) is never reached in "
-            f"{config.run.number_of_steps} steps; lower it, or remove it: the last step is "
+            f"{number_of_steps} steps; lower it, or remove it: the last step is "
             "always saved"
         )
     every = section.checkpoint_keep_every

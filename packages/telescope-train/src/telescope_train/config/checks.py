@@ -30,7 +30,7 @@ def check_config(config: TrainConfig) -> None:
         *_length_problems(config),
         *algorithm_problems(config),
         *trainer_problems(config),
-        *checkpoint_problems(config),
+        *checkpoint_problems(config.checkpoint, config.run.number_of_steps),
         *step_problems(config),
         *_eval_problems(config),
         *_gateway_problems(config),

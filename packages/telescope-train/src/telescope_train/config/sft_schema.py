@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from telescope_core.config import load_config
 from telescope_core.errors import ConfigError
+from telescope_train.config.checkpoint_checks import checkpoint_problems
 from telescope_train.config.fields import Count, Dtype, Index, NotNegative, Positive, Ratio
+from telescope_train.config.schema import CheckpointSection
 from telescope_train.config.was_set import was_set
 
 
@@ -92,6 +94,14 @@ class SftConfig(_Settings):
     """Further examples that are not learnt, to measure accuracy and loss on."""
     loss_log_every: Count = 10
     """Steps between measurements: rows of `metrics.jsonl`."""
+    checkpoint_every: Index = 0
+    """Steps between checkpoints, kept in `<output>-log/checkpoints`; 0 = none."""
+    checkpoint_keep_last: Count | None = None
+    """Newest checkpoints to keep; null = all of them."""
+    checkpoint_keep_every: Count | None = None
+    """Keep the checkpoints of steps that are a multiple of this as well."""
+    resume_from_checkpoint: Annotated[str, Field(min_length=1)] | None = None
+    """Checkpoint to continue from: its folder, or `latest` for the newest of this output."""
     seed: Index = 0
     """Seeds the model, the order of examples and every random generator."""
 
@@ -110,9 +120,19 @@ def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConf
             f"warmup_steps must not exceed number_of_steps, got {config.warmup_steps} "
             f"and {config.number_of_steps}"
         )
+    for problem in checkpoint_problems(checkpoint_section(config), config.number_of_steps):
+        raise ConfigError(problem.removeprefix("checkpoint."))
     if config.make_tiny_model and Path(config.model).resolve() == Path(config.output).resolve():
         raise ConfigError("model and output must be two folders when make_tiny_model is set")
     return config
+
+
+def checkpoint_section(config: SftConfig) -> CheckpointSection:
+    """Return the settings of checkpoints as `telescope train` has them; what is unset stays so."""
+    names = ("checkpoint_every", "checkpoint_keep_last", "checkpoint_keep_every")
+    return CheckpointSection(
+        **{name: getattr(config, name) for name in names if was_set(config, name)}
+    )
 
 
 def _check_source(config: SftConfig) -> None:
