@@ -1,0 +1,75 @@
+"""The example environments: what their pages say of them holds."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from telescope_core import Sampling, Split, StopReason
+from telescope_core.evals import EvalSettings, run_eval
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.protocols import PlayRequest
+from telescope_core.scripted import ScriptedClient
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def game(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    module = importlib.import_module("guess_number")
+    return InProcessEnvironment(module.GuessNumber.from_settings({"largest": 64}), name="game")
+
+
+async def play(client, replies):
+    request = PlayRequest(
+        split=Split.EVAL,
+        example_index=0,
+        group_id="g",
+        index=0,
+        sampling=Sampling(max_tokens=8),
+        deadline_s=10,
+    )
+    return await client.play(request, ScriptedClient(replies).policy("r"))
+
+
+async def test_halving_finds_every_number(game):
+    for index in range(6):
+        gold = await game.gold(Split.EVAL, index)
+        assert gold is not None
+        assert gold.reward == 1.0
+        assert len(gold.turns) <= 7
+        assert gold.stop_reason is StopReason.COMPLETED
+        assert gold.tags["stopped_by"] == "found"
+        assert len(gold.info) == len(gold.turns) - 1
+    await game.close()
+
+
+async def test_what_is_no_guess_is_told_and_what_is_repeated_is_counted(game):
+    rollout = await play(game, ["hm", "<guess>1</guess>", "<guess>1</guess>"])
+    await game.close()
+    assert rollout.messages[3].content == "That is no guess. Write <guess>NUMBER</guess>."
+    assert rollout.messages[5].content == "Higher."
+    assert rollout.stop_reason is StopReason.MAX_TURNS
+    assert rollout.reward == 0.0
+    assert rollout.metrics == {"repeated": 10.0}
+
+
+async def test_the_fastest_of_a_group_earn_more(game):
+    def answer(messages):
+        tries = sum(message.role == "assistant" for message in messages)
+        return f"<guess>{tries + 1}</guess>"
+
+    settings = EvalSettings(num_examples=4, rollouts=2, sampling=Sampling(max_tokens=8))
+    result = await run_eval(game, ScriptedClient(answer), settings)
+    await game.close()
+    rewards = {reward for task in result.tasks for reward in task.rewards}
+    assert rewards <= {0.0, 1.2}
+    assert result.num_scored == 8
+
+
+def test_the_example_is_short_and_is_what_its_page_shows():
+    code = (ROOT / "examples" / "guess_number.py").read_text()
+    environment = code[code.index("class GuessNumber") :]
+    assert len([line for line in environment.splitlines() if line.strip()]) <= 60
+    assert environment in (ROOT / "docs" / "how-to" / "several-turns.md").read_text()
