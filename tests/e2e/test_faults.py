@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -144,6 +145,27 @@ def test_a_killed_trainer_rank_is_named(tmp_path: Path, tiny_model: Path) -> Non
     assert process.returncode == 6, errors
     assert "trainer rank 0 died" in errors
     assert_folder_opens(tmp_path, says="failed")
+
+
+def test_a_killed_environment_process_costs_its_rollouts_alone(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    with training(tmp_path, tiny_model, free_port()) as process:
+        players = [
+            child
+            for child in psutil.Process(process.pid).children(recursive=True)
+            if "telescope_core.processes.worker" in child.cmdline() and not child.children()
+        ]
+        assert len(players) == 1
+        before = num_steps(tmp_path)
+        players[0].kill()
+        until(lambda: num_steps(tmp_path) > before + 3 or process.poll() is not None, "more steps")
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        metrics = (tmp_path / "runs" / "victim" / "metrics.jsonl").read_text()
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=DEADLINE_S)
+    assert '"workers/math-reasoning/restarts":1.0' in metrics.replace(": ", ":")
+    assert_folder_opens(tmp_path, says="interrupted")
 
 
 def test_a_killed_driver_leaves_a_readable_folder_and_no_process(
