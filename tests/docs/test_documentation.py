@@ -27,6 +27,10 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 FIRST_RUN = "tests/e2e/test_first_run.py::test_the_commands_of_the_tutorial"
 CI = ".ci/run"
+ELSEWHERE_WORKER = (
+    "tests/core/processes/test_workers.py::"
+    "test_a_worker_elsewhere_needs_the_token_and_serves_the_next_host"
+)
 HERE = {
     "telescope env list",
     "telescope env info countdown",
@@ -42,6 +46,12 @@ ELSEWHERE = {
     "make quickstart": "scripts/quickstart.sh",
     'export PATH="$PWD/.venv/bin:$PATH"': "scripts/quickstart.sh",
     "telescope env install math-reasoning countdown": "Makefile",
+    "telescope env install math-reasoning --isolated": (
+        "tests/envs/test_isolated.py::test_an_isolated_environment_plays_in_its_own_interpreter"
+    ),
+    "export TELESCOPE_WORKER_TOKEN=\"$(python -c 'import secrets; "
+    "print(secrets.token_urlsafe())')\"": ELSEWHERE_WORKER,
+    "python -m telescope_core.processes.worker countdown --listen 0.0.0.0:7000": ELSEWHERE_WORKER,
     "telescope sft examples/sft.toml": FIRST_RUN,
     "telescope sft chat.toml --dataset conversations.jsonl --too_long truncate": (
         "tests/cli/test_sft.py::test_a_dataset_is_learnt_and_what_was_cut_is_said"

@@ -13,7 +13,6 @@ from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.open import load_environment_class
 from telescope_core.processes import StageDeadlines
-from telescope_core.processes import pool as pool_module
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import (
     ChatEndpoint,
@@ -108,6 +107,13 @@ async def test_the_endpoint_of_a_policy_reaches_the_environment(wire):
     pool = wire("TellsEndpoint")
     played = await pool.play(request(), WithEndpoint())
     assert played.tags["endpoint"] == "http://127.0.0.1:1/v1 k m"
+
+
+async def test_a_worker_cannot_make_up_turns_or_be_another_rollout(wire):
+    played = await wire("Liar").play(request(2, rollout=3), ScriptedClient(["0"]).policy("r"))
+    assert (played.environment, played.group_id, played.index) == ("toy", "g2", 3)
+    assert [turn.completion.completion_ids for turn in played.turns] == [()]
+    assert played.turns[0].completion.logprobs == ()
 
 
 async def test_what_a_policy_raises_is_the_reason_of_the_rollout(wire):
@@ -260,7 +266,6 @@ async def test_a_rollout_that_does_not_end_costs_its_worker(wire):
     played = await pool.play(request(deadline_s=0.05), ScriptedClient(["0"]).policy("r"))
     assert played.stop_reason is StopReason.TIMEOUT
     assert "did not end within its deadline of 0.05 s" in played.error
-    assert pool_module.without_tokens(played) == played
     other = asyncio.create_task(
         pool.play(request(deadline_s=0.05), ScriptedClient(["0"]).policy("r"))
     )

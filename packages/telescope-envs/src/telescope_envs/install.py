@@ -29,7 +29,7 @@ from telescope_envs.registry.local import LocalRegistry
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.resolve import matches, parse_request, resolve
 from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
-from telescope_envs.venv import build_venv, remove_venv
+from telescope_envs.venv import build_venv, remove_venv, venv_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def install(
         wheel.write_bytes(data)
         if isolated:
             progress(f"building a virtual environment for {release.id} {release.version}")
-            interpreter = str(build_venv(release, wheel))
+            interpreter = str(build_venv(release, wheel, venv_folder(release)))
         else:
             _install_here(release, wheel, progress)
     write_record(

@@ -8,9 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import Distribution, distribution
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -36,12 +39,11 @@ def venv_folder(release: Release) -> Path:
     return Path(sys.prefix) / "share" / "telescope" / "venvs" / name
 
 
-def build_venv(release: Release, wheel: Path) -> Path:
-    """Make the virtual environment of `release` and try its code; returns its interpreter.
+def build_venv(release: Release, wheel: Path, folder: Path) -> Path:
+    """Make the virtual environment of `release` in `folder` and try its code there.
 
-    It is built aside and renamed into place, whole or not at all.
+    It is built aside and renamed into place, whole or not at all. Returns its interpreter.
     """
-    folder = venv_folder(release)
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     try:
@@ -50,6 +52,7 @@ def build_venv(release: Release, wheel: Path) -> Path:
         needs = [text for text in [*(core.requires or []), *release.requires_dist] if _counts(text)]
         install_into(_python(scratch), needs, wheel, needed_by=release.id)
         link_distribution(core, _site_packages(scratch))
+        link_byte_code(_site_packages(scratch))
         _probe(_python(scratch), release)
         if folder.exists():
             shutil.rmtree(folder)
@@ -82,6 +85,22 @@ def link_distribution(found: Distribution, site_packages: Path) -> None:
             shutil.copy2(source, target)
 
 
+def link_byte_code(site_packages: Path) -> None:
+    """Link the byte code that this interpreter has of the very same files.
+
+    Compiling it again would cost each environment seconds at its first start, and megabytes.
+    """
+    here = Path(sysconfig.get_path("purelib"))
+    for source in site_packages.rglob("*.py"):
+        ours = here / source.relative_to(site_packages)
+        name = Path(cache_from_source(str(ours)))
+        target = source.parent / name.parent.name / name.name
+        with suppress(OSError):  # no byte code here, or another file system: then it is compiled
+            if ours.samefile(source):
+                target.parent.mkdir(exist_ok=True)
+                os.link(name, target)
+
+
 def _counts(text: str) -> bool:
     requirement = Requirement(text)
     marker = requirement.marker
@@ -90,7 +109,7 @@ def _counts(text: str) -> bool:
 
 def _probe(python: Path, release: Release) -> None:
     """Load the environment where it will run, with nothing of this process but a search path."""
-    command: Sequence[str] = [str(python), "-P", "-c", _PROBE, release.factory]
+    command: Sequence[str] = [str(python), "-B", "-P", "-c", _PROBE, release.factory]
     environ = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     try:
         done = subprocess.run(

@@ -10,13 +10,16 @@ import time
 from contextlib import suppress
 
 from telescope_core import (
+    Completion,
     EnvironmentConfig,
     Example,
     ListSource,
+    Message,
     MultiTurnEnvironment,
     SingleTurnEnvironment,
     StopReason,
     ToolEnvironment,
+    Turn,
     group_reward,
     metric,
     reward,
@@ -192,3 +195,15 @@ class TellsEndpoint(Echo):
         given = episode.endpoint
         episode.tags["endpoint"] = f"{given.base_url} {given.api_key} {given.model}"
         return await super().play(episode)
+
+
+class Liar(Echo):
+    """Claims a turn that the policy never took, with tokens of its own."""
+
+    async def play(self, episode):
+        message = Message(role="assistant", content="mine")
+        claimed = Completion(
+            message=message, finish_reason="stop", completion_ids=(1, 2), logprobs=(-1.0, -2.0)
+        )
+        episode.turns.append(Turn(completion=claimed, started_s=0.0, ended_s=1.0))
+        return StopReason.COMPLETED

@@ -208,8 +208,14 @@ class WorkerClient:
         self.num_finished += 1
         if value is None:
             return _cancelled(name, request, call)
-        rollout = _ROLLOUT.decode(value)
-        return replace(rollout, turns=tuple(call.turns)) if call.turns else as_sent(rollout)
+        rollout = without_tokens(_ROLLOUT.decode(value))
+        return replace(
+            rollout,
+            environment=name,
+            group_id=request.group_id,
+            index=request.index,
+            turns=tuple(call.turns) or rollout.turns,
+        )
 
     def cancel(self, rollout_id: str) -> None:
         """Stop a rollout; its `play` returns a cancelled one."""
@@ -369,17 +375,11 @@ class WorkerClient:
             self._greeting.exception()
 
 
-def as_sent(rollout: Rollout) -> Rollout:
-    """Return a rollout that was decoded with tuples where the wire has lists."""
+def without_tokens(rollout: Rollout) -> Rollout:
+    """Return `rollout` without token ids and log-probs: no worker sees them, nor makes them up."""
     turns = (
         replace(
-            turn,
-            completion=replace(
-                turn.completion,
-                prompt_ids=tuple(turn.completion.prompt_ids),
-                completion_ids=tuple(turn.completion.completion_ids),
-                logprobs=tuple(turn.completion.logprobs),
-            ),
+            turn, completion=replace(turn.completion, prompt_ids=(), completion_ids=(), logprobs=())
         )
         for turn in rollout.turns
     )

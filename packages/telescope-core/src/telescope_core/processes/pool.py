@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from telescope_core.errors import EnvironmentProcessError
-from telescope_core.processes.client import NOTHING, WorkerClient, as_sent
+from telescope_core.processes.client import NOTHING, WorkerClient, without_tokens
 from telescope_core.processes.frames import (
     Describe,
     FetchExample,
@@ -113,7 +113,7 @@ class EnvironmentPool:
             _GOLD,
             within_s=deadlines.load_s + deadlines.score_s,
         )
-        return None if gold is None else as_sent(gold)
+        return None if gold is None else without_tokens(gold)
 
     async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
         """Play and score one rollout on the least busy worker.
@@ -312,20 +312,6 @@ def _has_started(seat: _Seat, task: "asyncio.Task[None]") -> None:
     seat.starting = None
     if not task.cancelled():
         task.exception()  # whoever waits for it raises it
-
-
-def without_tokens(rollout: Rollout) -> Rollout:
-    """Return `rollout` without token ids and log-probs."""
-    return replace(
-        rollout,
-        turns=tuple(
-            replace(
-                turn,
-                completion=replace(turn.completion, prompt_ids=(), completion_ids=(), logprobs=()),
-            )
-            for turn in rollout.turns
-        ),
-    )
 
 
 def with_turns_of(scored: Group, group: Group) -> Group:
