@@ -87,7 +87,7 @@ def used_cpu_s() -> float:
 
 
 def measured(what: str, build: Callable[[Path], object], place: Path) -> dict[str, Any]:
-    """Build `what` several times in new folders; returns the least time, and the last one's space."""
+    """Build `what` several times in new folders; returns times, and the space of the last."""
     times, cpu_times = [], []
     for number in range(REPEATS):
         folder = place / f"{what}-{number}".replace(" ", "-").replace("/", "-")
