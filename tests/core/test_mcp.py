@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from telescope_core import (
 )
 from telescope_core.errors import ConfigError
 from telescope_core.in_process import InProcessEnvironment
+from telescope_core.open import open_environment
+from telescope_core.processes.settings import ProcessSettings
 from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
 
@@ -88,6 +91,10 @@ async def eventually(condition):
 
 def children():
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().split()[3])
 
 
 @pytest.fixture(autouse=True)
@@ -164,6 +171,29 @@ async def test_a_cancelled_rollout_ends_its_server():
         rollout = await playing
     assert rollout.status is RolloutStatus.CANCELLED
     assert children() == []
+
+
+async def test_a_killed_environment_process_takes_its_server_along(tmp_path, monkeypatch):
+    (tmp_path / "remote_environment.py").write_text(
+        "from telescope_core import Example, ListSource, McpServer, ToolEnvironment\n"
+        "class Remote(ToolEnvironment):\n"
+        f"    def tools(self): return [McpServer(command={PROGRAM!r})]\n"
+        "    def examples(self, split): return ListSource([Example(id=split, prompt='?')])\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = ProcessSettings(isolation="process")
+    client = open_environment("remote_environment:Remote", {}, settings)
+    try:
+        rollout = await play(client, tag("who"))
+        pid = int(json.loads(responses(rollout)[0])["pid"])
+        worker = parent_of(pid)
+        assert worker != os.getpid()
+        os.kill(worker, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            await eventually(lambda: not Path(f"/proc/{pid}").exists())
+    finally:
+        await client.close()
 
 
 async def test_an_address_with_headers(address):
