@@ -24,6 +24,7 @@ from telescope_core import (
     stop,
 )
 from telescope_core.environments.loop_watch import LoopWatch
+from telescope_core.errors import ContextLengthError, EndpointError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
@@ -423,3 +424,23 @@ async def test_a_loop_that_is_only_busy_awaiting_is_not_accused():
     watch.stop()
     watch.stop()
     assert blocks == []
+
+
+@pytest.mark.parametrize(
+    ("error", "replies", "writer"),
+    [
+        (ContextLengthError("max_model_len is 8"), [], "Lengthy.format_prompt (tests"),
+        (EndpointError("answered 400: maximum context length is 8"), ["yes"], "Talk.env_resp"),
+        (EndpointError("answered 500: busy"), [], ""),
+    ],
+)
+async def test_a_prompt_that_is_too_long_names_what_wrote_it(error, replies, writer):
+    class Lengthy(Talk):
+        def format_prompt(self, example):
+            return "go " * 9
+
+    rollout = await play(Lengthy(), [*replies, error])
+    assert rollout.error is not None
+    assert rollout.error.startswith(f"{type(error).__name__}: {error}")
+    assert ("(example 'talk'; to make it shorter, look at" in rollout.error) is bool(writer)
+    assert writer in rollout.error

@@ -45,10 +45,6 @@ class EndpointError(TelescopeError):
     exit_code = 5
 
 
-class PromptTooLongError(EndpointError):
-    """A prompt and the room for its answer are longer than the model takes."""
-
-
 class JudgeError(EndpointError):
     """A judge or a simulated user gave nothing that can be used; the rollout has no reward."""
 

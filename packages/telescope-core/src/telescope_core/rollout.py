@@ -12,10 +12,13 @@ from dataclasses import replace
 from typing import cast
 
 from telescope_core.environments.base import Environment
+from telescope_core.environments.calls import is_authors, location_of
+from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.hooks import EpisodeStopped, Hook, of_kind
+from telescope_core.environments.turns import MultiTurnEnvironment
 from telescope_core.environments.usage import counting
-from telescope_core.errors import TelescopeError
+from telescope_core.errors import ContextLengthError, EndpointError, TelescopeError
 from telescope_core.protocols import PlayRequest, Policy
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import (
@@ -29,6 +32,8 @@ from telescope_core.types import (
 
 _log = logging.getLogger(__name__)
 _GOLD_DEADLINE_S = 300.0
+_TOO_LONG = ("context length", "context_length", "max_model_len")
+"""In what vLLM and the OpenAI API answer to a prompt that is too long."""
 _NO_LIMIT = Sampling(max_tokens=1 << 20)
 
 
@@ -121,7 +126,9 @@ class _Playing:
 
     def _failed(self, stop_reason: StopReason, error: Exception) -> Rollout:
         name = type(error).__name__
-        notes: Sequence[str] = getattr(error, "__notes__", ())
+        notes = [*getattr(error, "__notes__", ())]
+        if self._stage == "play" and _is_too_long(error):
+            notes.append(self._who_wrote_the_prompt())
         where = f" ({'; '.join(notes)})" if notes else ""
         return replace(
             self._snapshot(),
@@ -131,6 +138,24 @@ class _Playing:
             error=f"{name}: {error}{where}",
             reward=None,
         )
+
+    def _who_wrote_the_prompt(self) -> str:
+        environment, example_id = self._environment, self._rollout.example_id
+        is_first = self._episode is None or not self._episode.turns
+        method = environment.format_prompt if is_first else environment.play
+        if isinstance(environment, MultiTurnEnvironment) and not is_first:
+            method = environment.env_response
+        is_own = is_authors(method)
+        writer = location_of(method) if is_own else class_location(type(environment))
+        return f"example {example_id!r}; to make it shorter, look at {writer}"
+
+
+def _is_too_long(error: Exception) -> bool:
+    """Whether a prompt did not fit the model, as the trainer or an endpoint says it."""
+    if isinstance(error, ContextLengthError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, EndpointError) and any(mark in text for mark in _TOO_LONG)
 
 
 async def score_rollout(

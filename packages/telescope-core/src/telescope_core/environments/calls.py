@@ -66,6 +66,11 @@ def shown_path(path: str) -> str:
     return os.path.relpath(path) if inside else path
 
 
+def is_authors(method: Callable[..., Any]) -> bool:
+    """Whether a method is the author's, and not inherited from Telescope."""
+    return not method.__module__.startswith("telescope_core.")
+
+
 async def call(function: Callable[..., Any], *arguments: object) -> object:
     """Call a sync or async function; a sync one in a thread."""
     if inspect.iscoroutinefunction(function):
@@ -161,5 +166,5 @@ def _in_order(calls: Sequence[Call]) -> list[object]:
 
 def _note(error: Exception, one: Call) -> None:
     """Name the author's method; what Telescope's own raise says by itself what it is about."""
-    if not one.method.__module__.startswith("telescope_core."):
+    if is_authors(one.method):
         error.add_note(f"in {one.what} {location_of(one.method)}")
