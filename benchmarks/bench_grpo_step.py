@@ -103,10 +103,12 @@ def run_module(module: str, block: Block, *arguments: str, threads: int) -> None
         raise SystemExit(f"{module} failed; {log_path} ends:\n{log_path.read_text()[-2000:]}")
 
 
-def measure(folder: Path, seeds: list[int], *, is_quick: bool) -> dict[Any, list[StepRecord]]:
+def measure(
+    folder: Path, seeds: list[int], workloads: list[Workload], *, is_quick: bool
+) -> dict[Any, list[StepRecord]]:
     """Run every block; returns its steps by workload, side and seed."""
     found: dict[Any, list[StepRecord]] = {}
-    for workload in WORKLOADS:
+    for workload in workloads:
         blocks = list(blocks_of(seeds, folder, workload, is_quick=is_quick))
         print(f"{workload.name}: warm start", flush=True)
         run_module("grpo_step.start", blocks[0], blocks[0].model, threads=1)
@@ -148,13 +150,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="7 steps, 1 seed, write no results")
     parser.add_argument("--seeds", type=int, default=2, help="runs of each side per workload")
+    names = [workload.name for workload in WORKLOADS]
+    parser.add_argument("--workload", choices=names, help="run this one only, write no results")
     arguments = parser.parse_args()
     is_quick = arguments.quick
+    workloads = [one for one in WORKLOADS if arguments.workload in (None, one.name)]
     seeds = [1] if is_quick else list(range(1, arguments.seeds + 1))
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="grpo-step-") as name:
-        found = measure(Path(name), seeds, is_quick=is_quick)
-        target = Path(name) if is_quick else RESULTS
+        found = measure(Path(name), seeds, workloads, is_quick=is_quick)
+        is_whole = not is_quick and arguments.workload is None
+        target = RESULTS if is_whole else Path(name)
         target.mkdir(exist_ok=True)
         rows = write(target, found, facts_of(seeds, load_before), NOTE)
     print("\n".join([TABLE_HEAD, *map(as_line, rows)]))

@@ -83,20 +83,24 @@ async def train(
             plan_step, credit.samples, rules, parts.packing, version=version
         )
         clock.lap("wait")
-        learned = await trainer.train_step(plan, version) if plan.order else {}
+        recorded = asyncio.to_thread(record_rollouts, parts.folder, step, batch.all_groups, credit)
+        learned, _ = await asyncio.gather(take_steps(trainer, plan, version), recorded)
         if reference_is_due(step, parts.config):
             await trainer.update_reference()
         clock.lap("train")
         await parts.publisher.publish(step)
         clock.lap("sync")
         parts.sampler.advance(step)
-        await asyncio.to_thread(record_rollouts, parts.folder, step, batch.all_groups, credit)
-        clock.lap("wait")
         result = StepResult(batch=batch, credit=credit, plan=plan, times=clock.times)
         row = step_row(result, parts.machine, version=version)
         row |= learned | {"step": step, "version": step, "time_s": time.time()}
         parts.folder.log_metrics(row)
         await after_step(step, row)
+
+
+async def take_steps(trainer: Trainer, plan: StepPlan, version: WeightVersion) -> dict[str, float]:
+    """Train on `plan`; a plan without batches changes nothing."""
+    return await trainer.train_step(plan, version) if plan.order else {}
 
 
 def reference_is_due(step: int, config: TrainConfig) -> bool:

@@ -20,6 +20,7 @@ from telescope_train.backends.policy import compute_dtype
 from telescope_train.backends.protocol import BackendSettings, GradientResult, Loss, UpdateResult
 from telescope_train.batch import PackedBatch
 from telescope_train.checkpoint import Saving
+from telescope_train.memory import keep_freed_memory
 from telescope_train.metrics import metric_row, reduce_metrics
 from telescope_train.models.load import load_tokenizer
 from telescope_train.old_logprobs import with_old_logprobs
@@ -56,6 +57,7 @@ class TrainerWorker:
         self._saving: Saving | None = None
         if self._device.type == "cpu":
             torch.set_num_threads(num_threads)
+            keep_freed_memory()
         _join(self._device, rank, world_size, address=master_address, port=master_port)
         try:
             seed_everything(settings.seed + rank)
