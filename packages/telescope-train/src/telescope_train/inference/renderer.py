@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import orjson
 from jinja2 import TemplateError
 
 from telescope_core.errors import ConfigError
@@ -25,7 +26,7 @@ from telescope_train.models.load import load_stop_ids, load_tokenizer
 from telescope_train.models.render import template_message, template_text
 
 MAX_ENCODED = 1024
-"""Texts whose tokens are remembered: a group's rollouts open with the same prompt."""
+"""Texts and conversations that are remembered: a group's rollouts open with the same prompt."""
 Tools = Sequence[dict[str, JsonValue]]
 _REFUSALS = (TemplateError, TypeError, ValueError)
 _ANYBODY = (Message(role="user", content="hello"),)
@@ -78,6 +79,7 @@ class Renderer:
             tokenizer, stop_token_ids=self.stop_token_ids, marks=self.format.marks
         )
         self._encoded: dict[str, tuple[int, ...]] = {}
+        self._prompts: dict[tuple[tuple[Message, ...], bytes], Prompt] = {}
         self._shows_tools: bool | None = None
 
     def text(
@@ -133,9 +135,16 @@ class Renderer:
 
     def prompt(self, messages: Sequence[Message], *, tools: Tools = ()) -> Prompt:
         """Render a conversation of which nothing was sampled in its present form."""
-        self._require_tools_shown(tools)
-        text = self.text(messages, tools=tools, add_generation_prompt=True)
-        return Prompt(messages=tuple(messages), text=text, token_ids=tuple(self.encode(text)))
+        key = (tuple(messages), orjson.dumps(tools) if tools else b"")
+        prompt = self._prompts.get(key)
+        if prompt is None:
+            self._require_tools_shown(tools)
+            text = self.text(messages, tools=tools, add_generation_prompt=True)
+            prompt = Prompt(messages=key[0], text=text, token_ids=tuple(self.encode(text)))
+            if len(self._prompts) >= MAX_ENCODED:
+                self._prompts.pop(next(iter(self._prompts)))
+            self._prompts[key] = prompt
+        return prompt
 
     def parse(
         self, token_ids: Sequence[int], *, tools: Tools = (), prompt: Prompt | None = None
