@@ -75,6 +75,8 @@ def test_a_shaped_run_keeps_its_batches_full_and_its_steps_exact(
     assert all(test["value"] <= test["limit"] for test in tests.values())
     assert tests["importance weight is 1"]["value"] == 0
     assert tests["engine and trainer agree"]["value"] < 1e-4
+    assert folder.info().chat_template["keeps_answers"] is True
+    assert "later turns keep answers as sampled" in done.stdout + done.stderr
 
     rows = folder.metrics()
     assert [row["optimizer/steps"] for row in rows] == [2] * 4

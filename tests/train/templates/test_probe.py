@@ -30,6 +30,7 @@ def test_the_probe_agrees_with_what_is_played(family):
             assert report.keeps_calls == (played.prompts[1].token_ids[: len(whole)] == whole)
     assert has_tools or report.keeps_calls is None
     assert report.takes_system == (family.name != "Gemma 2")
+    assert report.ends_turns
     assert report.text.startswith("chat template: thinking is read as ")
 
 
@@ -37,7 +38,7 @@ def test_the_line_for_a_person():
     assert probe_template(BY_NAME["Qwen3, thinking"].renderer()).text == (
         "chat template: thinking is read as think, calls as hermes; later turns keep answers, tool "
         "calls as sampled; later turns change thinking, so that each is a training sample of its "
-        "own"
+        "own; a template that only appends is set with chat_template"
     )
 
 
@@ -62,15 +63,18 @@ def test_the_shipped_template_keeps_everything(scenario, arguments, tmp_path):
     assert report.keeps_answers or not arguments
 
 
-def test_settings_of_the_template(tiny):
+def test_settings_of_the_template(tiny, tmp_path):
     with pytest.raises(ConfigError, match="enable_thinking has no effect"):
         load_renderer(ModelSection(model=str(tiny), enable_thinking=False))
+    with pytest.raises(ConfigError, match=r"no <\|im_start\|>, <\|im_end\|>; give a Jinja file"):
+        load_renderer(ModelSection(model=str(tiny), chat_template="chatml-keeps-thinking"))
+    template = tmp_path / "asks.jinja"
+    template.write_text("{{ messages[0].content }} {{ enable_thinking }}")
+    settings = ModelSection(model=str(tiny), chat_template=str(template), enable_thinking=False)
+    renderer = load_renderer(settings)
     asked = [Message(role="user", content="hi")]
-    settings = ModelSection(
-        model=str(tiny), chat_template="chatml-keeps-thinking", enable_thinking=False
-    )
-    prompt = load_renderer(settings).text(asked, add_generation_prompt=True)
-    assert prompt.endswith("<think>\n\n</think>\n\n")
+    assert renderer.text(asked, add_generation_prompt=True) == "hi False"
+    assert "no answer ends with a token that ends a completion" in probe_template(renderer).text
     named = load_renderer(ModelSection(model=str(tiny), tool_call_parser="mistral"))
     assert named.format.tool_calls.name == "mistral"
 

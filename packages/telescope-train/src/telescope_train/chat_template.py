@@ -14,6 +14,8 @@ from telescope_train.config.schema import ModelSection
 from telescope_train.inference.formats import choose_format
 
 _SHIPPED = Path(__file__).parent / "models" / "chat_templates"
+SHIPPED_MARKS = {"chatml-keeps-thinking": ("<|im_start|>", "<|im_end|>")}
+"""Shipped template -> tokens that a model must have for it."""
 
 
 def read_chat_template(name: str) -> str:

@@ -16,6 +16,7 @@ def diagnoses(row: Mapping[str, float]) -> dict[str, str]:
             "samples of their own: exact, but their history is computed once more for each. "
             "Either the chat template rewrites earlier turns (the start of the run says so; a "
             "template that only appends is set with chat_template), interleaved_rollouts is "
-            "off, or the agent edits its history or asks from several conversations"
+            "off, or turns end with a text of `stop`, which callers do not get, or the agent edits "
+            "its history or asks from several conversations"
         )
     return found

@@ -42,6 +42,8 @@ class TemplateReport:
     tool_call_parser: str
     reasoning_parser: str
     takes_system: bool
+    ends_turns: bool
+    """Whether an answer in history ends with a token that ends a completion."""
     keeps_answers: bool | None
     """Whether an answer stays as it was written once the user writes again."""
     keeps_thinking: bool | None
@@ -63,6 +65,12 @@ class TemplateReport:
         if go:
             parts.append(
                 f"later turns change {', '.join(go)}, so that each is a training sample of its own"
+            )
+            parts.append("a template that only appends is set with chat_template")
+        if not self.ends_turns:
+            parts.append(
+                "no answer ends with a token that ends a completion: the policy will write on "
+                "until max_tokens; correct eos_token_id in the model's generation_config.json"
             )
         return "chat template: " + "; ".join(parts)
 
@@ -87,6 +95,7 @@ def probe_template(renderer: Renderer) -> TemplateReport:
         tool_call_parser=form.tool_calls.name,
         reasoning_parser=form.reasoning.name,
         takes_system=takes_system,
+        ends_turns=renderer.ends_turns(),
         keeps_answers=_keeps(renderer, start, answer, _AGAIN),
         keeps_thinking=_keeps(renderer, start, thinking, _AGAIN) if thinks else None,
         keeps_calls=_keeps(renderer, start, call, _RESULT, tools=_TOOLS) if has_tools else None,

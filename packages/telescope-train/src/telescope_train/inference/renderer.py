@@ -209,6 +209,15 @@ class Renderer:
             return None
         return self._message(text[len(prompt.text) :][: end.start], tools, prompt)
 
+    def ends_turns(self) -> bool:
+        """Return whether the template ends an answer with a token that ends a completion."""
+        answer = Message(role="assistant", content="good day")
+        asked = [*_ANYBODY, answer]
+        last = self.text(asked, add_generation_prompt=False)
+        earlier = self.text([*asked, *_ANYBODY], add_generation_prompt=True)
+        behind = (text.partition(answer.content)[2] for text in (last, earlier))
+        return any(self._special.first_end(text) is not None for text in behind)
+
     def _message(
         self, text: str, tools: Tools, prompt: Prompt, *, sampled: Sequence[int] = ()
     ) -> Message:

@@ -16,7 +16,7 @@ from transformers import (
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.errors import ConfigError
-from telescope_train.chat_template import read_chat_template
+from telescope_train.chat_template import SHIPPED_MARKS, read_chat_template
 from telescope_train.model_location import locate_model
 from telescope_train.models.quiet import no_progress_bars
 
@@ -78,11 +78,28 @@ def load_tokenizer(
         ) from error
     if chat_template is not None:
         tokenizer.chat_template = read_chat_template(chat_template)
+        require_marks(tokenizer, chat_template)
     if not tokenizer.chat_template:
         raise ConfigError(
             f"model {name!r} has no chat template; set chat_template to the path of one"
         )
     return tokenizer
+
+
+def require_marks(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> None:
+    """Raise ConfigError unless the marks of a shipped template are tokens of the model."""
+    lacking = [
+        mark
+        for mark in SHIPPED_MARKS.get(chat_template, ())
+        if len(tokenizer.encode(mark, add_special_tokens=False)) != 1
+        or tokenizer.convert_tokens_to_ids(mark) in (None, tokenizer.unk_token_id)
+    ]
+    if lacking:
+        raise ConfigError(
+            f"chat_template {chat_template!r} is for models with the tokens "
+            f"{', '.join(SHIPPED_MARKS[chat_template])}; this model's tokenizer has no "
+            f"{', '.join(lacking)}; give a Jinja file that fits the model"
+        )
 
 
 def load_stop_ids(name: str) -> tuple[int, ...]:
