@@ -39,6 +39,8 @@ class Side:
     name: str
     module: str
     python: Path
+    fewest: int
+    """Rollouts of a run, or as many as are concurrent."""
 
 
 @contextmanager
@@ -88,21 +90,21 @@ def make_peer(folder: Path, release: str) -> Path:
     return python
 
 
-def take_turns(sides: list[Side], concurrency: int, num_rollouts: int, repeats: int) -> list[dict]:
+def take_turns(sides: list[Side], concurrency: int, repeats: int) -> list[dict]:
     """Run the sides alternately; returns one row each with medians."""
     runs: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
     for repeat in range(repeats):
         for side in sides if repeat % 2 == 0 else reversed(sides):
-            runs[side.name].append(run_side(side, concurrency, num_rollouts))
+            runs[side.name].append(run_side(side, concurrency, max(side.fewest, concurrency)))
     return [
         {
             "side": name,
             "concurrency": concurrency,
-            "rollouts": num_rollouts,
+            "rollouts": found[0]["num_scored"],
             "per_s": statistics.median(run["per_s"] for run in found),
             "best_per_s": max(run["per_s"] for run in found),
             "cpu_ms": statistics.median(
-                1e3 * run.get("cpu_s", 0.0) / num_rollouts for run in found
+                1e3 * run.get("cpu_s", 0.0) / run["num_scored"] for run in found
             ),
         }
         for name, found in runs.items()
@@ -132,7 +134,8 @@ reward of each run is checked.
 
 Telescope is `run_eval` over `ChatClient(with_tokens=True)`, in one process, rewards in threads as
 they are by default. verifiers {CLASSIC} is `SingleTurnEnv.generate` with independent scoring; it is
-the last release with that API. verifiers {PRESENT} plays the same problems as a taskset with its
+the last release with that API. Its runs are shorter, which favours it: after each rollout it
+averages over all that are done. verifiers {PRESENT} plays the same problems as a taskset with its
 `null` harness in its subprocess runtime, which starts a program for each rollout, so few are
 measured. The sides take turns, each run in a process of its own; medians of {REPEATS} runs.
 `ratio` is Telescope's rollouts/s over that side's. The goal is {TARGET_PER_S:,}/s and
@@ -145,24 +148,27 @@ measured. The sides take turns, each run in a process of its own; medians of {RE
 def measure(folder: Path, *, quick: bool) -> list[dict]:
     """Return the rows of all runs."""
     python = Path(sys.executable)
-    ours = Side(name="Telescope", module="rollouts.ours", python=python)
+    ours = Side(
+        name="Telescope", module="rollouts.ours", python=python, fewest=256 if quick else 2048
+    )
     classic = Side(
         name=f"verifiers {CLASSIC}",
         module="rollouts.verifiers_peer",
         python=make_peer(folder, CLASSIC),
+        fewest=256 if quick else 512,
     )
     present = Side(
         name=f"verifiers {PRESENT}",
         module="rollouts.verifiers_v1",
         python=make_peer(folder, PRESENT),
+        fewest=4 if quick else 16,
     )
     rows: list[dict] = []
     for concurrency in CONCURRENCIES[:1] if quick else CONCURRENCIES:
-        size = 256 if quick else 2048
-        group = take_turns([ours, classic], concurrency, size, 1 if quick else REPEATS)
+        group = take_turns([ours, classic], concurrency, 1 if quick else REPEATS)
         rows += with_ratios(group)
         print(*(" | ".join(as_cells(row)) for row in group), sep="\n", flush=True)
-    few = take_turns([present], 4, 4 if quick else 16, 1)
+    few = take_turns([present], 4, 1)
     few[0]["ratio"] = rows[0]["per_s"] / few[0]["per_s"]
     print(" | ".join(as_cells(few[0])), flush=True)
     return [*rows, *few]
