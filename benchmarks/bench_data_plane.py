@@ -161,12 +161,11 @@ def measure(folder: Path) -> list[dict[str, Any]]:
         ),
     }
     found: list[dict[str, Any]] = [{"stage": n, **take_turns(*both)} for n, both in stages.items()]
-    sizes = {side: (folder / f"{side}.parquet").stat().st_size / 1e6 for side in ("ours", "peer")}
     held = {
         "ours": held_bytes(lambda content: read_token_completion(content, where="memory")),
         "peer": held_bytes(plain_reply),
     }
-    return [*found, {"stage": "file, MB", **sizes}, {"stage": "held, bytes per token", **held}]
+    return [*found, {"stage": "held, bytes per token", **held}]
 
 
 HEAD = ("stage", "ours", "peer", "ratio")

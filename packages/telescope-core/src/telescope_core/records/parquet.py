@@ -4,7 +4,7 @@ import json
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -78,10 +78,17 @@ def _fields(row: RolloutRow) -> dict[str, Any]:
     """Return what is recorded of a row apart from its tokens."""
     fields: dict[str, Any] = dict(row_to_json(replace(row, **dict.fromkeys(TOKEN_FIELDS))))
     for name in _JSON_COLUMNS:
-        fields[name] = json.dumps(fields[name])
+        fields[name] = _as_json(fields[name])
     for message in fields["messages"]:
-        message["tool_calls"] = json.dumps(message.get("tool_calls", []))
+        message["tool_calls"] = _as_json(message.get("tool_calls", []))
     return fields
+
+
+def _as_json(value: Mapping[str, Any] | Sequence[Any]) -> str:
+    """Return `value` as JSON; most are empty, and then no encoder is asked."""
+    if value:
+        return json.dumps(value)
+    return "{}" if isinstance(value, Mapping) else "[]"
 
 
 def _column(fields: Sequence[dict[str, Any]], name: str, schema: Any) -> Any:
