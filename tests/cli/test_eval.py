@@ -149,6 +149,7 @@ def test_failed_rollouts_are_shown_apart(endpoint, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert code == 0
     assert "14 of 16 rollouts scored; 2 failed (EndpointError 2)" in text
+    assert text.count("Failed: EndpointError: http://127.0.0.1") == 1
     assert "pass@2 is over 7 of 8 examples" in text
     assert "reward, failures at minimum" in text
 
@@ -161,6 +162,20 @@ def test_an_eval_without_any_score_is_an_error(endpoint, place, capsys):
     code = telescope("echo_env:Echo", "--base-url", url, "--examples", 2, "--output", "out")
     assert code == 1
     assert "no rollout was scored: 8 failed (EndpointError 8)" in capsys.readouterr().err
+    sys.modules.pop("echo_env", None)
+
+
+def test_a_reward_that_is_text_is_told_with_its_file_and_line(endpoint, place, capsys):
+    broken = ENVIRONMENT.replace(
+        "return float(rollout.completion_text == example.prompt)", "return '1'"
+    )
+    (place / "echo_env.py").write_text(broken)
+    sys.modules.pop("echo_env", None)
+    code = telescope("echo_env:Echo", "--base-url", endpoint[0], "--examples", 2)
+    assert code == 1
+    error = capsys.readouterr().err
+    assert "RewardError: reward Echo.correct (echo_env.py:" in error
+    assert "must return a finite number, got '1' (str); return a float" in error
     sys.modules.pop("echo_env", None)
 
 

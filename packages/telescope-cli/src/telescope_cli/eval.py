@@ -42,7 +42,13 @@ from telescope_cli.eval_options import (
     SplitOption,
     TemperatureOption,
 )
-from telescope_cli.eval_view import EvalProgress, print_result, stderr_console
+from telescope_cli.eval_view import (
+    EvalProgress,
+    first_errors,
+    print_errors,
+    print_result,
+    stderr_console,
+)
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, run_eval
 from telescope_core.evals.folder import result_to_json
@@ -164,12 +170,15 @@ def _show(result: EvalResult, folder: EvalFolder, *, as_json: bool) -> None:
         typer.echo(json.dumps(plain(result_to_json(result)), indent=2))
     else:
         print_result(result, folder.path)
+    errors = first_errors(folder.rows())
     if result.num_scored == 0:
         reasons = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())
         raise TelescopeError(
             f"no rollout was scored: {result.num_failed} failed ({reasons}); "
-            f"their errors are in {folder.path / 'rollouts.jsonl'}"
+            f"their errors are in {folder.path / 'rollouts.jsonl'}; the first: {errors[0]}"
         )
+    if not as_json:
+        print_errors(errors)
 
 
 def _evaluate(

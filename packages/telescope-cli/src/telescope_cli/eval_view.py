@@ -14,8 +14,11 @@ from rich.text import Text
 
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
 from telescope_core.records.rows import RolloutRow
+from telescope_core.types import RolloutStatus
 
 WIDTH = 80
+_MOST_ERRORS = 5
+_ERROR_CHARACTERS = 600
 
 
 def stderr_console() -> Console:
@@ -109,6 +112,22 @@ def print_result(result: EvalResult, folder: Path) -> None:
     for warning in _warnings(result):
         console.print(Text(f"Note: {warning}", style="yellow"))
     console.print(Text(f"Results: {folder} (report.html, results.json)"), soft_wrap=True)
+
+
+def first_errors(rows: Sequence[RolloutRow]) -> list[str]:
+    """Return the first error of each kind, in the order in which they came."""
+    errors: dict[str, str] = {}
+    for row in rows:
+        if row.status is RolloutStatus.FAILED:
+            errors.setdefault(row.status_reason, row.error or row.status_reason)
+    return list(errors.values())
+
+
+def print_errors(errors: Sequence[str]) -> None:
+    """Show one error of each kind of failure."""
+    for error in errors[:_MOST_ERRORS]:
+        shown = error if len(error) <= _ERROR_CHARACTERS else f"{error[:_ERROR_CHARACTERS]}..."
+        Console(highlight=False).print(Text(f"Failed: {shown}", style="yellow"), soft_wrap=True)
 
 
 def result_table(result: EvalResult) -> Table:
