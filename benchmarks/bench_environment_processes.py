@@ -33,7 +33,8 @@ NOTE = """# Environments in processes of their own
 
 A single-turn environment with one reward, 256 words per answer, {rollouts} rollouts; medians of
 {repeats} rounds in which the places take turns. `added` is the time per rollout beyond that of
-this process. The tool call goes from the policy's answer through the worker's tool to the next
+this process; `driver CPU` is what one rollout costs the process that has the event loop, at 256 at
+a time. The tool call goes from the policy's answer through the worker's tool to the next
 request at the policy; the target is below 5 ms.
 
 {facts}
@@ -137,10 +138,15 @@ async def measure() -> list[dict[str, Any]]:
     }
     rates: dict[tuple[str, int], list[float]] = {}
     calls: dict[str, list[float]] = {}
+    driver_ms: dict[str, list[float]] = {}
     for _ in range(REPEATS):
         for place, (words, adder) in clients.items():
             for concurrency in CONCURRENCY:
+                before_s = time.process_time()
                 rate = await rollouts_per_s(words, concurrency)
+                if concurrency == 256:
+                    used_s = time.process_time() - before_s
+                    driver_ms.setdefault(place, []).append(1e3 * used_s / NUM_ROLLOUTS)
                 rates.setdefault((place, concurrency), []).append(rate)
             calls.setdefault(place, []).append(await tool_call_ms(adder))
     for pair in clients.values():
@@ -150,6 +156,7 @@ async def measure() -> list[dict[str, Any]]:
         {
             "place": place,
             "tool_call_ms": statistics.median(calls[place]),
+            "driver_cpu_ms": statistics.median(driver_ms[place]),
             **{f"at_{n}": statistics.median(rates[place, n]) for n in CONCURRENCY},
         }
         for place in PLACES
@@ -163,7 +170,7 @@ def cells(row: dict[str, Any], base: dict[str, Any]) -> list[str]:
         rate, own = row[f"at_{concurrency}"], base[f"at_{concurrency}"]
         added = "" if row is base else f" ({1e3 * (1 / rate - 1 / own):+.2f} ms)"
         shown.append(f"{rate:.0f}{added}")
-    return [row["place"], *shown, f"{row['tool_call_ms']:.2f}"]
+    return [row["place"], *shown, f"{row['driver_cpu_ms']:.2f}", f"{row['tool_call_ms']:.2f}"]
 
 
 def main() -> None:
@@ -171,7 +178,12 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     facts = facts_of_run(COMMAND, "msgspec")
     rows = asyncio.run(measure())
-    head = ["where", *(f"rollouts/s at {n} (added)" for n in CONCURRENCY), "tool call, ms"]
+    head = [
+        "where",
+        *(f"rollouts/s at {n} (added)" for n in CONCURRENCY),
+        "driver CPU, ms",
+        "tool call, ms",
+    ]
     note = NOTE.replace("{rollouts}", str(NUM_ROLLOUTS)).replace("{repeats}", str(REPEATS))
     page = f"{note}\n{table(head, [cells(row, rows[0]) for row in rows])}"
     print(page)

@@ -123,7 +123,7 @@ async def test_a_worker_that_always_dies_is_given_up(workers):
     pool = workers("Suicidal", max_restarts=1)
     for _ in range(2):
         assert (await pool.play(request(1), scripted())).status is RolloutStatus.FAILED
-    with pytest.raises(EnvironmentProcessError, match="stays alive: 1 given up after 2 deaths"):
+    with pytest.raises(EnvironmentProcessError, match=r"given up after 2 tries(.|\n)*last words"):
         await pool.play(request(1), scripted())
     with pytest.raises(EnvironmentProcessError):
         await pool.health()
@@ -158,6 +158,18 @@ async def test_a_frozen_process_is_noticed(workers):
     assert "said nothing for" in lost.error
     assert "it played g3/0" in lost.error
     assert lost.status_reason == "EnvironmentProcessError"
+
+
+async def test_a_host_that_stood_still_does_not_blame_its_workers(workers):
+    pool = workers("Echo")
+    held = Held()
+    task = asyncio.create_task(pool.play(request(3), held))
+    await until(lambda: held.num_asked == 1, "the rollout to wait")
+    time.sleep(2 * QUICK.hang_s)  # noqa: ASYNC251 (that is the point)
+    await asyncio.sleep(0.6)
+    held.let_go.set()
+    assert (await task).reward == 1.0
+    assert pool.stats()["restarts"] == 0
 
 
 async def test_a_reward_that_raises_is_a_failure_of_the_reward(workers):

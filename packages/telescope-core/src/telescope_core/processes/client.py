@@ -88,6 +88,8 @@ class WorkerClient:
         """Finishes what it has and gets nothing new."""
         self.has_group_rewards = True
         self.num_finished = 0
+        self.how_ended = ""
+        """Set once it is gone while somebody waited for it."""
         self.last_beat: Beat | None = None
         self.lag_s = 0.0
         """Longest since it was last asked for."""
@@ -368,6 +370,7 @@ class WorkerClient:
         lost = f"; {len(rollouts)} rollouts are lost with it" if rollouts else ""
         how = f"; {await self.lifeline.epitaph()}" if self.lifeline is not None else ""
         error = EnvironmentProcessError(f"{self.label} {reason}{lost}{how}")
+        self.how_ended = str(error)
         for ended in [self._greeting, *(call.ended for call in self._calls.values())]:
             if not ended.done():
                 ended.set_exception(error)

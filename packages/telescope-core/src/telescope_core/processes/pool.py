@@ -50,6 +50,14 @@ class _Seat:
     num_deaths: int = 0
     """In a row, without a finished rollout."""
     last_error: str = ""
+    """Why the last start failed."""
+    fallen: WorkerClient | None = None
+    """The last worker that had started and is gone."""
+
+    @property
+    def last_words(self) -> str:
+        """Why there is no worker here."""
+        return self.last_error or (self.fallen.how_ended if self.fallen else "")
 
 
 class EnvironmentPool:
@@ -224,9 +232,9 @@ class EnvironmentPool:
             starting = [seat.starting for seat in self._seats if seat.starting is not None]
             if not starting:
                 raise EnvironmentProcessError(
-                    f"no worker of {self._name} stays alive: {len(self._seats)} given up after "
-                    f"{self._processes.max_restarts + 1} deaths in a row. The last: "
-                    f"{self._seats[0].last_error}"
+                    f"no worker of {self._name} can be kept alive; given up after "
+                    f"{self._processes.max_restarts + 1} tries in a row. The last: "
+                    f"{self._seats[0].last_words}"
                 )
             await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
             for task in starting:
@@ -239,7 +247,7 @@ class EnvironmentPool:
         if worker is not None and seat.starting is None:
             if worker.is_alive and not worker.is_retired:
                 return
-            seat.worker = None
+            seat.worker, seat.fallen, seat.last_error = None, worker, ""
             self._leaving.append(worker)
             self._num_restarts += 1
             seat.num_deaths = 0 if worker.num_finished else seat.num_deaths + 1
@@ -268,6 +276,7 @@ class EnvironmentPool:
     async def _watch(self) -> None:
         """Never return; end workers that hang or grow too large, and let retired ones go."""
         while True:
+            # Whatever came in while this loop stood still is read before a timer fires.
             await asyncio.sleep(_LOOK_EVERY_S)
             for worker in self._workers():
                 if worker.is_alive:
