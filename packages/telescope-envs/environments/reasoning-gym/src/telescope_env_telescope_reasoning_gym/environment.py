@@ -97,7 +97,7 @@ class ReasoningGym(SingleTurnEnvironment):
 
     def _walk(self) -> Callable[[random.Random], Example]:
         # A source draws one after the other, so counting gives every process the same walk.
-        positions = itertools.count()
+        positions = filter(self._entries.is_usable, itertools.count())
         return lambda rng: self._example(next(positions))
 
     def _example(self, position: int) -> Example:

@@ -14,6 +14,7 @@ from typing import Any
 from telescope_core.errors import ConfigError, unknown_name
 from telescope_core.types import JsonValue
 from telescope_env_telescope_reasoning_gym.generate import BATCH, UNSTEADY, generated
+from telescope_env_telescope_reasoning_gym.guards import may_be_judged
 
 with warnings.catch_warnings():
     # One of its dependencies warns when it is compiled, which is at the first import.
@@ -75,7 +76,7 @@ class Verdict:
 
     score: float
     is_readable: bool
-    """False when the verifier raised: the answer was nothing it could read."""
+    """False when the verifier raised, or would have had to run the answer as a program."""
 
 
 class TaskEntries:
@@ -107,6 +108,14 @@ class TaskEntries:
                     self._entries.popitem(last=False)
             return self._entries[position]
 
+    def is_usable(self, position: int) -> bool:
+        """Whether the right answer, where there is one, may be judged.
+
+        One that may not is `Integral(...)`, the question put back, where sympy found no better.
+        """
+        gold = self.gold(position)
+        return gold is None or may_be_judged(self.task(position), gold)
+
     def gold(self, position: int) -> str | None:
         """Return an answer that earns the maximum; None for tasks that have only a verifier."""
         entry = self.entry(position)
@@ -123,6 +132,8 @@ class TaskEntries:
 
     def _judge(self, position: int, answer: str) -> Verdict:
         task = self.task(position)
+        if not may_be_judged(task, answer):
+            return Verdict(score=0.0, is_readable=False)
         with self._lock:
             entry = self.entry(position)
             if task not in self._verifiers:
