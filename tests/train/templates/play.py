@@ -101,7 +101,7 @@ def play(
 
 
 def _of_environment(text: str, messages: Sequence[Message]) -> Message:
-    if not text.startswith("tool:"):
+    if not text.startswith("tool:") or not messages[-1].tool_calls:
         return Message(role="user", content=text)
     call_id = messages[-1].tool_calls[0].id
     return Message(role="tool", content=text.removeprefix("tool:"), tool_call_id=call_id)
