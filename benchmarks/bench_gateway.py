@@ -3,7 +3,6 @@
 Run: python benchmarks/bench_gateway.py
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+from gateway.conversations import MAX_TOKENS, TURNS
 from machine import facts_of_run, table, write_results
 
 from telescope_core.types import Sampling
@@ -35,10 +34,10 @@ from telescope_train.inference.server import (
 from telescope_train.models.tiny import make_tiny_model
 
 COMMAND = "python benchmarks/bench_gateway.py"
-SAMPLING = Sampling(max_tokens=32, temperature=1.0)
-TURNS = 4
-CONCURRENCY = (1, 16, 64)
-ROUNDS = 5
+ASKER = Path(__file__).parent / "gateway" / "conversations.py"
+SAMPLING = Sampling(max_tokens=MAX_TOKENS, temperature=1.0)
+CONCURRENCY = (1, 64)
+ROUNDS = 3
 INSTANT_TOKENS = 256
 
 
@@ -60,53 +59,11 @@ class InstantPool:
         )
 
 
-async def converse(
-    session: aiohttp.ClientSession, place: dict[str, str], number: int
-) -> list[float]:
-    """Hold one conversation of `TURNS` turns; return the seconds of each."""
-    messages = [{"role": "user", "content": f"{number}+{number}="}]
-    seconds = []
-    for _ in range(TURNS):
-        body = {
-            "model": SERVED_MODEL_NAME,
-            "messages": messages,
-            "max_tokens": SAMPLING.max_tokens,
-            "temperature": 1.0,
-            **json.loads(place["more"]),
-        }
-        started_s = time.perf_counter()
-        async with session.post(
-            f"{place['url']}/chat/completions",
-            json=body,
-            headers={"Authorization": f"Bearer {place['key']}"},
-        ) as reply:
-            answer = await reply.json()
-        assert reply.status == 200, answer
-        seconds.append(time.perf_counter() - started_s)
-        said = answer["choices"][0]["message"]["content"] or ""
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
-    return seconds
-
-
-async def load(places: list[dict[str, str]]) -> dict[str, float]:
-    """Hold one conversation at each place, all at once."""
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        started_s = time.perf_counter()
-        seconds = await asyncio.gather(
-            *(converse(session, place, number) for number, place in enumerate(places))
-        )
-        whole_s = time.perf_counter() - started_s
-    flat = [one for part in seconds for one in part]
-    return {"requests_per_s": len(flat) / whole_s, "p50_ms": 1e3 * statistics.median(flat)}
-
-
 async def load_from_outside(places: list[dict[str, str]]) -> dict[str, float]:
     """Do the same from a process of its own, as an environment would."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        __file__,
-        "--load",
+        str(ASKER),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -178,11 +135,6 @@ the gateway runs in, per request.
 
 def main() -> None:
     """Measure, print and write the results."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--load", action="store_true", help="be the process that asks")
-    if parser.parse_args().load:
-        print(json.dumps(asyncio.run(load(json.load(sys.stdin)))))
-        return
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder) / "tiny", seed=0)
