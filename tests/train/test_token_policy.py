@@ -92,6 +92,18 @@ def test_ids_that_the_tokenizer_would_write_otherwise_are_kept() -> None:
     assert ids[: len(prompt.token_ids) + len(odd)] == (*prompt.token_ids, *odd)
 
 
+async def test_of_two_answers_that_say_the_same_the_later_one_is_continued() -> None:
+    renderer = renderer_with()
+    odd = [*renderer.encode("7"), 1, *renderer.stop_token_ids]  # 1 decodes away
+    plain = [*renderer.encode("7"), *renderer.stop_token_ids]
+    pool = RecordingPool([odd, plain, plain])
+    policy = TokenPolicy(pool, renderer, "g", None)
+    for _ in range(2):
+        said = (await policy.complete([USER], Sampling(max_tokens=8))).message
+    await policy.complete([USER, said, FOLLOW_UP], Sampling(max_tokens=8))
+    assert pool.prompts[2] == [*renderer.prompt([USER, said, FOLLOW_UP]).token_ids]
+
+
 def test_a_turn_cut_short_is_ended_by_the_template_once() -> None:
     renderer = renderer_with()
     cut = tuple(renderer.encode("12"))
