@@ -245,5 +245,7 @@ def test_a_server_is_a_program_or_an_address():
         McpServer()
     with pytest.raises(ConfigError, match="needs a command or a url"):
         McpServer(command=("a",), url="http://b")
+    with pytest.raises(ConfigError, match=r"such as \('python', 'server.py'\)"):
+        McpServer(command="python server.py")
     with pytest.raises(ConfigError, match="headers with url"):
         McpServer(command=("a",), headers={"a": "b"})

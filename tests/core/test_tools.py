@@ -344,6 +344,11 @@ def test_an_environment_without_tools_and_one_with_two_of_a_name_are_refused():
         TwiceOver.from_settings({})
 
 
+def test_a_time_limit_of_nothing_is_refused():
+    with pytest.raises(EnvironmentLoadError, match="timeout_s must be above 0 s, got 0"):
+        tool(timeout_s=0)
+
+
 def test_an_override_without_the_decorator_is_no_tool():
     class Quiet(Calculator):
         def remember(self, text: str, episode: Episode) -> str:

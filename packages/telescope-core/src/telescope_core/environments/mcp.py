@@ -52,6 +52,11 @@ class McpServer:
     """Seconds within which it must list its tools."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.command, str) or isinstance(self.only, str):
+            raise ConfigError(
+                "command and only of an McpServer are tuples, such as ('python', 'server.py'); got "
+                f"command={self.command!r}, only={self.only!r}"
+            )
         if bool(self.command) == bool(self.url):
             raise ConfigError(
                 "an McpServer needs a command or a url, and not both; got "

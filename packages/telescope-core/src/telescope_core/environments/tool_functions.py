@@ -62,6 +62,11 @@ def tool(
     function: Method | None = None, /, *, timeout_s: float | None = None
 ) -> Method | Callable[[Method], Method]:
     """Let the policy call this method of a ToolEnvironment; on a function, set its time limit."""
+    if timeout_s is not None and timeout_s <= 0:
+        raise EnvironmentLoadError(
+            f"@tool: timeout_s must be above 0 s, got {timeout_s:g}; leave it out for the "
+            "environment's tool_timeout_s"
+        )
     mark = ToolMark(timeout_s=timeout_s)
 
     def apply(inner: Method) -> Method:
