@@ -10,7 +10,8 @@ from typing import Any, Literal, TypeVar, overload
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 HookKind = Literal["setup", "stop", "cleanup"]
-CLEANUP_DEADLINE_S = 30.0
+CLEANUP_DEADLINE_S = 8.0
+"""Below the time that a worker process has to end a cancelled rollout."""
 _MARK = "__telescope_hook__"
 
 
