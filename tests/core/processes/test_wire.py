@@ -187,11 +187,13 @@ async def slots():
     await runner.cleanup()
 
 
+@pytest.mark.parametrize("name", ["Echo", "Shielded"])
 @pytest.mark.parametrize("how", ["task", "cancel"])
-async def test_cancelling_frees_the_slot_of_the_server_at_once(wire, slots, how):
+async def test_cancelling_frees_the_slot_of_the_server_at_once(wire, slots, how, name):
     server, client = slots
     server.full_at = 16
-    pool = wire()
+    place = WireInThisProcess(f"worker_toys:{name}")
+    pool = wire(place=place)
     tasks = [
         asyncio.create_task(pool.play(request(i % 4, rollout=i), client.policy("r")))
         for i in range(16)
@@ -213,6 +215,8 @@ async def test_cancelling_frees_the_slot_of_the_server_at_once(wire, slots, how)
     else:
         assert {one.status for one in ended} == {RolloutStatus.CANCELLED}
         assert {one.reward for one in ended} == {None}
+    await pool.health()
+    assert not place.servings[0]._completions, "nothing waits for an answer any more"
 
 
 async def test_a_thousand_cancelled_rollouts_leave_nothing(wire):

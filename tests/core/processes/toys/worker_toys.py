@@ -197,6 +197,13 @@ class TellsEndpoint(Echo):
         return await super().play(episode)
 
 
+class Shielded(Echo):
+    """Asks the policy where no cancel reaches it."""
+
+    async def play(self, episode):
+        return await asyncio.shield(super().play(episode))
+
+
 class Liar(Echo):
     """Claims a turn that the policy never took, with tokens of its own."""
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from telescope_core.errors import EnvironmentProcessError, TelescopeError
+from telescope_core.errors import EndpointError, EnvironmentProcessError, TelescopeError
 from telescope_core.processes.connection import Connection
 from telescope_core.processes.frames import (
     PROTOCOL_MAX,
@@ -330,9 +330,9 @@ class WorkerClient:
     ) -> None:
         call.completing.pop(number, None)
         self._completing.pop(number, None)
-        if task.cancelled():
-            return
-        error = task.exception()
+        # Code in the worker that a cancel did not reach must not wait for good.
+        stopped = EndpointError("the rollout was cancelled") if task.cancelled() else None
+        error = stopped or task.exception()
         if error is None:
             turn = Turn(completion=task.result(), started_s=started_s, ended_s=time.monotonic())
             error = self._show(turn.completion, number)
