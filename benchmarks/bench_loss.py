@@ -7,23 +7,17 @@ Run: python benchmarks/bench_loss.py   (needs `pip install trl`, as `make setup`
 
 import statistics
 import time
-import warnings
-from collections import defaultdict
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from machine import facts_of_run, table, write_results
+from trl_loss import trl_loss
 
 from telescope_train.algorithms import Terms, load_algorithm, loss_function
 from telescope_train.algorithms.terms import shared_metrics
 from telescope_train.config.schema import AlgorithmSection
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from trl import GRPOTrainer
 
 COMMAND = "OMP_NUM_THREADS=1 python benchmarks/bench_loss.py"
 NUM_TOKENS, GROUP_SIZE, REPEATS = 1_000_000, 16, 9
@@ -121,22 +115,6 @@ def make_ours(inputs: Inputs, *, with_step_metrics: bool) -> Callable[[], float]
     return call
 
 
-class OneProcess:
-    """What TRL asks of accelerate, for one process."""
-
-    num_processes = 1
-
-    @staticmethod
-    def gather(value: torch.Tensor) -> torch.Tensor:
-        """Return the value of the only process."""
-        return value
-
-    @staticmethod
-    def reduce(value: torch.Tensor, reduction: str) -> torch.Tensor:
-        """Return the value of the only process."""
-        return value
-
-
 def make_peer(inputs: Inputs) -> Callable[[], float]:
     """Return the call that is timed; rows are padded on the right."""
     mask_BL = torch.from_numpy(np.arange(inputs.lengths_N.max()) < inputs.lengths_N[:, None])
@@ -145,7 +123,7 @@ def make_peer(inputs: Inputs) -> Callable[[], float]:
         return torch.zeros(mask_BL.shape).masked_scatter_(mask_BL, values_T)
 
     policy_BL, proximal_BL, behavior_BL = map(padded, inputs[2:])
-    ids_BL, whole_BL = torch.zeros(mask_BL.shape, dtype=torch.long), mask_BL.long()
+    whole_BL = mask_BL.long()
     rewards_B = torch.from_numpy(inputs.rewards_N).float()
 
     def call() -> float:
@@ -153,44 +131,18 @@ def make_peer(inputs: Inputs) -> Callable[[], float]:
         grouped = rewards_B.view(-1, GROUP_SIZE)
         mean_B, std_B = (x.repeat_interleave(GROUP_SIZE) for x in (grouped.mean(1), grouped.std(1)))
         ratio_BL = torch.exp(torch.nan_to_num((proximal_BL - behavior_BL) * whole_BL, nan=0.0))
-        batch = {
-            "prompt_ids": ids_BL[:, :1],
-            "prompt_mask": whole_BL[:, :1],
-            "completion_ids": ids_BL,
-            "completion_mask": whole_BL,
+        columns = {
+            "policy": leaf_BL,
+            "old": proximal_BL,
+            "mask": whole_BL,
             "advantages": (rewards_B - mean_B) / (std_B + 1e-4),
-            "old_per_token_logps": proximal_BL,
-            "importance_sampling_ratio": torch.clamp(ratio_BL, max=CAP),
-            "num_items_in_batch": whole_BL.sum(),
+            "ratio": torch.clamp(ratio_BL, max=CAP),
         }
-        total = GRPOTrainer._compute_loss(trl_trainer(leaf_BL, behavior_BL), None, batch)
+        total = trl_loss(columns, loss_type="dapo", low=CLIP_LOW, high=CLIP_HIGH)
         total.backward()
         return total.item()
 
     return call
-
-
-def trl_trainer(policy_BL: torch.Tensor, entropy_BL: torch.Tensor) -> Any:
-    """Return what `_compute_loss` reads of its trainer."""
-    return SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (policy_BL, entropy_BL, None),
-        accelerator=OneProcess,
-        args=SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
-        model=SimpleNamespace(training=True),
-        loss_type="dapo",
-        importance_sampling_level="token",
-        epsilon_low=CLIP_LOW,
-        epsilon_high=CLIP_HIGH,
-        beta=0.0,
-        current_gradient_accumulation_steps=1,
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
-        use_vllm=True,
-        vllm_importance_sampling_correction=True,
-        aux_loss_enabled=False,
-        _entropy_bonus_enabled=False,
-        _metrics=defaultdict(lambda: defaultdict(list)),
-    )
 
 
 def measure(mix: str) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Kill -9 in mid-run: the error names what died, the run folder opens, no process stays."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,28 +14,19 @@ import pytest
 
 from telescope_train.inference.server import ENGINE_THREAD_VARIABLE, free_port
 
+sys.path.insert(0, str(Path(__file__).parent))
+from cli_runs import TELESCOPE, environment, finish, train_command
+
 pytestmark = pytest.mark.engine
 
 DEADLINE_S = 240
-CONFIG = """
+LONG_RUN = """
 [run]
 name = "victim"
 number_of_steps = 5000
-[model]
-model = {model}
-[[environments]]
-name = "math-reasoning"
-env = {{ level = "digit", operations = "+", instruction = "" }}
-[rollout]
-group_size = 4
-prompts_batch_size_for_trainer = 4
-max_tokens = 8
 [trainer]
 learning_rate = 1e-4
 seq_len = 512
-[inference]
-inference_base_port = {port}
-max_model_len = 64
 """
 
 
@@ -46,13 +35,10 @@ def training(
     place: Path, model: Path, port: int, **variables: str
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a long run in a process of its own; whatever is left of it is ended."""
-    config = place / "run.toml"
-    config.write_text(CONFIG.format(model=json.dumps(str(model)), port=port))
-    code = "from telescope_cli.main import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "train", "run.toml"],
+        train_command(place, model, LONG_RUN, port=port),
         cwd=place,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+        env=environment(variables),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -96,16 +82,8 @@ def server_process(driver: int) -> psutil.Process:
 
 def assert_folder_opens(place: Path, *, says: str) -> None:
     run = place / "runs" / "victim"
-    code = "from telescope_cli.main import main; main()"
-    shown = subprocess.run(
-        [sys.executable, "-c", code, "eval", "--report", str(run)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert says in shown.stdout
+    shown = finish([*TELESCOPE, "eval", "--report", str(run)], place)
+    assert says in shown
     files = sorted((run / "rollouts").glob("*.parquet"))
     frame = pandas.concat([pandas.read_parquet(file) for file in files])
     assert len(frame) == 16 * len(files)

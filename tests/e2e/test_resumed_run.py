@@ -1,7 +1,5 @@
 """A run of the real command that is killed between two steps and continued by the same command."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,34 +13,21 @@ from telescope_core.records import RunFolder
 from telescope_train.inference.server import free_port
 from telescope_train.run_checkpoints import complete_checkpoints
 
+sys.path.insert(0, str(Path(__file__).parent))
+from cli_runs import environment, finish, train_command
+
 pytestmark = pytest.mark.engine
 
-CONFIG = """
+SAVED_RUN = """
 [run]
 name = "killed"
 number_of_steps = 6
-[model]
-model = {model}
-[[environments]]
-name = "math-reasoning"
-env = {{ level = "digit", operations = "+", instruction = "" }}
 [rollout]
-group_size = 4
-prompts_batch_size_for_trainer = 4
-max_tokens = 8
 discard_group_zero_advantage = false
-[trainer]
-learning_rate = 1e-3
-seq_len = 128
-[inference]
-inference_base_port = {port}
-max_model_len = 64
 [checkpoint]
 checkpoint_every = 2
 checkpoint_keep_last = 1
 """
-CODE = "from telescope_cli.main import main; main()"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def kill_once_saved(process: subprocess.Popen, checkpoints: Path) -> None:
@@ -63,15 +48,12 @@ def kill_once_saved(process: subprocess.Popen, checkpoints: Path) -> None:
 
 
 def test_a_killed_run_goes_on(tmp_path: Path, tiny_model: Path) -> None:
-    (tmp_path / "run.toml").write_text(
-        CONFIG.format(model=json.dumps(str(tiny_model)), port=free_port())
-    )
-    command = [sys.executable, "-c", CODE, "train", "run.toml", "--json"]
+    command = [*train_command(tmp_path, tiny_model, SAVED_RUN), "--json"]
     checkpoints = tmp_path / "runs" / "killed" / "checkpoints"
     first = subprocess.Popen(
         command,
         cwd=tmp_path,
-        env=ENVIRONMENT,
+        env=environment({}),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -81,16 +63,7 @@ def test_a_killed_run_goes_on(tmp_path: Path, tiny_model: Path) -> None:
         first.kill()
     step = complete_checkpoints(checkpoints)[-1].step
     port = ["--inference_base_port", str(free_port())]
-    again = subprocess.run(
-        [*command, "--resume_from_checkpoint", "latest", *port],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert again.returncode == 0, again.stderr[-3000:]
+    finish([*command, "--resume_from_checkpoint", "latest", *port], tmp_path)
     folder = RunFolder.open(tmp_path / "runs" / "killed")
     rows = folder.metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]

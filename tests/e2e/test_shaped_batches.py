@@ -1,8 +1,5 @@
 """Minibatches, recomputed log-probs, rejection and self-tests, by the real command."""
 
-import json
-import os
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -10,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from telescope_core.records import RunFolder
-from telescope_train.inference.server import free_port
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cli_runs import finish, train_command
 
 pytestmark = pytest.mark.engine
 
@@ -21,19 +20,11 @@ import zlib
 def two_of_three(group):
     return zlib.crc32(group.example_id.encode()) % 3 > 0 or "unlucky"
 """
-CONFIG = """
+SHAPED_RUN = """
 [run]
 name = "shaped"
 number_of_steps = 4
-[model]
-model = {model}
-[[environments]]
-name = "math-reasoning"
-env = {{ level = "digit", operations = "+", instruction = "" }}
 [rollout]
-group_size = 4
-prompts_batch_size_for_trainer = 4
-max_tokens = 8
 discard_group_zero_advantage = false
 should_accept_fn = "accept_some:two_of_three"
 [algorithm]
@@ -43,12 +34,6 @@ number_of_minibatches = 2
 kl_penalty_tau = 0.05
 kl_in_reward = true
 reference_update_every = 2
-[trainer]
-learning_rate = 1e-3
-seq_len = 128
-[inference]
-inference_base_port = {port}
-max_model_len = 64
 """
 
 
@@ -56,19 +41,11 @@ def test_a_shaped_run_keeps_its_batches_full_and_its_steps_exact(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     (tmp_path / "accept_some.py").write_text(ACCEPT)
-    config = tmp_path / "run.toml"
-    config.write_text(CONFIG.format(model=json.dumps(str(tiny_model)), port=free_port()))
-    code = "from telescope_cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "train", "run.toml", "--json"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
+    finish(
+        [*train_command(tmp_path, tiny_model, SHAPED_RUN), "--json"],
+        tmp_path,
+        PYTHONPATH=str(tmp_path),
     )
-    assert done.returncode == 0, done.stderr[-3000:]
     folder = RunFolder.open(tmp_path / "runs" / "shaped")
     tests = {test["name"]: test for test in folder.self_tests()}
     assert len(tests) == 5

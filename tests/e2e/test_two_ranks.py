@@ -1,63 +1,41 @@
 """Two trainer ranks on gloo, exactly synchronous, through the real command."""
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from telescope_core.records import RunFolder
-from telescope_train.inference.server import free_port
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cli_runs import finish, train_command
 
 pytestmark = pytest.mark.engine
 
-CONFIG = """
+PAIR_RUN = """
 [run]
 name = "pair"
 number_of_steps = 4
-[model]
-model = {model}
 [[environments]]
 name = "math-reasoning"
 weight = 0.7
-env = {{ level = "digit", operations = "+", instruction = "" }}
+env = { level = "digit", operations = "+", instruction = "" }
 [[environments]]
 name = "countdown"
 weight = 0.3
-env = {{ min_numbers = 3, max_numbers = 3, max_number = 9, instruction = "" }}
+env = { min_numbers = 3, max_numbers = 3, max_number = 9, instruction = "" }
 [rollout]
-group_size = 4
 prompts_batch_size_for_trainer = 8
-max_tokens = 8
 discard_group_zero_advantage = false
 [scheduling]
 max_async_rollout = 0
 [trainer]
 trainer_num_workers = 2
-learning_rate = 1e-3
-seq_len = 128
-[inference]
-inference_base_port = {port}
-max_model_len = 64
 """
 
 
 def test_two_ranks_train_synchronously(tmp_path: Path, tiny_model: Path) -> None:
-    config = tmp_path / "run.toml"
-    config.write_text(CONFIG.format(model=json.dumps(str(tiny_model)), port=free_port()))
-    code = "from telescope_cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "train", "run.toml", "--json"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    finish([*train_command(tmp_path, tiny_model, PAIR_RUN), "--json"], tmp_path)
     folder = RunFolder.open(tmp_path / "runs" / "pair")
     rows = folder.metrics()
     assert [row["version"] for row in rows] == [1, 2, 3, 4]
@@ -76,22 +54,9 @@ def test_two_ranks_train_synchronously(tmp_path: Path, tiny_model: Path) -> None
 
 def test_two_ranks_share_each_row_and_train_adapters(tmp_path: Path, tiny_model: Path) -> None:
     """Context parallelism, LoRA and a reference model together, through the real command."""
-    config = tmp_path / "run.toml"
-    more = "fsdp_context_parallel_size = 2\nuse_lora = true\nlora_rank = 4\n"
-    text = CONFIG.format(model=json.dumps(str(tiny_model)), port=free_port())
-    text = text.replace("learning_rate = 1e-3\n", "learning_rate = 1e-2\n" + more)
-    config.write_text(text + "[algorithm]\nkl_penalty_tau = 0.01\n")
-    code = "from telescope_cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "train", "run.toml", "--json", "--number_of_steps", "3"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    flags = ["--fsdp_context_parallel_size", "2", "--use_lora", "--lora_rank", "4"]
+    flags += ["--learning_rate", "1e-2", "--kl_penalty_tau", "0.01", "--number_of_steps", "3"]
+    finish([*train_command(tmp_path, tiny_model, PAIR_RUN), *flags, "--json"], tmp_path)
     folder = RunFolder.open(tmp_path / "runs" / "pair")
     rows = folder.metrics()
     assert [row["version"] for row in rows] == [1, 2, 3]

@@ -18,6 +18,7 @@ from telescope_train.packing import pack
 from telescope_train.weighting import token_weights
 
 VOCAB = 103
+RANK_SCRIPT = Path(__file__).parent / "rank_script.py"
 
 
 def backend_settings(model, *, dtype="float32", algorithm=True, **trainer) -> BackendSettings:
@@ -87,8 +88,8 @@ def slow_gradient(tiny) -> dict[str, np.ndarray]:
     return {name: value.grad.numpy() for name, value in model.named_parameters()}
 
 
-def run_ranks(world_size, job, folder) -> None:
-    """Run `rank_script.py` once per rank; every process is gone when this returns."""
+def run_ranks(world_size, job, folder, *, script=RANK_SCRIPT) -> None:
+    """Run `script` once per rank; every process is gone when this returns."""
     job_file = folder / "job.json"
     job_file.write_text(json.dumps({**job, "output": str(folder)}))
     with socket.socket() as free:
@@ -98,7 +99,7 @@ def run_ranks(world_size, job, folder) -> None:
         subprocess.Popen(
             [
                 sys.executable,
-                str(Path(__file__).parent / "rank_script.py"),
+                str(script),
                 str(rank),
                 str(world_size),
                 port,

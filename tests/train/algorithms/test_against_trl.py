@@ -19,7 +19,7 @@ import torch
 
 pytestmark = pytest.mark.engine
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3] / "benchmarks")]
 from cases import LIMIT, loss_of, terms_of, weights_of  # noqa: E402
 from slow import Rollout, Token  # noqa: E402
 

@@ -1,8 +1,6 @@
 """Objectives on the FSDP2 backend: one gradient on 1, 2 and 4 ranks, and of the entropy too."""
 
 import json
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +10,8 @@ import pytest
 from telescope_train.worker import TrainerWorker
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+from backend_cases import run_ranks  # noqa: E402
 from rank_objectives import OBJECTIVES, settings, take_gradients  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -32,35 +31,9 @@ def one_rank(tiny):
         worker.close()
 
 
-def run_ranks(world_size: int, job: dict) -> None:
-    """Run one process per rank; every process is gone when this returns."""
-    job_file = Path(job["output"]) / "job.json"
-    job_file.write_text(json.dumps(job))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    script = str(HERE / "rank_objectives.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(world_size), port, str(job_file)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=240)
-            assert rank.returncode == 0, output[-3000:]
-    finally:
-        for rank in ranks:
-            rank.kill()
-
-
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_and_micro_batches_do_not_change_an_objective(tiny, alone, tmp_path, world_size):
-    run_ranks(world_size, {"model": str(tiny), "output": str(tmp_path)})
+    run_ranks(world_size, {"model": str(tiny)}, tmp_path, script=HERE / "rank_objectives.py")
     gradients, numbers = alone
     together = np.load(tmp_path / "gradients.npz")
     found = json.loads((tmp_path / "numbers.json").read_text())

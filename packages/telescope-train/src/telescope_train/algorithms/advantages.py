@@ -3,13 +3,32 @@
 Shapes: rewards_N, and groups_N with the group of each rollout as an integer.
 """
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
 from telescope_core.errors import ConfigError, unknown_name
 
+Advantage: TypeAlias = Callable[[NDArray[np.float64], NDArray[np.int64], str], NDArray[np.float64]]
+"""(rewards_N, groups_N, advantage_norm) -> advantages_N, over the whole batch."""
 STD_FLOOR = 1e-4
 """Added to a standard deviation before dividing by it."""
+
+
+def without_norm(
+    function: Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]],
+) -> Advantage:
+    """Return `function` for the record of an algorithm that does not read `advantage_norm`."""
+
+    def advantage(
+        rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
+    ) -> NDArray[np.float64]:
+        del norm
+        return function(rewards_N, groups_N)
+
+    return advantage
 
 
 def centred(rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -7,25 +7,14 @@ Deviations: the clip is a setting and off by default; dr_grpo_loss_agg_mode = "t
 by the step's tokens instead.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
-from telescope_train.algorithms.advantages import centred
+from telescope_train.algorithms.advantages import centred, without_norm
 from telescope_train.algorithms.policy_gradient import policy_gradient
 from telescope_train.algorithms.record import Algorithm
-
-
-def advantage(
-    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
-) -> NDArray[np.float64]:
-    """Return the rewards less the mean of their group; `norm` is not used."""
-    return centred(rewards_N, groups_N)
-
 
 ALGORITHM = Algorithm(
     name="dr_grpo",
     paper="arXiv:2503.20783",
-    advantage=advantage,
+    advantage=without_norm(centred),
     loss=policy_gradient,
     weighting="constant",
     use_ppo_clip=False,

@@ -8,25 +8,14 @@ Deviations: any reward of at least 0 is taken; tokens are divided by the step's 
 the paper's gradient times one number per step.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
-from telescope_train.algorithms.advantages import relative_to_mean
+from telescope_train.algorithms.advantages import relative_to_mean, without_norm
 from telescope_train.algorithms.policy_gradient import policy_gradient
 from telescope_train.algorithms.record import Algorithm
-
-
-def advantage(
-    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
-) -> NDArray[np.float64]:
-    """Return the rewards over the mean of their group, less 1; `norm` is not used."""
-    return relative_to_mean(rewards_N, groups_N)
-
 
 ALGORITHM = Algorithm(
     name="maxrl",
     paper="arXiv:2602.02710",
-    advantage=advantage,
+    advantage=without_norm(relative_to_mean),
     loss=policy_gradient,
     weighting="token",
     use_ppo_clip=False,

@@ -11,10 +11,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from telescope_core.errors import ConfigError, unknown_name
+from telescope_train.algorithms.advantages import Advantage
 from telescope_train.weighting import Weighting
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ class Algorithm:
     name: str
     paper: str
     """`arXiv:ID`"""
-    advantage: Callable[[NDArray[np.float64], NDArray[np.int64], str], NDArray[np.float64]]
+    advantage: Advantage
     """(rewards_N, groups_N, advantage_norm) -> advantages_N, over the whole batch."""
     loss: "Callable[[Terms, AlgorithmSection], TokenLoss]"
     """The policy-gradient term of each token. It is given settings where the defaults of this

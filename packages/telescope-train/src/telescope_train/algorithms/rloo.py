@@ -7,25 +7,14 @@ Deviations: gradients of tokens are summed over rollouts and divided by the step
 the paper's gradient times one number per step; its KL in the reward is a setting.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
-from telescope_train.algorithms.advantages import leave_one_out
+from telescope_train.algorithms.advantages import leave_one_out, without_norm
 from telescope_train.algorithms.policy_gradient import policy_gradient
 from telescope_train.algorithms.record import Algorithm
-
-
-def advantage(
-    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
-) -> NDArray[np.float64]:
-    """Return the rewards less the leave-one-out baseline; `norm` is not used."""
-    return leave_one_out(rewards_N, groups_N)
-
 
 ALGORITHM = Algorithm(
     name="rloo",
     paper="arXiv:2402.14740",
-    advantage=advantage,
+    advantage=without_norm(leave_one_out),
     loss=policy_gradient,
     weighting="token",
     use_ppo_clip=False,

@@ -1,4 +1,7 @@
-"""TRL's own loss function on log-probs that are given, without a model and without a trainer."""
+"""TRL's own loss function on log-probs that are given, without a model and without a trainer.
+
+Shared by `bench_loss.py` and by the test that compares the two losses.
+"""
 
 import warnings
 from collections import defaultdict
@@ -18,10 +21,12 @@ class _OneProcess:
 
     @staticmethod
     def gather(value: torch.Tensor) -> torch.Tensor:
+        """Return the value of the only process."""
         return value
 
     @staticmethod
     def reduce(value: torch.Tensor, reduction: str) -> torch.Tensor:
+        """Return the value of the only process."""
         return value
 
 
@@ -32,21 +37,21 @@ def trl_loss(
     level: str = "token",
     low: float = 0.2,
     high: float = 0.2,
-    beta: float = 0.0,
-    delta: float | None = None,
-    max_completion_length: int = 0,
+    **more: float,
 ) -> torch.Tensor:
     """Return the loss of TRL 1.16 over rows of `columns` ([B, L], and advantages [B]).
 
-    The columns: policy (requires grad), old, reference, mask, advantages, and `ratio`, what the
-    policy term is multiplied by for the sampler's sake, if it is.
+    The columns: policy (requires grad), old, reference if there is a beta, mask, advantages, and
+    `ratio`, what the policy term is multiplied by for the sampler's sake, if it is. `more`: of
+    beta, delta and max_completion_length what is not TRL's default here. Nothing is
+    computed here that TRL's trainer would not compute: this is timed.
     """
     policy, mask = columns["policy"], columns["mask"]
     trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (policy, torch.ones_like(policy), None),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (policy, policy.detach(), None),
         accelerator=_OneProcess,
         args=SimpleNamespace(
-            delta=delta,
+            delta=more.get("delta"),
             use_bias_correction_kl=False,
             sapo_temperature_pos=1.0,
             sapo_temperature_neg=1.05,
@@ -57,8 +62,8 @@ def trl_loss(
         importance_sampling_level=level,
         epsilon_low=low,
         epsilon_high=high,
-        beta=beta,
-        max_completion_length=max_completion_length,
+        beta=more.get("beta", 0.0),
+        max_completion_length=more.get("max_completion_length", 0),
         current_gradient_accumulation_steps=1,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
@@ -68,15 +73,14 @@ def trl_loss(
         _entropy_bonus_enabled=False,
         _metrics=defaultdict(lambda: defaultdict(list)),
     )
-    ids = torch.zeros_like(mask, dtype=torch.long)
-    inputs = {
-        "prompt_ids": ids[:, :1],
+    inputs = {  # the ids are not read: the log-probs are given
+        "prompt_ids": mask[:, :1],
         "prompt_mask": mask[:, :1],
-        "completion_ids": ids,
+        "completion_ids": mask,
         "completion_mask": mask,
         "advantages": columns["advantages"],
         "old_per_token_logps": columns["old"],
-        "ref_per_token_logps": columns["reference"],
+        "ref_per_token_logps": columns.get("reference"),
         "num_items_in_batch": mask.sum(),
         "importance_sampling_ratio": columns.get("ratio"),
     }
