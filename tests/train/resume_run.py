@@ -5,6 +5,7 @@ the rollout and the weights that were live when its batch was admitted.
 """
 
 import hashlib
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -86,8 +87,8 @@ class _Scripted:
             message=Message(role="assistant", content=text),
             finish_reason="stop",
             prompt_ids=tuple(prompt),
-            completion_ids=ids,
-            logprobs=tuple((-4.6 + random.random(len(ids)) / 5).tolist()),
+            completion_ids=array("i", ids),
+            logprobs=array("f", -4.6 + random.random(len(ids)) / 5),
             oldest_version=self.version,
             newest_version=self.version,
             num_prompt_tokens=len(prompt),

@@ -105,7 +105,8 @@ def write_manifest(folder: Path, manifest: CheckpointManifest, state: SamplerSta
     """Write the driver's part of a checkpoint; `state` is None where nothing is sampled."""
     folder.mkdir(parents=True, exist_ok=True)
     if state is not None:
-        (folder / _SAMPLER).write_bytes(_STATE.dump_json(state))
+        # Tokens and log-probs are arrays, which pydantic reads as sequences and cannot write.
+        (folder / _SAMPLER).write_bytes(_STATE.dump_json(state, fallback=list))
     write_json(folder / _MANIFEST, manifest.model_dump(mode="json"))
 
 
