@@ -126,6 +126,33 @@ async def test_a_line_that_breaks_is_tried_again(broken):
     assert len(server.heads) == 2
 
 
+async def test_a_server_without_tls_is_not_asked_again_and_again():
+    num_connections = 0
+
+    async def plain(reader, writer):
+        nonlocal num_connections
+        num_connections += 1
+        writer.write(answer(400))
+        writer.close()
+
+    listener = await asyncio.start_server(plain, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    pool = HttpPool()
+    with pytest.raises(EndpointError, match=r"over TLS .*write http://"):
+        await fetch(pool, f"https://127.0.0.1:{port}/v1/x")
+    await pool.close()
+    listener.close()
+    assert num_connections == 1
+
+
+async def test_a_refused_connection_says_so_plainly():
+    pool = HttpPool()
+    limits = RequestLimits(retry_budget_s=0.1)
+    with pytest.raises(EndpointError, match=r"\(.*Connect call failed.*\); check the address"):
+        await fetch(pool, "http://127.0.0.1:9/v1/x", limits=limits)
+    await pool.close()
+
+
 async def test_silence_ends_at_the_deadline_and_is_not_tried_again():
     async with serving(None) as (server, ask):
         with pytest.raises(EndpointError, match=r"/v1/x did not answer in 0.2 s; lower"):

@@ -125,8 +125,14 @@ class HttpPool:
             ) from None
         except aiohttp.InvalidURL:
             raise EndpointError(f"{url} is not an address; expected http://host:port/...") from None
+        except aiohttp.ClientSSLError as error:
+            raise EndpointError(
+                f"{url} cannot be reached over TLS ({error}); check its certificate, "
+                "or write http:// where it speaks no TLS"
+            ) from None
         except aiohttp.ClientError as error:
-            return _Failure(_unreachable(url, str(error) or type(error).__name__), 0.0)
+            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+            return _Failure(_unreachable(url, str(cause) or type(error).__name__), 0.0)
         if reply.status == 200:
             return content
         if reply.status == 429 or reply.status >= 500:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from telescope_core.collector import rare_collections
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.open import load_environment_class, locate_environment
 from telescope_core.processes.frames import Beat
@@ -73,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.memory_limit_bytes:
         _limit_memory(options.memory_limit_bytes)
     try:
-        asyncio.run(_serve(served, options))
+        with rare_collections():
+            asyncio.run(_serve(served, options))
     except KeyboardInterrupt:
         pass
     except OSError as error:
