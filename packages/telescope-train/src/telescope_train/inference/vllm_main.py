@@ -6,6 +6,7 @@ CPU build is installed under another distribution name.
 
 import os
 import runpy
+import sys
 
 from telescope_train.inference.server import ENGINE_THREAD_VARIABLE
 from telescope_train.inference.vllm_plugin import engine_thread
@@ -16,6 +17,11 @@ def main() -> None:
     if os.environ.get(ENGINE_THREAD_VARIABLE) == "1":
         engine_thread.install()
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+    # The server has closed. Taking the interpreter apart with all that vLLM loaded needs seconds
+    # more, and whoever started the server waits for its memory and its port.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

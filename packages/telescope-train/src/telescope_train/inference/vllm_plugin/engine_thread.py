@@ -225,11 +225,11 @@ class EngineThreadClient(AsyncMPClient):
         self._has_work = asyncio.Event()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine. Idempotent."""
+        """End the engine behind the step it is in; does not wait for it. Idempotent."""
         if self.resources.engine_dead:
             return
         self.resources.engine_dead = True
-        self._thread.submit(self._engine.shutdown).result(timeout)
+        self._thread.submit(self._engine.shutdown)
         self._thread.shutdown(wait=False)
 
     async def get_output_async(self) -> EngineCoreOutputs:
