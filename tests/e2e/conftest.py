@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from telescope_train.weights.gloo import TensorHeader
 from telescope_train.weights.publish import WeightPublisher
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Whoever starts tests in the background may have them ignore Ctrl-C, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,8 @@ async def client(vllm_server: str) -> AsyncIterator[TokenClient]:
     """A client of the session's server."""
     client = TokenClient(vllm_server)
     yield client
+    # Other tests of the session meet the same server, with its first weights.
+    await client.control("/update_weight_version", {"new_version": "default"})
     await client.close()
 
 
