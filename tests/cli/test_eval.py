@@ -196,7 +196,7 @@ def test_resume_plays_the_rest(endpoint, place, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["echo_env:Eco", "--base-url", "URL"], 3, "not an Environment class"),
+        (["echo_env:Eco", "--base-url", "URL"], 3, "did you mean Echo?"),
         (["no_such_module:Echo", "--base-url", "URL"], 3, "cannot import environment"),
         (["echo_env:Echo", "--model", "./nope"], 2, "is not a folder here"),
         (["echo_env:Echo", "--model", "./model"], 2, "did you mean 'my-model'"),

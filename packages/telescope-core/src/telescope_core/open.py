@@ -18,6 +18,7 @@ from telescope_core.errors import (
     ConfigError,
     EnvironmentLoadError,
     UnknownNameError,
+    nearest,
     unknown_name,
 )
 from telescope_core.in_process import InProcessEnvironment
@@ -172,14 +173,19 @@ def load_environment_class(factory: str) -> type[Environment]:
     """Import `module:Class`; raises EnvironmentLoadError saying what is wrong with it."""
     module_name, _, class_name = factory.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), class_name, None)
+        module = importlib.import_module(module_name)
     except ImportError as error:
         raise EnvironmentLoadError(
             f"cannot import environment {factory!r}: {error}; "
             "reinstall it, or install what it misses"
         ) from error
+    found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Environment)):
+        classes = [name for name, member in vars(module).items() if isinstance(member, type)]
+        meant = nearest(class_name, classes)
+        advice = f"; did you mean {' or '.join(meant)}?" if meant else ""
         raise EnvironmentLoadError(
             f"{factory!r} is not an Environment class; expected `module:Class`, got {found!r}"
+            f"{advice}"
         )
     return found
