@@ -48,6 +48,7 @@ async def test_engine_and_trainer_agree_over_many_updates(
     ranks = LocalRanks(settings)
     try:
         publisher = await connected(pool, ranks)
+        await publisher.publish(0)  # the session's server may have been trained by another test
         policies = TokenPolicySource(pool, load_renderer(settings.model), max_model_len=256)
         weighting = load_algorithm("grpo").weighting
         rng = random.Random(0)
