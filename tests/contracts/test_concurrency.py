@@ -5,12 +5,12 @@ import random
 from pathlib import Path
 
 import pytest
+from tests.asking import ask
 from tests.contracts.test_environments import CASES
 
 from telescope_core import Rollout, RolloutStatus, Sampling, Split
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.open import load_environment_class
-from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
 
 ROOT = Path(__file__).parents[2] / "packages" / "telescope-envs" / "environments"
@@ -53,11 +53,10 @@ async def episodes(factory: str, settings: dict, *, at_once: int) -> list[tuple[
     lanes = asyncio.Semaphore(at_once)
 
     async def episode(number: int, replies: list[str]) -> tuple[object, ...]:
-        request = PlayRequest(
+        request = ask(
             split=Split.EVAL,
             example_index=number % NUM_EXAMPLES,
             group_id=f"g{number}",
-            index=0,
             sampling=Sampling(max_tokens=16),
             deadline_s=30,
         )

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.asking import ask
 
 from telescope_core import (
     Environment,
@@ -20,7 +21,6 @@ from telescope_core import (
 )
 from telescope_core.errors import ConfigError
 from telescope_core.open import load_environment_class, open_environment
-from telescope_core.protocols import PlayRequest
 from telescope_core.rollout import score_rollout
 from telescope_core.scripted import ScriptedClient
 
@@ -161,11 +161,10 @@ async def test_many_rollouts_at_once_give_the_same_rewards(factory, settings):
     gold = [await client.gold(Split.EVAL, index) for index in range(8)]
     texts = [rollout.completion_text for rollout in gold if rollout is not None]
     requests = [
-        PlayRequest(
+        ask(
             split=Split.EVAL,
             example_index=index % 8,
             group_id=f"g{index}",
-            index=0,
             sampling=Sampling(max_tokens=16),
             deadline_s=30,
         )

@@ -4,13 +4,12 @@ import asyncio
 import gc
 
 import pytest
+from tests.asking import lost_rollout
 
 from telescope_core import (
     ConfigError,
     Example,
     ListSource,
-    Rollout,
-    RolloutStatus,
     Sampling,
     SingleTurnEnvironment,
     Split,
@@ -300,15 +299,7 @@ async def test_rollouts_lost_with_their_process_are_played_again():
         async def play(self, request, policy):
             if request.index == 1 and self.lost < MAX_LOST:
                 self.lost += 1
-                return Rollout(
-                    environment="echo",
-                    example_id="",
-                    group_id=request.group_id,
-                    index=request.index,
-                    status=RolloutStatus.FAILED,
-                    status_reason=EnvironmentProcessError.__name__,
-                    error=f"{EnvironmentProcessError.__name__}: a worker died",
-                )
+                return lost_rollout(request)
             return await super().play(request, policy)
 
     rows = []

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 from pydantic import BaseModel
+from tests.asking import ask
 
 from telescope_core import (
     EnvironmentConfig,
@@ -15,7 +16,6 @@ from telescope_core import (
     ListSource,
     MultiTurnEnvironment,
     RolloutStatus,
-    Sampling,
     SingleTurnEnvironment,
     Split,
     group_reward,
@@ -24,7 +24,6 @@ from telescope_core import (
 from telescope_core.errors import ConfigError, JudgeError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.judge import Judge, JudgeConfig
-from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Group, Message
 from telescope_core.user_simulator import UserSimulator, UserSimulatorConfig
@@ -98,14 +97,7 @@ def essay(url, **more):
 
 
 async def play(client, replies=("Waves.",)):
-    request = PlayRequest(
-        split=Split.TRAIN,
-        example_index=0,
-        group_id="g",
-        index=0,
-        sampling=Sampling(max_tokens=8),
-        deadline_s=10,
-    )
+    request = ask()
     return await client.play(request, ScriptedClient(list(replies)).policy("r"))
 
 

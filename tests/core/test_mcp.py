@@ -12,14 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.asking import ask
 
 from telescope_core import (
     Example,
     ListSource,
     McpServer,
     RolloutStatus,
-    Sampling,
-    Split,
     ToolConfig,
     ToolEnvironment,
     reward,
@@ -28,7 +27,6 @@ from telescope_core.errors import ConfigError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.open import open_environment
 from telescope_core.processes.settings import ProcessSettings
-from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
 
 pytestmark = pytest.mark.engine
@@ -67,14 +65,7 @@ def tag(name, **arguments):
 
 
 async def play(client, *replies, index=0):
-    request = PlayRequest(
-        split=Split.TRAIN,
-        example_index=0,
-        group_id="g",
-        index=index,
-        sampling=Sampling(max_tokens=8),
-        deadline_s=20,
-    )
+    request = ask(index=index, deadline_s=20)
     return await client.play(request, ScriptedClient([*replies, "done"]).policy("r"))
 
 

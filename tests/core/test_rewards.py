@@ -3,50 +3,20 @@
 import asyncio
 
 import pytest
+from tests.core.playing import One, play
 
 from telescope_core import (
     Example,
     ListSource,
     MultiTurnEnvironment,
     RolloutStatus,
-    Sampling,
-    SingleTurnEnvironment,
     Split,
     group_reward,
     metric,
     reward,
 )
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.protocols import PlayRequest
-from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Group
-
-
-def request(index: int = 0, *, deadline_s: float = 10.0, group_id: str = "g") -> PlayRequest:
-    return PlayRequest(
-        split=Split.TRAIN,
-        example_index=index,
-        group_id=group_id,
-        index=0,
-        sampling=Sampling(max_tokens=8),
-        deadline_s=deadline_s,
-    )
-
-
-async def play(environment, replies=("yes",), *, index: int = 0, deadline_s: float = 10.0):
-    client = InProcessEnvironment(environment, name="it")
-    try:
-        policy = ScriptedClient(list(replies)).policy("r")
-        return await client.play(request(index, deadline_s=deadline_s), policy)
-    finally:
-        await client.close()
-
-
-class One(SingleTurnEnvironment):
-    """One example, whose answer is yes."""
-
-    def examples(self, split):
-        return ListSource([Example(id="one", prompt="yes?", answer="yes")])
 
 
 class Talk(MultiTurnEnvironment):

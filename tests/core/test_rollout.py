@@ -5,6 +5,8 @@ import threading
 import time
 
 import pytest
+from tests.asking import ask
+from tests.core.playing import One, play
 
 from telescope_core import (
     Example,
@@ -12,9 +14,6 @@ from telescope_core import (
     Message,
     MultiTurnEnvironment,
     RolloutStatus,
-    Sampling,
-    SingleTurnEnvironment,
-    Split,
     StopReason,
     cleanup,
     metric,
@@ -26,36 +25,8 @@ from telescope_core import (
 from telescope_core.environments.loop_watch import LoopWatch
 from telescope_core.errors import ContextLengthError, EndpointError
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import MetricRange, TurnInfo
-
-
-def request(index: int = 0, *, deadline_s: float = 10.0, group_id: str = "g") -> PlayRequest:
-    return PlayRequest(
-        split=Split.TRAIN,
-        example_index=index,
-        group_id=group_id,
-        index=0,
-        sampling=Sampling(max_tokens=8),
-        deadline_s=deadline_s,
-    )
-
-
-async def play(environment, replies=("yes",), *, index: int = 0, deadline_s: float = 10.0):
-    client = InProcessEnvironment(environment, name="it")
-    try:
-        policy = ScriptedClient(list(replies)).policy("r")
-        return await client.play(request(index, deadline_s=deadline_s), policy)
-    finally:
-        await client.close()
-
-
-class One(SingleTurnEnvironment):
-    """One example, whose answer is yes."""
-
-    def examples(self, split):
-        return ListSource([Example(id="one", prompt="yes?", answer="yes")])
 
 
 class Talk(MultiTurnEnvironment):
@@ -155,7 +126,7 @@ async def test_a_slow_sync_method_does_not_hold_up_the_others():
     client = InProcessEnvironment(Meet(), name="it")
     script = ScriptedClient(["yes"])
     rollouts = await asyncio.gather(
-        *(client.play(request(group_id=f"{i}"), script.policy("r")) for i in range(8))
+        *(client.play(ask(group_id=f"{i}"), script.policy("r")) for i in range(8))
     )
     await client.close()
     assert [rollout.reward for rollout in rollouts] == [1.0] * 8
@@ -179,9 +150,9 @@ async def test_threads_that_hang_are_replaced():
     environment = Hang()
     client = InProcessEnvironment(environment, name="it")
     policy = ScriptedClient(["yes"]).policy("r")
-    first = await client.play(request(0, deadline_s=0.1), policy)
+    first = await client.play(ask(example_index=0, deadline_s=0.1), policy)
     assert first.stop_reason is StopReason.TIMEOUT
-    second = await client.play(request(1, deadline_s=5), policy)
+    second = await client.play(ask(example_index=1, deadline_s=5), policy)
     assert second.reward == 1.0
     release.set()
     await client.close()
@@ -254,7 +225,7 @@ async def test_cleanups_run_however_the_rollout_ends(how):
 
     policy = ScriptedClient(reply).policy("r")
     deadline_s = 0.05 if how == "timeout" else 10.0
-    task = asyncio.create_task(client.play(request(deadline_s=deadline_s), policy))
+    task = asyncio.create_task(client.play(ask(deadline_s=deadline_s), policy))
     await asked.wait()
     if how == "cancel":
         await client.cancel("g/0")
@@ -289,7 +260,7 @@ async def test_a_cleanup_is_not_cut_short_by_a_second_cancel():
             await asyncio.sleep(30)
 
     client = InProcessEnvironment(Slow(), name="it")
-    task = asyncio.create_task(client.play(request(), ScriptedClient(["yes"]).policy("r")))
+    task = asyncio.create_task(client.play(ask(), ScriptedClient(["yes"]).policy("r")))
     await waiting.wait()
     task.cancel()
     await begun.wait()
@@ -374,7 +345,7 @@ class Noted(Talk):
 async def test_notes_tags_metrics_and_golden_answers_are_recorded():
     client = InProcessEnvironment(Noted(), name="it")
     assert (await client.describe()).metrics == {"cost": MetricRange(low=0, lower_is_better=True)}
-    rollout = await client.play(request(), ScriptedClient(["a"]).policy("r"))
+    rollout = await client.play(ask(), ScriptedClient(["a"]).policy("r"))
     await client.close()
     assert rollout.info == (
         TurnInfo(turn=0, key="stderr", value="warning 1", kind="stderr"),

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.asking import ask
 
-from telescope_core import RolloutStatus, Sampling, Split, StopReason
+from telescope_core import RolloutStatus, StopReason
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
 
 pytestmark = pytest.mark.engine
@@ -29,14 +29,7 @@ def slow_scores(monkeypatch):
 
 
 async def play(client, index, *, deadline_s=20.0):
-    request = PlayRequest(
-        split=Split.TRAIN,
-        example_index=index,
-        group_id=f"{index}",
-        index=0,
-        sampling=Sampling(max_tokens=8),
-        deadline_s=deadline_s,
-    )
+    request = ask(example_index=index, group_id=f"{index}", deadline_s=deadline_s)
     return await client.play(request, ScriptedClient(["it"]).policy("r"))
 
 

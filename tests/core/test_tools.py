@@ -5,6 +5,7 @@ import json
 import threading
 
 import pytest
+from tests.asking import ask
 
 from telescope_core import (
     Completion,
@@ -13,8 +14,6 @@ from telescope_core import (
     ListSource,
     Message,
     RolloutStatus,
-    Sampling,
-    Split,
     StopReason,
     ToolCall,
     ToolConfig,
@@ -26,7 +25,6 @@ from telescope_core import (
 from telescope_core.environments.tool_calls import ToolFailure, tagged_calls, turn_calls
 from telescope_core.errors import ConfigError, EndpointError, EnvironmentLoadError
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
 
 NEVER = threading.Event()
@@ -112,14 +110,7 @@ def tag(name: str, **arguments: object) -> str:
 
 
 async def play(environment, replies, *, group_id="g"):
-    request = PlayRequest(
-        split=Split.TRAIN,
-        example_index=0,
-        group_id=group_id,
-        index=0,
-        sampling=Sampling(max_tokens=8),
-        deadline_s=10,
-    )
+    request = ask(group_id=group_id)
     client = InProcessEnvironment(environment, name="calculator")
     return await client.play(request, ScriptedClient(replies).policy("r"))
 
@@ -153,14 +144,7 @@ async def test_native_tools_reach_the_policy_in_every_turn_and_tags_do_not():
                 finish_reason="stop",
             )
 
-    request = PlayRequest(
-        split=Split.TRAIN,
-        example_index=0,
-        group_id="g",
-        index=0,
-        sampling=Sampling(max_tokens=8),
-        deadline_s=10,
-    )
+    request = ask()
     for environment in (Calculator(), Tagged()):
         await InProcessEnvironment(environment, name="calculator").play(request, Policy())
     assert shown[0] == shown[1]

@@ -12,7 +12,7 @@ import pytest
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.server import ServerProcess, ServerSettings, free_port
+from telescope_train.inference.server import ServerSettings, free_port, running
 from telescope_train.minibatches import StepPlan
 from telescope_train.models.tiny import make_tiny_model
 from telescope_train.runtime.ranks import RankActor
@@ -32,28 +32,31 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def vllm_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The base URL of a vLLM server with the transfer engine `gloo`."""
-    settings = ServerSettings(
-        model_path=str(tiny_model),
-        port=free_port(),
-        log_path=tmp_path_factory.mktemp("logs") / "inference-0.log",
-        max_model_len=256,
-        weight_transport="gloo",
-    )
-    server = ServerProcess(settings)
-    try:
-        server.wait_until_healthy(180)
+    """The base URL of one vLLM server for the session; tests may change its weights."""
+    settings = tiny_server(tiny_model, tmp_path_factory.mktemp("logs") / "inference-0.log")
+    with running(settings, deadline_s=180):
         yield settings.base_url
-    finally:
-        server.close()
 
 
 @pytest.fixture
-async def pool(vllm_server: str) -> AsyncIterator[ServerPool]:
-    """A pool of that one server."""
-    pool = ServerPool([vllm_server])
-    yield pool
-    await pool.close()
+async def fresh_pool(tiny_model: Path, tmp_path: Path) -> AsyncIterator[ServerPool]:
+    """A pool of one server of its own: it still holds the initial weights."""
+    settings = tiny_server(tiny_model, tmp_path / "inference.log")
+    with running(settings, deadline_s=180):
+        pool = ServerPool([settings.base_url])
+        yield pool
+        await pool.close()
+
+
+def tiny_server(model: Path, log_path: Path) -> ServerSettings:
+    """Settings of a server whose weights can be updated."""
+    return ServerSettings(
+        model_path=str(model),
+        port=free_port(),
+        log_path=log_path,
+        max_model_len=256,
+        weight_transport="gloo",
+    )
 
 
 class LocalRanks:

@@ -24,9 +24,9 @@ from telescope_core.chat_messages import message_to_json
 from telescope_core.types import Message
 from telescope_train.inference.server import (
     SERVED_MODEL_NAME,
-    ServerProcess,
     ServerSettings,
     free_port,
+    running,
 )
 
 pytestmark = pytest.mark.engine
@@ -96,12 +96,8 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         max_model_len=2048,
         max_num_seqs=4,
     )
-    process = ServerProcess(settings)
-    try:
-        process.wait_until_healthy(180)
+    with running(settings, deadline_s=180):
         yield settings.base_url
-    finally:
-        process.close()
 
 
 async def recorded(base_url: str, family: Family, messages: tuple[Message, ...]) -> list[int]:

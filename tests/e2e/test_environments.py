@@ -19,9 +19,9 @@ from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.types import Completion, Message, Rollout, RolloutStatus, Turn
 from telescope_train.inference.server import (
     SERVED_MODEL_NAME,
-    ServerProcess,
     ServerSettings,
     free_port,
+    running,
 )
 from telescope_train.models.tiny import make_tiny_model
 from telescope_train.samples import samples_from_rollout
@@ -124,12 +124,8 @@ def server(
         log_path=tmp_path / "server.log",
         max_model_len=1400,
     )
-    process = ServerProcess(settings)
-    try:
-        process.wait_until_healthy(180)
+    with running(settings, deadline_s=180):
         yield f"{settings.base_url}/v1"
-    finally:
-        process.close()
 
 
 def telescope(place: Path, environ: dict[str, str], *arguments: str) -> str:

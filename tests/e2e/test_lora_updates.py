@@ -1,7 +1,6 @@
 """With LoRA a live vLLM server is sent only the adapted blocks, merged, and agrees afterwards."""
 
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from tests.e2e.test_weight_updates import TEMPERATURE, rollout_of, sample
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.renderer import load_renderer
-from telescope_train.inference.server import ServerProcess, ServerSettings, free_port
 from telescope_train.minibatches import StepPlan
 from telescope_train.packing import pack
 from telescope_train.samples import samples_from_rollout
@@ -20,26 +18,6 @@ from telescope_train.weighting import token_weights
 pytestmark = pytest.mark.engine
 
 NUM_UPDATES = 4
-
-
-@pytest.fixture
-async def fresh_pool(tiny_model: Path, tmp_path: Path) -> AsyncIterator[ServerPool]:
-    """A server of its own: it must still hold the initial weights."""
-    settings = ServerSettings(
-        model_path=str(tiny_model),
-        port=free_port(),
-        log_path=tmp_path / "inference.log",
-        max_model_len=256,
-        weight_transport="gloo",
-    )
-    server = ServerProcess(settings)
-    try:
-        server.wait_until_healthy(180)
-        pool = ServerPool([settings.base_url])
-        yield pool
-        await pool.close()
-    finally:
-        server.close()
 
 
 async def test_engine_and_trainer_agree_with_lora(tiny_model: Path, fresh_pool: ServerPool) -> None:

@@ -42,14 +42,13 @@ async def sample(policies: TokenPolicySource, rng: random.Random) -> list[Comple
 
 
 async def test_engine_and_trainer_agree_over_many_updates(
-    tiny_model: Path, pool: ServerPool
+    tiny_model: Path, fresh_pool: ServerPool
 ) -> None:
     settings = backend_settings(tiny_model, learning_rate=2e-3)
     ranks = LocalRanks(settings)
     try:
-        publisher = await connected(pool, ranks)
-        await publisher.publish(0)  # the session's server may have been trained by another test
-        policies = TokenPolicySource(pool, load_renderer(settings.model), max_model_len=256)
+        publisher = await connected(fresh_pool, ranks)
+        policies = TokenPolicySource(fresh_pool, load_renderer(settings.model), max_model_len=256)
         weighting = load_algorithm("grpo").weighting
         rng = random.Random(0)
         mismatches: list[float] = []
@@ -70,6 +69,6 @@ async def test_engine_and_trainer_agree_over_many_updates(
             mismatches.append(max(abs(row["mismatch/max"]), abs(row["mismatch/min"])))
             await publisher.publish(version + 1)
         assert max(mismatches) <= 1e-3, mismatches
-        assert pool.version == NUM_UPDATES
+        assert fresh_pool.version == NUM_UPDATES
     finally:
         ranks.close()

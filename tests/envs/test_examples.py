@@ -4,11 +4,11 @@ import importlib
 from pathlib import Path
 
 import pytest
+from tests.asking import ask
 
 from telescope_core import Sampling, Split, StopReason
 from telescope_core.evals import EvalSettings, run_eval
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
 
 ROOT = Path(__file__).parents[2]
@@ -22,14 +22,7 @@ def game(monkeypatch):
 
 
 async def play(client, replies):
-    request = PlayRequest(
-        split=Split.EVAL,
-        example_index=0,
-        group_id="g",
-        index=0,
-        sampling=Sampling(max_tokens=8),
-        deadline_s=10,
-    )
+    request = ask(split=Split.EVAL)
     return await client.play(request, ScriptedClient(replies).policy("r"))
 
 

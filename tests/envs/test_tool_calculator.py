@@ -5,11 +5,11 @@ import json
 import re
 
 import pytest
+from tests.asking import ask
 
 import telescope_env_telescope_tool_calculator as module
 from telescope_core import Sampling, Split
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
 from telescope_env_telescope_tool_calculator import ToolCalculator
 
@@ -34,14 +34,7 @@ def careful(messages) -> str:
 
 
 async def play(environment, replies, *, index=0):
-    request = PlayRequest(
-        split=Split.TRAIN,
-        example_index=index,
-        group_id="g",
-        index=0,
-        sampling=Sampling(max_tokens=16),
-        deadline_s=10,
-    )
+    request = ask(example_index=index, sampling=Sampling(max_tokens=16))
     client = InProcessEnvironment(environment, name="calculator")
     return await client.play(request, ScriptedClient(replies).policy("r"))
 

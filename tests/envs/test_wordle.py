@@ -4,10 +4,10 @@ import itertools
 from collections import Counter
 
 import pytest
+from tests.asking import ask
 
 from telescope_core import Example, Message, Rollout, RolloutStatus, Sampling, Split, StopReason
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.protocols import PlayRequest
 from telescope_core.rollout import score_rollout
 from telescope_core.scripted import ScriptedClient
 from telescope_env_telescope_wordle import Wordle, feedback
@@ -67,14 +67,7 @@ def solver(messages) -> str:
 
 
 async def play(environment, replies, *, index=0):
-    request = PlayRequest(
-        split=Split.EVAL,
-        example_index=index,
-        group_id="g",
-        index=0,
-        sampling=Sampling(max_tokens=16),
-        deadline_s=10,
-    )
+    request = ask(split=Split.EVAL, example_index=index, sampling=Sampling(max_tokens=16))
     client = InProcessEnvironment(environment, name="wordle")
     return await client.play(request, ScriptedClient(replies).policy("r"))
 

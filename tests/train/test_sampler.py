@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.asking import ask, lost_rollout
 
 from telescope_core import (
     Environment,
@@ -21,9 +22,7 @@ from telescope_core import (
     TelescopeError,
     reward,
 )
-from telescope_core.errors import EnvironmentProcessError
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
 from telescope_train.accept import AcceptFn
 from telescope_train.batch_checks import MAX_DRAWS_PER_GROUP
@@ -263,14 +262,7 @@ async def test_a_reward_that_raises_is_told_from_an_environment_that_does() -> N
         def said_it(self, rollout: Rollout, example: Example) -> float:
             raise ZeroDivisionError("in the reward")
 
-    request = PlayRequest(
-        split=Split.TRAIN,
-        example_index=0,
-        group_id="0.0",
-        index=0,
-        sampling=Sampling(max_tokens=4),
-        deadline_s=5.0,
-    )
+    request = ask(group_id="0.0", sampling=Sampling(max_tokens=4), deadline_s=5.0)
     client = InProcessEnvironment(Bad(), name="bad")
     failed = await client.play(request, ScriptedClient(echo).policy("0.0/0"))
     assert failed.error is not None
@@ -310,27 +302,8 @@ async def test_rollouts_lost_with_their_process_are_played_again_and_not_counted
     assert batch.workers == {"echo/restarts": MAX_ATTEMPTS + 1}
 
 
-def lost_rollout(request: PlayRequest) -> Rollout:
-    return Rollout(
-        environment="echo",
-        example_id="",
-        group_id=request.group_id,
-        index=request.index,
-        status=RolloutStatus.FAILED,
-        status_reason=EnvironmentProcessError.__name__,
-        error=f"{EnvironmentProcessError.__name__}: a worker died",
-    )
-
-
 def test_whose_doing_a_failure_of_a_process_is():
-    request = PlayRequest(
-        split=Split.TRAIN,
-        example_index=0,
-        group_id="g",
-        index=0,
-        sampling=Sampling(max_tokens=1),
-        deadline_s=1,
-    )
+    request = ask(sampling=Sampling(max_tokens=1), deadline_s=1)
     lost = lost_rollout(request)
     assert lost.is_lost
     assert boundary_of(lost) is Boundary.PROCESS

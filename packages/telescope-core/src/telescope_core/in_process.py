@@ -121,11 +121,8 @@ def code_folder(environment_class: type[Environment]) -> str:
 
 
 def _cancelled(name: str, request: PlayRequest) -> Rollout:
-    rollout = Rollout(
-        environment=name, example_id="", group_id=request.group_id, index=request.index
-    )
     return replace(
-        rollout,
+        request.rollout(name),
         status=RolloutStatus.CANCELLED,
         status_reason="cancelled",
         stop_reason=StopReason.CANCELLED,

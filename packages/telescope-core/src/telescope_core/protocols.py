@@ -89,6 +89,12 @@ class PlayRequest:
         """Unique within a run."""
         return f"{self.group_id}/{self.index}"
 
+    def rollout(self, environment: str) -> Rollout:
+        """Return the answer of the environment of that name before anything has happened."""
+        return Rollout(
+            environment=environment, example_id="", group_id=self.group_id, index=self.index
+        )
+
 
 class EnvironmentClient(Protocol):
     """The seam to an environment process: in this process, another one, a container or a host.

@@ -64,9 +64,7 @@ class _Playing:
         self._policy = policy
         self._episode: Episode | None = None
         self._stage = "play"
-        self._rollout = Rollout(
-            environment=name, example_id="", group_id=request.group_id, index=request.index
-        )
+        self._rollout = request.rollout(name)
 
     async def outcome(self) -> Rollout:
         """Return the scored rollout, or the failed one."""

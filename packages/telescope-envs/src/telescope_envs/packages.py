@@ -5,7 +5,6 @@ error that says so.
 """
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from telescope_core.errors import EnvironmentLoadError
+from telescope_envs.subprocesses import run_program
 
 _PIP_TO_UV = {
     "PIP_FIND_LINKS": "UV_FIND_LINKS",
@@ -123,19 +123,9 @@ def _uv(arguments: list[str], *, failure: str) -> None:
 
 
 def _run(arguments: list[str], *, failure: str) -> None:
-    try:
-        finished = subprocess.run(
-            [uv.find_uv_bin(), *arguments],
-            env=_uv_environment(),
-            capture_output=True,
-            text=True,
-            timeout=_TIME_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise EnvironmentLoadError(
-            f"{failure}: uv did not finish in {_TIME_LIMIT_S:g} s; check the network"
-        ) from error
+    late = f"{failure}: uv did not finish in {_TIME_LIMIT_S:g} s; check the network"
+    command = [uv.find_uv_bin(), *arguments]
+    finished = run_program(command, environ=_uv_environment(), limit_s=_TIME_LIMIT_S, late=late)
     if finished.returncode:
         raise EnvironmentLoadError(f"{failure}. uv said:\n{finished.stderr.strip()}")
 

@@ -6,11 +6,9 @@ second environment costs almost no time and no space.
 
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import Distribution, distribution
 from importlib.util import cache_from_source
@@ -21,6 +19,7 @@ from packaging.requirements import Requirement
 from telescope_core.errors import EnvironmentLoadError
 from telescope_envs.packages import create_venv, install_into
 from telescope_envs.registry.records import Release
+from telescope_envs.subprocesses import last_line, run_program
 
 CORE = "telescope-core"
 _PROBE_LIMIT_S = 120.0
@@ -109,25 +108,13 @@ def _counts(text: str) -> bool:
 
 def _probe(python: Path, release: Release) -> None:
     """Load the environment where it will run, with nothing of this process but a search path."""
-    command: Sequence[str] = [str(python), "-B", "-P", "-c", _PROBE, release.factory]
+    command = [str(python), "-B", "-P", "-c", _PROBE, release.factory]
     environ = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    try:
-        done = subprocess.run(
-            command,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise EnvironmentLoadError(
-            f"{release.id}: not loaded after {_PROBE_LIMIT_S:g} s; its import must be quick"
-        ) from error
+    late = f"{release.id}: not loaded after {_PROBE_LIMIT_S:g} s; its import must be quick"
+    done = run_program(command, environ=environ, limit_s=_PROBE_LIMIT_S, late=late)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no message"]
         raise EnvironmentLoadError(
-            f"{release.id} cannot be loaded in a virtual environment of its own: {lines[-1]}"
+            f"{release.id} cannot be loaded in a virtual environment of its own: {last_line(done)}"
         )
 
 

@@ -204,7 +204,4 @@ def _as_failed(rollout: Rollout, error: Exception) -> Rollout:
 
 
 def _failed(environment: str, request: PlayRequest, error: Exception) -> Rollout:
-    rollout = Rollout(
-        environment=environment, example_id="", group_id=request.group_id, index=request.index
-    )
-    return _as_failed(rollout, error)
+    return _as_failed(request.rollout(environment), error)

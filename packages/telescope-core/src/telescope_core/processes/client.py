@@ -392,11 +392,8 @@ def without_tokens(rollout: Rollout) -> Rollout:
 def _failed(
     name: str, request: PlayRequest, call: _Call, error: str, stop_reason: StopReason
 ) -> Rollout:
-    return Rollout(
-        environment=name,
-        example_id="",
-        group_id=request.group_id,
-        index=request.index,
+    return replace(
+        request.rollout(name),
         turns=tuple(call.turns),
         status=RolloutStatus.FAILED,
         status_reason=error.partition(":")[0],
@@ -407,11 +404,8 @@ def _failed(
 
 
 def _cancelled(name: str, request: PlayRequest, call: _Call) -> Rollout:
-    return Rollout(
-        environment=name,
-        example_id="",
-        group_id=request.group_id,
-        index=request.index,
+    return replace(
+        request.rollout(name),
         turns=tuple(call.turns),
         status=RolloutStatus.CANCELLED,
         status_reason="cancelled",

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from telescope_core.errors import EnvironmentLoadError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.open import load_environment_class
+from telescope_envs.subprocesses import last_line, run_program
 
 _TIME_LIMIT_S = 120.0
 _PROGRAM = (
@@ -29,22 +29,11 @@ def describe_wheel(wheel: Path, factory: str) -> dict[str, Any]:
     The wheel's code runs, in a subprocess: inspect the wheel first.
     """
     environ = {name: value for name, value in os.environ.items() if name in _PASSED_ON}
-    try:
-        finished = subprocess.run(
-            [sys.executable, "-P", "-c", _PROGRAM, str(wheel), factory],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=_TIME_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise EnvironmentLoadError(
-            f"{wheel.name}: not loaded after {_TIME_LIMIT_S:g} s; its import must be quick"
-        ) from error
+    command = [sys.executable, "-P", "-c", _PROGRAM, str(wheel), factory]
+    late = f"{wheel.name}: not loaded after {_TIME_LIMIT_S:g} s; its import must be quick"
+    finished = run_program(command, environ=environ, limit_s=_TIME_LIMIT_S, late=late)
     if finished.returncode:
-        lines = finished.stderr.strip().splitlines() or ["no message"]
-        raise EnvironmentLoadError(f"{wheel.name} cannot be loaded: {lines[-1]}")
+        raise EnvironmentLoadError(f"{wheel.name} cannot be loaded: {last_line(finished)}")
     return json.loads(finished.stdout.splitlines()[-1])
 
 

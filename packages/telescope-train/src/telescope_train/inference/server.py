@@ -202,6 +202,19 @@ class ServerProcess:
         self._log.close()
 
 
+@contextmanager
+def running(
+    settings: ServerSettings, *, deadline_s: float = STARTUP_DEADLINE_S
+) -> Iterator[ServerProcess]:
+    """Run a server for as long as the context lasts; it is healthy from the beginning."""
+    server = ServerProcess(settings)
+    try:
+        server.wait_until_healthy(deadline_s)
+        yield server
+    finally:
+        server.close()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """A model behind an OpenAI-compatible endpoint."""
@@ -229,12 +242,8 @@ def serve_model(
         dtype="float32" if device == "cpu" else "auto",
         max_model_len=max_model_len,
     )
-    server = ServerProcess(settings)
-    try:
-        server.wait_until_healthy()
+    with running(settings):
         yield ServedModel(base_url=f"{settings.base_url}/v1", model=SERVED_MODEL_NAME)
-    finally:
-        server.close()
 
 
 def default_device() -> str:
