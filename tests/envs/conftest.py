@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from telescope_envs.registry import LocalRegistry
+from telescope_envs.registry import Registry
 from telescope_envs.registry.build import normalise, publish
 
 TOY = '''"""A toy."""
@@ -61,17 +61,17 @@ def write_project(
     return folder
 
 
-def write_registry(root: Path) -> LocalRegistry:
+def write_registry(root: Path) -> Registry:
     for folder in ("index", "namespaces"):
         (root / folder).mkdir(parents=True)
     (root / "config.json").write_text('{"format": 1, "name": "test"}')
     (root / "aliases.toml").write_text('[aliases]\ntoy = "acme/toy"\n')
     (root / "namespaces" / "acme.toml").write_text('owner = "acme"\n')
-    return LocalRegistry(root)
+    return Registry.at(root)
 
 
 @pytest.fixture
-def registry(tmp_path) -> LocalRegistry:
+def registry(tmp_path) -> Registry:
     """An empty registry in which acme may publish."""
     return write_registry(tmp_path / "registry")
 
@@ -86,7 +86,7 @@ def make_project(tmp_path) -> Callable[..., Path]:
 def published_once(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("published")
     publish(
-        write_registry(root / "registry"),
+        write_registry(root / "registry").store,
         write_project(root / "project"),
         owner="acme",
         datasets=[],
@@ -95,10 +95,10 @@ def published_once(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def published(published_once, tmp_path) -> LocalRegistry:
+def published(published_once, tmp_path) -> Registry:
     """A registry that holds acme/toy 0.1.0."""
     shutil.copytree(published_once, tmp_path / "registry")
-    return LocalRegistry(tmp_path / "registry")
+    return Registry.at(tmp_path / "registry")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_install_locate_list_and_uninstall(published, telescope):
 
 
 def test_another_version_replaces_the_installed_one(published, make_project, telescope):
-    publish(published, make_project(version="0.2.0"), owner="acme", datasets=[])
+    publish(published.store, make_project(version="0.2.0"), owner="acme", datasets=[])
     assert telescope("env", "install", "toy@0.1.0").returncode == 0
     assert telescope("env", "install", "toy").returncode == 0
     assert installed(telescope) == {"acme/toy": "0.2.0"}
@@ -71,7 +72,7 @@ def test_another_version_replaces_the_installed_one(published, make_project, tel
 
 def test_a_tampered_wheel_is_refused_and_changes_nothing(published, telescope):
     (release,) = published.releases("acme/toy")
-    path = published.root / release.wheel.urls[0]
+    path = Path(published.address) / release.wheel.urls[0]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
@@ -95,7 +96,7 @@ def test_one_bad_name_installs_nothing(published, telescope):
 
 def test_what_cannot_be_installed_beside_the_rest_says_so(registry, make_project, telescope):
     project = make_project(needs=("telescope-core", "pydantic<2", "no-such-package-of-telescope"))
-    publish(registry, project, owner="acme", datasets=[])
+    publish(registry.store, project, owner="acme", datasets=[])
     done = telescope("env", "install", "toy")
     assert done.returncode == 3
     assert "acme/toy needs no-such-package-of-telescope, pydantic<2" in done.stderr

@@ -84,7 +84,7 @@ def telescope(fresh_python, tmp_path):
 @pytest.fixture
 def played(registry, make_project, telescope):
     """Install the toy with the given flags; returns a function that plays one rollout of it."""
-    publish(registry, make_project(code=TOY), owner="acme", datasets=[])
+    publish(registry.store, make_project(code=TOY), owner="acme", datasets=[])
 
     def play(*flags: str) -> dict:
         done = telescope("env", "install", "toy", *flags)
@@ -124,7 +124,10 @@ def test_one_install_takes_the_place_of_the_other(played):
 
 def test_a_failed_build_leaves_nothing(registry, make_project, telescope, fresh_python):
     publish(
-        registry, make_project(needs=("no-such-package-of-telescope",)), owner="acme", datasets=[]
+        registry.store,
+        make_project(needs=("no-such-package-of-telescope",)),
+        owner="acme",
+        datasets=[],
     )
     done = telescope("env", "install", "toy", "--isolated")
     assert done.returncode == 3

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError
-from telescope_envs.registry import LocalRegistry, open_registry, parse_request, resolve
+from telescope_envs.registry import Registry, open_registry, parse_request, resolve
 from telescope_envs.registry.build import build_wheel, publish, write_schemas
 from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
 
@@ -15,8 +15,8 @@ PROJECTS = sorted((ROOT / "packages" / "telescope-envs" / "environments").glob("
 
 
 @pytest.fixture(scope="module")
-def first_party() -> LocalRegistry:
-    return LocalRegistry(ROOT / "registry")
+def first_party() -> Registry:
+    return Registry.at(ROOT / "registry")
 
 
 def test_every_record_of_the_committed_registry_can_be_read(first_party):
@@ -44,17 +44,17 @@ def test_committed_wheels_are_rebuilt_byte_for_byte(first_party, project, tmp_pa
 def test_committed_schemas_are_current(first_party, tmp_path):
     write_schemas(tmp_path)
     for path in (tmp_path / "schema").iterdir():
-        assert path.read_text() == (first_party.root / "schema" / path.name).read_text()
+        assert path.read_text() == (Path(first_party.address) / "schema" / path.name).read_text()
 
 
 def test_publishing_the_same_bytes_again_succeeds_and_others_are_refused(published, make_project):
-    again = publish(published, make_project(), owner="acme", datasets=[])
+    again = publish(published.store, make_project(), owner="acme", datasets=[])
     assert "already published" in again
     assert len(published.releases("acme/toy")) == 1
     code = (make_project() / "telescope_env_acme_toy/__init__.py").read_text()
     changed = make_project(code=f"{code}\n# changed\n")
     with pytest.raises(RegistryError, match="raise the version"):
-        publish(published, changed, owner="acme", datasets=[])
+        publish(published.store, changed, owner="acme", datasets=[])
 
 
 def test_a_release_says_what_the_environment_declares(published):
@@ -63,25 +63,25 @@ def test_a_release_says_what_the_environment_declares(published):
     assert release.splits == {"train": 1, "eval": 1}
     assert (release.reward.minimum, release.reward.maximum, release.reward.success) == (0, 1, 1)
     assert release.requires_python == ">=3.11"
-    line = (published.root / "index/acme/toy.jsonl").read_text()
+    line = (Path(published.address) / "index/acme/toy.jsonl").read_text()
     assert json.loads(line)["schema"] == 1
 
 
 def test_only_a_namespace_may_publish(registry, make_project):
     with pytest.raises(RegistryError, match="nobody may publish"):
-        publish(registry, make_project(), owner="evil", datasets=[])
+        publish(registry.store, make_project(), owner="evil", datasets=[])
 
 
 def test_code_that_cannot_load_is_not_published(registry, make_project):
     with pytest.raises(Exception, match=r"cannot be loaded: .*ZeroDivisionError"):
-        publish(registry, make_project(code="1 / 0\n"), owner="acme", datasets=[])
+        publish(registry.store, make_project(code="1 / 0\n"), owner="acme", datasets=[])
     assert registry.ids() == []
 
 
 @pytest.fixture
-def versions(published) -> LocalRegistry:
+def versions(published) -> Registry:
     (release,) = published.releases("acme/toy")
-    with (published.root / "index/acme/toy.jsonl").open("a") as lines:
+    with (Path(published.address) / "index/acme/toy.jsonl").open("a") as lines:
         for version in ("0.2.0", "0.10.0", "1.0.0rc1"):
             later = release.model_copy(update={"version": version})
             lines.write(f"{later.model_dump_json(by_alias=True)}\n")
@@ -105,7 +105,7 @@ def test_requests_resolve(versions, text, version):
 
 
 def test_a_yanked_version_is_chosen_only_when_named(versions):
-    status = versions.root / "status/acme/toy.json"
+    status = Path(versions.address) / "status/acme/toy.json"
     status.write_text('{"schema": 1, "yanked": {"0.10.0": "wrong answers"}}')
     assert resolve(versions, "toy").version == "0.2.0"
     assert resolve(versions, "toy@0.10.0").version == "0.10.0"
@@ -131,7 +131,7 @@ def test_bad_requests_are_one_clear_message(versions, text, error, message):
 
 
 def test_another_python_is_refused(registry, make_project):
-    publish(registry, make_project(python=">=3.99"), owner="acme", datasets=[])
+    publish(registry.store, make_project(python=">=3.99"), owner="acme", datasets=[])
     with pytest.raises(RegistryError, match=r"needs Python >=3\.99"):
         resolve(registry, "toy")
 
@@ -140,20 +140,20 @@ def test_the_registry_is_chosen_in_order(registry, tmp_path):
     def chosen(flag=None, **environ):
         return open_registry(
             flag, environ={"HOME": str(tmp_path), **environ}, working_directory=tmp_path
-        ).root
+        ).address
 
-    root = str(registry.root)
+    root = registry.address
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.json").write_text('{"name": "other"}')
-    assert chosen(TELESCOPE_REGISTRY=str(other)) == other
-    assert chosen(root, TELESCOPE_REGISTRY=str(other)) == registry.root
-    assert chosen(f"file://{other}") == other
-    assert chosen() == registry.root, "the registry/ of a folder above the working directory"
+    assert chosen(TELESCOPE_REGISTRY=str(other)) == str(other)
+    assert chosen(root, TELESCOPE_REGISTRY=str(other)) == root
+    assert chosen(f"file://{other}") == str(other)
+    assert chosen() == root, "the registry/ of a folder above the working directory"
     (tmp_path / ".config/telescope").mkdir(parents=True)
     (tmp_path / ".config/telescope/config.toml").write_text(f'registry = "{other}"\n')
-    assert chosen() == other
-    assert chosen(TELESCOPE_REGISTRY=root) == registry.root
+    assert chosen() == str(other)
+    assert chosen(TELESCOPE_REGISTRY=root) == root
 
 
 @pytest.mark.parametrize(
@@ -174,16 +174,16 @@ def test_a_folder_that_is_no_registry_says_so(tmp_path):
 
 
 def test_a_broken_index_line_names_its_place(published):
-    path = published.root / "index/acme/toy.jsonl"
+    path = Path(published.address) / "index/acme/toy.jsonl"
     path.write_text(f"{path.read_text()}{{}}\n")
     with pytest.raises(RegistryError, match=r"toy.jsonl:2: owner: Field required"):
         published.releases("acme/toy")
 
 
 def test_a_newer_format_is_refused(registry):
-    (registry.root / "config.json").write_text('{"format": 2, "name": "later"}')
+    (Path(registry.address) / "config.json").write_text('{"format": 2, "name": "later"}')
     with pytest.raises(RegistryError, match="format"):
-        LocalRegistry(registry.root)
+        Registry.at(Path(registry.address))
 
 
 def test_requests_are_taken_apart():

@@ -9,7 +9,7 @@ import typer
 
 from telescope_envs import (
     InstalledEnvironment,
-    LocalRegistry,
+    Registry,
     find_installed,
     installed_environments,
     open_registry,
@@ -169,7 +169,7 @@ def _installed_row(environment: InstalledEnvironment) -> dict[str, Any]:
 
 
 def _registry_row(
-    registry: LocalRegistry, release: Release, here: InstalledEnvironment | None
+    registry: Registry, release: Release, here: InstalledEnvironment | None
 ) -> dict[str, Any]:
     is_deprecated = registry.status(release.id).deprecated is not None
     return {
@@ -191,7 +191,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def _facts(
-    registry: LocalRegistry, release: Release, found: InstalledEnvironment | None
+    registry: Registry, release: Release, found: InstalledEnvironment | None
 ) -> list[tuple[str, str]]:
     status = registry.status(release.id)
     reward = release.reward
@@ -212,7 +212,7 @@ def _facts(
         ("validated", release.validation.verdict),
         ("publisher", f"{release.publisher}, {release.published_at.astimezone(UTC):%Y-%m-%d}"),
         ("licence", release.license),
-        ("registry", str(registry.root)),
+        ("registry", registry.address),
     ]
     facts += [("data", f"{d.repo} at {d.revision[:12]} ({d.when})") for d in release.datasets]
     facts += [("yanked", f"{version}: {why}") for version, why in status.yanked.items()]

@@ -2,11 +2,11 @@
 
 from telescope_envs.install import find_installed, install, uninstall
 from telescope_envs.installed import InstalledEnvironment, installed_environments
-from telescope_envs.registry import LocalRegistry, open_registry, resolve
+from telescope_envs.registry import Registry, open_registry, resolve
 
 __all__ = [
     "InstalledEnvironment",
-    "LocalRegistry",
+    "Registry",
     "find_installed",
     "install",
     "installed_environments",

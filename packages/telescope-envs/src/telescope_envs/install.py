@@ -25,8 +25,8 @@ from telescope_envs.packages import (
     uninstall_distribution,
 )
 from telescope_envs.registry.describe import describe_wheel
-from telescope_envs.registry.local import LocalRegistry
 from telescope_envs.registry.records import Release
+from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolve import matches, parse_request, resolve
 from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
 from telescope_envs.venv import build_venv, remove_venv, venv_folder
@@ -42,7 +42,7 @@ class InstallResult:
 
 
 def install(
-    registry: LocalRegistry,
+    registry: Registry,
     text: str,
     *,
     isolated: bool = False,
@@ -74,7 +74,7 @@ def install(
             _install_here(release, wheel, progress)
     write_record(
         Installation(
-            registry=str(registry.root.resolve()),
+            registry=registry.address,
             installed_at=datetime.now(UTC),
             release=release,
             interpreter=interpreter,

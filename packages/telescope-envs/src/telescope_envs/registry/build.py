@@ -22,18 +22,19 @@ from pydantic import TypeAdapter
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.describe import describe_wheel
-from telescope_envs.registry.local import LocalRegistry
 from telescope_envs.registry.records import (
     SCHEMAS,
     Dataset,
     Release,
     RewardRange,
     Source,
-    Status,
     Validation,
     WheelFile,
     split_distribution,
 )
+from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.store import Publication
+from telescope_envs.registry.stores.local import LocalStore
 from telescope_envs.registry.wheel import read_wheel, record_hash
 
 _DEFAULT_EPOCH = 1577836800
@@ -92,13 +93,14 @@ def normalise(data: bytes, *, epoch: int) -> bytes:
     return rewritten.getvalue()
 
 
-def publish(registry: LocalRegistry, project: Path, *, owner: str, datasets: list[Dataset]) -> str:
+def publish(store: LocalStore, project: Path, *, owner: str, datasets: list[Dataset]) -> str:
     """Build `project` and append its release; returns what was done, in words.
 
     The same bytes again are a success; other bytes under a published version are an error.
     """
+    registry = Registry(store)
     if registry.namespace(owner) is None:
-        raise RegistryError(f"{registry.root}: nobody may publish as {owner!r}")
+        raise RegistryError(f"{store.address}: nobody may publish as {owner!r}")
     with tempfile.TemporaryDirectory() as scratch:
         wheel = build_wheel(project, Path(scratch))
         release = _release(registry, wheel, project, owner=owner, datasets=datasets)
@@ -110,7 +112,7 @@ def publish(registry: LocalRegistry, project: Path, *, owner: str, datasets: lis
                     f"{release.id} {release.version} is published with other bytes; releases are "
                     "never replaced: raise the version in its pyproject.toml"
                 )
-        _append(registry.root, release, wheel.read_bytes())
+        store.publish(Publication(release=release, wheel=wheel.read_bytes()))
     return f"{release.id} {release.version}: published, {release.wheel.size} bytes"
 
 
@@ -124,7 +126,7 @@ def write_schemas(root: Path) -> None:
 
 
 def _release(
-    registry: LocalRegistry, wheel: Path, project: Path, *, owner: str, datasets: list[Dataset]
+    registry: Registry, wheel: Path, project: Path, *, owner: str, datasets: list[Dataset]
 ) -> Release:
     data = wheel.read_bytes()
     contents = read_wheel(data, wheel.name)
@@ -173,33 +175,18 @@ def _subdirectory(project: Path) -> str:
     return ""
 
 
-def _append(root: Path, release: Release, wheel: bytes) -> None:
-    """Store the wheel first, then the index line: a reader never sees a line without its file."""
-    artifact = root / release.wheel.urls[0]
-    artifact.parent.mkdir(parents=True, exist_ok=True)
-    artifact.write_bytes(wheel)
-    index = root / "index" / f"{release.id}.jsonl"
-    index.parent.mkdir(parents=True, exist_ok=True)
-    with index.open("a") as lines:
-        lines.write(f"{release.model_dump_json(by_alias=True)}\n")
-    status = root / "status" / f"{release.id}.json"
-    if not status.exists():
-        status.parent.mkdir(parents=True, exist_ok=True)
-        status.write_text(f"{Status().model_dump_json(by_alias=True, indent=2)}\n")
-
-
 def _main() -> None:
     parser = argparse.ArgumentParser(description="Build environments and publish them.")
     parser.add_argument("registry", type=Path)
     parser.add_argument("projects", type=Path, nargs="+")
     parser.add_argument("--owner", default="telescope")
     arguments = parser.parse_args()
-    registry = LocalRegistry(arguments.registry)
+    store = LocalStore(arguments.registry)
     write_schemas(arguments.registry)
     for project in arguments.projects:
         listed = project / "datasets.json"
         datasets = _DATASETS.validate_json(listed.read_bytes()) if listed.is_file() else []
-        done = publish(registry, project, owner=arguments.owner, datasets=datasets)
+        done = publish(store, project, owner=arguments.owner, datasets=datasets)
         sys.stdout.write(f"{done}\n")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from telescope_core.errors import ConfigError
-from telescope_envs.registry.local import LocalRegistry
+from telescope_envs.registry.registry import Registry
 
 VARIABLE = "TELESCOPE_REGISTRY"
 
@@ -16,16 +16,16 @@ def open_registry(
     *,
     environ: Mapping[str, str] = os.environ,
     working_directory: Path | None = None,
-) -> LocalRegistry:
+) -> Registry:
     """Open the registry `chosen` on the command line, or the default one."""
     named = chosen or environ.get(VARIABLE) or _from_user_file(environ)
     if named:
-        return LocalRegistry(_as_folder(named))
+        return Registry.at(_as_folder(named))
     for start in (working_directory or Path.cwd(), Path(__file__).resolve()):
         for folder in (start, *start.parents):
             if (folder / "registry" / "index").is_dir():
-                return LocalRegistry(folder / "registry")
-    return LocalRegistry(Path(__file__).resolve().parent.parent / "snapshot")
+                return Registry.at(folder / "registry")
+    return Registry.at(Path(__file__).resolve().parent.parent / "snapshot")
 
 
 def user_file(environ: Mapping[str, str] = os.environ) -> Path:

@@ -171,7 +171,15 @@ class Namespace(_Record):
     publishers: tuple[Publisher, ...] = ()
 
 
+class Aliases(_Record):
+    """`aliases.toml`: curated short names, never given to another environment."""
+
+    aliases: dict[Name, str]
+    """Bare name -> owner/name."""
+
+
 SCHEMAS: dict[str, type[BaseModel]] = {
+    "aliases": Aliases,
     "config": RegistryConfig,
     "namespace": Namespace,
     "release": Release,

@@ -9,8 +9,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
-from telescope_envs.registry.local import LocalRegistry
 from telescope_envs.registry.records import Release
+from telescope_envs.registry.registry import Registry
 
 _REQUEST = re.compile(r"(?:(?P<owner>[a-z0-9-]+)/)?(?P<name>[a-z0-9-]+)(?:@(?P<wanted>.+))?")
 
@@ -44,7 +44,7 @@ def parse_request(text: str) -> Request:
     return Request(owner=found["owner"] or "", name=found["name"], wanted=wanted)
 
 
-def resolve(registry: LocalRegistry, text: str) -> Release:
+def resolve(registry: Registry, text: str) -> Release:
     """Return the release that `text` asks for: the newest that fits, is not yanked and can run."""
     request = parse_request(text)
     environment_id = resolve_id(registry, request)
@@ -62,12 +62,12 @@ def resolve(registry: LocalRegistry, text: str) -> Release:
     return _runs_here(usable, environment_id)
 
 
-def resolve_id(registry: LocalRegistry, request: Request) -> str:
+def resolve_id(registry: Registry, request: Request) -> str:
     """Return owner/name; a bare name must be an alias of this registry."""
     ids, aliases = registry.ids(), registry.aliases()
     environment_id = request.typed_id if request.owner else aliases.get(request.name, "")
     if environment_id not in ids:
-        hint = f"(registry {registry.root})"
+        hint = f"(registry {registry.address})"
         raise unknown_name("environment", request.typed_id, {*ids, *aliases}, hint)
     return environment_id
 

@@ -1,0 +1,75 @@
+"""The seam to wherever a registry's files are: reading for everyone, publishing for some.
+
+A store moves bytes and checks nothing in them: `Registry` parses records, installing checks wheels.
+Every store passes the same contract test.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from telescope_envs.registry.catalog import CatalogRow
+from telescope_envs.registry.records import Release, Status
+
+
+class Store(Protocol):
+    """The files of one registry. Reading raises RegistryError when the place cannot be reached."""
+
+    @property
+    def address(self) -> str:
+        """As a person gives it to `--registry`, without credentials."""
+        ...
+
+    @property
+    def revision(self) -> str:
+        """The commit that everything read comes from; empty where there are no commits."""
+        ...
+
+    def read(self, path: str) -> bytes | None:
+        """Return the file at `path`, such as `index/acme/toy.jsonl`; None when there is none."""
+        ...
+
+    def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
+        """Return the artefact at `url`, absolute or relative to the registry; None: not there.
+
+        Raises RegistryError when it is longer than `max_bytes`. Other hosts than the registry's
+        own never see its credentials.
+        """
+        ...
+
+    def catalog(self) -> list[CatalogRow]:
+        """Return one row per environment, by id."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections; fine to call twice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """One release with its bytes, ready to be published."""
+
+    release: Release
+    wheel: bytes
+    attestation: bytes = b""
+    """A Sigstore bundle; empty = none."""
+
+
+class WritableStore(Store, Protocol):
+    """A store that one may publish to.
+
+    Both changes happen whole or not at all, and are seen by whoever reads afterwards.
+    """
+
+    def publish(self, publication: Publication) -> bool:
+        """Store the artefacts, then append the index line; False: these bytes are published.
+
+        Raises RegistryError when other bytes have that version, when nobody or somebody else owns
+        the namespace, and when the registry changed meanwhile and still does after some tries.
+        """
+        ...
+
+    def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
+        """Replace the status record by `change` of what it is now; returns the new one."""
+        ...

@@ -1,0 +1,1 @@
+"""Where the files of a registry are: one store per kind of place, behind `registry.store`."""
