@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from telescope_cli import main as cli
+from telescope_cli.env.app import VERBS as ENV_VERBS
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,9 +47,11 @@ def test_help_lists_the_verbs_and_imports_none_of_them():
 
 
 def test_every_verb_that_is_present_can_be_loaded(telescope):
-    for name, verb in cli.VERBS.items():
-        if cli.find_spec(verb.target.partition(":")[0]) is not None:
-            code, out, _ = telescope(name, "--help")
+    tables = [((name,), verb) for name, verb in cli.VERBS.items()]
+    tables += [(("env", name), verb) for name, verb in ENV_VERBS.items()]
+    for names, verb in tables:
+        if find_spec(verb.target.partition(":")[0]) is not None:
+            code, out, _ = telescope(*names, "--help")
             assert code == 0
             assert "Usage: telescope" in out
 

@@ -1,12 +1,12 @@
-"""`telescope env`: install, list, describe and remove environments."""
+"""`telescope env list` and `info`."""
 
 import json
-import sys
 from datetime import UTC
 from typing import Annotated, Any
 
 import typer
 
+from telescope_cli.env.options import JsonOption, RegistryOption
 from telescope_envs import (
     InstalledEnvironment,
     Registry,
@@ -14,75 +14,9 @@ from telescope_envs import (
     installed_environments,
     open_registry,
 )
-from telescope_envs import install as install_environment
-from telescope_envs import uninstall as uninstall_environment
 from telescope_envs.registry import Release, resolve
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    add_completion=False,
-    help="Install, list, describe and remove environments.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-RegistryOption = Annotated[
-    str | None,
-    typer.Option("--registry", metavar="FOLDER", help="Registry to use instead of the default."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
-
-def _complete_name(incomplete: str) -> list[str]:
-    registry = open_registry()
-    names = [*registry.aliases(), *registry.ids()]
-    return sorted(name for name in names if name.startswith(incomplete))
-
-
-def _complete_installed(incomplete: str) -> list[str]:
-    names = {environment.name for environment in installed_environments()}
-    return sorted(name for name in names if name.startswith(incomplete))
-
-
-NamesArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="NAME...",
-        help="name, owner/name or owner/name@version",
-        autocompletion=_complete_name,
-    ),
-]
-
-
-@app.command()
-def install(
-    names: NamesArgument,
-    registry: RegistryOption = None,
-    isolated: Annotated[
-        bool, typer.Option("--isolated", help="Give each a virtual environment of its own.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Check environments against the registry and install them.
-
-    They are installed into the Python that runs this command, or with --isolated into virtual
-    environments of their own. Installing an environment runs its author's code.
-
-    Example: telescope env install math-reasoning countdown@0.1.0
-    """
-    opened = open_registry(registry)
-    releases = [resolve(opened, name) for name in names]
-    rows: list[dict[str, Any]] = []
-    for name, release in zip(names, releases, strict=True):
-        result = install_environment(opened, name, isolated=isolated, progress=_progress)
-        rows.append({"id": release.id, "version": release.version, "installed": result.is_new})
-        if not as_json:
-            done = "installed" if result.is_new else "already installed"
-            typer.echo(f"{release.id} {release.version}: {done}")
-    if as_json:
-        typer.echo(json.dumps(rows))
-
-
-@app.command("list")
 def list_environments(
     registry: RegistryOption = None,
     installed: Annotated[
@@ -112,7 +46,6 @@ def list_environments(
         typer.echo("No environment is installed; see: telescope env list")
 
 
-@app.command()
 def info(
     name: Annotated[str, typer.Argument(help="name, owner/name or owner/name@version")],
     registry: RegistryOption = None,
@@ -133,29 +66,6 @@ def info(
         return
     for label, text in _facts(opened, release, found):
         typer.echo(f"{label:<12} {text}")
-
-
-@app.command()
-def uninstall(
-    names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", autocompletion=_complete_installed)
-    ],
-    as_json: JsonOption = False,
-) -> None:
-    """Remove installed environments; what they needed stays.
-
-    Example: telescope env uninstall countdown
-    """
-    removed = [uninstall_environment(name) for name in names]
-    if as_json:
-        typer.echo(json.dumps([{"id": found.id, "version": found.version} for found in removed]))
-        return
-    for found in removed:
-        typer.echo(f"{found.id} {found.version}: removed")
-
-
-def _progress(step: str) -> None:
-    sys.stderr.write(f"{step}\n")
 
 
 def _installed_row(environment: InstalledEnvironment) -> dict[str, Any]:

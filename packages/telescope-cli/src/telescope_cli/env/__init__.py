@@ -1,0 +1,1 @@
+"""`telescope env`: one file for each family of its verbs."""

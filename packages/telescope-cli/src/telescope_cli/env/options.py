@@ -1,0 +1,42 @@
+"""What several verbs of `telescope env` share: options, and the completion of names."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from telescope_envs import installed_environments, open_registry
+
+RegistryOption = Annotated[
+    str | None,
+    typer.Option("--registry", metavar="FOLDER", help="Registry to use instead of the default."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def complete_name(incomplete: str) -> list[str]:
+    """Return the registry's names that begin so."""
+    registry = open_registry()
+    names = [*registry.aliases(), *registry.ids()]
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def complete_installed(incomplete: str) -> list[str]:
+    """Return the installed names that begin so."""
+    names = {environment.name for environment in installed_environments()}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+NamesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME...",
+        help="name, owner/name or owner/name@version",
+        autocompletion=complete_name,
+    ),
+]
+
+
+def progress(step: str) -> None:
+    """Tell a person what is happening now."""
+    sys.stderr.write(f"{step}\n")

@@ -1,0 +1,105 @@
+"""Commands as tables of verbs: each verb's code is imported only when it is called.
+
+A verb is one line of a table. Its target is a typer app, or a function that becomes one command.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command as build_command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """One line of the table."""
+
+    target: str
+    """`module:name` of a typer app or of a command function."""
+    help: str
+    takes_settings: bool = False
+    """Whether unknown `--section.key value` flags go to the verb, which checks them itself."""
+    needs: str = ""
+    """Import name of the optional package it runs on."""
+
+
+class VerbGroup(TyperGroup):
+    """A command group that knows its verbs from a table and imports one when it is called."""
+
+    verbs: ClassVar[Mapping[str, Verb]] = {}
+    epilog_text: ClassVar[str] = ""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the verbs whose code is part of this installation."""
+        return [name for name, verb in self.verbs.items() if _is_present(verb)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import the verb; None when there is no such verb."""
+        verb = self.verbs.get(cmd_name)
+        return _load(cmd_name, verb) if verb is not None and _is_present(verb) else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Answer an unknown verb with the nearest known one."""
+        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
+            from telescope_core.errors import unknown_name
+
+            raise unknown_name("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the verbs without importing them."""
+        rows = [(name, self.verbs[name].help) for name in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Print the examples as they are written."""
+        formatter.write_paragraph()
+        formatter.write(
+            "".join(f"{line}\n" for line in self.epilog_text.split("\n") if line.strip())
+        )
+
+
+def verb_app(group: type[VerbGroup], *, add_completion: bool = False) -> typer.Typer:
+    """Return the app of a group of verbs."""
+    return typer.Typer(
+        cls=group,
+        rich_markup_mode=None,
+        no_args_is_help=True,
+        add_completion=add_completion,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def _is_present(verb: Verb) -> bool:
+    return find_spec(verb.target.partition(":")[0]) is not None
+
+
+def _load(name: str, verb: Verb) -> Any:
+    if verb.needs and find_spec(verb.needs) is None:
+        from telescope_core.errors import ConfigError
+
+        raise ConfigError(
+            f"telescope {name} runs on {verb.needs.replace('_', '-')}, which is not installed; "
+            "run: pip install 'telescope-cli[train]'"
+        )
+    module_name, _, attribute = verb.target.partition(":")
+    target = getattr(import_module(module_name), attribute)
+    if isinstance(target, typer.Typer):
+        return build_command(target)
+    return build_command(_single_command(target, takes_settings=verb.takes_settings))
+
+
+def _single_command(function: Callable[..., object], *, takes_settings: bool) -> typer.Typer:
+    settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+    if takes_settings:
+        settings |= {"allow_extra_args": True, "ignore_unknown_options": True}
+    single = typer.Typer(rich_markup_mode=None, add_completion=False)
+    single.command(context_settings=settings)(function)
+    return single
