@@ -1,0 +1,231 @@
+"""`telescope.lock`: which wheel of each environment a project uses, and which packages with it.
+
+It is meant to be committed: bytes depend on the contents alone, and hold no address of a package
+index, so a mirror serves as well. Reading it needs nothing else; installing writes it.
+"""
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from telescope_core.errors import ConfigError, nearest
+from telescope_envs.filelocks import locked
+from telescope_envs.registry.records import Sha256
+
+FILENAME = "telescope.lock"
+FORMAT_VERSION = 1
+_HEAD = "# Written by telescope; commit it. `telescope env sync` installs exactly this."
+_REMEDY = (
+    "take the last good one from version control, or remove it and run telescope env install again"
+)
+
+
+class _Locked(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LockedDataset(_Locked):
+    """One dataset that a locked environment can load."""
+
+    repo: str
+    revision: str
+
+
+class LockedEnvironment(_Locked):
+    """One environment: its wheel, and the packages that are installed with it."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")]
+    """`owner/name`."""
+    version: str
+    wheel: str
+    """File name."""
+    sha256: Sha256
+    """Of the wheel."""
+    registry: str
+    """As `--registry` takes it, without credentials."""
+    revision: str = ""
+    """The registry's commit; empty where it has none."""
+    protocol: str
+    """`lowest-highest` version of the environment protocol it speaks."""
+    python: Annotated[str, Field(pattern=r"^3\.[0-9]+$")]
+    """The Python that the requirements were chosen for, such as 3.11."""
+    requirements: tuple[str, ...]
+    """`name==version --hash=sha256:...`, all that goes into its virtual environment beside it."""
+    requirements_sha256: Sha256
+    """Of those lines."""
+    datasets: tuple[LockedDataset, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """sha256 of what its code is and runs on: equal digests run the same bytes."""
+        parts = (self.sha256, self.requirements_sha256, self.python)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    @model_validator(mode="after")
+    def _require_own_digest(self) -> "LockedEnvironment":
+        if self.requirements_sha256 != digest_of(self.requirements):
+            raise ValueError("requirements_sha256 is not the digest of its requirements")
+        return self
+
+
+class Lock(_Locked):
+    """A whole `telescope.lock`, sorted by id."""
+
+    version: int = FORMAT_VERSION
+    environments: tuple[LockedEnvironment, ...] = ()
+
+    def find(self, environment_id: str) -> LockedEnvironment | None:
+        """Return the entry of owner/name; None when it has none."""
+        return next((one for one in self.environments if one.id == environment_id), None)
+
+    def merged(self, changed: Iterable[LockedEnvironment]) -> "Lock":
+        """Return a lock in which `changed` took the place of entries with the same ids."""
+        entries = {one.id: one for one in self.environments} | {one.id: one for one in changed}
+        return Lock(environments=tuple(entries[key] for key in sorted(entries)))
+
+    def without(self, ids: Iterable[str]) -> "Lock":
+        """Return a lock that lacks `ids`."""
+        gone = set(ids)
+        return Lock(environments=tuple(one for one in self.environments if one.id not in gone))
+
+
+def digest_of(requirements: Iterable[str]) -> str:
+    """Return the sha256 of requirement lines."""
+    return hashlib.sha256("".join(f"{line}\n" for line in requirements).encode()).hexdigest()
+
+
+def find_lock(folder: Path | None = None) -> Path | None:
+    """Return the nearest telescope.lock in `folder` (default: here) or above it; None: none."""
+    start = (folder or Path.cwd()).resolve()
+    paths = (above / FILENAME for above in (start, *start.parents))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def lock_path(folder: Path | None = None) -> Path:
+    """Return the telescope.lock to write for `folder`: the nearest above, else one in it."""
+    return find_lock(folder) or (folder or Path.cwd()).resolve() / FILENAME
+
+
+def read_lock(path: Path) -> Lock:
+    """Read a lock; a file that is not there is empty. Raises ConfigError with line and remedy."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Lock()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}; {_REMEDY}") from error
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}; {_REMEDY}") from error
+    _require_version(table, path)
+    try:
+        lock = Lock.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(_what_is_wrong(error, text, path)) from None
+    ids = [one.id for one in lock.environments]
+    for twice in sorted({name for name in ids if ids.count(name) > 1}):
+        raise ConfigError(f"{path}: holds {twice} twice; remove one, or {_REMEDY}")
+    return lock
+
+
+def write_lock(path: Path, lock: Lock) -> None:
+    """Write a lock, whole or not at all; equal locks give equal bytes."""
+    scratch = tempfile.NamedTemporaryFile(  # noqa: SIM115
+        "w", dir=path.parent, prefix=f".{FILENAME}.", delete=False, encoding="utf-8"
+    )
+    try:
+        with scratch:
+            scratch.write(render(lock))
+            scratch.flush()
+            os.fsync(scratch.fileno())
+        os.chmod(scratch.name, 0o644)
+        os.replace(scratch.name, path)
+    except BaseException:
+        Path(scratch.name).unlink(missing_ok=True)
+        raise
+
+
+def change_lock(path: Path, change: Callable[[Lock], Lock]) -> Lock:
+    """Replace the lock by `change` of what it is now, one process at a time; returns the new one.
+
+    The file is not touched when nothing changes.
+    """
+    with locked(path.parent, what=f"{path} is being changed"):
+        before = read_lock(path)
+        after = change(before)
+        if after != before or not path.is_file():
+            write_lock(path, after)
+    return after
+
+
+def render(lock: Lock) -> str:
+    """Return the text of a lock."""
+    parts = [f"{_HEAD}\nversion = {FORMAT_VERSION}\n"]
+    for one in sorted(lock.environments, key=lambda one: one.id):
+        parts.append("\n[[environments]]\n")
+        fields = one.model_dump(exclude={"requirements", "datasets"})
+        parts += [f"{name} = {_quoted(text)}\n" for name, text in fields.items() if text != ""]
+        lines = "".join(f"    {_quoted(line)},\n" for line in one.requirements)
+        parts.append(f"requirements = [\n{lines}]\n" if lines else "requirements = []\n")
+        if one.datasets:
+            rows = "".join(
+                f"    {{ repo = {_quoted(data.repo)}, revision = {_quoted(data.revision)} }},\n"
+                for data in one.datasets
+            )
+            parts.append(f"datasets = [\n{rows}]\n")
+    return "".join(parts)
+
+
+def _quoted(text: str) -> str:
+    """Return a basic string of TOML: JSON's, except that TOML wants 0x7f escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _require_version(table: dict[str, Any], path: Path) -> None:
+    version = table.get("version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise ConfigError(
+            f"{path}: has format version {version}, this Telescope reads up to {FORMAT_VERSION}; "
+            "upgrade telescope-envs"
+        )
+    if version != FORMAT_VERSION:
+        raise ConfigError(
+            f"{path}: expected version = {FORMAT_VERSION}, got {version!r}; {_REMEDY}"
+        )
+
+
+def _what_is_wrong(error: ValidationError, text: str, path: Path) -> str:
+    """Say which entry and line is wrong, and how."""
+    first = error.errors()[0]
+    place = first["loc"]
+    index = place[1] if len(place) > 1 and place[0] == "environments" else None
+    field = str(place[2]) if index is not None and len(place) > 2 else str((*place, "")[0])
+    line = _line_of(text, index, field)
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        fields = LockedEnvironment.model_fields if index is not None else Lock.model_fields
+        close = nearest(field, fields)
+        message = f"unknown key{f'; did you mean {close[0]!r}?' if close else ''}"
+    where = f"{path}:{line}: {field}: " if field and field != "environments" else f"{path}:{line}: "
+    return f"{where}{message}; {_REMEDY}"
+
+
+def _line_of(text: str, index: object, field: str) -> int:
+    """Return the line, from 1, of `field` in the entry `index`; where it has none, the entry's."""
+    heads = [i for i, line in enumerate(text.splitlines()) if line.strip() == "[[environments]]"]
+    start = heads[index] if isinstance(index, int) and index < len(heads) else 0
+    following = [head for head in heads if head > start] if isinstance(index, int) else []
+    lines = text.splitlines()[start : following[0] if following else None]
+    for offset, line in enumerate(lines):
+        if re.match(rf"\s*{re.escape(field)}\s*=", line):
+            return start + offset + 1
+    return start + 1
