@@ -10,6 +10,7 @@ import pytest
 
 from telescope_cli import main as cli
 from telescope_cli.env.app import VERBS as ENV_VERBS
+from telescope_cli.hub.app import VERBS as HUB_VERBS
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +50,7 @@ def test_help_lists_the_verbs_and_imports_none_of_them():
 def test_every_verb_that_is_present_can_be_loaded(telescope):
     tables = [((name,), verb) for name, verb in cli.VERBS.items()]
     tables += [(("env", name), verb) for name, verb in ENV_VERBS.items()]
+    tables += [(("hub", name), verb) for name, verb in HUB_VERBS.items()]
     for names, verb in tables:
         if find_spec(verb.target.partition(":")[0]) is not None:
             code, out, _ = telescope(*names, "--help")

@@ -27,6 +27,10 @@ VERBS = {
         help="Convert checkpoints to Hugging Face format, and push them to the Hub.",
         needs="telescope_train",
     ),
+    "hub": Verb(
+        target="telescope_cli.hub.app:app",
+        help="Keep a registry of environments: check it, render it, serve it.",
+    ),
     "sft": Verb(
         target="telescope_cli.sft:sft_command",
         help="Train on gold answers of environments, or on a dataset of conversations.",

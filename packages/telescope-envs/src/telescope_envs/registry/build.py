@@ -9,7 +9,6 @@ import argparse
 import csv
 import hashlib
 import io
-import json
 import os
 import subprocess
 import sys
@@ -22,17 +21,17 @@ from pydantic import TypeAdapter
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.describe import describe_wheel
+from telescope_envs.registry.names import split_distribution
 from telescope_envs.registry.records import (
-    SCHEMAS,
     Dataset,
     Release,
     RewardRange,
     Source,
     Validation,
     WheelFile,
-    split_distribution,
 )
 from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.schemas import write_schemas
 from telescope_envs.registry.store import Publication
 from telescope_envs.registry.stores.local import LocalStore
 from telescope_envs.registry.wheel import read_wheel, record_hash
@@ -114,15 +113,6 @@ def publish(store: LocalStore, project: Path, *, owner: str, datasets: list[Data
                 )
         store.publish(Publication(release=release, wheel=wheel.read_bytes()))
     return f"{release.id} {release.version}: published, {release.wheel.size} bytes"
-
-
-def write_schemas(root: Path) -> None:
-    """Write the JSON Schemas of all records into the registry."""
-    folder = root / "schema"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, record in SCHEMAS.items():
-        schema = record.model_json_schema(by_alias=True)
-        (folder / f"{name}.json").write_text(f"{json.dumps(schema, indent=2, sort_keys=True)}\n")
 
 
 def _release(

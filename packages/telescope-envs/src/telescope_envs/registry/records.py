@@ -9,13 +9,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from telescope_core.errors import RegistryError
+from telescope_envs.registry.names import NAME_LENGTHS, OWNER_LENGTHS, WORDS
 
 FORMAT_VERSION = 1
-_OWNER = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Owner = Annotated[str, Field(pattern=_OWNER, min_length=3, max_length=39)]
-Name = Annotated[str, Field(pattern=_OWNER, min_length=2, max_length=64)]
+Owner = Annotated[
+    str, Field(pattern=WORDS, min_length=OWNER_LENGTHS[0], max_length=OWNER_LENGTHS[1])
+]
+Name = Annotated[str, Field(pattern=WORDS, min_length=NAME_LENGTHS[0], max_length=NAME_LENGTHS[1])]
 
 
 class _Record(BaseModel):
@@ -185,24 +186,3 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "release": Release,
     "status": Status,
 }
-
-
-def distribution_name(owner: str, name: str) -> str:
-    """Return the distribution that an environment must be published as."""
-    return f"telescope-env-{owner}-{name}"
-
-
-def module_name(owner: str, name: str) -> str:
-    """Return the only import package its wheel may hold."""
-    return distribution_name(owner, name).replace("-", "_")
-
-
-def split_distribution(distribution: str, owner: str) -> str:
-    """Return the environment's name in `distribution`, which must belong to `owner`."""
-    prefix = distribution_name(owner, "")
-    if not distribution.startswith(prefix) or distribution == prefix:
-        raise RegistryError(
-            f"distribution {distribution!r} must be named {prefix}<name> to be published by "
-            f"{owner!r}; rename it in its pyproject.toml"
-        )
-    return distribution.removeprefix(prefix)

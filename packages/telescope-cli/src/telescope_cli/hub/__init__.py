@@ -1,0 +1,1 @@
+"""`telescope hub`: one file for each family of its verbs."""

@@ -1,0 +1,28 @@
+"""`telescope hub`: the table of its verbs, for those who keep a registry."""
+
+from telescope_cli.verbs import Verb, VerbGroup, verb_app
+
+VERBS = {
+    "schemas": Verb(
+        target="telescope_cli.hub.schemas:schemas",
+        help="Write the JSON Schemas of a registry's files into it.",
+    ),
+}
+EPILOG = """Examples:
+
+  telescope hub schemas registry
+
+`telescope hub VERB --help` explains one verb."""
+
+
+class _Hub(VerbGroup):
+    verbs = VERBS
+    epilog_text = EPILOG
+
+
+app = verb_app(_Hub)
+
+
+@app.callback()
+def hub() -> None:
+    """Keep a registry of environments: check it, render it, serve it."""

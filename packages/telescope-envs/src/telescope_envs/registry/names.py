@@ -1,0 +1,136 @@
+"""Names and versions: which are allowed, which mean the same, which are too much alike.
+
+Pure functions over text. Who may use a name is in `namespaces/`, which names nobody may use in
+`reserved.txt`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from packaging.version import InvalidVersion, Version
+
+from telescope_core.errors import RegistryError
+
+WORDS = r"^[a-z0-9]+(-[a-z0-9]+)*$"
+"""Lower-case letters and digits, joined by single hyphens."""
+OWNER_LENGTHS = (3, 39)
+NAME_LENGTHS = (2, 64)
+_LOOKALIKES = (("rn", "m"), ("vv", "w"), ("0", "o"), ("1", "l"), ("i", "l"), ("5", "s"), ("-", ""))
+
+
+def check_owner(owner: str) -> str:
+    """Return `owner`; raises RegistryError when it cannot be the name of an owner."""
+    return _check("owner", owner, OWNER_LENGTHS)
+
+
+def check_name(name: str) -> str:
+    """Return `name`; raises RegistryError when it cannot be the name of an environment."""
+    return _check("environment name", name, NAME_LENGTHS)
+
+
+def check_version(version: str) -> str:
+    """Return `version`; raises RegistryError unless it is canonical PEP 440, not local, no epoch.
+
+    Two spellings of one version would be two releases with one wheel file name.
+    """
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        raise RegistryError(
+            f"version {version!r} is not one of PEP 440; write for instance 0.1.0 or 1.0.0rc1"
+        ) from None
+    canonical = parsed.public.rpartition("!")[2]
+    if parsed.local is not None or parsed.epoch or canonical != version:
+        raise RegistryError(
+            f"version {version!r} must be written {canonical!r}: normalised, without a local part "
+            "and without an epoch"
+        )
+    return version
+
+
+def distribution_name(owner: str, name: str) -> str:
+    """Return the distribution that an environment must be published as."""
+    return f"telescope-env-{owner}-{name}"
+
+
+def module_name(owner: str, name: str) -> str:
+    """Return the only import package its wheel may hold."""
+    return distribution_name(owner, name).replace("-", "_")
+
+
+def split_distribution(distribution: str, owner: str) -> str:
+    """Return the environment's name in `distribution`, which must belong to `owner`."""
+    prefix = distribution_name(owner, "")
+    if not distribution.startswith(prefix) or distribution == prefix:
+        raise RegistryError(
+            f"distribution {distribution!r} must be named {prefix}<name> to be published by "
+            f"{owner!r}; rename it in its pyproject.toml"
+        )
+    return distribution.removeprefix(prefix)
+
+
+def same_distribution_ids(environment_id: str) -> list[str]:
+    """Return the other owner/name pairs whose distribution and module would be the same.
+
+    Hyphens join owner and name, so `a-b/c` and `a/b-c` would be one package.
+    """
+    parts = environment_id.replace("/", "-").split("-")
+    pairs = ("-".join(parts[:cut]) + "/" + "-".join(parts[cut:]) for cut in range(1, len(parts)))
+    return [pair for pair in pairs if pair != environment_id]
+
+
+def parse_reserved(text: str) -> frozenset[str]:
+    """Return the names of a `reserved.txt`: one on a line, `#` begins a comment."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return frozenset(plain(line) for line in lines if line)
+
+
+def plain(name: str) -> str:
+    """Return `name` as package indexes compare it: lower case, one hyphen for `-`, `_` and `.`."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def near_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that a person may take for `name`, but not `name` itself.
+
+    That is one letter inserted, left out, replaced or swapped with its neighbour, or letters that
+    look alike (l and 1, o and 0, m and rn). Compare bare names with bare names, owners with owners.
+    """
+    skeleton = _skeleton(name)
+    return sorted(
+        other
+        for other in set(known)
+        if other != name and (_skeleton(other) == skeleton or is_one_edit(name, other))
+    )
+
+
+def is_one_edit(one: str, other: str) -> bool:
+    """Whether one insertion, deletion, replacement or swap of neighbours makes `one` `other`."""
+    if abs(len(one) - len(other)) > 1 or one == other:
+        return False
+    first = next(_differences(one, other), min(len(one), len(other)))
+    rest_one, rest_other = one[first:], other[first:]
+    if len(one) != len(other):
+        return rest_one[1:] == rest_other or rest_one == rest_other[1:]
+    is_swap = rest_one[:2] == rest_other[1::-1] and rest_one[2:] == rest_other[2:]
+    return is_swap or rest_one[1:] == rest_other[1:]
+
+
+def _differences(one: str, other: str) -> Iterator[int]:
+    return (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+
+
+def _skeleton(name: str) -> str:
+    for pair, looks_like in _LOOKALIKES:
+        name = name.replace(pair, looks_like)
+    return name
+
+
+def _check(kind: str, text: str, lengths: tuple[int, int]) -> str:
+    shortest, longest = lengths
+    if not shortest <= len(text) <= longest or not re.fullmatch(WORDS, text):
+        raise RegistryError(
+            f"{kind} {text!r} must have {shortest} to {longest} lower-case letters and digits, in "
+            "words joined by single hyphens"
+        )
+    return text

@@ -1,0 +1,23 @@
+"""What all tests of the Hub share; more fixtures in fixtures.py, writers in projects.py."""
+
+from tests.hub.fixtures import (
+    fresh_python,
+    make_project,
+    published,
+    published_once,
+    registry,
+    registry_place,
+    rewrite,
+    toy_wheel,
+)
+
+__all__ = [
+    "fresh_python",
+    "make_project",
+    "published",
+    "published_once",
+    "registry",
+    "registry_place",
+    "rewrite",
+    "toy_wheel",
+]
