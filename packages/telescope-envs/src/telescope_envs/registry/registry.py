@@ -1,21 +1,24 @@
 """A registry, wherever its files are: its index, aliases, status, namespaces and artefacts."""
 
-import json
-import tomllib
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
 
 from packaging.version import Version
-from pydantic import BaseModel, ValidationError
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.catalog import CatalogRow
-from telescope_envs.registry.records import Aliases, Namespace, RegistryConfig, Release, Status
+from telescope_envs.registry.names import parse_reserved
+from telescope_envs.registry.parsing import (
+    parse_aliases,
+    parse_namespace,
+    parse_record,
+    parse_releases,
+    parse_status,
+)
+from telescope_envs.registry.records import Namespace, RegistryConfig, Release, Status
 from telescope_envs.registry.store import Store
 from telescope_envs.registry.stores.local import LocalStore
 
-RecordType = TypeVar("RecordType", bound=BaseModel)
 _MAX_WHEEL_BYTES = 100 * 1024 * 1024
 
 
@@ -30,7 +33,7 @@ class Registry:
                 f"{self.address} is not a registry: it has no config.json; "
                 "give the place that holds index/ and artifacts/"
             )
-        self.config = _parse(RegistryConfig, found, self._where("config.json"))
+        self.config = parse_record(RegistryConfig, found, self._where("config.json"))
         self._check_client()
 
     @classmethod
@@ -53,36 +56,30 @@ class Registry:
 
     def aliases(self) -> dict[str, str]:
         """Return bare name -> owner/name."""
-        table = self._toml("aliases.toml")
-        if table is None:
-            return {}
-        where = self._where("aliases.toml")
-        return _parse(Aliases, json.dumps(table).encode(), where).aliases
+        found = self.store.read("aliases.toml")
+        return parse_aliases(found, self._where("aliases.toml")).aliases if found else {}
+
+    def reserved(self) -> frozenset[str]:
+        """Return the names that nobody may use."""
+        return parse_reserved((self.store.read("reserved.txt") or b"").decode())
 
     def releases(self, environment_id: str) -> list[Release]:
         """Return the releases of owner/name, oldest version first; empty when it has none."""
         path = f"index/{environment_id}.jsonl"
-        lines = (self.store.read(path) or b"").splitlines()
-        where = self._where(path)
-        releases = [_parse(Release, line, f"{where}:{i + 1}") for i, line in enumerate(lines)]
-        for release in releases:
-            if release.id != environment_id:
-                raise RegistryError(f"{where}: holds a release of {release.id}")
+        found = self.store.read(path) or b""
+        releases = parse_releases(found, environment_id, self._where(path))
         return sorted(releases, key=lambda release: Version(release.version))
 
     def status(self, environment_id: str) -> Status:
         """Return what has been said of it since it was published."""
         path = f"status/{environment_id}.json"
-        found = self.store.read(path)
-        return _parse(Status, found, self._where(path)) if found is not None else Status()
+        return parse_status(self.store.read(path), self._where(path))
 
     def namespace(self, owner: str) -> Namespace | None:
         """Return who may publish as `owner`; None when nobody may."""
         path = f"namespaces/{owner}.toml"
-        table = self._toml(path)
-        if table is None:
-            return None
-        return _parse(Namespace, json.dumps(table).encode(), self._where(path))
+        found = self.store.read(path)
+        return parse_namespace(found, self._where(path)) if found is not None else None
 
     def wheel_bytes(self, release: Release) -> bytes:
         """Return the wheel's bytes, unchecked; raises RegistryError when no address has them."""
@@ -95,13 +92,6 @@ class Registry:
             f"({', '.join(release.wheel.urls)}) of {self.address}; update the registry"
         )
 
-    def _toml(self, path: str) -> dict[str, object] | None:
-        found = self.store.read(path)
-        try:
-            return tomllib.loads(found.decode()) if found is not None else None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RegistryError(f"{self._where(path)}: not TOML: {error}") from error
-
     def _where(self, path: str) -> str:
         return f"{self.address}/{path}"
 
@@ -112,12 +102,3 @@ class Registry:
                 f"registry {self.address} needs telescope-envs >= {self.config.minimum_client}, "
                 f"this is {ours}; upgrade telescope-envs"
             )
-
-
-def _parse(record: type[RecordType], text: bytes, where: str) -> RecordType:
-    try:
-        return record.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "record"
-        raise RegistryError(f"{where}: {field}: {first['msg']}; update the registry") from None

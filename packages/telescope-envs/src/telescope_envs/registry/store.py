@@ -56,6 +56,24 @@ class Publication:
     """A Sigstore bundle; empty = none."""
 
 
+def attestation_path(wheel_path: str) -> str:
+    """Return where the Sigstore bundle of the wheel at `wheel_path` is: beside it."""
+    return f"{wheel_path}.sigstore.json"
+
+
+def is_registry_path(path: str) -> bool:
+    """Whether `path` can name a file of a registry: relative, never upwards, nothing hidden.
+
+    Every store asks this before it touches anything, since addresses come from index lines.
+    """
+    parts = path.split("/")
+    return (
+        path.isprintable()
+        and not any(mark in path for mark in (":", "\\", "?", "#", "%"))
+        and all(part and not part.startswith(".") for part in parts)
+    )
+
+
 class WritableStore(Store, Protocol):
     """A store that one may publish to.
 

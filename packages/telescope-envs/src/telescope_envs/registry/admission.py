@@ -1,0 +1,144 @@
+"""What may be published: the checks that every store makes before it changes anything.
+
+They read the registry through a function of path, so a folder, a repository and a server share
+them. A store holds its lock, or knows its parent commit, from before the first read to the end.
+"""
+
+from collections.abc import Callable
+
+from packaging.version import Version
+
+from telescope_core.errors import RegistryError
+from telescope_envs.registry.names import (
+    check_name,
+    check_owner,
+    check_version,
+    distribution_name,
+    module_name,
+    parse_reserved,
+    plain,
+    same_distribution_ids,
+)
+from telescope_envs.registry.parsing import (
+    parse_namespace,
+    parse_record,
+    parse_releases,
+    parse_status,
+)
+from telescope_envs.registry.records import RegistryConfig, Release, Status
+from telescope_envs.registry.store import Publication
+from telescope_envs.registry.wheel import check_bytes
+
+Read = Callable[[str], bytes | None]
+"""From a path below the registry to its bytes; None when there is no such file."""
+
+
+def is_new(read: Read, publication: Publication) -> bool:
+    """Return whether `publication` is to be stored; False: these very bytes are published.
+
+    Raises RegistryError when it must not be: names, namespace, bytes, or another release there.
+    """
+    release = publication.release
+    _check_record(publication)
+    _check_owner_may_publish(read, release.owner)
+    _check_name_is_free(read, release)
+    for known in known_releases(read, release.id):
+        if Version(known.version) == Version(release.version):
+            if known.wheel.sha256 == release.wheel.sha256:
+                return False
+            raise RegistryError(
+                f"{release.id} {known.version} is published with other bytes; releases are "
+                "never replaced: raise the version in its pyproject.toml"
+            )
+    return True
+
+
+def known_releases(read: Read, environment_id: str) -> list[Release]:
+    """Return the releases in the index, in the order in which they were published."""
+    path = f"index/{environment_id}.jsonl"
+    return parse_releases(read(path) or b"", environment_id, path)
+
+
+def changed_status(
+    read: Read, environment_id: str, change: Callable[[Status], Status]
+) -> tuple[Status, bytes]:
+    """Return the status record that `change` makes, and the bytes of its file.
+
+    Raises RegistryError for an environment or a version that is not published.
+    """
+    versions = [release.version for release in known_releases(read, environment_id)]
+    if not versions:
+        raise RegistryError(
+            f"{environment_id} has no published version; publish it before its status is changed"
+        )
+    path = f"status/{environment_id}.json"
+    status = change(parse_status(read(path), path))
+    unknown = sorted(set(status.yanked) - set(versions))
+    if unknown:
+        raise RegistryError(
+            f"{environment_id} has no version {', '.join(unknown)} to yank; "
+            f"published versions: {', '.join(versions)}"
+        )
+    return status, status_file(status)
+
+
+def status_file(status: Status) -> bytes:
+    """Return the bytes of a status record's file."""
+    return f"{status.model_dump_json(by_alias=True, indent=2)}\n".encode()
+
+
+def index_line(release: Release) -> bytes:
+    """Return the line of a release in its index file, its end included."""
+    return f"{release.model_dump_json(by_alias=True)}\n".encode()
+
+
+def _check_record(publication: Publication) -> None:
+    release, wheel = publication.release, publication.release.wheel
+    check_owner(release.owner)
+    check_name(release.name)
+    check_version(release.version)
+    module = module_name(release.owner, release.name)
+    expected = {
+        "distribution": (distribution_name(release.owner, release.name), release.distribution),
+        "module": (module, release.module),
+        "wheel.filename": (f"{module}-{release.version}-py3-none-any.whl", wheel.filename),
+    }
+    for field, (wanted, got) in expected.items():
+        if wanted != got:
+            raise RegistryError(f"{release.id}: {field} must be {wanted!r}, got {got!r}")
+    check_bytes(publication.wheel, release)
+
+
+def _check_owner_may_publish(read: Read, owner: str) -> None:
+    path = f"namespaces/{owner}.toml"
+    found = read(path)
+    if found is None:
+        raise RegistryError(
+            f"nobody may publish as {owner!r}: the registry has no {path}; publish under an owner "
+            "that is yours, or ask the registry's keepers for this one"
+        )
+    namespace = parse_namespace(found, path)
+    if namespace.owner != owner:
+        raise RegistryError(f"{path} is of {namespace.owner!r}; tell the registry's keepers")
+    if namespace.status == "suspended":
+        raise RegistryError(
+            f"namespace {owner!r} is suspended: nothing can be published in it; "
+            "ask the registry's keepers why"
+        )
+
+
+def _check_name_is_free(read: Read, release: Release) -> None:
+    reserved = parse_reserved((read("reserved.txt") or b"").decode())
+    config = parse_record(RegistryConfig, read("config.json") or b"", "config.json")
+    for name in {release.name, release.owner} - {config.name}:
+        if plain(name) in reserved:
+            raise RegistryError(
+                f"{name!r} is a reserved name of this registry (reserved.txt), so {release.id} "
+                "cannot be published; choose another"
+            )
+    for other in same_distribution_ids(release.id):
+        if read(f"index/{other}.jsonl") is not None:
+            raise RegistryError(
+                f"{release.id} would be the distribution {release.distribution}, and so is "
+                f"{other}, which is published; choose another name"
+            )

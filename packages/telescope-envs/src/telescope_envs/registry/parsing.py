@@ -1,0 +1,60 @@
+"""From the bytes of a registry to records; a defect is a RegistryError with file and line."""
+
+import json
+import tomllib
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from telescope_core.errors import RegistryError
+from telescope_envs.registry.records import Aliases, Namespace, Release, Status
+
+RecordType = TypeVar("RecordType", bound=BaseModel)
+
+
+def parse_record(record: type[RecordType], text: bytes, where: str) -> RecordType:
+    """Return the record that the JSON `text`, found at `where`, holds."""
+    try:
+        return record.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "record"
+        raise RegistryError(f"{where}: {field}: {first['msg']}; update the registry") from None
+
+
+def parse_releases(data: bytes, environment_id: str, where: str) -> list[Release]:
+    """Return the releases of an index file in its own order, the oldest publication first."""
+    lines = data.split(b"\n")
+    if lines.pop():
+        raise RegistryError(
+            f"{where}:{len(lines) + 1}: the last line has no end, so its writer was interrupted; "
+            "restore the file"
+        )
+    releases = [parse_record(Release, line, f"{where}:{i + 1}") for i, line in enumerate(lines)]
+    for number, release in enumerate(releases):
+        if release.id != environment_id:
+            raise RegistryError(f"{where}:{number + 1}: holds a release of {release.id}")
+    return releases
+
+
+def parse_status(data: bytes | None, where: str) -> Status:
+    """Return a status record; nothing has been said where there is none."""
+    return parse_record(Status, data, where) if data is not None else Status()
+
+
+def parse_namespace(data: bytes, where: str) -> Namespace:
+    """Return the record of an owner."""
+    return parse_record(Namespace, json.dumps(parse_toml(data, where)).encode(), where)
+
+
+def parse_aliases(data: bytes, where: str) -> Aliases:
+    """Return the bare names."""
+    return parse_record(Aliases, json.dumps(parse_toml(data, where)).encode(), where)
+
+
+def parse_toml(data: bytes, where: str) -> dict[str, object]:
+    """Return the tables of a TOML file."""
+    try:
+        return tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RegistryError(f"{where}: not TOML: {error}") from error

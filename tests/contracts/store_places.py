@@ -1,0 +1,31 @@
+"""The places that hold a registry, for the contract of stores: a new kind is one line of a table.
+
+Each gets a folder with the files of a registry and makes a place that serves the same files. It
+yields a function that opens one more store there, as another client would.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from telescope_envs.registry.store import Store, WritableStore
+from telescope_envs.registry.stores.local import LocalStore
+
+Place = Callable[[Path], AbstractContextManager[Callable[[], Store]]]
+WritablePlace = Callable[[Path], AbstractContextManager[Callable[[], WritableStore]]]
+
+
+@contextmanager
+def local(folder: Path) -> Iterator[Callable[[], LocalStore]]:
+    yield lambda: LocalStore(folder)
+
+
+WRITABLE: dict[str, WritablePlace] = {
+    "local": local,
+}
+"""Kind -> place that can be published to."""
+
+READABLE: dict[str, Place] = {
+    **WRITABLE,
+}
+"""Kind -> place that can be read, those above among them."""
