@@ -1,0 +1,152 @@
+"""What validating an environment leaves: a report of checks with outcome, evidence and fix.
+
+The report is read back by publishing and by the registry, so these are pydantic records. Its
+digest is that of its canonical JSON: sorted keys, no spaces, UTF-8.
+"""
+
+import hashlib
+import json
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+FORMAT_VERSION = 1
+
+
+class Level(StrEnum):
+    """What has to be true for a check to make sense. Each level needs the ones before it."""
+
+    STATIC = "static"
+    """The files: no code of the environment runs."""
+    LOAD = "load"
+    """Importing it, building it, reading examples."""
+    REWARD = "reward"
+    """Playing rollouts with scripted answers."""
+    LEAKAGE = "leakage"
+    """What the policy is shown, its tools, what is left behind."""
+
+
+class Severity(StrEnum):
+    """What a check that finds something means for the verdict."""
+
+    FAIL = "fail"
+    """The environment cannot be published."""
+    WARN = "warn"
+    """It can; `--strict` refuses it."""
+
+
+class Outcome(StrEnum):
+    """What became of a check."""
+
+    PASS = "pass"
+    """It was done and found nothing."""
+    WARN = "warn"
+    """It found something that its severity lets through."""
+    FAIL = "fail"
+    """It found something that keeps the environment from being published."""
+    NOT_RUN = "not run"
+    """It could not be done, or nobody asked for it; `reason` says why. Never a pass."""
+    NOT_APPLICABLE = "not applicable"
+    """There is nothing to check, such as tools of an environment without any."""
+
+
+class Verdict(StrEnum):
+    """The report in one word."""
+
+    PASS = "pass"
+    """Every check that applies was done, or those asked for, and none found anything."""
+    WARN = "warn"
+    """Only checks of severity warn found something."""
+    FAIL = "fail"
+    """A check of severity fail found something, or something asked for could not be done."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
+
+
+class Evidence(_Record):
+    """One thing that a check found."""
+
+    text: str
+    example_id: str = ""
+    """The example it was found with."""
+    completion: str = ""
+    """What the policy was made to say, shortened."""
+
+
+class CheckResult(_Record):
+    """One check with what it found."""
+
+    id: str
+    level: Level
+    severity: Severity
+    outcome: Outcome
+    reason: str = ""
+    """Why it was not run or does not apply."""
+    evidence: tuple[Evidence, ...] = ()
+    fix: str = ""
+    """What to do about it; empty unless something was found."""
+
+
+class Report(_Record):
+    """Everything that one validation found."""
+
+    format: int = FORMAT_VERSION
+    policy: str
+    """Version of the table of severities."""
+    environment: str
+    """`owner/name`, or what was asked for where its name cannot be read."""
+    version: str = ""
+    wheel_sha256: str = ""
+    """Of the wheel that was validated; empty where there is none."""
+    core_version: str = ""
+    """Of telescope-core, which played the rollouts."""
+    python: str = ""
+    level: Level
+    """The last level that was asked for."""
+    num_examples: int
+    """Examples of each split that were looked at."""
+    created_at: datetime
+    verdict: Verdict
+    checks: tuple[CheckResult, ...]
+    facts: dict[str, float | str] = {}
+    """Measured beside the checks, such as `rollouts_per_second`; they decide nothing."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every level was asked for: what publishing wants."""
+        return self.level is Level.LEAKAGE
+
+    @property
+    def canonical_json(self) -> bytes:
+        """The bytes whose digest a registry keeps."""
+        plain = self.model_dump(mode="json")
+        return json.dumps(
+            plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        ).encode()
+
+    @property
+    def sha256(self) -> str:
+        """Digest of `canonical_json`."""
+        return hashlib.sha256(self.canonical_json).hexdigest()
+
+    def found(self, outcome: Outcome) -> list[CheckResult]:
+        """Return the checks with one outcome."""
+        return [check for check in self.checks if check.outcome is outcome]
+
+
+def report_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a report."""
+    return Report.model_json_schema(mode="serialization")
+
+
+def verdict_of(checks: tuple[CheckResult, ...], *, asked: tuple[Level, ...]) -> Verdict:
+    """Return what `checks` mean together; a level that was asked for and not done is a failure."""
+    outcomes = {check.outcome for check in checks}
+    is_owed = any(check.level in asked and check.outcome is Outcome.NOT_RUN for check in checks)
+    if Outcome.FAIL in outcomes or is_owed:
+        return Verdict.FAIL
+    return Verdict.WARN if Outcome.WARN in outcomes else Verdict.PASS

@@ -1,0 +1,177 @@
+"""The static level: the project's files and its wheel, without running any of its code.
+
+Building runs the build backend of the project, hatchling, and nothing of the environment.
+"""
+
+import io
+import re
+import subprocess
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from telescope_core.errors import RegistryError
+from telescope_envs.registry.build import build_wheel
+from telescope_envs.registry.records import Dataset
+from telescope_envs.registry.wheel import read_wheel
+from telescope_envs.validation import metadata
+from telescope_envs.validation.findings import Findings
+from telescope_envs.validation.subject import Subject
+from telescope_envs.validation.tokens import secrets_in
+
+_MAX_WHEEL_BYTES = 50 * 1024 * 1024
+_MAX_SCANNED_BYTES = 4 * 1024 * 1024
+"""Of one file: beyond that it is data."""
+_NOT_SOURCES = {"__pycache__", "build", "dist", "node_modules", "venv"}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_DATASETS = TypeAdapter(list[Dataset])
+_FROM_WHEEL = ("static.wheel", "static.size", *metadata.CHECKED)
+
+
+def check_static(subject: Subject, findings: Findings) -> Subject:
+    """Do the static checks; returns the subject with its wheel, metadata and factory."""
+    if subject.project is not None:
+        subject = _with_wheel(subject, subject.project, findings)
+        _check_datasets(subject.project or Path(), findings)
+    else:
+        for check in ("static.project", "static.build", "static.datasets"):
+            findings.not_applicable(check, "there is no project folder")
+    if subject.wheel:
+        subject = _with_contents(subject, findings)
+    elif subject.project is None:
+        for check in ("static.wheel", "static.size"):
+            findings.not_applicable(check, "checked when it was installed")
+        name = subject.label.rpartition("/")[2]
+        metadata.check_metadata(subject.metadata, name, findings)
+    findings.not_run(_FROM_WHEEL, "there is no wheel to look into")
+    _check_secrets(subject, findings)
+    return subject
+
+
+def _with_wheel(subject: Subject, project: Path, findings: Findings) -> Subject:
+    path = project / "pyproject.toml"
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        findings.found("static.project", f"pyproject.toml: not TOML: {error}")
+        findings.not_run(("static.build",), "pyproject.toml cannot be read")
+        return subject
+    for section in ("build-system", "project"):
+        if section not in table:
+            findings.found("static.project", f"pyproject.toml has no [{section}]")
+    findings.passed("static.project")
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            wheel = build_wheel(project, Path(scratch))
+        except RegistryError as error:
+            findings.found("static.build", str(error))
+            return subject
+        findings.passed("static.build")
+        return replace(subject, wheel_name=wheel.name, wheel=wheel.read_bytes())
+
+
+def _with_contents(subject: Subject, findings: Findings) -> Subject:
+    size = len(subject.wheel)
+    if size > _MAX_WHEEL_BYTES:
+        findings.found("static.size", f"{size} bytes, expected at most {_MAX_WHEEL_BYTES}")
+    findings.passed("static.size")
+    try:
+        contents = read_wheel(subject.wheel, subject.wheel_name)
+    except RegistryError as error:
+        findings.found("static.wheel", str(error))
+        return subject
+    findings.passed("static.wheel")
+    about = next(
+        data for name, data in _members(subject.wheel) if name.endswith(".dist-info/METADATA")
+    )
+    metadata.check_metadata(about, contents.entry_name, findings)
+    return replace(
+        subject,
+        label=metadata.environment_id(about, contents.entry_name),
+        metadata=about,
+        factory=contents.factory,
+    )
+
+
+def _check_datasets(project: Path, findings: Findings) -> None:
+    path = project / "datasets.json"
+    if not path.is_file():
+        findings.not_applicable("static.datasets", "there is no datasets.json")
+        return
+    try:
+        listed = _DATASETS.validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        findings.found("static.datasets", f"datasets.json: {where}: {first['msg']}")
+        return
+    for dataset in listed:
+        if not _COMMIT.fullmatch(dataset.revision):
+            findings.found(
+                "static.datasets",
+                f"{dataset.repo}: revision {dataset.revision!r} is no commit of 40 digits",
+            )
+    findings.passed("static.datasets")
+
+
+def _check_secrets(subject: Subject, findings: Findings) -> None:
+    if not subject.wheel and subject.project is None:
+        findings.not_applicable("static.secrets", "checked before it was published")
+        return
+    seen: set[tuple[str, str]] = set()
+    for name, data in _texts(subject):
+        for secret in secrets_in(data.decode("utf-8", "replace")):
+            # The same file stands in the project and in its wheel.
+            key = (name.rpartition("/")[2], f"{secret.kind} {secret.line}")
+            if key not in seen:
+                seen.add(key)
+                findings.found(
+                    "static.secrets",
+                    f"{name}:{secret.line} holds {secret.kind} ({secret.beginning})",
+                )
+    findings.passed("static.secrets")
+
+
+def _texts(subject: Subject) -> Iterator[tuple[str, bytes]]:
+    if subject.project is not None:
+        for path in _sources(subject.project):
+            with path.open("rb") as file:
+                yield str(path.relative_to(subject.project)), file.read(_MAX_SCANNED_BYTES)
+    if subject.wheel and subject.metadata:
+        yield from _members(subject.wheel)
+
+
+def _members(wheel: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a wheel that has been inspected."""
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        for info in archive.infolist():
+            if info.file_size <= _MAX_SCANNED_BYTES:
+                yield info.filename, archive.read(info)
+
+
+def _sources(project: Path) -> list[Path]:
+    """Return the files that git would take; those of a folder without git, hidden ones left out."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode == 0:
+        found = [project / name for name in listed.stdout.split("\0") if name]
+    else:
+        found = [
+            path
+            for path in project.rglob("*")
+            if not any(
+                part.startswith(".") or part in _NOT_SOURCES
+                for part in path.relative_to(project).parts
+            )
+        ]
+    return sorted(path for path in found if path.is_file() and not path.is_symlink())

@@ -1,0 +1,39 @@
+"""The table of checks: complete, documented, and of one meaning for each version."""
+
+import json
+import re
+from pathlib import Path
+
+from telescope_envs import validation
+from telescope_envs.validation import CHECKS, LEVELS, POLICY_VERSION, Level
+from telescope_envs.validation.policy import policy_digest
+
+POLICIES = Path(__file__).parent / "policies.json"
+"""Version -> digest of the table it names. Lines are added, never changed."""
+SOURCES = [
+    path
+    for path in Path(str(validation.__file__)).parent.rglob("*.py")
+    if path.name not in ("policy.py", "__init__.py")
+]
+NAMED = re.compile(rf'"((?:{"|".join(Level)})\.[a-z_]+)"')
+
+
+def test_every_check_of_the_table_is_done_somewhere_and_every_one_done_is_in_it():
+    named = {name for path in SOURCES for name in NAMED.findall(path.read_text())}
+    assert named == set(CHECKS)
+
+
+def test_a_changed_table_needs_a_new_version():
+    recorded = json.loads(POLICIES.read_text())
+    assert recorded[POLICY_VERSION] == policy_digest(), (
+        "the table of checks changed: give POLICY_VERSION a new value and add its line to "
+        f"{POLICIES.name}"
+    )
+
+
+def test_every_check_says_what_why_and_what_to_do():
+    for check in CHECKS.values():
+        assert check.level in LEVELS
+        for text in (check.what, check.why, check.fix):
+            assert text.endswith("."), check.id
+    assert list(CHECKS) == sorted(CHECKS, key=lambda one: LEVELS.index(CHECKS[one].level))

@@ -1,0 +1,151 @@
+"""The static level: what files and metadata give away without running anything."""
+
+import json
+
+import pytest
+
+from telescope_core.errors import ConfigError
+from telescope_envs.validation import (
+    Level,
+    Outcome,
+    Report,
+    ValidationOptions,
+    Verdict,
+    report_schema,
+    validate_project,
+    validate_wheel,
+)
+from telescope_envs.validation.findings import Findings
+from telescope_envs.validation.metadata import check_metadata
+from telescope_envs.validation.tokens import secrets_in
+
+STATIC = ValidationOptions(level=Level.STATIC)
+README = "# Toy\n\nAsks for yes. The reward is 1 for the answer yes, and 0 for any other. " * 2
+FIELDS = {
+    "Metadata-Version": "2.4",
+    "Name": "telescope-env-acme-toy",
+    "Version": "0.1.0",
+    "Summary": "Says yes",
+    "License-Expression": "MIT",
+    "Keywords": "toy",
+    "Requires-Python": ">=3.11",
+    "Requires-Dist": "telescope-core<0.2,>=0.1",
+}
+
+
+def findings_of(readme=README, **changes):
+    fields = {**FIELDS, **{key.replace("_", "-"): text for key, text in changes.items()}}
+    lines = "".join(f"{key}: {text}\n" for key, text in fields.items() if text)
+    findings = Findings()
+    check_metadata(f"{lines}\n{readme}".encode(), "toy", findings)
+    return {
+        check.id: check.evidence[0].text
+        for check in findings.results("")
+        if check.outcome in (Outcome.FAIL, Outcome.WARN)
+    }
+
+
+def test_good_metadata_has_no_findings():
+    assert findings_of() == {}
+
+
+@pytest.mark.parametrize(
+    ("check", "changes"),
+    [
+        ("static.name", {"Name": "toy"}),
+        ("static.name", {"Name": "telescope-env-acme-other"}),
+        ("static.name", {"Name": "telescope-env-a-toy"}),
+        ("static.version", {"Version": "0.1.0+local"}),
+        ("static.version", {"Version": "v1.0"}),
+        ("static.summary", {"Summary": ""}),
+        ("static.license", {"License_Expression": ""}),
+        ("static.license", {"License_Expression": "mine, ask me"}),
+        ("static.readme", {"readme": ""}),
+        ("static.readme", {"readme": f"# Toy\n\nTODO: write this. {README}"}),
+        ("static.requires_python", {"Requires_Python": ""}),
+        ("static.requires_python", {"Requires_Python": ">=3.99"}),
+        ("static.protocol", {"Requires_Dist": "numpy"}),
+        ("static.protocol", {"Requires_Dist": "telescope-core>=7,<8"}),
+        ("static.protocol_bound", {"Requires_Dist": "telescope-core>=0.1"}),
+        ("static.tags", {"Keywords": ""}),
+        ("static.tags", {"Keywords": "Two Words,toy"}),
+    ],
+)
+def test_each_fault_of_the_metadata_is_found_alone(check, changes):
+    assert list(findings_of(**changes)) == [check]
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        "other @ git+https://example.org/other",
+        "other @ https://example.org/other-1.0.tar.gz",
+        "telescope-env-acme-other",
+    ],
+)
+def test_addresses_and_other_environments_are_no_dependencies(requirement):
+    line = f"telescope-core<0.2,>=0.1\nRequires-Dist: {requirement}"
+    assert list(findings_of(Requires_Dist=line)) == ["static.dependencies"]
+
+
+def test_secrets_are_found_and_not_repeated():
+    # Put together here, so that no scanner of this repository stumbles over them.
+    token = "gh" + "p_" + "a1B2" * 9
+    key = "-----BEGIN " + "RSA PRIVATE KEY-----"
+    found = list(secrets_in(f"fine\nTOKEN = '{token}'\n{key}\n"))
+    assert {secret.kind: secret.line for secret in found} == {
+        "a GitHub token": 2,
+        "a private key": 3,
+    }
+    assert token not in repr(found)
+    assert list(secrets_in("sk-learn, hf_hub, AKIA, eyJ and ghp_short are no secrets")) == []
+
+
+def test_a_project_with_a_secret_and_a_moving_dataset(make_project):
+    project = make_project(needs=("telescope-core>=0.1,<0.2",))
+    token = "hf" + "_" + "abcdEFGH" * 5
+    (project / "notes.txt").write_text(f"login with {token}\n")
+    listed = [{"repo": "acme/sums", "revision": "main"}]
+    (project / "datasets.json").write_text(json.dumps(listed))
+    report = validate_project(project, STATIC)
+    found = {check.id: check for check in report.checks if check.evidence}
+    assert report.verdict is Verdict.FAIL
+    assert "notes.txt:1 holds a Hugging Face token" in found["static.secrets"].evidence[0].text
+    assert token not in report.canonical_json.decode()
+    assert "acme/sums" in found["static.datasets"].evidence[0].text
+    assert found["static.secrets"].fix
+
+
+def test_a_project_that_does_not_build_has_checks_that_were_not_run(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    report = validate_project(tmp_path, STATIC)
+    outcomes = {check.id: check.outcome for check in report.checks}
+    assert report.verdict is Verdict.FAIL
+    assert outcomes["static.project"] is outcomes["static.build"] is Outcome.FAIL
+    assert outcomes["static.wheel"] is outcomes["static.license"] is Outcome.NOT_RUN
+
+
+def test_a_folder_that_is_no_project_is_one_clear_message(tmp_path):
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "pyproject.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"has no pyproject.toml; there is one in toy"):
+        validate_project(tmp_path)
+    with pytest.raises(ConfigError, match="there is no folder"):
+        validate_project(tmp_path / "nothing")
+
+
+def test_a_wheel_that_is_none_fails_and_says_so():
+    name = "telescope_env_acme_toy-0.1.0-py3-none-any.whl"
+    report = validate_wheel(b"not a zip", name, STATIC)
+    found = {check.id: check.outcome for check in report.checks}
+    assert found["static.wheel"] is Outcome.FAIL
+    assert found["static.name"] is Outcome.NOT_RUN
+    assert found["static.project"] is Outcome.NOT_APPLICABLE
+
+
+def test_a_report_is_read_back_with_the_same_digest(toy_wheel):
+    report = validate_wheel(toy_wheel, "telescope_env_acme_toy-0.1.0-py3-none-any.whl", STATIC)
+    again = Report.model_validate_json(report.canonical_json)
+    assert again == report
+    assert again.sha256 == report.sha256
+    assert set(report_schema()["properties"]) == set(Report.model_fields)
