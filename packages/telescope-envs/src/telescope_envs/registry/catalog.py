@@ -1,20 +1,26 @@
-"""One row per environment: what listing and searching show, small enough to hold all of them.
+"""One row per environment: what listing and searching show, and which rows fit a query.
 
 Rows are made from index lines without the whole records, so that listing ten thousand releases
 takes a fraction of a second. Nothing here reads a file.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from packaging.version import InvalidVersion, Version
 
 from telescope_core.errors import RegistryError
+from telescope_envs.registry.names import near_names
 
 CATALOG_PATH = "v1/index.json"
 """Where a place that cannot be listed keeps its catalogue: a JSON array of rows."""
 _PLAIN_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
+_WORDS = re.compile(r"[^\W_]+")
+_SHORTEST_WITH_TYPO = 4
+"""Below that, too many words are one letter away."""
+_IS_NAME, _BEGINS_NAME = 0, 1
+_WORD_OF_NAME, _BEGINS_WORD, _TAG, _IN_NAME, _OWNER, _SUMMARY, _TYPO = range(2, 9)
 
 
 class CatalogRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,3 +125,61 @@ def read_catalog(data: bytes, where: str) -> list[CatalogRow]:
 def write_catalog(rows: Sequence[CatalogRow]) -> bytes:
     """Return the bytes of a `v1/index.json`."""
     return msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n"
+
+
+def search(rows: Iterable[CatalogRow], query: str, tags: Sequence[str] = ()) -> list[CatalogRow]:
+    """Return the rows that have all `tags` and every word of `query`, best first.
+
+    A name that is the query comes before one that begins with it, then words of names, tags, words
+    of summaries, and words that are one typo away. What is deprecated comes after the rest.
+    """
+    wanted = {tag.lower() for tag in tags}
+    text = query.strip().lower()
+    words = _WORDS.findall(text)
+    found: list[tuple[bool, int, str, CatalogRow]] = []
+    for row in rows:
+        row_tags = {tag.lower() for tag in row.tags}
+        if wanted <= row_tags:
+            rank = _rank(row, row_tags, text, words)
+            if rank is not None:
+                found.append((bool(row.deprecated), rank, row.id, row))
+    return [row for *_, row in sorted(found, key=lambda entry: entry[:3])]
+
+
+def _rank(row: CatalogRow, tags: set[str], text: str, words: list[str]) -> int | None:
+    """Return how far the row is from the query, 0 = it is that name; None = it does not fit."""
+    owner, _, name = row.id.partition("/")
+    joined = "-".join(words)
+    if text in (name, row.id) or joined == name:
+        return _IS_NAME
+    if joined and name.startswith(joined):
+        return _BEGINS_NAME
+    name_words = name.split("-")
+    summary: list[str] = []
+    total = 0
+    for word in words:
+        rank = _rank_in_name(word, name, name_words, tags)
+        if rank is None:
+            summary = summary or _WORDS.findall(row.summary.lower())
+            rank = _rank_elsewhere(word, owner, name_words, summary)
+        if rank is None:
+            return None
+        total += rank
+    return total
+
+
+def _rank_in_name(word: str, name: str, name_words: list[str], tags: set[str]) -> int | None:
+    if word in name_words:
+        return _WORD_OF_NAME
+    if word in name:
+        return _BEGINS_WORD if any(other.startswith(word) for other in name_words) else _IN_NAME
+    return _TAG if word in tags or any(word in tag.split("-") for tag in tags) else None
+
+
+def _rank_elsewhere(word: str, owner: str, name_words: list[str], summary: list[str]) -> int | None:
+    if owner.startswith(word):
+        return _OWNER
+    if any(other.startswith(word) for other in summary):
+        return _SUMMARY
+    is_typo = len(word) >= _SHORTEST_WITH_TYPO and near_names(word, name_words)
+    return _TYPO if is_typo else None
