@@ -4,12 +4,20 @@ Bytes come in here, so these are pydantic models. A reader ignores fields it doe
 refuses a `schema` number above its own, so fields can be added without breaking old clients.
 """
 
-from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
-from telescope_envs.registry.names import NAME_LENGTHS, OWNER_LENGTHS, WORDS
+from telescope_core.errors import RegistryError
+from telescope_envs.registry.names import NAME_LENGTHS, OWNER_LENGTHS, WORDS, check_version
 
 FORMAT_VERSION = 1
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -17,6 +25,26 @@ Owner = Annotated[
     str, Field(pattern=WORDS, min_length=OWNER_LENGTHS[0], max_length=OWNER_LENGTHS[1])
 ]
 Name = Annotated[str, Field(pattern=WORDS, min_length=NAME_LENGTHS[0], max_length=NAME_LENGTHS[1])]
+
+
+def _is_version(text: str) -> str:
+    try:
+        return check_version(text)
+    except RegistryError as error:
+        raise ValueError(str(error)) from None
+
+
+def _is_specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError(f"{error}; write for instance '>=3.11'") from None
+    return text
+
+
+ReleaseVersion = Annotated[str, AfterValidator(_is_version)]
+PythonRange = Annotated[str, AfterValidator(_is_specifier)]
+ProtocolVersion = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)$")]
 
 
 class _Record(BaseModel):
@@ -45,11 +73,28 @@ class Source(_Record):
     sdist_sha256: str = ""
 
 
+def _numbers(version: str) -> tuple[int, int]:
+    major, _, minor = version.partition(".")
+    return int(major), int(minor)
+
+
 class ProtocolRange(_Record):
     """The environment protocol versions it speaks, `major.minor`, both ends included."""
 
-    minimum: str = "1.0"
-    maximum: str = "1.0"
+    minimum: ProtocolVersion = "1.0"
+    maximum: ProtocolVersion = "1.0"
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Both ends as (major, minor)."""
+        return _numbers(self.minimum), _numbers(self.maximum)
+
+    @model_validator(mode="after")
+    def _is_in_order(self) -> Self:
+        lowest, highest = self.bounds
+        if lowest > highest:
+            raise ValueError(f"minimum {self.minimum} is above maximum {self.maximum}")
+        return self
 
 
 class Dataset(_Record):
@@ -92,7 +137,7 @@ class Release(_Record):
     schema_version: Annotated[int, Field(alias="schema", le=FORMAT_VERSION, ge=1)] = FORMAT_VERSION
     owner: Owner
     name: Name
-    version: str
+    version: ReleaseVersion
     """PEP 440; a new major version means that scores are not comparable."""
     summary: str
     distribution: str
@@ -101,7 +146,7 @@ class Release(_Record):
     """`module:Class`."""
     wheel: WheelFile
     source: Source = Source()
-    requires_python: str
+    requires_python: PythonRange
     requires_dist: tuple[str, ...]
     protocol: ProtocolRange = ProtocolRange()
     kind: str = "environment"
@@ -119,7 +164,7 @@ class Release(_Record):
     validation: Validation = Validation()
     attestation_sha256: str = ""
     publisher: str
-    published_at: datetime
+    published_at: AwareDatetime
     license: str
     tags: tuple[str, ...] = ()
     eval_defaults: EvalDefaults = EvalDefaults()

@@ -54,6 +54,10 @@ class Registry:
         """Return every owner/name in the index, sorted."""
         return [row.id for row in self.catalog()]
 
+    def has(self, environment_id: str) -> bool:
+        """Whether owner/name has an index file; does not read the catalogue."""
+        return bool(self.store.read(f"index/{environment_id}.jsonl"))
+
     def aliases(self) -> dict[str, str]:
         """Return bare name -> owner/name."""
         found = self.store.read("aliases.toml")
