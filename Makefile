@@ -43,7 +43,7 @@ test: setup environments ## all tests but those that need a GPU
 
 .PHONY: environments
 environments:
-	@$(BIN)/telescope env install math-reasoning countdown wordle tool-calculator reasoning-gym
+	@$(BIN)/telescope env install --shared math-reasoning countdown wordle tool-calculator reasoning-gym
 
 bench: setup environments ## the benchmarks; results go to benchmarks/results
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python "$$file" || exit 1; done

@@ -2,9 +2,11 @@
 
 from telescope_envs.install import find_installed, install, uninstall
 from telescope_envs.installed import InstalledEnvironment, installed_environments
+from telescope_envs.installing.steps import InstallOptions
 from telescope_envs.registry import Registry, open_registry, resolve
 
 __all__ = [
+    "InstallOptions",
     "InstalledEnvironment",
     "Registry",
     "find_installed",

@@ -10,4 +10,6 @@ VARIABLE = "TELESCOPE_HOME"
 def data_folder() -> Path:
     """Return `$TELESCOPE_HOME`, else a folder of this interpreter's, so each has its own."""
     chosen = os.environ.get(VARIABLE, "")
-    return Path(chosen).expanduser() if chosen else Path(sys.prefix) / "share" / "telescope"
+    return (
+        Path(chosen).expanduser().absolute() if chosen else Path(sys.prefix) / "share" / "telescope"
+    )

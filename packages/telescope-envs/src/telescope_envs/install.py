@@ -1,16 +1,14 @@
-"""Installing and removing environments: resolve, check, inspect, try, install, record.
+"""Installing and removing environments, each in a virtual environment of its own or in this one.
 
 Every check comes before the first change, so a bad wheel changes nothing.
 """
 
 import sys
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from telescope_core.errors import unknown_name
+from telescope_envs.filelocks import locked
 from telescope_envs.installed import (
     Installation,
     InstalledEnvironment,
@@ -18,6 +16,20 @@ from telescope_envs.installed import (
     remove_record,
     write_record,
 )
+from telescope_envs.installing.cache import fetch_wheel
+from telescope_envs.installing.leftovers import (
+    lock_file,
+    remove_leftovers,
+    remove_unused_venvs,
+)
+from telescope_envs.installing.pipeline import (
+    Installed,
+    choose_release,
+    find_active,
+    install_isolated,
+)
+from telescope_envs.installing.steps import InstallOptions, Progress, Step, silent
+from telescope_envs.lockfile import change_lock
 from telescope_envs.packages import (
     install_requirements,
     install_wheel,
@@ -27,94 +39,53 @@ from telescope_envs.packages import (
 from telescope_envs.registry.describe import describe_wheel
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolve import matches, parse_request, resolve
-from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
-from telescope_envs.venv import build_venv, remove_venv, venv_folder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstallResult:
-    """What `install` did."""
-
-    release: Release
-    is_new: bool
-    """False: that release was installed already."""
+from telescope_envs.registry.resolve import matches, parse_request
+from telescope_envs.registry.wheel import check_release, read_wheel
 
 
 def install(
     registry: Registry,
     text: str,
     *,
-    isolated: bool = False,
-    progress: Callable[[str], None] = lambda step: None,
-) -> InstallResult:
-    """Install the release that `text` asks for into this interpreter.
+    options: InstallOptions | None = None,
+    progress: Progress = silent,
+) -> Installed:
+    """Install the release that `text` asks for; `progress` is told each step.
 
-    With `isolated` it goes into a virtual environment of its own instead. `progress` is told each
-    step. Raises RegistryError for a file that is not what was published, EnvironmentLoadError when
-    it cannot be loaded.
+    Raises RegistryError for what is refused, EnvironmentLoadError when it cannot be built or
+    loaded; either way nothing has changed.
     """
-    progress(f"looking up {text}")
-    release = resolve(registry, text)
-    if _is_installed(release, isolated=isolated):
-        return InstallResult(release=release, is_new=False)
-    progress(f"checking {release.wheel.filename}")
-    data = registry.wheel_bytes(release)
-    check_bytes(data, release)
-    check_release(read_wheel(data, release.wheel.filename), release)
-    before = find_installed(release.id)
-    interpreter = ""
-    with tempfile.TemporaryDirectory() as scratch:
-        wheel = Path(scratch) / release.wheel.filename
-        wheel.write_bytes(data)
-        if isolated:
-            progress(f"building a virtual environment for {release.id} {release.version}")
-            interpreter = str(build_venv(release, wheel, venv_folder(release)))
-        else:
-            _install_here(release, wheel, progress)
-    write_record(
-        Installation(
-            registry=registry.address,
-            installed_at=datetime.now(UTC),
-            release=release,
-            interpreter=interpreter,
-        )
-    )
-    if before is not None:
-        _remove_files(before, unless=interpreter or sys.executable)
-    return InstallResult(release=release, is_new=True)
+    options = options or InstallOptions()
+    progress(f"{text}: {Step.RESOLVE}")
+    release = choose_release(registry, text, options=options)
+    before = find_active(release.id)
+    if options.shared:
+        return _install_shared(registry, release, progress=progress)
+    done = install_isolated(registry, release, options=options, progress=progress)
+    if before is not None and before.interpreter == sys.executable:
+        uninstall_distribution(before.distribution)
+    return done
 
 
-def _install_here(release: Release, wheel: Path, progress: Callable[[str], None]) -> None:
-    missing = missing_requirements(release.requires_dist)
-    if missing:
-        progress(f"installing {', '.join(missing)}")
-        install_requirements(missing, needed_by=release.id)
-    progress(f"loading {release.id} {release.version}")
-    describe_wheel(wheel, release.factory)
-    progress(f"installing {release.id} {release.version}")
-    install_wheel(wheel)
+def uninstall(text: str, *, lock: Path | None = None) -> InstalledEnvironment:
+    """Remove an installed environment, and its virtual environment where no project locks it.
 
-
-def _remove_files(found: InstalledEnvironment, *, unless: str = "") -> None:
-    """Remove what `found` is made of, where it is not in the interpreter `unless`."""
-    if found.interpreter == unless:
-        return
-    if found.interpreter == sys.executable:
-        uninstall_distribution(found.distribution)
-    else:
-        remove_venv(found.interpreter)
-
-
-def uninstall(text: str) -> InstalledEnvironment:
-    """Remove an installed environment; its dependencies stay. Returns what was removed."""
+    It leaves the telescope.lock at `lock` as well. What a shared one needed stays. Returns what
+    was removed.
+    """
     found = find_installed(text)
     if found is None:
         known = [environment.id for environment in installed_environments()]
         raise unknown_name("installed environment", text, known)
-    _remove_files(found)
-    if found.installation is not None:
-        remove_record(found.installation.release)
+    if lock is not None and lock.is_file():
+        change_lock(lock, lambda before: before.without([found.id]))
+    remove_leftovers()
+    with locked(lock_file(found.id), what=f"{found.id} is installed"):
+        if found.installation is not None:
+            remove_record(found.installation.release)
+        if found.interpreter == sys.executable:
+            uninstall_distribution(found.distribution)
+        remove_unused_venvs(found.id)
     return found
 
 
@@ -133,11 +104,37 @@ def find_installed(text: str) -> InstalledEnvironment | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _is_installed(release: Release, *, isolated: bool) -> bool:
-    found = find_installed(release.id)
-    recorded = found.installation if found is not None else None
+def _install_shared(registry: Registry, release: Release, *, progress: Progress) -> Installed:
+    """Install into this interpreter, beside what it has; nothing there moves to another version."""
+    label = f"{release.id} {release.version}"
+    remove_leftovers()
+    with locked(lock_file(release.id), what=f"{release.id} is installed", progress=progress):
+        found = find_active(release.id)
+        if found is not None and _is_shared(found, release):
+            return Installed(release=release, locked=None, is_new=False)
+        progress(f"{label}: {Step.DOWNLOAD}")
+        wheel = fetch_wheel(registry, release)
+        progress(f"{label}: {Step.INSPECT}")
+        check_release(read_wheel(wheel.read_bytes(), wheel.name), release)
+        missing = missing_requirements(release.requires_dist)
+        if missing:
+            progress(f"{label}: {Step.DEPENDENCIES}: {', '.join(missing)}")
+            install_requirements(missing, needed_by=release.id)
+        progress(f"{label}: {Step.PROBE}")
+        describe_wheel(wheel, release.factory)
+        progress(f"{label}: {Step.WHEEL}")
+        install_wheel(wheel)
+        write_record(
+            Installation(registry=registry.address, installed_at=datetime.now(UTC), release=release)
+        )
+        remove_unused_venvs(release.id)
+    return Installed(release=release, locked=None, is_new=True)
+
+
+def _is_shared(found: InstalledEnvironment, release: Release) -> bool:
+    recorded = found.installation
     return (
         recorded is not None
+        and not recorded.interpreter
         and recorded.release.wheel.sha256 == release.wheel.sha256
-        and bool(recorded.interpreter) == isolated
     )

@@ -1,12 +1,11 @@
-"""What is installed in this interpreter, and from which release.
+"""What is installed for this interpreter, and from which release.
 
-Each installation leaves one small JSON file under the interpreter's own prefix, so every virtual
-environment has its own. A file whose package has gone counts for nothing.
+Each installation leaves one small JSON file in the data folder. A file whose package has gone
+counts for nothing.
 """
 
 import os
 import sys
-import tempfile
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -14,6 +13,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from telescope_envs.home import data_folder
+from telescope_envs.lockfile import LockedEnvironment
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.wheel import ENTRY_POINT_GROUP
 
@@ -27,11 +28,13 @@ class Installation(BaseModel):
 
     format: int = FORMAT_VERSION
     registry: str
-    """The registry's folder."""
+    """As `--registry` takes it."""
     installed_at: datetime
     release: Release
     interpreter: str = ""
     """Python of a virtual environment of its own; empty = the one this record belongs to."""
+    locked: LockedEnvironment | None = None
+    """What is in that virtual environment; None: in the interpreter this record belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +53,9 @@ class InstalledEnvironment:
     """None: installed by other means, such as an editable install during development."""
 
 
-def records_folder(prefix: Path | None = None) -> Path:
-    """Return where the records of the interpreter at `prefix` are (default: this one)."""
-    return (prefix or Path(sys.prefix)) / "share" / "telescope" / "environments"
+def records_folder() -> Path:
+    """Return where the records of installations are."""
+    return data_folder() / "environments"
 
 
 def installed_environments() -> list[InstalledEnvironment]:
@@ -80,9 +83,13 @@ def write_record(installation: Installation) -> None:
     """Write the record of an installation, whole or not at all."""
     path = _record_path(installation.release)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as scratch:
-        scratch.write(installation.model_dump_json(by_alias=True, indent=2))
-    os.replace(scratch.name, path)
+    scratch = path.with_name(f".{path.name}.part")
+    try:
+        scratch.write_text(installation.model_dump_json(by_alias=True, indent=2))
+        os.replace(scratch, path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 def remove_record(release: Release) -> None:

@@ -7,12 +7,27 @@ from telescope_core.errors import EnvironmentLoadError
 
 
 def run_program(
-    command: Sequence[str], *, environ: Mapping[str, str], limit_s: float, late: str
+    command: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    limit_s: float,
+    late: str,
+    heirs: Sequence[int] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run `command` with no variables but `environ`; raises EnvironmentLoadError(late) in time."""
+    """Run `command` with no variables but `environ`; raises EnvironmentLoadError(late) in time.
+
+    It inherits the descriptors `heirs`: locks among them stay held until it has ended as well.
+    """
     try:
         return subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=limit_s, check=False
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+            pass_fds=tuple(heirs),
         )
     except subprocess.TimeoutExpired as error:
         raise EnvironmentLoadError(late) from error

@@ -1,62 +1,129 @@
 """`telescope env install` and `uninstall`."""
 
 import json
-from typing import Annotated, Any
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
 from telescope_cli.env.options import (
+    AllowSdistOption,
     JsonOption,
     NamesArgument,
+    NoLockOption,
+    OfflineOption,
     RegistryOption,
     complete_installed,
     progress,
 )
+from telescope_core.errors import TelescopeError
+from telescope_envs import InstallOptions, Registry, open_registry
 from telescope_envs import install as install_environment
-from telescope_envs import open_registry
 from telescope_envs import uninstall as uninstall_environment
-from telescope_envs.registry import resolve
+from telescope_envs.lockfile import find_lock, lock_path
+
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one name that was typed."""
+
+    typed: str
+    id: str = ""
+    version: str = ""
+    state: str
+    """installed, unchanged or failed."""
+    error: str = ""
+    exit_code: int = 0
 
 
 def install(
     names: NamesArgument,
     registry: RegistryOption = None,
-    isolated: Annotated[
-        bool, typer.Option("--isolated", help="Give each a virtual environment of its own.")
+    shared: Annotated[
+        bool,
+        typer.Option("--shared", help="Install into the Python that runs this command."),
     ] = False,
+    no_lock: NoLockOption = False,
+    allow_sdist: AllowSdistOption = None,
+    offline: OfflineOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check environments against the registry and install them.
 
-    They are installed into the Python that runs this command, or with --isolated into virtual
-    environments of their own. Installing an environment runs its author's code.
+    Each gets a virtual environment of its own, with exactly the packages that telescope.lock then
+    names. One that fails keeps no other from being installed. Installing runs its author's code.
 
     Example: telescope env install math-reasoning countdown@0.1.0
     """
-    opened = open_registry(registry)
-    releases = [resolve(opened, name) for name in names]
-    rows: list[dict[str, Any]] = []
-    for name, release in zip(names, releases, strict=True):
-        result = install_environment(opened, name, isolated=isolated, progress=progress)
-        rows.append({"id": release.id, "version": release.version, "installed": result.is_new})
-        if not as_json:
-            done = "installed" if result.is_new else "already installed"
-            typer.echo(f"{release.id} {release.version}: {done}")
+    options = InstallOptions(
+        shared=shared,
+        offline=offline,
+        allow_sdist=tuple(allow_sdist or ()),
+        lock=None if no_lock else lock_path(),
+    )
+    outcomes = install_all(open_registry(registry), names, options=options)
+    report(outcomes, as_json=as_json)
+
+
+def install_all(
+    registry: Registry, names: Sequence[str], *, options: InstallOptions
+) -> list[Outcome]:
+    """Install `names`, several at once where each has a place of its own; in the order typed."""
+
+    def one(name: str) -> Outcome:
+        try:
+            done = install_environment(registry, name, options=options, progress=progress)
+        except TelescopeError as error:
+            return Outcome(typed=name, state="failed", error=str(error), exit_code=error.exit_code)
+        state = "installed" if done.is_new else "unchanged"
+        return Outcome(typed=name, id=done.release.id, version=done.release.version, state=state)
+
+    with ThreadPoolExecutor(1 if options.shared else _AT_ONCE) as pool:
+        return list(pool.map(one, dict.fromkeys(names)))
+
+
+def report(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
+    """Print what became of each; ends with the exit code of the first that failed."""
+    failed = [outcome for outcome in outcomes if outcome.error]
     if as_json:
-        typer.echo(json.dumps(rows))
+        typer.echo(json.dumps([_row(outcome) for outcome in outcomes]))
+    for outcome in outcomes:
+        if outcome.error:
+            typer.echo(f"telescope: {outcome.typed}: {outcome.error}", err=True)
+        elif not as_json:
+            done = "installed" if outcome.state == "installed" else "already installed"
+            typer.echo(f"{outcome.id} {outcome.version}: {done}")
+    if failed and len(outcomes) > 1:
+        typer.echo(f"{len(outcomes) - len(failed)} of {len(outcomes)} are installed", err=True)
+    if failed:
+        raise typer.Exit(failed[0].exit_code)
+
+
+def _row(outcome: Outcome) -> dict[str, str]:
+    """Return what --json prints of one."""
+    row = {"name": outcome.typed, "state": outcome.state}
+    if outcome.error:
+        return {**row, "error": outcome.error}
+    return {**row, "id": outcome.id, "version": outcome.version}
 
 
 def uninstall(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", autocompletion=complete_installed)
     ],
+    no_lock: NoLockOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove installed environments; what they needed stays.
+    """Remove installed environments, also from telescope.lock; a shared one's needs stay.
 
     Example: telescope env uninstall countdown
     """
-    removed = [uninstall_environment(name) for name in names]
+    lock = None if no_lock else find_lock()
+    removed = [uninstall_environment(name, lock=lock) for name in names]
     if as_json:
         typer.echo(json.dumps([{"id": found.id, "version": found.version} for found in removed]))
         return

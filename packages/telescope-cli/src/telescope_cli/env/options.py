@@ -12,6 +12,20 @@ RegistryOption = Annotated[
     typer.Option("--registry", metavar="FOLDER", help="Registry to use instead of the default."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+NoLockOption = Annotated[
+    bool, typer.Option("--no-lock", help="Neither read nor write telescope.lock.")
+]
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", help="Use no network: wheels and packages from caches alone.")
+]
+AllowSdistOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-sdist",
+        metavar="PACKAGE",
+        help="Build this dependency from source, which runs its code while installing.",
+    ),
+]
 
 
 def complete_name(incomplete: str) -> list[str]:

@@ -1,7 +1,6 @@
 """Asking an environment what it declares, straight from its wheel, in a process of its own."""
 
 import asyncio
-import hashlib
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 from telescope_core.errors import EnvironmentLoadError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.open import load_environment_class
+from telescope_envs.installing.declare import declarations
 from telescope_envs.subprocesses import last_line, run_program
 
 _TIME_LIMIT_S = 120.0
@@ -38,19 +38,8 @@ def describe_wheel(wheel: Path, factory: str) -> dict[str, Any]:
 
 
 def declared(factory: str) -> dict[str, Any]:
-    """Return the declarations of an importable environment as plain data."""
-    environment_class = load_environment_class(factory)
-    environment = environment_class.from_settings({})
+    """Return the declarations of an importable environment as plain data, sizes of splits too."""
+    environment = load_environment_class(factory).from_settings({})
     about = asyncio.run(InProcessEnvironment(environment, name=factory).describe())
-    schema = json.dumps(environment_class.Config.model_json_schema(), sort_keys=True)
-    return {
-        "splits": {str(split): size for split, size in about.num_examples.items()},
-        "reward": {
-            "minimum": about.reward_min,
-            "maximum": about.reward_max,
-            "success": about.success_threshold,
-        },
-        "network": about.network,
-        "secrets": list(about.secrets),
-        "config_schema_sha256": hashlib.sha256(schema.encode()).hexdigest(),
-    }
+    sizes = {str(split): size for split, size in about.num_examples.items()}
+    return {**declarations(factory), "splits": sizes}

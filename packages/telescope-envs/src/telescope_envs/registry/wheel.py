@@ -12,9 +12,11 @@ import hashlib
 import io
 import stat
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from unicodedata import normalize
 
 from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
@@ -26,6 +28,13 @@ from telescope_envs.registry.records import Release
 ENTRY_POINT_GROUP = "telescope.environments"
 _MAX_FILES = 5000
 _MAX_UNPACKED_BYTES = 200 * 1024 * 1024
+_MAX_RATIO = 100
+"""Unpacked to packed bytes of a file of more than a megabyte. Text reaches 20, deflate 1032."""
+_RATIO_COUNTS_FROM_BYTES = 1024 * 1024
+_END_BYTES = 22
+"""Length of the last record of a zip archive without a comment."""
+_IS_ENCRYPTED = 0x1
+_IS_UTF8 = 0x800
 _REFUSED_SUFFIXES = {".pth", ".so", ".pyd", ".dll", ".dylib", ".exe"}
 _REFUSED_MODULES = {"sitecustomize", "usercustomize"}
 
@@ -53,9 +62,10 @@ def read_wheel(data: bytes, filename: str) -> WheelContents:
     """Return what the wheel says of itself; raises RegistryError when it holds what it must not."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _check_container(archive, data, filename)
             _check_members(archive, filename)
-            files = {info.filename: archive.read(info) for info in archive.infolist()}
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+            files = _unpacked(archive, filename)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
         raise RegistryError(f"wheel {filename}: not a readable zip file: {error}") from error
     distribution, version = _named_by(filename)
     info_folder = f"{distribution.replace('-', '_')}-{version}.dist-info"
@@ -65,7 +75,13 @@ def read_wheel(data: bytes, filename: str) -> WheelContents:
     _check_record(files, info_folder, filename)
     _check_is_pure(files, info_folder, filename)
     entry_name, factory = _entry_point(files, info_folder, filename)
-    return _contents(files[f"{info_folder}/METADATA"], module, entry_name, factory)
+    contents = _contents(files[f"{info_folder}/METADATA"], module, entry_name, factory)
+    if (contents.distribution, contents.version) != (distribution, version):
+        raise RegistryError(
+            f"wheel {filename}: its METADATA is of {contents.distribution} {contents.version}; "
+            "build it again"
+        )
+    return contents
 
 
 def check_release(contents: WheelContents, release: Release) -> None:
@@ -109,19 +125,57 @@ def _named_by(filename: str) -> tuple[str, str]:
     return str(name), str(version)
 
 
+def _check_container(archive: zipfile.ZipFile, data: bytes, filename: str) -> None:
+    """Refuse bytes around the archive: two programs could find two archives in one file."""
+    is_whole = data.startswith(b"PK\x03\x04") and data[-_END_BYTES:].startswith(b"PK\x05\x06")
+    if not is_whole or archive.comment:
+        raise RegistryError(f"wheel {filename}: has bytes before or after its zip archive")
+
+
+def _unpacked(archive: zipfile.ZipFile, filename: str) -> dict[str, bytes]:
+    """Return the files, counting what really comes out: declared sizes may lie."""
+    files: dict[str, bytes] = {}
+    left = _MAX_UNPACKED_BYTES
+    for info in archive.infolist():
+        with archive.open(info) as member:
+            content = member.read(min(left, info.file_size) + 1)
+        left -= len(content)
+        if len(content) != info.file_size or left < 0:
+            raise RegistryError(
+                f"wheel {filename}: {info.filename} unpacks to another size than it declares"
+            )
+        files[info.filename] = content
+    return files
+
+
 def _check_members(archive: zipfile.ZipFile, filename: str) -> None:
     members = archive.infolist()
     if len(members) > _MAX_FILES or sum(m.file_size for m in members) > _MAX_UNPACKED_BYTES:
         raise RegistryError(
             f"wheel {filename}: more than {_MAX_FILES} files or {_MAX_UNPACKED_BYTES} bytes"
         )
-    names = [member.filename for member in members]
-    if len({name.lower() for name in names}) < len(names):
+    names = [member.orig_filename for member in members]
+    if len({normalize("NFC", name).casefold() for name in names}) < len(names):
         raise RegistryError(f"wheel {filename}: two of its files have the same name")
     for member in members:
+        _check_member(member, filename)
         mode = member.external_attr >> 16
         if member.is_dir() or (mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode)):
             raise RegistryError(f"wheel {filename}: {member.filename} is not a plain file")
+
+
+def _check_member(member: zipfile.ZipInfo, filename: str) -> None:
+    name = member.orig_filename
+    is_text = name.isascii() or member.flag_bits & _IS_UTF8
+    if not is_text or not name.isprintable():
+        raise RegistryError(f"wheel {filename}: the file name {name!r} is not plain UTF-8 text")
+    if member.flag_bits & _IS_ENCRYPTED:
+        raise RegistryError(f"wheel {filename}: {name} is encrypted")
+    if member.file_size > max(_RATIO_COUNTS_FROM_BYTES, _MAX_RATIO * member.compress_size):
+        raise RegistryError(
+            f"wheel {filename}: {name} unpacks to {member.file_size} bytes from "
+            f"{member.compress_size}: a zip bomb"
+        )
 
 
 def _check_path(path: str, filename: str, module: str, info_folder: str) -> None:
@@ -141,7 +195,11 @@ def _check_record(files: Mapping[str, bytes], info_folder: str, filename: str) -
     record_path = f"{info_folder}/RECORD"
     if record_path not in files:
         raise RegistryError(f"wheel {filename}: has no RECORD")
-    rows = [row for row in csv.reader(io.StringIO(files[record_path].decode())) if row]
+    table = io.StringIO(_text(files, record_path, filename))
+    try:
+        rows = [row for row in csv.reader(table, strict=True) if row]
+    except csv.Error as error:
+        raise RegistryError(f"wheel {filename}: RECORD: {error}") from error
     listed = {row[0]: row[1] for row in rows if len(row) == 3}
     if set(listed) != set(files) or len(listed) != len(rows):
         odd = sorted(set(listed) ^ set(files)) or "a malformed or repeated line"
@@ -151,6 +209,14 @@ def _check_record(files: Mapping[str, bytes], info_folder: str, filename: str) -
             raise RegistryError(f"wheel {filename}: {path} is not the file that RECORD lists")
 
 
+def _text(files: Mapping[str, bytes], path: str, filename: str) -> str:
+    """Return a text file of the wheel; empty when it has none."""
+    try:
+        return files.get(path, b"").decode()
+    except UnicodeDecodeError as error:
+        raise RegistryError(f"wheel {filename}: {path} is not UTF-8: {error}") from error
+
+
 def record_hash(data: bytes) -> str:
     """Return the hash as a RECORD line writes it."""
     digest = hashlib.sha256(data).digest()
@@ -158,7 +224,7 @@ def record_hash(data: bytes) -> str:
 
 
 def _check_is_pure(files: Mapping[str, bytes], info_folder: str, filename: str) -> None:
-    lines = files.get(f"{info_folder}/WHEEL", b"").decode().splitlines()
+    lines = _text(files, f"{info_folder}/WHEEL", filename).splitlines()
     if "Root-Is-Purelib: true" not in lines or f"{info_folder}/METADATA" not in files:
         raise RegistryError(f"wheel {filename}: WHEEL or METADATA is missing, or it is not pure")
 
@@ -167,7 +233,7 @@ def _entry_point(files: Mapping[str, bytes], info_folder: str, filename: str) ->
     parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     parser.optionxform = str  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        parser.read_string(files.get(f"{info_folder}/entry_points.txt", b"").decode())
+        parser.read_string(_text(files, f"{info_folder}/entry_points.txt", filename))
     except configparser.Error as error:
         raise RegistryError(f"wheel {filename}: entry_points.txt: {error}") from error
     entries = list(parser[ENTRY_POINT_GROUP].items()) if ENTRY_POINT_GROUP in parser else []

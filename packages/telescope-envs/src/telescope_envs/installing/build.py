@@ -1,0 +1,175 @@
+"""A virtual environment for one environment: telescope-core, what is locked for it, and its wheel.
+
+Files are hard links: to the package cache of uv, and to the telescope-core that builds it. So a
+second environment costs almost no time and no space.
+"""
+
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution
+from importlib.util import cache_from_source
+from pathlib import Path
+
+from telescope_core.errors import EnvironmentLoadError
+from telescope_envs.home import data_folder
+from telescope_envs.installed import Installation
+from telescope_envs.installing.cache import key_of
+from telescope_envs.installing.probe import probe
+from telescope_envs.installing.requirements import CORE, install_requirements
+from telescope_envs.installing.steps import InstallOptions, Progress, Step
+from telescope_envs.lockfile import LockedEnvironment
+from telescope_envs.packages import Uv
+
+BUILDING = ".building-"
+"""What the name of an unfinished virtual environment begins with; its owner's key follows."""
+_RECORD = "telescope.json"
+_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that is known before a virtual environment is built."""
+
+    installation: Installation
+    """Its interpreter is that of the finished virtual environment."""
+    locked: LockedEnvironment
+    wheel: Path
+    """Inspected."""
+
+    @property
+    def label(self) -> str:
+        """How progress names it."""
+        return f"{self.locked.id} {self.locked.version}"
+
+
+def venvs_folder() -> Path:
+    """Return where virtual environments are."""
+    return data_folder() / "venvs"
+
+
+def venv_folder(locked: LockedEnvironment) -> Path:
+    """Return where the virtual environment of `locked` belongs.
+
+    Its name holds the digest of all that is in it, so another one never meets an old folder.
+    """
+    return venvs_folder() / f"{key_of(locked.id)}--{locked.version}--{locked.digest[:_DIGITS]}"
+
+
+def python_of(folder: Path) -> Path:
+    """Return the interpreter of a virtual environment."""
+    return folder / "bin" / "python"
+
+
+def find_built(locked: LockedEnvironment) -> Installation | None:
+    """Return the record in the virtual environment of `locked`; None when it is not there."""
+    folder = venv_folder(locked)
+    try:
+        found = Installation.model_validate_json((folder / _RECORD).read_bytes())
+    except (OSError, ValueError):
+        return None
+    is_it = found.locked is not None and found.locked.digest == locked.digest
+    return found if is_it and python_of(folder).exists() else None
+
+
+def build_venv(plan: Plan, uv: Uv, *, options: InstallOptions, progress: Progress) -> None:
+    """Make the virtual environment of `plan` and try its code there.
+
+    It is built aside and renamed into place, whole or not at all. The caller holds the lock of its
+    environment, which `uv` inherits.
+    """
+    folder = venv_folder(plan.locked)
+    scratch = folder.with_name(f"{BUILDING}{key_of(plan.locked.id)}")
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        _fill(scratch, plan, uv, options=options, progress=progress)
+        progress(f"{plan.label}: {Step.PROBE}")
+        probe(python_of(scratch), plan.installation.release, heirs=uv.heirs)
+        (scratch / _RECORD).write_text(plan.installation.model_dump_json(by_alias=True))
+        if folder.exists():
+            shutil.rmtree(folder)
+        scratch.rename(folder)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise EnvironmentLoadError(
+            f"{plan.label}: {error.filename or folder}: {error.strerror}; nothing was installed"
+        ) from error
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _fill(folder: Path, plan: Plan, uv: Uv, *, options: InstallOptions, progress: Progress) -> None:
+    progress(f"{plan.label}: {Step.BUILD}")
+    uv.run(
+        ["venv", "--no-project", "--relocatable", "--python", sys.executable, str(folder)],
+        failure=f"no virtual environment can be made in {folder}",
+    )
+    progress(f"{plan.label}: {Step.DEPENDENCIES}")
+    python = python_of(folder)
+    lines = plan.locked.requirements
+    install_requirements(python, lines, uv, needed_by=plan.locked.id, options=options)
+    progress(f"{plan.label}: {Step.WHEEL}")
+    _install_wheel(python, plan, uv)
+    link_distribution(distribution(CORE), _site_packages(folder))
+    link_byte_code(_site_packages(folder))
+
+
+def _install_wheel(python: Path, plan: Plan, uv: Uv) -> None:
+    """Install the one wheel, which uv hashes again, without dependencies and without any index."""
+    name = plan.installation.release.distribution
+    with tempfile.TemporaryDirectory() as scratch:
+        listed = Path(scratch) / "wheel.txt"
+        address = plan.wheel.resolve().as_uri()
+        listed.write_text(f"{name} @ {address} --hash=sha256:{plan.locked.sha256}\n")
+        uv.run(
+            [
+                *("pip", "install", "--python", str(python), "--quiet", "--no-deps"),
+                *("--no-index", "--require-hashes", "--link-mode", "hardlink"),
+                *("--requirements", str(listed)),
+            ],
+            failure=f"{plan.wheel.name} cannot be installed",
+        )
+
+
+def link_distribution(found: Distribution, site_packages: Path) -> None:
+    """Put the files of an installed distribution into another site-packages, as hard links.
+
+    An editable one is a pointer to its source, and stays that.
+    """
+    for file in found.files or ():
+        source = Path(str(found.locate_file(file)))
+        if ".." in file.parts or "__pycache__" in file.parts or not source.is_file():
+            continue
+        target = site_packages / Path(*file.parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:  # another file system
+            shutil.copy2(source, target)
+
+
+def link_byte_code(site_packages: Path) -> None:
+    """Link the byte code that this interpreter has of the very same files.
+
+    Compiling it again would cost each environment seconds at its first start, and megabytes.
+    """
+    here = Path(sysconfig.get_path("purelib"))
+    for source in site_packages.rglob("*.py"):
+        ours = here / source.relative_to(site_packages)
+        name = Path(cache_from_source(str(ours)))
+        target = source.parent / name.parent.name / name.name
+        with suppress(OSError):  # no byte code here, or another file system: then it is compiled
+            if ours.samefile(source):
+                target.parent.mkdir(exist_ok=True)
+                os.link(name, target)
+
+
+def _site_packages(folder: Path) -> Path:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return folder / "lib" / version / "site-packages"

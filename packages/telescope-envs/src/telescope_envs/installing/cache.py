@@ -1,0 +1,93 @@
+"""Wheels of environments that were fetched and found whole, by their sha256, with their records."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from telescope_core.errors import RegistryError
+from telescope_envs.home import data_folder
+from telescope_envs.registry.records import Release
+from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.wheel import check_bytes
+
+_RECORD = "release.json"
+PART = ".part-"
+"""What the name of an unfinished folder begins with; the key of its owner follows."""
+
+
+class CachedRelease(BaseModel):
+    """A release whose wheel is in the cache, and where it came from."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    registry: str
+    release: Release
+
+
+def wheels_folder() -> Path:
+    """Return the folder of cached wheels."""
+    return data_folder() / "cache" / "wheels"
+
+
+def key_of(environment_id: str) -> str:
+    """Return owner/name as part of a file name; no name holds two hyphens in a row."""
+    return environment_id.replace("/", "--")
+
+
+def fetch_wheel(registry: Registry, release: Release) -> Path:
+    """Return the checked wheel of `release`, from the cache or the registry.
+
+    Raises RegistryError when the registry's bytes are not those that its record names.
+    """
+    cached = cached_wheel(release)
+    if cached is not None:
+        return cached
+    data = registry.wheel_bytes(release)
+    check_bytes(data, release)
+    return _store(data, CachedRelease(registry=registry.address, release=release))
+
+
+def cached_wheel(release: Release) -> Path | None:
+    """Return the wheel in the cache, hashed anew; None when it is not there or was damaged."""
+    path = wheels_folder() / release.wheel.sha256 / release.wheel.filename
+    if not path.is_file():
+        return None
+    is_whole = hashlib.sha256(path.read_bytes()).hexdigest() == release.wheel.sha256
+    return path if is_whole else None
+
+
+def cached_releases() -> list[CachedRelease]:
+    """Return every release whose wheel is in the cache."""
+    found: list[CachedRelease] = []
+    for path in sorted(wheels_folder().glob(f"*/{_RECORD}")):
+        try:
+            found.append(CachedRelease.model_validate_json(path.read_bytes()))
+        except ValidationError:
+            continue  # written by another version of Telescope: as if it were not there
+    return found
+
+
+def find_cached(sha256: str) -> CachedRelease | None:
+    """Return the cached release whose wheel has this hash."""
+    return next((one for one in cached_releases() if one.release.wheel.sha256 == sha256), None)
+
+
+def _store(data: bytes, record: CachedRelease) -> Path:
+    release = record.release
+    folder = wheels_folder() / release.wheel.sha256
+    scratch = folder.with_name(f"{PART}{key_of(release.id)}")
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        (scratch / release.wheel.filename).write_bytes(data)
+        (scratch / _RECORD).write_text(record.model_dump_json(by_alias=True))
+        if folder.exists():  # damaged, or without its record
+            shutil.rmtree(folder)
+        os.rename(scratch, folder)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise RegistryError(f"{folder}: cannot be written: {error.strerror}; make room") from error
+    return folder / release.wheel.filename

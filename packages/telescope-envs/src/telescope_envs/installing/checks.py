@@ -1,0 +1,79 @@
+"""What is refused before anything is downloaded."""
+
+from packaging.version import InvalidVersion, Version
+
+from telescope_core.errors import RegistryError
+from telescope_core.processes.frames import PROTOCOL_MAX, PROTOCOL_MIN
+from telescope_envs.installed import InstalledEnvironment
+from telescope_envs.lockfile import LockedEnvironment
+from telescope_envs.registry.records import Release, Status
+from telescope_envs.registry.resolve import Request
+
+
+def check_protocol(release: Release) -> None:
+    """Raise RegistryError when `release` speaks no protocol that this Telescope speaks."""
+    lowest, highest = Version(str(PROTOCOL_MIN)), Version(str(PROTOCOL_MAX))
+    wanted = f"{release.protocol.minimum} to {release.protocol.maximum}"
+    ours = f"this Telescope speaks {PROTOCOL_MIN} to {PROTOCOL_MAX}"
+    try:
+        is_too_new = Version(release.protocol.minimum) > highest
+        is_too_old = Version(release.protocol.maximum) < lowest
+    except InvalidVersion as error:
+        raise RegistryError(
+            f"{release.id} {release.version}: protocol {wanted!r} is not understood, {ours}; "
+            "tell the registry's owner"
+        ) from error
+    if is_too_new or is_too_old:
+        advice = "upgrade telescope-core" if is_too_new else "choose a newer version of it"
+        raise RegistryError(
+            f"{release.id} {release.version} speaks environment protocol {wanted}, {ours}; {advice}"
+        )
+
+
+def check_no_downgrade(
+    release: Release,
+    request: Request,
+    *,
+    installed: InstalledEnvironment | None,
+    entry: LockedEnvironment | None,
+    status: Status,
+) -> None:
+    """Raise RegistryError for an older version than the one in use, unless typed exactly.
+
+    A registry that was rolled back, or a mirror that lags, looks just like that.
+    """
+    if is_exact(request):
+        return
+    in_use = {"installed": installed.version if installed is not None else ""}
+    in_use["in telescope.lock"] = entry.version if entry is not None else ""
+    for where, version in in_use.items():
+        if version and Version(version) > Version(release.version):
+            reason = status.yanked.get(version)
+            why = f" ({version} is yanked: {reason})" if reason is not None else ""
+            raise RegistryError(
+                f"{release.id} {version} is {where}, but the registry offers {release.version} at "
+                f"most{why}; to go back, type it exactly: {release.id}@{release.version}"
+            )
+
+
+def check_same_bytes(release: Release, entry: LockedEnvironment | None) -> None:
+    """Raise RegistryError when the locked version has another wheel now."""
+    if entry is None or entry.version != release.version:
+        return
+    if entry.sha256 != release.wheel.sha256:
+        raise RegistryError(
+            f"{release.id} {release.version} is locked with wheel sha256 {entry.sha256}, but the "
+            f"registry says {release.wheel.sha256} now; releases are never replaced: tell the "
+            "registry's owner, and do not install it"
+        )
+
+
+def is_exact(request: Request) -> bool:
+    """Whether one version was typed, or one hash."""
+    if request.wanted.startswith("sha256:"):
+        return True
+    try:
+        Version(request.wanted.removeprefix("=="))
+    except InvalidVersion:
+        return False
+    return True

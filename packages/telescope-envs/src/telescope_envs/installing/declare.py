@@ -1,0 +1,34 @@
+"""What an environment's class declares, without loading data. Also a program: see `probe.py`.
+
+As a program it runs in the environment's own virtual environment, where of Telescope only
+telescope-core is installed; so it imports nothing else.
+"""
+
+import hashlib
+import json
+import sys
+from typing import Any
+
+from telescope_core.open import load_environment_class
+
+
+def declarations(factory: str) -> dict[str, Any]:
+    """Return the declarations of the importable `module:Class` as plain data."""
+    environment_class = load_environment_class(factory)
+    environment = environment_class.from_settings({})
+    schema = json.dumps(environment_class.Config.model_json_schema(), sort_keys=True)
+    return {
+        "splits": sorted(str(split) for split in environment.splits()),
+        "reward": {
+            "minimum": environment.reward_min,
+            "maximum": environment.reward_max,
+            "success": environment.success_threshold,
+        },
+        "network": environment.network,
+        "secrets": sorted(environment.secrets),
+        "config_schema_sha256": hashlib.sha256(schema.encode()).hexdigest(),
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"\n{json.dumps(declarations(sys.argv[1]))}\n")

@@ -1,0 +1,97 @@
+"""Removing what nobody uses: folders that killed runs left, and virtual environments out of use."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from telescope_core.errors import ConfigError
+from telescope_envs.filelocks import locked_if_free
+from telescope_envs.home import data_folder
+from telescope_envs.installed import installed_environments
+from telescope_envs.installing.build import BUILDING, venv_folder, venvs_folder
+from telescope_envs.installing.cache import PART, key_of, wheels_folder
+from telescope_envs.lockfile import read_lock
+
+_REMOVING = ".removing-"
+
+
+def lock_file(environment_id: str) -> Path:
+    """Return the file whose lock its installer holds, from the download to the activation."""
+    return data_folder() / "locks" / f"{key_of(environment_id)}.lock"
+
+
+def remove_leftovers() -> list[Path]:
+    """Remove unfinished folders whose owner is gone; returns them. Others are left alone."""
+    removed: list[Path] = []
+    for parent, prefix in (
+        (venvs_folder(), BUILDING),
+        (venvs_folder(), _REMOVING),
+        (wheels_folder(), PART),
+    ):
+        for folder in sorted(parent.glob(f"{prefix}*")):
+            key = folder.name.removeprefix(prefix)
+            with locked_if_free(data_folder() / "locks" / f"{key}.lock") as is_ours:
+                if is_ours:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    removed.append(folder)
+    return removed
+
+
+def remember_project(lock: Path) -> None:
+    """Note that the virtual environments in this telescope.lock are in use."""
+    folder = data_folder() / "projects"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / hashlib.sha256(str(lock).encode()).hexdigest()[:16]).write_text(f"{lock}\n")
+
+
+def remove_unused_venvs(environment_id: str) -> list[Path]:
+    """Remove the virtual environments of owner/name that nothing uses; returns them.
+
+    In use are the active one, those in a project's telescope.lock, and those of processes that
+    run. The caller holds the lock of the environment.
+    """
+    in_use = {Path(found.interpreter).parents[1] for found in installed_environments()}
+    in_use |= _locked_by_projects()
+    removed: list[Path] = []
+    for folder in sorted(venvs_folder().glob(f"{key_of(environment_id)}--*")):
+        if folder not in in_use and not _is_running(folder):
+            remove_venv(folder, environment_id)
+            removed.append(folder)
+    return removed
+
+
+def remove_venv(folder: Path, environment_id: str) -> None:
+    """Remove a virtual environment: first its name, at once, then its files."""
+    aside = venvs_folder() / f"{_REMOVING}{key_of(environment_id)}"
+    shutil.rmtree(aside, ignore_errors=True)
+    if folder.is_dir():
+        os.rename(folder, aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _locked_by_projects() -> set[Path]:
+    """Return the virtual environments that telescope.lock files written from here name."""
+    folders: set[Path] = set()
+    for note in (data_folder() / "projects").glob("*"):
+        path = Path(note.read_text().rstrip("\n"))
+        if not path.is_file():
+            note.unlink(missing_ok=True)
+            continue
+        try:
+            folders |= {venv_folder(one) for one in read_lock(path).environments}
+        except ConfigError:  # damaged: whoever uses it next is told
+            continue
+    return folders
+
+
+def _is_running(folder: Path) -> bool:
+    """Whether a process of this machine was started from `folder`, where the system can say so."""
+    start = os.fsencode(f"{folder}{os.sep}")
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if process.read_bytes().startswith(start):
+                return True
+        except OSError:
+            continue
+    return False

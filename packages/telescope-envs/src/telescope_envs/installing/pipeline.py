@@ -1,0 +1,211 @@
+"""The way of one environment from a registry into a virtual environment of its own.
+
+Each step is one function and announces itself. Whatever ends the way, kill -9 included, the next
+installation finds nothing half-made in use: a folder gets its name only when it is whole, and the
+record is written last.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from telescope_core.errors import EnvironmentLoadError
+from telescope_envs.filelocks import locked
+from telescope_envs.installed import (
+    Installation,
+    InstalledEnvironment,
+    installed_environments,
+    write_record,
+)
+from telescope_envs.installing.build import Plan, build_venv, find_built, python_of, venv_folder
+from telescope_envs.installing.cache import fetch_wheel
+from telescope_envs.installing.checks import (
+    check_no_downgrade,
+    check_protocol,
+    check_same_bytes,
+)
+from telescope_envs.installing.leftovers import (
+    lock_file,
+    remember_project,
+    remove_leftovers,
+    remove_unused_venvs,
+)
+from telescope_envs.installing.requirements import (
+    check_needs,
+    direct_needs,
+    lock_requirements,
+    python_version,
+    serve,
+)
+from telescope_envs.installing.steps import InstallOptions, Progress, Step
+from telescope_envs.lockfile import (
+    LockedDataset,
+    LockedEnvironment,
+    change_lock,
+    digest_of,
+    read_lock,
+)
+from telescope_envs.packages import Uv
+from telescope_envs.registry.records import Release
+from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.resolve import parse_request, resolve
+from telescope_envs.registry.wheel import check_release, read_wheel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """What became of one environment."""
+
+    release: Release
+    locked: LockedEnvironment | None
+    """None: it went into this interpreter, whose packages nothing locks."""
+    is_new: bool
+    """False: that very release with these packages was active already."""
+
+
+def choose_release(registry: Registry, text: str, *, options: InstallOptions) -> Release:
+    """Return the release that `text` asks for, refused here when it must not or cannot run."""
+    request = parse_request(text)
+    release = resolve(registry, text)
+    check_protocol(release)
+    check_needs(release)
+    entry = _entry(release.id, options)
+    check_no_downgrade(
+        release,
+        request,
+        installed=find_active(release.id),
+        entry=entry,
+        status=registry.status(release.id),
+    )
+    check_same_bytes(release, entry)
+    return release
+
+
+def install_isolated(
+    registry: Registry, release: Release, *, options: InstallOptions, progress: Progress
+) -> Installed:
+    """Bring `release` into a virtual environment of its own, and make it the active one."""
+    label = f"{release.id} {release.version}"
+    remove_leftovers()
+    with locked(
+        lock_file(release.id), what=f"{release.id} is installed", progress=progress
+    ) as held:
+        uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
+        entry = _known_entry(release, options)
+        if entry is None or find_built(entry) is None:
+            progress(f"{label}: {Step.DOWNLOAD}")
+            wheel = fetch_wheel(registry, release)
+            progress(f"{label}: {Step.INSPECT}")
+            check_release(read_wheel(wheel.read_bytes(), wheel.name), release)
+            if entry is None:
+                progress(f"{label}: {Step.LOCK}")
+                lines = lock_requirements(release, uv, options=options)
+                entry = locked_environment(registry, release, lines)
+            plan = Plan(
+                installation=_installation(registry.address, release, entry),
+                locked=entry,
+                wheel=wheel,
+            )
+            build_venv(plan, uv, options=options, progress=progress)
+        is_new = activate(entry, progress=progress)
+    if options.lock is not None:
+        record_in_lock(options.lock, entry, progress=progress)
+    tidy(release.id)
+    return Installed(release=release, locked=entry, is_new=is_new)
+
+
+def activate(entry: LockedEnvironment, *, progress: Progress) -> bool:
+    """Make the built virtual environment of `entry` the one in use; False when it is already.
+
+    The caller holds the lock of the environment.
+    """
+    built = find_built(entry)
+    assert built is not None, "only what is built is activated"
+    active = find_active(entry.id)
+    if active is not None and active.interpreter == built.interpreter:
+        return False
+    progress(f"{entry.id} {entry.version}: {Step.ACTIVATE}")
+    try:
+        write_record(built)
+    except OSError as error:
+        raise EnvironmentLoadError(
+            f"{entry.id}: its record cannot be written: {error.strerror}; make room"
+        ) from error
+    return True
+
+
+def record_in_lock(path: Path, entry: LockedEnvironment, *, progress: Progress) -> None:
+    """Put `entry` into the telescope.lock at `path`, where it is not in there."""
+    if read_lock(path).find(entry.id) != entry:
+        progress(f"{entry.id} {entry.version}: {Step.WRITE_LOCK}")
+        try:
+            change_lock(path, lambda lock: lock.merged([entry]))
+        except OSError as error:
+            raise EnvironmentLoadError(
+                f"{path} cannot be written: {error.strerror}; {entry.id} is installed, but not "
+                "locked: make room and install it again"
+            ) from error
+    remember_project(path)
+
+
+def tidy(environment_id: str) -> None:
+    """Remove the virtual environments of owner/name that are out of use now."""
+    with locked(lock_file(environment_id), what=f"{environment_id} is installed"):
+        remove_unused_venvs(environment_id)
+
+
+def locked_environment(
+    registry: Registry, release: Release, lines: tuple[str, ...]
+) -> LockedEnvironment:
+    """Return what telescope.lock says of `release` with the requirement `lines`."""
+    return LockedEnvironment(
+        id=release.id,
+        version=release.version,
+        wheel=release.wheel.filename,
+        sha256=release.wheel.sha256,
+        registry=registry.address,
+        revision=registry.store.revision,
+        protocol=f"{release.protocol.minimum}-{release.protocol.maximum}",
+        python=python_version(),
+        requirements=lines,
+        requirements_sha256=digest_of(lines),
+        datasets=tuple(
+            LockedDataset(repo=data.repo, revision=data.revision) for data in release.datasets
+        ),
+    )
+
+
+def find_active(environment_id: str) -> InstalledEnvironment | None:
+    """Return the installed environment owner/name; None when it is not."""
+    return next((one for one in installed_environments() if one.id == environment_id), None)
+
+
+def fits_here(entry: LockedEnvironment, release: Release) -> bool:
+    """Whether `entry` locks `release` for this Python, with all that it and core need here."""
+    return (
+        entry.sha256 == release.wheel.sha256
+        and entry.python == python_version()
+        and serve(entry.requirements, direct_needs(release.requires_dist))
+    )
+
+
+def _entry(environment_id: str, options: InstallOptions) -> LockedEnvironment | None:
+    return read_lock(options.lock).find(environment_id) if options.lock is not None else None
+
+
+def _known_entry(release: Release, options: InstallOptions) -> LockedEnvironment | None:
+    """Return the requirements chosen before: in telescope.lock, else for what is installed."""
+    active = find_active(release.id)
+    installation = active.installation if active is not None else None
+    known = (_entry(release.id, options), installation.locked if installation else None)
+    return next((one for one in known if one is not None and fits_here(one, release)), None)
+
+
+def _installation(registry: str, release: Release, entry: LockedEnvironment) -> Installation:
+    return Installation(
+        registry=registry,
+        installed_at=datetime.now(UTC),
+        release=release,
+        interpreter=str(python_of(venv_folder(entry))),
+        locked=entry,
+    )

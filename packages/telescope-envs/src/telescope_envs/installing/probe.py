@@ -1,0 +1,61 @@
+"""Trying an installed environment once, with nothing of this process, against its record."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from telescope_core.errors import EnvironmentLoadError, RegistryError
+from telescope_envs.installing import declare
+from telescope_envs.registry.records import Release
+from telescope_envs.subprocesses import last_line, run_program
+
+_TIME_LIMIT_S = 120.0
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
+"""No tokens, no keys, no search path; its home is an empty folder."""
+
+
+def probe(python: Path, release: Release, *, heirs: tuple[int, ...] = ()) -> None:
+    """Load `release` by `python`, and compare what it declares with its record.
+
+    Raises EnvironmentLoadError when it cannot be loaded, RegistryError for another declaration.
+    """
+    environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    command = [str(python), "-I", "-B", str(Path(declare.__file__)), release.factory]
+    late = f"{release.id}: not loaded after {_TIME_LIMIT_S:g} s; its import must be quick"
+    with tempfile.TemporaryDirectory() as home:
+        environ |= {"HOME": home, "TMPDIR": home}
+        done = run_program(command, environ=environ, limit_s=_TIME_LIMIT_S, late=late, heirs=heirs)
+    if done.returncode:
+        raise EnvironmentLoadError(
+            f"{release.id} cannot be loaded in a virtual environment of its own: {last_line(done)}"
+        )
+    _compare(_answer(done.stdout, release), release)
+
+
+def _answer(printed: str, release: Release) -> dict[str, Any]:
+    try:
+        return json.loads(printed.splitlines()[-1])
+    except (IndexError, json.JSONDecodeError) as error:
+        raise EnvironmentLoadError(
+            f"{release.id} ended its process while it was loaded; expected what it declares, got "
+            f"{printed[-200:]!r}"
+        ) from error
+
+
+def _compare(declared: dict[str, Any], release: Release) -> None:
+    """Compare all but the schema of settings: its text differs between versions of pydantic."""
+    recorded: dict[str, object] = {
+        "splits": sorted(release.splits),
+        "reward": release.reward.model_dump(),
+        "network": release.network,
+        "secrets": sorted(release.secrets),
+    }
+    for field, expected in recorded.items():
+        if declared[field] != expected:
+            raise RegistryError(
+                f"{release.id} {release.version}: its code declares {field} "
+                f"{declared[field]!r}, but the registry says {expected!r}; do not use it, and tell "
+                "the registry's owner"
+            )

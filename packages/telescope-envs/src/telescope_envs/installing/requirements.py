@@ -1,0 +1,190 @@
+"""Choosing the packages an environment runs with: exact versions and hashes, from one index.
+
+The registry never supplies a dependency, and the index never an environment: names that belong to
+Telescope are refused among dependencies, and the environment's own wheel is installed as a file.
+"""
+
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from importlib.metadata import distribution, version
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from telescope_core.errors import EnvironmentLoadError, RegistryError
+from telescope_envs.installing.steps import InstallOptions
+from telescope_envs.packages import Uv, installed_pins
+from telescope_envs.registry.records import Release
+
+CORE = "telescope-core"
+_OWN = frozenset({CORE, "telescope-envs", "telescope-train", "telescope-cli", "telescope-ui"})
+_ENVIRONMENTS = "telescope-env-"
+_LINE = re.compile(
+    r"(?P<pin>[A-Za-z0-9][A-Za-z0-9._-]*==[^\s;]+)(?P<marker> ; .+?)?"
+    r"(?P<hashes>( --hash=sha256:[0-9a-f]{64})+)"
+)
+_NO_WHEEL = re.compile(r"Wheels are required for `([^`]+)`|(\S+?)(?:==\S+)? has no usable wheels")
+
+
+def python_version() -> str:
+    """Return this Python as locks name it, such as 3.11."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def direct_needs(requires_dist: Iterable[str]) -> list[str]:
+    """Return what goes into the virtual environment: core's own needs, and the release's."""
+    core = distribution(CORE).requires or []
+    return [text for text in [*core, *requires_dist] if _counts(text)]
+
+
+def check_needs(release: Release) -> None:
+    """Raise before any download when a need of `release` is one that nobody may fetch."""
+    for text in release.requires_dist:
+        requirement = Requirement(text)
+        _require_foreign(requirement.name, release.id)
+        is_core = canonicalize_name(requirement.name) == CORE
+        if is_core and not requirement.specifier.contains(version(CORE), prereleases=True):
+            raise EnvironmentLoadError(
+                f"{release.id} {release.version} needs {text}, this is {CORE} {version(CORE)}; "
+                "choose another version of the environment, or another Telescope"
+            )
+
+
+def lock_requirements(release: Release, uv: Uv, *, options: InstallOptions) -> tuple[str, ...]:
+    """Return requirement lines with hashes for everything beside the wheel of `release`.
+
+    Versions are those of this interpreter where they fit, so that files are shared with it.
+    """
+    needs = direct_needs(release.requires_dist)
+    with tempfile.TemporaryDirectory() as scratch:
+        wanted, chosen = Path(scratch) / "wanted.in", Path(scratch) / "chosen.txt"
+        wanted.write_text("".join(f"{text}\n" for text in needs))
+        # uv prefers the versions it finds in the file that it is to write.
+        chosen.write_text("".join(f"{pin}\n" for pin in installed_pins()))
+        arguments = [
+            *("pip", "compile", str(wanted), "--output-file", str(chosen), "--quiet"),
+            *("--universal", "--python", sys.executable, "--python-version", python_version()),
+            *("--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url"),
+            *("--no-emit-find-links", *wheels_only(options.allow_sdist)),
+        ]
+        failure = f"the dependencies of {release.id} {release.version} cannot be locked"
+        try:
+            uv.run_cache_first(arguments, failure=failure)
+        except EnvironmentLoadError as error:
+            raise _explained(error, release.id, options) from None
+        lines = _lines(chosen.read_text(), release.id)
+    for line in lines:
+        name = line.partition("==")[0]
+        _require_foreign(name, release.id)
+        if canonicalize_name(name) == CORE:
+            raise RegistryError(
+                f"a dependency of {release.id} needs {CORE}, which no index may supply; "
+                "choose another version of the environment, and tell its author"
+            )
+    return lines
+
+
+def install_requirements(
+    python: Path, lines: Sequence[str], uv: Uv, *, needed_by: str, options: InstallOptions
+) -> None:
+    """Install exactly `lines` for `python`, every file checked, as hard links where possible."""
+    if not lines:
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        listed = Path(scratch) / "requirements.txt"
+        listed.write_text("".join(f"{line}\n" for line in lines))
+        arguments = [
+            *("pip", "install", "--python", str(python), "--quiet", "--link-mode", "hardlink"),
+            *("--require-hashes", "--no-deps", *wheels_only(options.allow_sdist)),
+            *("--requirements", str(listed)),
+        ]
+        failure = f"the dependencies of {needed_by} cannot be installed"
+        try:
+            uv.run_cache_first(arguments, failure=failure)
+        except EnvironmentLoadError as error:
+            raise _explained(error, needed_by, options) from None
+
+
+def serve(lines: Iterable[str], needs: Iterable[str]) -> bool:
+    """Whether locked `lines` hold everything in `needs`, in versions that fit."""
+    pins = dict(_pin(line) for line in lines)
+    for text in needs:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
+        locked = pins.get(canonicalize_name(requirement.name))
+        if locked is None or not requirement.specifier.contains(locked, prereleases=True):
+            return False
+    return True
+
+
+def wheels_only(allow_sdist: Sequence[str]) -> list[str]:
+    """Return uv's and pip's options that refuse to build anything but `allow_sdist`."""
+    exceptions = [part for name in allow_sdist for part in ("--no-binary", name)]
+    return ["--only-binary", ":all:", *exceptions]
+
+
+def _pin(line: str) -> tuple[str, str]:
+    name, _, rest = line.partition("==")
+    return str(canonicalize_name(name)), rest.split()[0]
+
+
+def _counts(text: str) -> bool:
+    """Whether it is needed somewhere: not core itself, and not only for an extra."""
+    requirement = Requirement(text)
+    return canonicalize_name(requirement.name) != CORE and "extra ==" not in str(requirement.marker)
+
+
+def _lines(text: str, needed_by: str) -> tuple[str, ...]:
+    joined = text.replace("\\\n", " ").splitlines()
+    lines = [" ".join(line.split()) for line in joined if line.strip()]
+    for line in lines:
+        found = _LINE.fullmatch(line)
+        if found is None or not _is_requirement(found["pin"] + (found["marker"] or "")):
+            raise EnvironmentLoadError(
+                f"the dependencies of {needed_by} cannot be locked: expected name==version with "
+                f"hashes, got {line.partition(' --hash')[0]!r}; it must come from a package index"
+            )
+    return tuple(sorted(lines))
+
+
+def _is_requirement(text: str) -> bool:
+    try:
+        Requirement(text)
+    except InvalidRequirement:
+        return False
+    return True
+
+
+def _require_foreign(name: str, needed_by: str) -> None:
+    plain = str(canonicalize_name(name))
+    if plain.startswith(_ENVIRONMENTS) or (plain in _OWN and plain != CORE):
+        raise RegistryError(
+            f"{needed_by} depends on {name!r}, a name that belongs to Telescope: a package index "
+            "may not supply it. An environment may depend on telescope-core and on packages of "
+            "the package index; choose another version of it, and tell its author"
+        )
+
+
+def _explained(
+    error: EnvironmentLoadError, needed_by: str, options: InstallOptions
+) -> EnvironmentLoadError:
+    """Say what to do about what uv said."""
+    text = str(error)
+    no_wheel = _NO_WHEEL.search(text)
+    if no_wheel is not None:
+        name = no_wheel[1] or no_wheel[2]
+        return EnvironmentLoadError(
+            f"{needed_by} needs {name}, of which there is no wheel, only source: building it runs "
+            f"its code while installing. Where you trust it, add --allow-sdist {name}"
+        )
+    if options.wheels is not None:
+        return EnvironmentLoadError(f"{text}\nthe bundle lacks it; make it again on this platform")
+    if options.offline:
+        return EnvironmentLoadError(
+            f"{text}\n--offline uses caches alone; run it once with a network, or use a bundle"
+        )
+    return error
