@@ -46,7 +46,7 @@ ELSEWHERE = {
     "make quickstart": "scripts/quickstart.sh",
     'export PATH="$PWD/.venv/bin:$PATH"': "scripts/quickstart.sh",
     "telescope env install math-reasoning countdown": "Makefile",
-    "telescope env install math-reasoning --isolated": (
+    "telescope env install math-reasoning": (
         "tests/envs/test_isolated.py::test_an_isolated_environment_plays_in_its_own_interpreter"
     ),
     "export TELESCOPE_WORKER_TOKEN=\"$(python -c 'import secrets; "

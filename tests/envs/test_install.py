@@ -1,4 +1,4 @@
-"""Installing for real, into a fresh virtual environment, with nothing left behind by a failure."""
+"""`--shared` for real, into a fresh virtual environment, with nothing left by a failure."""
 
 import json
 import os
@@ -26,9 +26,11 @@ def telescope(fresh_python, tmp_path):
         code = program or "from telescope_cli.main import main; main()"
         environ = {**os.environ, "UV_OFFLINE": "1", "UV_CACHE_DIR": str(tmp_path / "cache")}
         environ["TELESCOPE_REGISTRY"] = str(tmp_path / "registry")
+        environ["TELESCOPE_HOME"] = str(tmp_path / "home")
         return subprocess.run(
             [fresh_python, "-c", code, *arguments],
             env=environ,
+            cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=120,
@@ -45,10 +47,12 @@ def installed(telescope) -> dict[str, str]:
 
 
 def test_install_locate_list_and_uninstall(published, telescope):
-    done = telescope("env", "install", "toy", "--json")
+    done = telescope("env", "install", "--shared", "toy", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [{"id": "acme/toy", "version": "0.1.0", "installed": True}]
-    again = telescope("env", "install", "acme/toy@0.1.0")
+    assert json.loads(done.stdout) == [
+        {"name": "toy", "state": "installed", "id": "acme/toy", "version": "0.1.0"}
+    ]
+    again = telescope("env", "install", "--shared", "acme/toy@0.1.0")
     assert "already installed" in again.stdout
     located = telescope(program=LOCATE)
     assert json.loads(located.stdout) == ["acme/toy", "0.1.0", "telescope_env_acme_toy:Toy"]
@@ -65,8 +69,8 @@ def test_install_locate_list_and_uninstall(published, telescope):
 
 def test_another_version_replaces_the_installed_one(published, make_project, telescope):
     publish(published.store, make_project(version="0.2.0"), owner="acme", datasets=[])
-    assert telescope("env", "install", "toy@0.1.0").returncode == 0
-    assert telescope("env", "install", "toy").returncode == 0
+    assert telescope("env", "install", "--shared", "toy@0.1.0").returncode == 0
+    assert telescope("env", "install", "--shared", "toy").returncode == 0
     assert installed(telescope) == {"acme/toy": "0.2.0"}
 
 
@@ -76,28 +80,29 @@ def test_a_tampered_wheel_is_refused_and_changes_nothing(published, telescope):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
-    done = telescope("env", "install", "toy")
+    done = telescope("env", "install", "--shared", "toy")
     assert done.returncode == 4
     assert "is not the one that was published" in done.stderr
     assert "Traceback" not in done.stderr
     path.unlink()
-    done = telescope("env", "install", "toy")
+    done = telescope("env", "install", "--shared", "toy")
     assert done.returncode == 4
     assert "at none of its addresses" in done.stderr
     assert installed(telescope) == {}
 
 
-def test_one_bad_name_installs_nothing(published, telescope):
-    done = telescope("env", "install", "toy", "toi")
+def test_one_bad_name_keeps_no_other_from_being_installed(published, telescope):
+    done = telescope("env", "install", "--shared", "toy", "toi")
     assert done.returncode == 2
     assert "unknown environment 'toi'; did you mean 'toy'" in done.stderr
-    assert installed(telescope) == {}
+    assert "1 of 2 are installed" in done.stderr
+    assert installed(telescope) == {"acme/toy": "0.1.0"}
 
 
 def test_what_cannot_be_installed_beside_the_rest_says_so(registry, make_project, telescope):
     project = make_project(needs=("telescope-core", "pydantic<2", "no-such-package-of-telescope"))
     publish(registry.store, project, owner="acme", datasets=[])
-    done = telescope("env", "install", "toy")
+    done = telescope("env", "install", "--shared", "toy")
     assert done.returncode == 3
     assert "acme/toy needs no-such-package-of-telescope, pydantic<2" in done.stderr
     assert installed(telescope) == {}

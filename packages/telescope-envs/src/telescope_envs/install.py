@@ -29,7 +29,7 @@ from telescope_envs.installing.pipeline import (
     install_isolated,
 )
 from telescope_envs.installing.steps import InstallOptions, Progress, Step, silent
-from telescope_envs.lockfile import change_lock
+from telescope_envs.lockfile import change_lock, read_lock
 from telescope_envs.packages import (
     install_requirements,
     install_wheel,
@@ -53,16 +53,19 @@ def install(
     """Install the release that `text` asks for; `progress` is told each step.
 
     Raises RegistryError for what is refused, EnvironmentLoadError when it cannot be built or
-    loaded; either way nothing has changed.
+    loaded; either way nothing has changed. A shared one leaves telescope.lock, which cannot hold
+    it.
     """
     options = options or InstallOptions()
     progress(f"{text}: {Step.RESOLVE}")
     release = choose_release(registry, text, options=options)
     before = find_active(release.id)
     if options.shared:
+        if options.lock is not None:
+            forget_in_lock(options.lock, release.id)
         return _install_shared(registry, release, progress=progress)
     done = install_isolated(registry, release, options=options, progress=progress)
-    if before is not None and before.interpreter == sys.executable:
+    if before is not None and before.installation and before.interpreter == sys.executable:
         uninstall_distribution(before.distribution)
     return done
 
@@ -77,8 +80,8 @@ def uninstall(text: str, *, lock: Path | None = None) -> InstalledEnvironment:
     if found is None:
         known = [environment.id for environment in installed_environments()]
         raise unknown_name("installed environment", text, known)
-    if lock is not None and lock.is_file():
-        change_lock(lock, lambda before: before.without([found.id]))
+    if lock is not None:
+        forget_in_lock(lock, found.id)
     remove_leftovers()
     with locked(lock_file(found.id), what=f"{found.id} is installed"):
         if found.installation is not None:
@@ -102,6 +105,12 @@ def find_installed(text: str) -> InstalledEnvironment | None:
         and matches(environment.version, request.wanted)
     ]
     return fitting[0] if len(fitting) == 1 else None
+
+
+def forget_in_lock(path: Path, environment_id: str) -> None:
+    """Take owner/name out of the telescope.lock at `path`, where it is in there."""
+    if read_lock(path).find(environment_id) is not None:
+        change_lock(path, lambda lock: lock.without([environment_id]))
 
 
 def _install_shared(registry: Registry, release: Release, *, progress: Progress) -> Installed:

@@ -1,4 +1,8 @@
-"""Which package index to use: what this machine has set for uv, else what it has set for pip."""
+"""Which package index to use: what this machine has set for uv, else what it has set for pip.
+
+Of pip's files, extra indexes are left out: pip merges them with the main one, where uv would put
+them before it. Who needs one names it in UV_INDEX or PIP_EXTRA_INDEX_URL.
+"""
 
 import configparser
 import os
@@ -12,6 +16,7 @@ _PIP_TO_UV = {
     "extra-index-url": "UV_INDEX",
     "cert": "SSL_CERT_FILE",
 }
+_FROM_FILES = {"find-links", "index-url", "cert"}
 _UV_INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
 _SEPARATOR = {"UV_FIND_LINKS": ","}
 
@@ -43,7 +48,7 @@ def pip_setting(option: str, environ: Mapping[str, str]) -> list[str]:
     Folders that do not exist are left out, as pip does.
     """
     text = environ.get(f"PIP_{option.upper().replace('-', '_')}", "")
-    for path in () if text else _pip_files(environ):
+    for path in _pip_files(environ) if not text and option in _FROM_FILES else ():
         parser = configparser.RawConfigParser()
         try:
             parser.read(path, encoding="utf-8")

@@ -17,6 +17,7 @@ from telescope_cli.env.options import (
     RegistryOption,
     complete_installed,
     progress,
+    split_names,
 )
 from telescope_core.errors import TelescopeError
 from telescope_envs import InstallOptions, Registry, open_registry
@@ -62,7 +63,7 @@ def install(
     options = InstallOptions(
         shared=shared,
         offline=offline,
-        allow_sdist=tuple(allow_sdist or ()),
+        allow_sdist=split_names(allow_sdist),
         lock=None if no_lock else lock_path(),
     )
     outcomes = install_all(open_registry(registry), names, options=options)

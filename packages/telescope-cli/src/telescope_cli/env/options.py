@@ -22,8 +22,8 @@ AllowSdistOption = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-sdist",
-        metavar="PACKAGE",
-        help="Build this dependency from source, which runs its code while installing.",
+        metavar="PACKAGE,...",
+        help="Build these dependencies from source, which runs their code while installing.",
     ),
 ]
 
@@ -54,3 +54,8 @@ NamesArgument = Annotated[
 def progress(step: str) -> None:
     """Tell a person what is happening now."""
     sys.stderr.write(f"{step}\n")
+
+
+def split_names(given: list[str] | None) -> tuple[str, ...]:
+    """Return the names in an option that takes several, with commas or repeated."""
+    return tuple(name.strip() for text in given or () for name in text.split(",") if name.strip())

@@ -71,8 +71,9 @@ def lock_requirements(release: Release, uv: Uv, *, options: InstallOptions) -> t
             *("--no-emit-find-links", *wheels_only(options.allow_sdist)),
         ]
         failure = f"the dependencies of {release.id} {release.version} cannot be locked"
+        # From the index, not uv's cache: a cache knows only the hashes of this platform's wheels.
         try:
-            uv.run_cache_first(arguments, failure=failure)
+            uv.run(arguments, failure=failure)
         except EnvironmentLoadError as error:
             raise _explained(error, release.id, options) from None
         lines = _lines(chosen.read_text(), release.id)
@@ -110,13 +111,20 @@ def install_requirements(
 
 def serve(lines: Iterable[str], needs: Iterable[str]) -> bool:
     """Whether locked `lines` hold everything in `needs`, in versions that fit."""
-    pins = dict(_pin(line) for line in lines)
+    locked = [Requirement(line.partition(" --hash")[0]) for line in lines]
+    pins = {
+        canonicalize_name(pin.name): next(iter(pin.specifier)).version
+        for pin in locked
+        if pin.marker is None or pin.marker.evaluate()
+    }
     for text in needs:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue
-        locked = pins.get(canonicalize_name(requirement.name))
-        if locked is None or not requirement.specifier.contains(locked, prereleases=True):
+        version_here = pins.get(canonicalize_name(requirement.name))
+        if version_here is None:
+            return False
+        if not requirement.specifier.contains(version_here, prereleases=True):
             return False
     return True
 
@@ -125,11 +133,6 @@ def wheels_only(allow_sdist: Sequence[str]) -> list[str]:
     """Return uv's and pip's options that refuse to build anything but `allow_sdist`."""
     exceptions = [part for name in allow_sdist for part in ("--no-binary", name)]
     return ["--only-binary", ":all:", *exceptions]
-
-
-def _pin(line: str) -> tuple[str, str]:
-    name, _, rest = line.partition("==")
-    return str(canonicalize_name(name)), rest.split()[0]
 
 
 def _counts(text: str) -> bool:
