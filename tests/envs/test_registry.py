@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError
-from telescope_envs.registry import Registry, open_registry, parse_request, resolve
+from telescope_envs.registry import Opening, Registry, open_registry, parse_request, resolve
 from telescope_envs.registry.build import build_wheel, publish, write_schemas
 from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
 
@@ -138,9 +138,8 @@ def test_another_python_is_refused(registry, make_project):
 
 def test_the_registry_is_chosen_in_order(registry, tmp_path):
     def chosen(flag=None, **environ):
-        return open_registry(
-            flag, environ={"HOME": str(tmp_path), **environ}, working_directory=tmp_path
-        ).address
+        opening = Opening(environ={"HOME": str(tmp_path), **environ}, working_directory=tmp_path)
+        return open_registry(flag, opening).address
 
     root = registry.address
     other = tmp_path / "other"

@@ -1,60 +1,120 @@
-"""Which registry is meant: flag, variable, user's file, enclosing checkout, shipped snapshot."""
+"""Which registry is meant, and opening it.
+
+In order: the one that was named, `TELESCOPE_REGISTRY`, the user's file, the `registry/` of the
+enclosing checkout, the snapshot in this package. One registry is asked, and never another after it.
+"""
 
 import os
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, RegistryError, unknown_name
+from telescope_envs.registry.address import Address, parse_address
+from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.resolve import parse_request, resolve
+from telescope_envs.registry.store import Store, WritableStore
+from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.user_config import VARIABLE, UserConfig, read_user_config, user_file
 
-VARIABLE = "TELESCOPE_REGISTRY"
+__all__ = [
+    "VARIABLE",
+    "LocatedRelease",
+    "Opening",
+    "find_address",
+    "locate_release",
+    "open_registry",
+    "open_writable",
+    "user_file",
+]
 
 
-def open_registry(
-    chosen: str | None = None,
-    *,
-    environ: Mapping[str, str] = os.environ,
-    working_directory: Path | None = None,
-) -> Registry:
-    """Open the registry `chosen` on the command line, or the default one."""
-    named = chosen or environ.get(VARIABLE) or _from_user_file(environ)
-    if named:
-        return Registry.at(_as_folder(named))
-    for start in (working_directory or Path.cwd(), Path(__file__).resolve()):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """How registries are opened."""
+
+    offline: bool = False
+    """Whether to read only what was fetched before."""
+    tell: Callable[[str], None] = lambda message: None
+    """Is told what a person should know, such as how old what is read offline is."""
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    working_directory: Path | None = None
+    """None: the current one."""
+
+
+class LocatedRelease(NamedTuple):
+    """A release and the registry it is in."""
+
+    registry: Registry
+    release: Release
+
+
+def open_registry(text: str | None = None, opening: Opening | None = None) -> Registry:
+    """Open the registry that `text` names or is the address of; None: the default one."""
+    opening = opening or Opening()
+    return Registry(_open_store(find_address(text, opening), opening))
+
+
+def open_writable(text: str | None = None, opening: Opening | None = None) -> WritableStore:
+    """Open the same registry for publishing; raises RegistryError where nobody can."""
+    opening = opening or Opening()
+    place = find_address(text, opening)
+    store = _open_store(place, opening)
+    if not isinstance(store, WritableStore):
+        raise RegistryError(
+            f"{place.text} can only be read; publish to the folder it is made from, or to a "
+            "registry that telescope hub serve serves"
+        )
+    return store
+
+
+def locate_release(
+    text: str, registry: str | None = None, opening: Opening | None = None
+) -> LocatedRelease:
+    """Return the release that `text`, such as `corp:acme/toy@1.0`, asks for, and its registry."""
+    named = parse_request(text).registry
+    opened = open_registry(_agreed(named, registry, opening or Opening(), text), opening)
+    return LocatedRelease(opened, resolve(opened, text))
+
+
+def find_address(text: str | None, opening: Opening) -> Address:
+    """Return where the registry is that `text` means; None: the default one."""
+    config = read_user_config(opening.environ)
+    if text:
+        return config.place_of(text)
+    chosen = config.default(opening.environ)
+    if chosen is not None:
+        return chosen
+    for start in (opening.working_directory or Path.cwd(), Path(__file__).resolve()):
         for folder in (start, *start.parents):
             if (folder / "registry" / "index").is_dir():
-                return Registry.at(folder / "registry")
-    return Registry.at(Path(__file__).resolve().parent.parent / "snapshot")
+                return parse_address(str(folder / "registry"))
+    return parse_address(str(Path(__file__).resolve().parent.parent / "snapshot"))
 
 
-def user_file(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the user's configuration file, which may not exist."""
-    base = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")) / ".config")
-    return Path(base).expanduser() / "telescope" / "config.toml"
-
-
-def _from_user_file(environ: Mapping[str, str]) -> str:
-    path = user_file(environ)
-    if not path.is_file():
-        return ""
-    try:
-        registry = tomllib.loads(path.read_text()).get("registry", "")
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
-    if not isinstance(registry, str):
-        raise ConfigError(f"{path}: registry must be the path of a registry, got {registry!r}")
-    return registry
-
-
-def _as_folder(named: str) -> Path:
-    path = named.removeprefix("file://")
-    if "://" in path:
+def _agreed(named: str, registry: str | None, opening: Opening, text: str) -> str | None:
+    """Return the registry of a request; before its colon stands a name, never an address."""
+    if not named:
+        return registry
+    config = read_user_config(opening.environ)
+    _require_name(named, config, opening)
+    if registry and config.place_of(registry) != config.registries[named].place:
         raise ConfigError(
-            f"registry {named!r}: this version reads registries that are folders; "
-            "fetch it and give its path"
+            f"{text!r} is in the registry {named!r}, but --registry says {registry!r}; "
+            "leave one of them out"
         )
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise ConfigError(f"registry {named!r} is not a folder; give the path of a registry")
-    return folder
+    return named
+
+
+def _require_name(named: str, config: UserConfig, opening: Opening) -> None:
+    if named not in config.registries:
+        hint = f"(named registries are in {user_file(opening.environ)})"
+        raise unknown_name("registry", named, config.registries, hint)
+
+
+def _open_store(place: Address, opening: Opening) -> Store:
+    if place.scheme == "file":
+        return LocalStore(Path(place.text))
+    raise ConfigError(f"registry {place.text!r}: this version reads registries that are folders")

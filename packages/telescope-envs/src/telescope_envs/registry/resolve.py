@@ -2,6 +2,7 @@
 
 A release is chosen only where it can run: the Python and the environment protocol of this
 interpreter. Nothing is downloaded here.
+`registry:` before it names the registry: `lookup.locate_release` opens that one.
 """
 
 import platform
@@ -18,7 +19,10 @@ from telescope_core.processes.frames import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_envs.registry.records import Release, Status
 from telescope_envs.registry.registry import Registry
 
-_REQUEST = re.compile(r"(?:(?P<owner>[a-z0-9-]+)/)?(?P<name>[a-z0-9-]+)(?:@(?P<wanted>.+))?")
+_REQUEST = re.compile(
+    r"(?:(?P<registry>[a-z][a-z0-9-]*):)?(?:(?P<owner>[a-z0-9-]+)/)?(?P<name>[a-z0-9-]+)"
+    r"(?:@(?P<wanted>.+))?"
+)
 _DIGEST = "sha256:"
 
 
@@ -26,6 +30,8 @@ _DIGEST = "sha256:"
 class Request:
     """What was typed, taken apart."""
 
+    registry: str = ""
+    """Name of the registry that it is in; empty = the default one."""
     owner: str
     """Empty for a bare name."""
     name: str
@@ -34,24 +40,29 @@ class Request:
 
     @property
     def typed_id(self) -> str:
-        """The name without the version."""
+        """The name without the registry and the version."""
         return f"{self.owner}/{self.name}" if self.owner else self.name
 
 
 def parse_request(text: str) -> Request:
-    """Take `[owner/]name[@version]` apart; raises ConfigError for anything else."""
+    """Take `[registry:][owner/]name[@version]` apart; raises ConfigError for anything else."""
     found = _REQUEST.fullmatch(text)
     if not found:
         raise ConfigError(
             f"environment {text!r} must be written name, owner/name or owner/name@version, in "
-            "lower-case letters, digits and hyphens"
+            "lower-case letters, digits and hyphens; registry: may stand before it"
         )
     wanted = found["wanted"] or ""
     if wanted.startswith(_DIGEST):
         _check_digest(wanted)
     else:
         _specifier(wanted)
-    return Request(owner=found["owner"] or "", name=found["name"], wanted=wanted)
+    return Request(
+        registry=found["registry"] or "",
+        owner=found["owner"] or "",
+        name=found["name"],
+        wanted=wanted,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ Every store passes the same contract test.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from telescope_envs.registry.catalog import CatalogRow
 from telescope_envs.registry.records import Release, Status
@@ -74,6 +74,7 @@ def is_registry_path(path: str) -> bool:
     )
 
 
+@runtime_checkable
 class WritableStore(Store, Protocol):
     """A store that one may publish to.
 

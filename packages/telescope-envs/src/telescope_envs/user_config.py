@@ -1,0 +1,135 @@
+"""The user's configuration file: the default registry, and registries by name.
+
+registry = "corp"
+
+[registries]
+corp = "https://hub.corp.example"
+lab = { address = "http://10.0.0.5:8080", insecure = true }
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from telescope_core.errors import ConfigError, nearest, unknown_name
+from telescope_envs.registry.address import FORMS, Address, parse_address
+
+VARIABLE = "TELESCOPE_REGISTRY"
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,38}")
+_MEANS_SOMETHING_ELSE = {"file", "http", "https", "hf", "sha256"}
+
+
+class NamedRegistry(BaseModel):
+    """One line of `[registries]`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    address: str
+    insecure: bool = False
+    """Whether plain http is fine for it, although it is not on this machine."""
+
+    @property
+    def place(self) -> Address:
+        """Where it is."""
+        return parse_address(self.address)
+
+
+class UserConfig(BaseModel):
+    """What the file says of registries; other tables of it are not read here."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    registry: str = ""
+    """Name or address of the default registry; empty = not chosen."""
+    registries: dict[str, NamedRegistry] = {}
+
+    @field_validator("registries", mode="before")
+    @classmethod
+    def _addresses_alone_are_fine(cls, table: object) -> object:
+        if not isinstance(table, dict):
+            return table
+        lines: dict[object, object] = {**table}  # pyright: ignore[reportUnknownArgumentType]
+        return {
+            name: {"address": line} if isinstance(line, str) else line
+            for name, line in lines.items()
+        }
+
+    @field_validator("registries")
+    @classmethod
+    def _names_are_plain(cls, table: dict[str, NamedRegistry]) -> dict[str, NamedRegistry]:
+        for name, line in table.items():
+            if not _NAME.fullmatch(name) or name in _MEANS_SOMETHING_ELSE:
+                raise ValueError(
+                    f"a registry cannot be named {name!r}; use lower-case letters, digits and "
+                    f"hyphens, and none of {', '.join(sorted(_MEANS_SOMETHING_ELSE))}"
+                )
+            try:
+                parse_address(line.address)
+            except ConfigError as error:
+                raise ValueError(f"{name}: {error}") from None
+        return table
+
+    def place_of(self, text: str) -> Address:
+        """Return the place that `text` means: one of the names, else an address."""
+        if text in self.registries:
+            return self.registries[text].place
+        place = parse_address(text)
+        if place.scheme == "file" and "://" not in text and not Path(place.text).is_dir():
+            if _NAME.fullmatch(text):
+                raise unknown_name(
+                    "registry",
+                    text,
+                    self.registries,
+                    f"(add it to [registries] in {user_file()}, or give {FORMS})",
+                )
+            raise ConfigError(f"registry {text!r} is not a folder; give {FORMS}")
+        return place
+
+    def default(self, environ: Mapping[str, str]) -> Address | None:
+        """Return the registry that the user chose for bare names; None: no choice was made."""
+        chosen = environ.get(VARIABLE) or self.registry
+        return self.place_of(chosen) if chosen else None
+
+    def names_of(self, place: Address) -> list[str]:
+        """Return the names that `place` has here, whatever its revision."""
+        return [
+            name
+            for name, line in self.registries.items()
+            if line.place.without_revision == place.without_revision
+        ]
+
+    def allows_plain_http(self, place: Address) -> bool:
+        """Whether the user said that plain http is fine for `place`."""
+        return any(self.registries[name].insecure for name in self.names_of(place))
+
+
+def user_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the user's configuration file, which may not exist."""
+    base = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")) / ".config")
+    return Path(base).expanduser() / "telescope" / "config.toml"
+
+
+def read_user_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
+    """Return what the user's file says; raises ConfigError that names the file and the line."""
+    path = user_file(environ)
+    if not path.is_file():
+        return UserConfig()
+    try:
+        table = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    for key in table:
+        close = nearest(key, UserConfig.model_fields)
+        if close and key not in UserConfig.model_fields:
+            raise ConfigError(f"{path}: unknown setting {key!r}; did you mean {close[0]!r}?")
+    try:
+        return UserConfig.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        message = str(first["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"{path}: {field}: {message}; a registry is {FORMS}") from None
