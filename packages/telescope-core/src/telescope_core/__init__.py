@@ -1,42 +1,47 @@
 """Telescope core: types, environments, rollouts. Imports no torch, transformers or datasets."""
 
-from telescope_core.environments import (
-    Environment,
-    EnvironmentConfig,
-    Episode,
-    McpServer,
-    MultiTurnEnvironment,
-    SingleTurnEnvironment,
-    ToolConfig,
-    ToolEnvironment,
-    ToolError,
-    cleanup,
-    group_reward,
-    metric,
-    reward,
-    runs_in,
-    setup,
-    stop,
-    tool,
-)
-from telescope_core.errors import ConfigError, TelescopeError
-from telescope_core.examples import GeneratedSource, ListSource, SplitSource
-from telescope_core.protocols import ExampleSource, Policy
-from telescope_core.types import (
-    ChatEndpoint,
-    Completion,
-    Example,
-    Group,
-    Message,
-    Rollout,
-    RolloutStatus,
-    Sampling,
-    Split,
-    StopReason,
-    ToolCall,
-    Turn,
-    WeightVersion,
-)
+from typing import TYPE_CHECKING
+
+from telescope_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from telescope_core.environments import (
+        Environment,
+        EnvironmentConfig,
+        Episode,
+        McpServer,
+        MultiTurnEnvironment,
+        SingleTurnEnvironment,
+        ToolConfig,
+        ToolEnvironment,
+        ToolError,
+        cleanup,
+        group_reward,
+        metric,
+        reward,
+        runs_in,
+        setup,
+        stop,
+        tool,
+    )
+    from telescope_core.errors import ConfigError, TelescopeError
+    from telescope_core.examples import GeneratedSource, ListSource, SplitSource
+    from telescope_core.protocols import ExampleSource, Policy
+    from telescope_core.types import (
+        ChatEndpoint,
+        Completion,
+        Example,
+        Group,
+        Message,
+        Rollout,
+        RolloutStatus,
+        Sampling,
+        Split,
+        StopReason,
+        ToolCall,
+        Turn,
+        WeightVersion,
+    )
 
 __all__ = [
     "ChatEndpoint",
@@ -77,3 +82,8 @@ __all__ = [
     "stop",
     "tool",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(
+        __name__, __all__, ("errors", "types", "examples", "protocols", "environments")
+    )

@@ -18,8 +18,6 @@ import msgspec
 from telescope_core.errors import EndpointError, EnvironmentProcessError, TelescopeError
 from telescope_core.processes.connection import Connection
 from telescope_core.processes.frames import (
-    PROTOCOL_MAX,
-    PROTOCOL_MIN,
     Beat,
     Cancel,
     Close,
@@ -40,6 +38,7 @@ from telescope_core.processes.frames import (
 from telescope_core.processes.handshake import Identity, declared_secrets, hello, load_error
 from telescope_core.processes.launch import Lifeline, Place
 from telescope_core.processes.settings import StageDeadlines
+from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_core.protocols import PlayRequest, Policy
 from telescope_core.types import Completion, Rollout, RolloutStatus, StopReason, Turn
 

@@ -22,9 +22,6 @@ from telescope_core.types import (
     Split,
 )
 
-PROTOCOL_MIN = 1
-"""Oldest protocol this side still speaks."""
-PROTOCOL_MAX = 1
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_HELLO_BYTES = 64 * 2**10
 """Largest frame accepted before the other side has shown its token."""

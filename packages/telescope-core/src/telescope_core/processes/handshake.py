@@ -9,12 +9,11 @@ from telescope_core import errors
 from telescope_core.environments.base import Environment
 from telescope_core.errors import EnvironmentLoadError, TelescopeError
 from telescope_core.processes.frames import (
-    PROTOCOL_MAX,
-    PROTOCOL_MIN,
     Hello,
     ProtocolError,
     Welcome,
 )
+from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
 
 _BUILTIN_ERRORS = {kind.__name__: kind for kind in (IndexError, TimeoutError, MemoryError)}
 _OWN_ERRORS = {

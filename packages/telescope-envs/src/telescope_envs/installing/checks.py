@@ -3,7 +3,7 @@
 from packaging.version import InvalidVersion, Version
 
 from telescope_core.errors import RegistryError
-from telescope_core.processes.frames import PROTOCOL_MAX, PROTOCOL_MIN
+from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_envs.installed import InstalledEnvironment
 from telescope_envs.lockfile import LockedEnvironment
 from telescope_envs.registry.records import Release, Status

@@ -15,7 +15,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
-from telescope_core.processes.frames import PROTOCOL_MAX, PROTOCOL_MIN
+from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_envs.registry.records import Release, Status
 from telescope_envs.registry.registry import Registry
 
