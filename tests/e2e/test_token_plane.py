@@ -12,7 +12,7 @@ import pytest
 from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling
 from telescope_train.inference.client import Generation, TokenClient, parse_reply
-from telescope_train.inference.wire import TOKEN_PLANE_PATH
+from telescope_train.inference.wire import PAUSE_PATH, TOKEN_PLANE_PATH
 
 pytestmark = pytest.mark.engine
 
@@ -62,12 +62,12 @@ async def test_a_generation_has_a_logprob_for_each_token(client: TokenClient) ->
 
 
 async def test_tokens_keep_the_version_they_were_sampled_under(client: TokenClient) -> None:
-    await client.control("/pause", query="?mode=keep")
+    await client.control(PAUSE_PATH, query="?mode=keep")
     await client.control("/update_weight_version", {"new_version": "7"})
     waiting = asyncio.create_task(generate(client, LENGTH))
     await client.control("/resume")
     await until_running(client, 1)
-    await client.control("/pause", query="?mode=keep")
+    await client.control(PAUSE_PATH, query="?mode=keep")
     assert not waiting.done(), "the request ended before the version changed"
     await client.control("/update_weight_version", {"new_version": "8"})
     await client.control("/resume")
@@ -79,7 +79,7 @@ async def test_tokens_keep_the_version_they_were_sampled_under(client: TokenClie
 async def test_a_draining_pause_lets_running_requests_end(client: TokenClient) -> None:
     running = asyncio.create_task(generate(client, LENGTH))
     await until_running(client, 1)
-    await asyncio.wait_for(client.control("/pause", query="?mode=wait"), DEADLINE_S)
+    await asyncio.wait_for(client.control(PAUSE_PATH, query="?mode=wait"), DEADLINE_S)
     later = asyncio.create_task(generate(client, 2))
     assert len((await asyncio.wait_for(running, DEADLINE_S)).token_ids) == LENGTH
     assert not later.done()
@@ -90,10 +90,16 @@ async def test_a_draining_pause_lets_running_requests_end(client: TokenClient) -
 async def test_an_aborting_pause_ends_requests_as_failures(client: TokenClient) -> None:
     running = asyncio.create_task(generate(client, LENGTH))
     await until_running(client, 1)
-    await client.control("/pause", query="?mode=abort")
+    await client.control(PAUSE_PATH, query="?mode=abort")
     with pytest.raises(EndpointError, match="abort"):
         await asyncio.wait_for(running, DEADLINE_S)
     await client.control("/resume")
+    assert (await generate(client, 1)).finish_reason == "length"
+
+
+async def test_an_unknown_kind_of_pause_is_refused(client: TokenClient) -> None:
+    with pytest.raises(EndpointError, match="abort, keep or wait"):
+        await client.control(PAUSE_PATH, query="?mode=later")
     assert (await generate(client, 1)).finish_reason == "length"
 
 

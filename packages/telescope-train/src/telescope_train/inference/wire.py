@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 TOKEN_PLANE_PATH = "/telescope/v1/tokens"
+PAUSE_PATH = "/telescope/v1/pause"
+"""Like vLLM's `/pause?mode=`, which sleeps 20 ms after the engine has paused."""
 MAX_FRAME_BYTES = 256 * 2**20
 
 Item = TypeVar("Item")

@@ -16,6 +16,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from telescope_train.weights.buckets import empty, in_buckets, size_bytes, unflattened
 from telescope_train.weights.gloo_group import GlooGroup
 
 if torch.cpu._is_amx_tile_supported():
@@ -91,10 +92,13 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
     def _receive(self, info: GlooUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
         if self._group is None:
             raise RuntimeError("weights were sent before init_weight_transfer_engine")
-        for name, dtype, shape in zip(info.names, info.dtypes, info.shapes, strict=True):
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            self._group.broadcast(tensor)
-            yield name, tensor
+        forms = [(getattr(torch, d), s) for d, s in zip(info.dtypes, info.shapes, strict=True)]
+        named = zip(info.names, forms, strict=True)
+        for bucket in in_buckets(named, lambda one: size_bytes(*one[1])):
+            flat = empty([size_bytes(*form) for _, form in bucket])
+            self._group.broadcast(flat)
+            names = [name for name, _ in bucket]
+            yield from zip(names, unflattened(flat, [form for _, form in bucket]), strict=True)
 
 
 def repack_heads(model: torch.nn.Module) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from telescope_train.weights.buckets import flattened, in_buckets
 from telescope_train.weights.gloo_group import GlooGroup
 
 
@@ -25,8 +26,8 @@ class GlooPublisher:
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Broadcast `tensors` in order; returns when all receivers have them."""
-        for _, tensor in tensors:
-            self._group.broadcast(tensor.detach().contiguous())
+        for bucket in in_buckets((tensor for _, tensor in tensors), lambda one: one.nbytes):
+            self._group.broadcast(flattened(bucket))
 
 
 def headers(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[TensorHeader]:

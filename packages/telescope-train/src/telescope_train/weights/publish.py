@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from telescope_core.types import WeightVersion
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.wire import PAUSE_PATH
 from telescope_train.weights.gloo import TensorHeader
 
 InFlight = Literal["continue", "pause"]
@@ -70,7 +71,7 @@ class WeightPublisher:
 
     async def publish(self, version: WeightVersion) -> None:
         """Make `version` live everywhere; returns when every server samples from it."""
-        await self._everywhere("/pause", query=self._pause_query)
+        await self._everywhere(PAUSE_PATH, query=self._pause_query)
         await self._everywhere("/start_weight_update")
         header_rows = [asdict(header) for header in self._headers]
         update = {

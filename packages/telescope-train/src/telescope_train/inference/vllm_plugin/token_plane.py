@@ -19,6 +19,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from telescope_train.inference.wire import (
+    PAUSE_PATH,
     TOKEN_PLANE_PATH,
     ClientFrame,
     Outbox,
@@ -37,18 +38,32 @@ _connection_numbers = count()
 
 
 class TokenPlane:
-    """Serves the token plane's path and passes everything else on."""
+    """Serves the paths of the token plane and passes everything else on."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] != "websocket" or scope["path"] != TOKEN_PLANE_PATH:
+        if scope["type"] == "websocket" and scope["path"] == TOKEN_PLANE_PATH:
+            engine: EngineClient = scope["app"].state.engine_client
+            await Connection(engine, receive, send).serve()
+        elif scope["type"] == "http" and scope["path"] == PAUSE_PATH:
+            await _pause(scope["app"].state.engine_client, scope["query_string"].decode(), send)
+        else:
             await self._app(scope, receive, send)
-            return
-        engine: EngineClient = scope["app"].state.engine_client
-        await Connection(engine, receive, send).serve()
+
+
+async def _pause(engine: Any, query: str, send: Send) -> None:
+    """Pause between two steps; answer once it is so, or, with `wait`, once all have ended."""
+    mode = query.removeprefix("mode=")
+    known = mode in ("abort", "keep", "wait")
+    if known:
+        await engine.engine_core.pause_scheduler_async(mode=mode, clear_cache=True)
+    body = b"{}" if known else b'{"error": "expected ?mode=abort, keep or wait"}'
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200 if known else 400, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class Connection:
