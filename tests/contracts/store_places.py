@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from tests.hub.serving import fill, served
+
 from telescope_envs.registry.store import Store, WritableStore
 from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.registry.stores.server import ServerStore
+from telescope_envs.server.tokens import Scope
 
 Place = Callable[[Path], AbstractContextManager[Callable[[], Store]]]
 WritablePlace = Callable[[Path], AbstractContextManager[Callable[[], WritableStore]]]
@@ -20,8 +24,17 @@ def local(folder: Path) -> Iterator[Callable[[], LocalStore]]:
     yield lambda: LocalStore(folder)
 
 
+@contextmanager
+def server(folder: Path) -> Iterator[Callable[[], ServerStore]]:
+    with served(folder.parent / "hub") as hub:
+        fill(hub.store, folder)
+        secret = hub.token(Scope.ADMIN)
+        yield lambda: ServerStore(hub.address, token=secret)
+
+
 WRITABLE: dict[str, WritablePlace] = {
     "local": local,
+    "server": server,
 }
 """Kind -> place that can be published to."""
 

@@ -7,6 +7,22 @@ VERBS = {
         target="telescope_cli.hub.schemas:schemas",
         help="Write the JSON Schemas of a registry's files into it.",
     ),
+    "serve": Verb(
+        target="telescope_cli.hub.serve:serve",
+        help="Serve a registry that people publish to: web pages, simple index, tokens.",
+    ),
+    "namespace": Verb(
+        target="telescope_cli.hub.namespaces:app",
+        help="Say which owners a served registry has.",
+    ),
+    "token": Verb(
+        target="telescope_cli.hub.tokens:app",
+        help="Make, list and revoke the tokens of a served registry.",
+    ),
+    "alias": Verb(
+        target="telescope_cli.hub.aliases:app",
+        help="Give environments of a served registry a short name.",
+    ),
 }
 EPILOG = """Examples:
 

@@ -18,3 +18,8 @@ def registry_folder(folder: Path) -> Path:
             "config.json and index/"
         )
     return folder
+
+
+DataOption = Annotated[
+    Path, typer.Option("--data", metavar="DIR", help="Folder of what telescope hub serve serves.")
+]

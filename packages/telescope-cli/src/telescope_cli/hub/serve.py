@@ -1,0 +1,76 @@
+"""`telescope hub serve`."""
+
+import json
+import logging
+import sys
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from telescope_cli.env.options import JsonOption
+from telescope_cli.hub.options import DataOption
+from telescope_core.errors import ConfigError
+
+
+def serve(
+    data: DataOption,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8470,
+    private: Annotated[
+        bool, typer.Option("--private", help="Let nobody read without a token.")
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option(help="What the registry calls itself; kept in its data.")
+    ] = None,
+    max_wheel_mb: Annotated[
+        int, typer.Option(help="Largest wheel it takes, MiB.", min=1, max=100)
+    ] = 50,
+    reads_per_minute: Annotated[
+        int, typer.Option(help="Requests of one client address; 0 = no limit.", min=0)
+    ] = 6000,
+    publishes_per_hour: Annotated[
+        int, typer.Option(help="Publications of one token; 0 = no limit.", min=0)
+    ] = 120,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve a registry: web pages, its files, a simple index for pip and uv, publishing.
+
+    The folder is made when it is new. Ends on Ctrl-C and SIGTERM. Put a proxy with TLS in front of
+    it where others than this machine reach it.
+
+    Example: telescope hub serve --data hub-data --port 8470
+    """
+    missing = [
+        package
+        for package in ("fastapi", "jinja2", "uvicorn", "python_multipart")
+        if find_spec(package) is None
+    ]
+    if missing:
+        raise ConfigError(
+            f"telescope hub serve needs {', '.join(missing)}; run: pip install "
+            "'telescope-envs[serve]'"
+        )
+    from telescope_envs.server.app import ServerOptions
+    from telescope_envs.server.hub import HubStore
+    from telescope_envs.server.run import serve as serve_hub
+
+    def started(address: str) -> None:
+        line = {"address": address, "data": str(data), "private": private}
+        typer.echo(json.dumps(line) if as_json else f"serving {data} at {address}")
+        sys.stdout.flush()
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    hub = HubStore(data)
+    try:
+        if name is not None:
+            hub.rename(name)
+        options = ServerOptions(
+            is_private=private,
+            max_wheel_bytes=max_wheel_mb * 1024 * 1024,
+            reads_per_minute=reads_per_minute,
+            publishes_per_hour=publishes_per_hour,
+        )
+        serve_hub(hub, options, host=host, port=port, started=started)
+    finally:
+        hub.close()

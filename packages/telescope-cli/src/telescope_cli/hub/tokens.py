@@ -1,0 +1,122 @@
+"""`telescope hub token`: create, list and revoke."""
+
+import json
+import sys
+from contextlib import closing
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+
+from telescope_cli.env.options import JsonOption
+from telescope_cli.hub.options import DataOption
+from telescope_cli.verbs import Verb, VerbGroup, verb_app
+from telescope_envs.server.hub import HubStore
+from telescope_envs.server.tokens import Scope, Token, all_tokens, create_token, revoke_token
+
+VERBS = {
+    "create": Verb(
+        target="telescope_cli.hub.tokens:create", help="Make a token; it is shown once."
+    ),
+    "list": Verb(target="telescope_cli.hub.tokens:list_tokens", help="List tokens, not secrets."),
+    "revoke": Verb(target="telescope_cli.hub.tokens:revoke", help="End a token at once."),
+}
+
+
+class _Token(VerbGroup):
+    verbs = VERBS
+    epilog_text = """Examples:
+
+  telescope hub token create ci-of-acme --namespace acme --data hub-data
+
+  telescope hub token revoke 1f0c2a9b --data hub-data"""
+
+
+app = verb_app(_Token)
+
+
+@app.callback()
+def token() -> None:
+    """Make, list and revoke the tokens of a served registry."""
+
+
+def create(
+    label: Annotated[str, typer.Argument(help="who or what will use it")],
+    data: DataOption,
+    scope: Annotated[
+        Scope, typer.Option(help="read a private registry, publish as --namespace, or admin: all.")
+    ] = Scope.PUBLISH,
+    namespace: Annotated[
+        list[str] | None, typer.Option(help="Owner it may publish as; can be given again.")
+    ] = None,
+    days: Annotated[float, typer.Option(help="How long it lives.", max=3650)] = 90,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a token and print it: the only time that anybody sees it.
+
+    Example: telescope hub token create ci-of-acme --namespace acme --data hub-data
+    """
+    with closing(HubStore(data, must_exist=True)) as hub:
+        new = create_token(
+            hub.database,
+            label,
+            scope=scope,
+            owners=tuple(namespace or ()),
+            lives=timedelta(days=days),
+        )
+    if as_json:
+        typer.echo(json.dumps({**_row(new.token), "token": new.secret}))
+        return
+    sys.stderr.write(
+        f"token {new.token.id}, {_scope(new.token)}, until {new.token.expires_at:%Y-%m-%d}; "
+        "this is the only time it is shown:\n"
+    )
+    typer.echo(new.secret)
+
+
+def list_tokens(data: DataOption, as_json: JsonOption = False) -> None:
+    """List the tokens that were made, without their secrets.
+
+    Example: telescope hub token list --data hub-data
+    """
+    with closing(HubStore(data, must_exist=True)) as hub:
+        rows = all_tokens(hub.database)
+    if as_json:
+        typer.echo(json.dumps([_row(row) for row in rows]))
+        return
+    if not rows:
+        typer.echo("There is no token; see: telescope hub token create --help")
+    for row in rows:
+        state = row.why_not or f"until {row.expires_at:%Y-%m-%d}"
+        typer.echo(f"{row.id}  {state:<17}  {_scope(row):<24}  {row.label}")
+
+
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="as telescope hub token list says")],
+    data: DataOption,
+    as_json: JsonOption = False,
+) -> None:
+    """End a token at once.
+
+    Example: telescope hub token revoke 1f0c2a9b --data hub-data
+    """
+    with closing(HubStore(data, must_exist=True)) as hub:
+        revoked = revoke_token(hub.database, token_id)
+    typer.echo(json.dumps(_row(revoked)) if as_json else f"{revoked.id} {revoked.label}: revoked")
+
+
+def _scope(token: Token) -> str:
+    owners = ", ".join(token.owners)
+    return f"{token.scope.value} as {owners}" if owners else token.scope.value
+
+
+def _row(token: Token) -> dict[str, Any]:
+    return {
+        "id": token.id,
+        "label": token.label,
+        "scope": token.scope.value,
+        "namespaces": list(token.owners),
+        "created_at": token.created_at.isoformat(),
+        "expires_at": token.expires_at.isoformat(),
+        "state": token.why_not or "valid",
+    }

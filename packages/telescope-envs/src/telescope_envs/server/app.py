@@ -1,0 +1,219 @@
+"""The server's routes: the registry's tree, publishing, changing a status.
+
+Reads run on the event loop: each is one small query or a look into what was built before. Checking
+and storing a publication runs in a thread, one at a time.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse
+from starlette.exceptions import HTTPException
+
+from telescope_core.errors import RegistryError
+from telescope_envs.registry.records import Status
+from telescope_envs.registry.store import Publication
+from telescope_envs.server.answers import Answers, etag_of, is_known, refuse
+from telescope_envs.server.callers import Callers
+from telescope_envs.server.checks import check_publication, check_time, parse_status
+from telescope_envs.server.guard import Guard
+from telescope_envs.server.hub import API, HubStore
+from telescope_envs.server.limits import Limit
+from telescope_envs.server.refusal import Refusal, refusal_of
+from telescope_envs.server.tokens import Scope, Token
+from telescope_envs.server.uploads import receive_publication
+
+_READ = ["GET", "HEAD"]
+_MEDIA_TYPES = {
+    "json": "application/json",
+    "jsonl": "application/x-ndjson",
+    "toml": "application/toml",
+    "txt": "text/plain; charset=utf-8",
+}
+_SENT_AT_ONCE_BYTES = 1024 * 1024
+_MAX_STATUS_BYTES = 64 * 1024
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """How a hub is served."""
+
+    is_private: bool = False
+    """Whether reading needs a token as well."""
+    max_wheel_bytes: int = 50 * 1024 * 1024
+    reads_per_minute: int = 6000
+    """Of one client address; 0 = no limit."""
+    publishes_per_hour: int = 120
+    """Of one token, changes of status included; 0 = no limit."""
+
+
+class HubApp:
+    """Answers requests from `hub`."""
+
+    def __init__(self, hub: HubStore, options: ServerOptions) -> None:
+        self.hub = hub
+        self.options = options
+        self.callers = Callers(hub.database, is_private=options.is_private)
+        self.answers = Answers(lambda: hub.changes, is_private=options.is_private)
+        self._publishes = Limit("publications of one token", options.publishes_per_hour, 3600.0)
+        self._publishing = asyncio.Lock()
+
+    async def tree(self, request: Request, path: str) -> Response:
+        """Answer with a file of the registry's tree."""
+        self.callers.reader(request)
+        if path.startswith("artifacts/"):
+            found = self._artifact(request, path)
+        else:
+            media_type = _MEDIA_TYPES.get(path.rpartition(".")[2], "application/octet-stream")
+            found = self.answers.answer(request, path, lambda: self._file(path, media_type))
+        if found is None:
+            raise Refusal(
+                HTTPStatus.NOT_FOUND, f"nothing is at {path!r}", "look for it at the front page"
+            )
+        return found
+
+    async def publish(self, request: Request) -> Response:
+        """Store the release and wheel of a multipart request."""
+        token = self._writer(request)
+        limit = self.options.max_wheel_bytes
+        publication = await receive_publication(request, max_wheel_bytes=limit)
+        release = publication.release
+        self.callers.again(token, release.owner)
+        async with self._publishing:
+            is_new = await asyncio.to_thread(self._store, publication, token)
+        done = "published" if is_new else "already published"
+        log.info("%s %s: %s by token %s", release.id, release.version, done, token.id)
+        return JSONResponse(
+            {
+                "id": release.id,
+                "version": release.version,
+                "sha256": release.wheel.sha256,
+                "published": is_new,
+            },
+            status_code=HTTPStatus.CREATED if is_new else HTTPStatus.OK,
+        )
+
+    async def change_status(self, request: Request, owner: str, name: str) -> Response:
+        """Replace a status record, if it still is the one that the caller has seen."""
+        token = self._writer(request)
+        self.callers.again(token, owner)
+        expected = request.headers.get("if-match", "")
+        if not expected:
+            raise Refusal(
+                HTTPStatus.PRECONDITION_REQUIRED,
+                "the request has no If-Match",
+                f"read status/{owner}/{name}.json and send its ETag as If-Match",
+            )
+        body = await _short_body(request)
+        wanted = parse_status(body)
+
+        def change(_: Status, record: bytes) -> Status:
+            if etag_of(record) != expected:
+                raise Refusal(
+                    HTTPStatus.PRECONDITION_FAILED,
+                    "the status was changed by somebody else meanwhile",
+                    "read it again, change that one, and send its ETag",
+                )
+            return wanted
+
+        await asyncio.to_thread(
+            self.hub.releases.change_status,
+            f"{owner}/{name}",
+            change,
+            allow=lambda: self.callers.again(token, owner),
+        )
+        log.info("%s/%s: status changed by token %s", owner, name, token.id)
+        record = self.hub.releases.status_record(f"{owner}/{name}") or b""
+        headers = {"ETag": etag_of(record)}
+        return Response(record, media_type="application/json", headers=headers)
+
+    async def about_token(self, request: Request) -> dict[str, object]:
+        """Say what the token of the request may do."""
+        token = self.callers.of(request, Scope.READ)
+        return {
+            "id": token.id,
+            "label": token.label,
+            "scope": token.scope.value,
+            "owners": list(token.owners),
+            "expires_at": token.expires_at.isoformat(),
+        }
+
+    def _writer(self, request: Request) -> Token:
+        token = self.callers.of(request, Scope.PUBLISH)
+        self._publishes.take(token.id)
+        return token
+
+    def _store(self, publication: Publication, token: Token) -> bool:
+        is_admin = token.includes(Scope.ADMIN)
+        check_publication(publication)
+        if not is_admin:
+            check_time(publication.release)
+        owner = publication.release.owner
+        return self.hub.releases.add(
+            publication, allow=lambda: self.callers.again(token, owner), may_be_near=is_admin
+        )
+
+    def _file(self, path: str, media_type: str) -> tuple[bytes, str] | None:
+        found = self.hub.read(path)
+        return (found, media_type) if found is not None else None
+
+    def _artifact(self, request: Request, path: str) -> Response | None:
+        found = self.hub.stored_artifact(path)
+        if found is None:
+            return None
+        shared = "private" if self.options.is_private else "public"
+        headers = {
+            "ETag": f'"{found.sha256}"',
+            "Cache-Control": f"{shared}, max-age=31536000, immutable",
+        }
+        if is_known(request, headers["ETag"]):
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        media_type = "application/octet-stream"
+        if found.size > _SENT_AT_ONCE_BYTES or "range" in request.headers:
+            return FileResponse(found.path, media_type=media_type, headers=headers)
+        return Response(found.path.read_bytes(), media_type=media_type, headers=headers)
+
+
+def create_app(hub: HubStore, options: ServerOptions) -> FastAPI:
+    """Return the application that serves `hub`."""
+    served = HubApp(hub, options)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.add_api_route(f"/{API}/releases", served.publish, methods=["POST"])
+    app.add_api_route(f"/{API}/status/{{owner}}/{{name}}", served.change_status, methods=["PUT"])
+    app.add_api_route(f"/{API}/token", served.about_token)
+    app.add_api_route("/{path:path}", served.tree, methods=_READ)
+    app.add_exception_handler(RegistryError, _refused)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(RequestValidationError, _refused)
+    app.add_middleware(Guard, reads=Limit("requests", options.reads_per_minute, 60.0))
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    if isinstance(error, RegistryError):
+        return refuse(refusal_of(error))
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        problem = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        return refuse(Refusal(HTTPStatus.BAD_REQUEST, problem, "correct the request"))
+    status = HTTPStatus(error.status_code if isinstance(error, HTTPException) else 500)
+    problem = f"{request.method} {request.url.path}: {status.phrase}"
+    return refuse(Refusal(status, problem, "see docs/how-to/run-a-hub-server.md"))
+
+
+async def _short_body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_STATUS_BYTES:
+            raise Refusal(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"a status may have {_MAX_STATUS_BYTES} bytes",
+                "shorten its texts",
+            )
+    return body

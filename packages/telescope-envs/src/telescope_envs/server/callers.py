@@ -1,0 +1,109 @@
+"""Who is asking: the token of a request, and what it allows.
+
+Tokens come in the Authorization header only: an address ends up in logs and histories.
+"""
+
+import base64
+import binascii
+from http import HTTPStatus
+from urllib.parse import unquote
+
+from fastapi import Request
+
+from telescope_envs.server.database import Database
+from telescope_envs.server.limits import Limit
+from telescope_envs.server.refusal import Refusal
+from telescope_envs.server.tokens import LOOKS_LIKE_A_TOKEN, Scope, Token, find_token
+
+_TOKEN_PARAMETERS = {"token", "access_token", "api_key", "apikey", "auth"}
+_FAILED_LOGINS = 20
+
+
+class Callers:
+    """Finds the tokens of requests in `database`, and slows down whoever guesses them."""
+
+    def __init__(self, database: Database, *, is_private: bool) -> None:
+        self._database = database
+        self._is_private = is_private
+        self._failed = Limit("refused tokens", _FAILED_LOGINS, 60.0)
+
+    def reader(self, request: Request) -> Token | None:
+        """Return the token of a request that reads; raises Refusal when it may not."""
+        secret = _secret(request)
+        if secret:
+            return self.of(request, Scope.READ)
+        if self._is_private:
+            raise _unauthorized("this registry is private, and the request has no token")
+        return None
+
+    def of(self, request: Request, scope: Scope) -> Token:
+        """Return the token of a request that needs `scope`; raises Refusal when it has none."""
+        host = request.client.host if request.client else ""
+        self._failed.require(host)
+        secret = _secret(request)
+        if not secret:
+            raise _unauthorized("the request has no token")
+        token = find_token(self._database, secret)
+        problem = "unknown" if token is None else token.why_not
+        if token is None or problem:
+            self._failed.take(host)
+            raise _unauthorized(f"the token is {problem}")
+        return _with_scope(token, scope)
+
+    def again(self, token: Token, owner: str) -> str:
+        """Return the id of `token` if it may still publish as `owner`; raises Refusal if not."""
+        found = self._database.value("SELECT revoked_at FROM tokens WHERE id = ?", token.id)
+        if found != "" or token.why_not:
+            raise _unauthorized("the token was revoked or expired meanwhile")
+        if not token.may_publish_as(owner):
+            allowed = ", ".join(token.owners) or "none"
+            raise Refusal(
+                HTTPStatus.FORBIDDEN,
+                f"this token may not publish as {owner!r}; its namespaces: {allowed}",
+                "use a token of that namespace, or publish under one of these",
+            )
+        return token.id
+
+
+def refuse_token_in_address(path: str, query: str) -> None:
+    """Raise Refusal when an address carries what may be a token."""
+    names = {part.partition("=")[0].lower() for part in query.split("&")}
+    if names & _TOKEN_PARAMETERS or LOOKS_LIKE_A_TOKEN.search(unquote(f"{path}?{query}")):
+        raise Refusal(
+            HTTPStatus.BAD_REQUEST,
+            "the address carries a token, and addresses end up in logs",
+            "send it as the header 'Authorization: Bearer ...', and revoke this one",
+        )
+
+
+def _secret(request: Request) -> str:
+    """Return the secret that was sent: a bearer token, or for pip and uv a password."""
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip()
+    if kind.lower() != "basic":
+        return ""
+    try:
+        pair = base64.b64decode(value, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+    return pair.partition(":")[2]
+
+
+def _with_scope(token: Token, scope: Scope) -> Token:
+    if not token.includes(scope):
+        raise Refusal(
+            HTTPStatus.FORBIDDEN,
+            f"this token may {token.scope.value}, and this needs one that may {scope.value}",
+            "ask who runs this registry for such a token",
+        )
+    return token
+
+
+def _unauthorized(error: str) -> Refusal:
+    return Refusal(
+        HTTPStatus.UNAUTHORIZED,
+        error,
+        "set TELESCOPE_HUB_TOKEN to one that whoever runs this registry makes with telescope hub "
+        "token create",
+    )

@@ -1,0 +1,151 @@
+"""What the server checks of a publication by itself, whatever its sender says was checked.
+
+The wheel is read, never run. Who may publish, and whether the version is taken, is decided later,
+inside the transaction.
+"""
+
+import hashlib
+import re
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import cast
+
+from packaging.utils import canonicalize_name
+from pydantic import TypeAdapter, ValidationError
+
+from telescope_envs.registry.names import (
+    check_name,
+    check_owner,
+    check_version,
+    distribution_name,
+    module_name,
+)
+from telescope_envs.registry.records import Release, Status
+from telescope_envs.registry.store import Publication
+from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
+from telescope_envs.server.refusal import Refusal
+
+MAX_RECORD_BYTES = 256 * 1024
+MAX_ATTESTATION_BYTES = 1024 * 1024
+_CLOCK_TOLERANCE = timedelta(hours=1)
+_Object = dict[str, object]
+_OBJECT = TypeAdapter(_Object)
+_FILENAME = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)+\.whl")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def parse_release(text: bytes) -> Release:
+    """Read a release record; one with fields that would be lost is refused."""
+    try:
+        sent = _OBJECT.validate_json(text)
+        release = Release.model_validate_json(text)
+    except ValueError as error:
+        raise _unprocessable(f"the release record cannot be read: {_first(error)}") from None
+    kept = release.model_dump(mode="json", by_alias=True)
+    lost = sorted(_lost(sent, kept))
+    if lost:
+        raise Refusal(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"the release record has fields that this server does not know: {', '.join(lost)}",
+            "upgrade telescope-envs on the server",
+        )
+    return release
+
+
+def check_publication(publication: Publication) -> None:
+    """Raise RegistryError unless record, wheel and attestation follow the rules and agree."""
+    release = publication.release
+    check_owner(release.owner)
+    check_name(release.name)
+    check_version(release.version)
+    _check_record(release)
+    check_bytes(publication.wheel, release)
+    contents = read_wheel(publication.wheel, release.wheel.filename)
+    check_release(contents, release)
+    if contents.license != release.license:
+        raise _unprocessable(
+            f"the wheel's license is {contents.license!r}, the record says {release.license!r}"
+        )
+    _check_attestation(publication)
+
+
+def parse_status(text: bytes) -> Status:
+    """Read a status record; which versions it may yank is checked when it is stored."""
+    try:
+        return Status.model_validate_json(text)
+    except ValidationError as error:
+        raise _unprocessable(f"the status record cannot be read: {_first(error)}") from None
+
+
+def _check_record(release: Release) -> None:
+    expected: dict[str, tuple[object, object]] = {
+        "distribution": (
+            distribution_name(release.owner, release.name),
+            canonicalize_name(release.distribution),
+        ),
+        "module": (module_name(release.owner, release.name), release.module),
+        # Another address would tell its owner who installs what.
+        "wheel.urls": ((f"artifacts/{release.wheel.filename}",), release.wheel.urls),
+    }
+    for field, (wanted, got) in expected.items():
+        if wanted != got:
+            raise _unprocessable(f"the release record's {field} must be {wanted!r}, got {got!r}")
+    if not _FILENAME.fullmatch(release.wheel.filename):
+        raise _unprocessable(f"{release.wheel.filename!r} is not the name of a wheel")
+    texts = [release.summary, release.publisher, release.license, *release.tags, *release.secrets]
+    if any(_CONTROL.search(text) for text in texts):
+        raise _unprocessable("the release record has control characters in its texts")
+    if release.validation.verdict == "fail":
+        raise Refusal(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"{release.id} {release.version} did not pass its validation",
+            "run telescope env validate and correct what it names",
+        )
+
+
+def check_time(release: Release) -> None:
+    """Raise Refusal unless the record was made now: installers leave out what is too new."""
+    published_at = release.published_at
+    if published_at.tzinfo is None or abs(datetime.now(UTC) - published_at) > _CLOCK_TOLERANCE:
+        raise Refusal(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"published_at must be now, got {published_at.isoformat()}",
+            "publish again, and set this machine's clock if it is wrong",
+        )
+
+
+def _check_attestation(publication: Publication) -> None:
+    found = publication.attestation
+    if len(found) > MAX_ATTESTATION_BYTES:
+        raise _unprocessable(f"an attestation may have {MAX_ATTESTATION_BYTES} bytes")
+    digest = hashlib.sha256(found).hexdigest() if found else ""
+    if digest != publication.release.attestation_sha256:
+        raise _unprocessable(
+            f"the record's attestation_sha256 is {publication.release.attestation_sha256!r}, what "
+            f"came has {digest!r}"
+        )
+
+
+def _lost(sent: _Object, kept: _Object, where: str = "") -> list[str]:
+    """Return the paths of what is in `sent` and not in `kept`."""
+    lost: list[str] = []
+    for key, value in sent.items():
+        if key not in kept:
+            lost.append(f"{where}{key}")
+        elif isinstance(value, dict) and isinstance(kept[key], dict):
+            inner, known = cast(_Object, value), cast(_Object, kept[key])
+            lost += _lost(inner, known, f"{where}{key}.")
+    return lost
+
+
+def _first(error: ValueError) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    return str(error)
+
+
+def _unprocessable(error: str) -> Refusal:
+    return Refusal(
+        HTTPStatus.UNPROCESSABLE_ENTITY, error, "build it again with telescope env build and push"
+    )

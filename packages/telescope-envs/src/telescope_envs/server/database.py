@@ -1,0 +1,113 @@
+"""The server's SQLite file: opened in WAL mode, made and moved on by `PRAGMA user_version`.
+
+One connection reads; one writes, a transaction at a time. Other processes (`telescope hub token`)
+may have the same file open: SQLite keeps them apart.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from telescope_core.errors import RegistryError
+
+FILE = "hub.sqlite3"
+_MIGRATIONS = ("schema.sql",)
+"""Scripts beside this file, in order; `user_version` counts how many a database has had."""
+_BUSY_LIMIT_S = 10.0
+
+
+class Database:
+    """The records below the folder `data`, which is made when it is not there."""
+
+    def __init__(self, data: Path) -> None:
+        self.path = data / FILE
+        data.mkdir(parents=True, exist_ok=True)
+        self._writing = threading.Lock()
+        self._writing_thread = 0
+        self._writer = _connect(self.path)
+        try:
+            _migrate(self._writer, self.path)
+            self._reader = _connect(self.path)
+        except BaseException:
+            self._writer.close()
+            raise
+
+    def rows(self, query: str, *values: object) -> list[tuple[str, ...]]:
+        """Return the rows of a query over what is committed, or inside a transaction, over it."""
+        return self._reading.execute(query, values).fetchall()
+
+    def value(self, query: str, *values: object) -> str | None:
+        """Return the first column of the first row as text; None when there is no row."""
+        found = self._reading.execute(query, values).fetchone()
+        return str(found[0]) if found is not None else None
+
+    @contextmanager
+    def transaction(self) -> Generator[sqlite3.Connection]:
+        """Give the connection that writes; all of it is committed at the end, or nothing."""
+        with self._writing:
+            self._writer.execute("BEGIN IMMEDIATE")
+            self._writing_thread = threading.get_ident()
+            try:
+                yield self._writer
+            except BaseException:
+                self._writer.execute("ROLLBACK")
+                raise
+            finally:
+                self._writing_thread = 0
+            self._writer.execute("COMMIT")
+
+    @property
+    def _reading(self) -> sqlite3.Connection:
+        """The other connection may still be at what was there before the last commit."""
+        inside = self._writing_thread == threading.get_ident()
+        return self._writer if inside else self._reader
+
+    def close(self) -> None:
+        """Let go of the file; fine to call twice."""
+        self._reader.close()
+        self._writer.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, timeout=_BUSY_LIMIT_S, isolation_level=None, check_same_thread=False
+    )
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise RegistryError(
+            f"{path}: not the records of a registry server ({error}); give another --data"
+        ) from None
+    connection.execute("PRAGMA synchronous = FULL")
+    # Without it, REPLACE would remove rows and no trigger would see it.
+    connection.execute("PRAGMA recursive_triggers = ON")
+    path.chmod(0o600)
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Run the scripts that `connection` has not had, each whole or not at all."""
+    connection.execute("BEGIN IMMEDIATE")
+    (had,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.execute("ROLLBACK")
+    if had > len(_MIGRATIONS):
+        raise RegistryError(
+            f"{path}: written by a later telescope-envs (its version {had}, this knows "
+            f"{len(_MIGRATIONS)}); upgrade telescope-envs"
+        )
+    for number, name in enumerate(_MIGRATIONS[had:], had + 1):
+        script = (Path(__file__).parent / name).read_text(encoding="ascii")
+        try:
+            connection.executescript(
+                f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;"
+            )
+        except sqlite3.OperationalError:
+            with suppress(sqlite3.OperationalError):
+                connection.execute("ROLLBACK")
+            # Another process that opened the new folder at the same time may have been first.
+            (now,) = connection.execute("PRAGMA user_version").fetchone()
+            if now < number:
+                raise

@@ -1,0 +1,203 @@
+"""`HubStore`: a registry in one folder, records in SQLite and artefacts in files.
+
+It is a store like any other, so everything that reads registries reads it. Serving it over HTTP,
+and who may do what, is left to `app`.
+"""
+
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import NamedTuple
+
+from telescope_core.errors import ConfigError, RegistryError, unknown_name
+from telescope_envs.registry.catalog import CatalogRow, catalog_row, write_catalog
+from telescope_envs.registry.names import check_name, check_owner, parse_reserved, plain
+from telescope_envs.registry.records import RegistryConfig, Status
+from telescope_envs.registry.schemas import schema_files
+from telescope_envs.registry.store import Publication
+from telescope_envs.server.database import FILE, Database
+from telescope_envs.server.files import ArtifactFiles
+from telescope_envs.server.refusal import Refusal
+from telescope_envs.server.releases import Releases
+
+API = "api"
+"""Where the server's own interface is, relative to the registry; `config.json` says so."""
+RESERVED = "reserved.txt"
+_ALIASES_TITLE = "# Bare name -> owner/name. A name is never given to another environment.\n"
+
+
+class StoredArtifact(NamedTuple):
+    """One artefact: where its bytes are, and what they are."""
+
+    path: Path
+    sha256: str
+    size: int
+
+
+class HubStore:
+    """The registry in the folder `data`, which becomes one when it is new."""
+
+    def __init__(self, data: Path, *, must_exist: bool = False) -> None:
+        if must_exist and not (data / FILE).is_file():
+            raise ConfigError(
+                f"{str(data)!r} holds no served registry; give the --data of telescope hub serve"
+            )
+        self.data = data
+        self.database = Database(data)
+        self.files = ArtifactFiles(data)
+        if not (data / RESERVED).exists():
+            (data / RESERVED).write_text(_shipped_reserved(), encoding="utf-8")
+        self.releases = Releases(self.database, self.files, self.read)
+        self._rows: dict[str, tuple[tuple[int, int], CatalogRow]] = {}
+
+    @property
+    def address(self) -> str:
+        """The folder."""
+        return str(self.data)
+
+    @property
+    def revision(self) -> str:
+        """Empty: what is read is what is there now."""
+        return ""
+
+    @property
+    def changes(self) -> str:
+        """Differs after every release and every change of a status."""
+        return self.database.value("SELECT number FROM changes") or ""
+
+    @property
+    def name(self) -> str:
+        """What the registry calls itself."""
+        return self.database.value("SELECT value FROM settings WHERE name = 'name'") or "hub"
+
+    def rename(self, name: str) -> None:
+        """Let the registry call itself `name`."""
+        with self.database.transaction() as writer:
+            writer.execute("INSERT OR REPLACE INTO settings VALUES ('name', ?)", (name,))
+
+    def read(self, path: str) -> bytes | None:
+        """Return the file at `path` of the registry's tree; None when there is none."""
+        match path.split("/"):
+            case ["config.json"]:
+                return self._config()
+            case ["aliases.toml"]:
+                return self._aliases()
+            case ["reserved.txt"]:
+                return self._reserved().encode()
+            case ["namespaces", owner] if owner.endswith(".toml"):
+                return self._namespace(owner.removesuffix(".toml"))
+            case ["index", owner, file] if file.endswith(".jsonl"):
+                return self.releases.lines(f"{owner}/{file.removesuffix('.jsonl')}")
+            case ["status", owner, file] if file.endswith(".json"):
+                return self.releases.status_record(f"{owner}/{file.removesuffix('.json')}")
+            case ["schema", name]:
+                found = schema_files().get(name)
+                return found.encode() if found is not None else None
+            case ["v1", "index.json"]:
+                return write_catalog(self.catalog())
+            case _:
+                return None
+
+    def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
+        """Return the artefact at the relative `url`; None when there is none."""
+        found = self.stored_artifact(url)
+        if found is None:
+            return None
+        if found.size > max_bytes:
+            raise RegistryError(f"{url}: longer than {max_bytes} bytes, the most a wheel may be")
+        return found.path.read_bytes()
+
+    def stored_artifact(self, path: str) -> StoredArtifact | None:
+        """Return where the artefact that is served at `path` is."""
+        rows = self.database.rows("SELECT sha256, size FROM artifacts WHERE path = ?", path)
+        for sha256, size in rows:
+            return StoredArtifact(self.files.path(sha256), sha256, int(size))
+        return None
+
+    def catalog(self) -> list[CatalogRow]:
+        """Return one row per environment, by id; only what changed is read again."""
+        for environment, state in self.releases.states().items():
+            known = self._rows.get(environment)
+            if known is None or known[0] != state:
+                lines = self.releases.lines(environment) or b""
+                row = catalog_row(environment, lines, self.releases.status_record(environment))
+                if row is not None:
+                    self._rows[environment] = (state, row)
+        return [self._rows[environment][1] for environment in sorted(self._rows)]
+
+    def publish(self, publication: Publication) -> bool:
+        """Store a release; False: these bytes are published."""
+        return self.releases.add(publication)
+
+    def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
+        """Replace the status record by `change` of what it is now."""
+        return self.releases.change_status(environment_id, lambda status, _: change(status))
+
+    def close(self) -> None:
+        """Let go of the database; fine to call twice."""
+        self.database.close()
+
+    def add_namespace(self, owner: str, publishers: list[dict[str, str]]) -> None:
+        """Let tokens be made that publish as `owner`; publishers are for people to read."""
+        check_owner(owner)
+        if plain(owner) in parse_reserved(self._reserved()) - {self.name}:
+            raise RegistryError(f"the owner {owner!r} is reserved ({RESERVED}); choose another")
+        record = json.dumps(publishers)
+        with self.database.transaction() as writer:
+            writer.execute(
+                "INSERT INTO namespaces VALUES (?, 'active', ?, datetime('now')) "
+                "ON CONFLICT (owner) DO UPDATE SET publishers = excluded.publishers",
+                (owner, record),
+            )
+
+    def namespaces(self) -> list[tuple[str, str]]:
+        """Return (owner, status) of every namespace, by owner."""
+        rows = self.database.rows("SELECT owner, status FROM namespaces ORDER BY owner")
+        return [(owner, status) for owner, status in rows]
+
+    def add_alias(self, name: str, environment_id: str) -> None:
+        """Let the bare `name` mean `environment_id`, for ever."""
+        check_name(name)
+        if environment_id not in self.releases.states():
+            raise unknown_name("environment", environment_id, self.releases.states())
+        known = self.database.value("SELECT environment FROM aliases WHERE name = ?", name)
+        if known not in (None, environment_id):
+            raise Refusal(
+                HTTPStatus.CONFLICT,
+                f"{name!r} means {known}, and a bare name is never given to another environment",
+                "choose another name",
+            )
+        with self.database.transaction() as writer:
+            writer.execute("INSERT OR IGNORE INTO aliases VALUES (?, ?)", (name, environment_id))
+
+    def _config(self) -> bytes:
+        record = RegistryConfig(name=self.name).model_dump(mode="json")
+        return f"{json.dumps({**record, 'api': API}, indent=2)}\n".encode()
+
+    def _aliases(self) -> bytes:
+        rows = self.database.rows("SELECT name, environment FROM aliases ORDER BY name")
+        lines = "".join(f'{name} = "{environment}"\n' for name, environment in rows)
+        return f"{_ALIASES_TITLE}[aliases]\n{lines}".encode()
+
+    def _namespace(self, owner: str) -> bytes | None:
+        query = "SELECT status, publishers FROM namespaces WHERE owner = ?"
+        for status, publishers in self.database.rows(query, owner):
+            lines = [f'owner = "{owner}"\nstatus = "{status}"\n']
+            for publisher in json.loads(publishers):
+                texts = "".join(f"{key} = {json.dumps(text)}\n" for key, text in publisher.items())
+                lines.append(f"\n[[publishers]]\n{texts}")
+            return "".join(lines).encode()
+        return None
+
+    def _reserved(self) -> str:
+        return (self.data / RESERVED).read_text(encoding="utf-8")
+
+
+def _shipped_reserved() -> str:
+    """Return the reserved names of the registry that this package, or its checkout, comes with."""
+    here = Path(__file__).resolve()
+    for folder in (here.parents[1] / "snapshot", *(parent / "registry" for parent in here.parents)):
+        if (folder / RESERVED).is_file():
+            return (folder / RESERVED).read_text(encoding="utf-8")
+    raise RegistryError(f"this telescope-envs has no {RESERVED}; install it again")

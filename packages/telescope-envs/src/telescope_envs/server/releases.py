@@ -1,0 +1,187 @@
+"""Releases and statuses in SQLite: read back, and added in one transaction each.
+
+What is inside a wheel is checked before (`checks`); who asks is checked by the caller, through
+`allow`, inside the transaction: a token that was revoked meanwhile publishes nothing.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from http import HTTPStatus
+from sqlite3 import Connection
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from telescope_envs.registry.admission import (
+    Read,
+    changed_status,
+    index_line,
+    is_new,
+    status_file,
+)
+from telescope_envs.registry.names import near_names
+from telescope_envs.registry.parsing import parse_releases, parse_status
+from telescope_envs.registry.records import Release, Status
+from telescope_envs.registry.store import Publication, attestation_path
+from telescope_envs.server.database import Database
+from telescope_envs.server.files import ArtifactFiles
+from telescope_envs.server.refusal import Refusal
+
+
+def _anybody() -> str:
+    return ""
+
+
+class Releases:
+    """Reads and adds; `read` returns any file of the registry's tree."""
+
+    def __init__(self, database: Database, files: ArtifactFiles, read: Read) -> None:
+        self._database = database
+        self._files = files
+        self._read = read
+
+    def lines(self, environment_id: str) -> bytes | None:
+        """Return the index file of an environment; None when it has no release."""
+        rows = self._database.rows(
+            "SELECT line FROM releases WHERE environment = ? ORDER BY number", environment_id
+        )
+        return "".join(line for (line,) in rows).encode() if rows else None
+
+    def all_of(self, environment_id: str) -> list[Release]:
+        """Return the releases of an environment, oldest version first."""
+        releases = parse_releases(self.lines(environment_id) or b"", environment_id, "index")
+        return sorted(releases, key=lambda release: Version(release.version))
+
+    def status_record(self, environment_id: str) -> bytes | None:
+        """Return the status file of an environment, as it is served."""
+        found = self._database.value(
+            "SELECT record FROM statuses WHERE environment = ? ORDER BY revision DESC LIMIT 1",
+            environment_id,
+        )
+        return found.encode() if found is not None else None
+
+    def status(self, environment_id: str) -> Status:
+        """Return the status of an environment."""
+        return parse_status(self.status_record(environment_id), "status")
+
+    def states(self) -> dict[str, tuple[int, int]]:
+        """Return environment -> (number of its last release, revision of its status)."""
+        rows = self._database.rows(
+            "SELECT environment, max(number), "
+            "(SELECT max(revision) FROM statuses WHERE statuses.environment = r.environment) "
+            "FROM releases AS r GROUP BY environment"
+        )
+        return {environment: (int(number), int(status)) for environment, number, status in rows}
+
+    def add(
+        self,
+        publication: Publication,
+        *,
+        allow: Callable[[], str] = _anybody,
+        may_be_near: bool = False,
+    ) -> bool:
+        """Store the files, then the release; False: these bytes have that version already.
+
+        `allow` returns the id of the token that publishes, or raises. A name that is close to a
+        known one is refused unless `may_be_near`.
+        """
+        release = publication.release
+        with self._database.transaction() as writer:
+            token = allow()
+            _refuse_other_bytes(writer, release)
+            if not is_new(self._read, publication):
+                return False
+            if not may_be_near and not _has_releases(writer, release.id):
+                self._check_new_name(writer, release)
+            stored = (publication.wheel, publication.attestation)
+            written = [self._files.put(data) for data in stored if data]
+            try:
+                _insert(writer, publication, token)
+            except BaseException:
+                for path in written:
+                    if path is not None:
+                        path.unlink(missing_ok=True)
+                raise
+        return True
+
+    def change_status(
+        self,
+        environment_id: str,
+        change: Callable[[Status, bytes], Status],
+        *,
+        allow: Callable[[], str] = _anybody,
+    ) -> Status:
+        """Add the next revision: `change` of the status that is and its bytes."""
+        with self._database.transaction() as writer:
+            token = allow()
+            before = self.status_record(environment_id) or b""
+
+            def changed(status: Status) -> Status:
+                return change(status, before)
+
+            status, record = changed_status(self._read, environment_id, changed)
+            values = (environment_id, record.decode(), _now(), token, environment_id)
+            writer.execute(
+                "INSERT INTO statuses SELECT ?, max(revision) + 1, ?, ?, ? FROM statuses "
+                "WHERE environment = ?",
+                values,
+            )
+        return status
+
+    def _check_new_name(self, writer: Connection, release: Release) -> None:
+        """Refuse the first release of a name that people may take for another owner's."""
+        rows = writer.execute("SELECT DISTINCT environment FROM releases").fetchall()
+        others = [row[0] for row in rows if not row[0].startswith(f"{release.owner}/")]
+        near = near_names(release.name, [other.partition("/")[2] for other in others])
+        if near:
+            known = ", ".join(sorted(o for o in others if o.partition("/")[2] in near))
+            raise Refusal(
+                HTTPStatus.CONFLICT,
+                f"the name {release.name!r} is easily taken for {known}",
+                "choose another name, or ask who runs this registry to publish it the first time",
+            )
+
+
+def _refuse_other_bytes(writer: Connection, release: Release) -> None:
+    query = "SELECT version, line FROM releases WHERE environment = ?"
+    for version, line in writer.execute(query, (release.id,)):
+        same_version = Version(version) == Version(release.version)
+        known = Release.model_validate_json(line).wheel.sha256 if same_version else ""
+        if known not in ("", release.wheel.sha256):
+            raise Refusal(
+                HTTPStatus.CONFLICT,
+                f"{release.id} {version} is published with other bytes, and releases are never "
+                "replaced",
+                "raise the version in its pyproject.toml",
+            )
+
+
+def _has_releases(writer: Connection, environment_id: str) -> bool:
+    query = "SELECT 1 FROM releases WHERE environment = ? LIMIT 1"
+    return writer.execute(query, (environment_id,)).fetchone() is not None
+
+
+def _insert(writer: Connection, publication: Publication, token: str) -> None:
+    release = publication.release
+    wheel = f"artifacts/{release.wheel.filename}"
+    files = [(wheel, release.wheel.sha256, len(publication.wheel))]
+    if publication.attestation:
+        digest, size = release.attestation_sha256, len(publication.attestation)
+        files.append((attestation_path(wheel), digest, size))
+    writer.executemany("INSERT INTO artifacts VALUES (?, ?, ?)", files)
+    writer.execute(
+        "INSERT INTO releases (environment, version, distribution, line, received_at, token) "
+        "VALUES (?, ?, ?, ?, ?, ?)",
+        (
+            *(release.id, release.version, canonicalize_name(release.distribution)),
+            *(index_line(release).decode(), _now(), token),
+        ),
+    )
+    writer.execute(
+        "INSERT OR IGNORE INTO statuses VALUES (?, 0, ?, ?, ?)",
+        (release.id, status_file(Status()).decode(), _now(), token),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

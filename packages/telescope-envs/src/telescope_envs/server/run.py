@@ -1,0 +1,94 @@
+"""Serving a data folder until SIGTERM or SIGINT: one server at a time, gone within two seconds."""
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.server.app import ServerOptions, create_app
+from telescope_envs.server.hub import HubStore
+
+_GRACE_S = 0.5
+"""What a request under way gets to end; a publication that is cut off is not published."""
+
+
+def serve(
+    hub: HubStore,
+    options: ServerOptions,
+    *,
+    host: str,
+    port: int,
+    started: Callable[[str], None],
+) -> None:
+    """Serve `hub` on host and port (0: a free one); `started` is called with the address."""
+    with _only_server(hub.data), _bound(host, port) as listening:
+        hub.files.clear_incoming()
+        config = uvicorn.Config(
+            create_app(hub, options),
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            # Typed as int, but handed to asyncio.wait_for as it is.
+            timeout_graceful_shutdown=_GRACE_S,  # pyright: ignore[reportArgumentType]
+            timeout_keep_alive=20,
+            limit_concurrency=256,
+        )
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        server = uvicorn.Server(config)
+        shown, chosen = listening.getsockname()[:2]
+        started(f"http://[{shown}]:{chosen}" if ":" in shown else f"http://{shown}:{chosen}")
+        # uvicorn takes both signals while it serves, and raises them again when it has ended.
+        signal.signal(signal.SIGTERM, _end)
+        asyncio.run(server.serve(sockets=[listening]))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+@contextmanager
+def _only_server(data: Path) -> Generator[None]:
+    """Hold the lock of the data folder; it ends with the process, however that ends."""
+    descriptor = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+            raise RegistryError(
+                f"{data} is served by another process ({holder}); end it first, or give another "
+                "--data"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _bound(host: str, port: int) -> Generator[socket.socket]:
+    try:
+        family, _, _, _, place = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        listening.listen(128)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; give another --host "
+            "or --port"
+        ) from error
+    with listening:
+        yield listening

@@ -1,0 +1,165 @@
+"""Bearer tokens of the registry server: made once, kept only as a hash, checked, revoked.
+
+A token is 32 random bytes, so one round of SHA-256 is all the hashing it needs.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+from telescope_core.errors import ConfigError, unknown_name
+from telescope_envs.server.database import Database
+
+PREFIX = "tsh_"
+LOOKS_LIKE_A_TOKEN = re.compile(r"tsh_[A-Za-z0-9_-]{20,}")
+"""Also what secret scanners may look for."""
+
+
+class Scope(StrEnum):
+    """What a token may do; each includes what stands above it."""
+
+    READ = "read"
+    """Read a private registry."""
+    PUBLISH = "publish"
+    """Publish, yank and deprecate under its owners."""
+    ADMIN = "admin"
+    """All that under every owner, and publish names that are close to known ones."""
+
+
+_RANK = {scope: rank for rank, scope in enumerate(Scope)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """What is known of one token; never the token itself."""
+
+    id: str
+    """Names it in lists and for revoking; says nothing about the secret."""
+    label: str
+    scope: Scope
+    owners: tuple[str, ...]
+    created_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None = None
+
+    def includes(self, scope: Scope) -> bool:
+        """Whether it may do what `scope` allows."""
+        return _RANK[self.scope] >= _RANK[scope]
+
+    def may_publish_as(self, owner: str) -> bool:
+        """Whether it may publish under `owner`."""
+        return self.scope is Scope.ADMIN or (self.includes(Scope.PUBLISH) and owner in self.owners)
+
+    @property
+    def why_not(self) -> str:
+        """Why it is of no use any more; empty while it is."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if datetime.now(UTC) >= self.expires_at else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewToken:
+    """A token with its secret, which exists nowhere else."""
+
+    token: Token
+    secret: str = field(repr=False)
+
+
+_COLUMNS = "id, label, scope, owners, created_at, expires_at, revoked_at"
+
+
+def create_token(
+    database: Database, label: str, *, scope: Scope, owners: tuple[str, ...], lives: timedelta
+) -> NewToken:
+    """Make a token that ends after `lives`; raises ConfigError for what makes no sense."""
+    _check_owners(database, scope, owners)
+    if lives <= timedelta(0):
+        raise ConfigError("a token must live longer than that; give days above 0")
+    now = datetime.now(UTC).replace(microsecond=0)
+    token = Token(
+        id=secrets.token_hex(4),
+        label=label,
+        scope=scope,
+        owners=owners,
+        created_at=now,
+        expires_at=now + lives,
+    )
+    secret = PREFIX + secrets.token_urlsafe(32)
+    with database.transaction() as writer:
+        writer.execute(
+            "INSERT INTO tokens (id, digest, label, scope, owners, created_at, expires_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(token.id, _digest(secret), label, scope.value, " ".join(owners)),
+                *(token.created_at.isoformat(), token.expires_at.isoformat()),
+            ),
+        )
+    return NewToken(token=token, secret=secret)
+
+
+def find_token(database: Database, secret: str) -> Token | None:
+    """Return the token with that secret, expired and revoked ones too; None for an unknown one."""
+    digest = _digest(secret)
+    for found, *columns in database.rows(
+        f"SELECT digest, {_COLUMNS} FROM tokens WHERE digest = ?", digest
+    ):
+        if hmac.compare_digest(found, digest):
+            return _token(tuple(columns))
+    return None
+
+
+def all_tokens(database: Database) -> list[Token]:
+    """Return all tokens, oldest first."""
+    rows = database.rows(f"SELECT {_COLUMNS} FROM tokens ORDER BY created_at, id")
+    return [_token(row) for row in rows]
+
+
+def revoke_token(database: Database, wanted: str) -> Token:
+    """End the token with the id `wanted`; a request that is under way is the last it makes."""
+    known = {token.id: token for token in all_tokens(database)}
+    if wanted not in known:
+        # A secret typed here by mistake must not come back in an error.
+        shown = "(a secret)" if LOOKS_LIKE_A_TOKEN.search(wanted) else wanted
+        raise unknown_name(
+            "token", shown, known, "(give the id that `telescope hub token list` shows)"
+        )
+    with database.transaction() as writer:
+        now = datetime.now(UTC).replace(microsecond=0).isoformat()
+        writer.execute(
+            "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at = ''", (now, wanted)
+        )
+    return next(token for token in all_tokens(database) if token.id == wanted)
+
+
+def _check_owners(database: Database, scope: Scope, owners: tuple[str, ...]) -> None:
+    if (scope is Scope.PUBLISH) != bool(owners):
+        raise ConfigError(
+            "a token that publishes needs the namespaces it may publish under, and no other kind "
+            f"takes any; got scope {scope.value} with {', '.join(owners) or 'none'}"
+        )
+    known = [row[0] for row in database.rows("SELECT owner FROM namespaces")]
+    for owner in owners:
+        if owner not in known:
+            raise unknown_name("namespace", owner, known, "(add it: telescope hub namespace add)")
+
+
+def _token(row: tuple[str, ...]) -> Token:
+    token_id, label, scope, owners, created_at, expires_at, revoked_at = row
+    return Token(
+        id=token_id,
+        label=label,
+        scope=Scope(scope),
+        owners=tuple(owners.split()),
+        created_at=datetime.fromisoformat(created_at),
+        expires_at=datetime.fromisoformat(expires_at),
+        revoked_at=datetime.fromisoformat(revoked_at) if revoked_at else None,
+    )
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
