@@ -49,10 +49,12 @@ from telescope_cli.eval_view import (
     print_result,
     stderr_console,
 )
+from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, run_eval
 from telescope_core.evals.folder import result_to_json
 from telescope_core.evals.settings import check_split
+from telescope_core.open import record_environment
 from telescope_core.processes.settings import Isolation, ProcessSettings
 from telescope_core.records.files import plain
 from telescope_core.reports import write_eval_report
@@ -73,11 +75,20 @@ class EvalRequest:
     settings: EvalSettings
     processes: ProcessSettings
     """Where the environment runs; no matter for the numbers."""
+    record: EnvironmentRecord
+    """Which code the environment is."""
 
     def manifest(self) -> dict[str, JsonValue]:
         """Return everything that decides the numbers."""
+        code = self.record
         return {
             "environment": self.environment,
+            "environment_code": {
+                "id": code.id,
+                "version": code.version,
+                "wheel_sha256": code.wheel_sha256,
+                "lock_digest": code.lock_digest,
+            },
             "env": self.environment_settings,
             "model": self.model,
             "base_url": self.base_url,
@@ -133,6 +144,7 @@ def eval_command(
             "or telescope eval --report FOLDER"
         )
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    processes = _process_settings(env_isolation, env_workers, env_address, env_memory_limit_mb)
     request = EvalRequest(
         environment=environment,
         environment_settings=own_settings,
@@ -148,7 +160,8 @@ def eval_command(
             deadline_s=deadline_s,
             split=split,
         ),
-        processes=_process_settings(env_isolation, env_workers, env_address, env_memory_limit_mb),
+        processes=processes,
+        record=record_environment(environment, processes),
     )
     result, folder = _evaluate(request, output=output, resume=resume)
     _show(result, folder, as_json=as_json)
@@ -279,7 +292,7 @@ async def _play(
                 folder.append(row)
                 progress.update(row)
 
-            return await run_eval(
+            result = await run_eval(
                 environment,
                 client,
                 settings,
@@ -287,6 +300,7 @@ async def _play(
                 on_rollout=record,
                 done=done,
             )
+            return replace(result, environment_record=request.record)
     finally:
         await environment.close()
         await client.close()

@@ -11,8 +11,10 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
+from telescope_core.environment_record import EnvironmentRecord, elsewhere, record_of
 from telescope_core.environments.base import Environment
 from telescope_core.errors import (
     ConfigError,
@@ -59,6 +61,13 @@ def locate_environment(name: str) -> EnvironmentLocation:
     raise unknown_name("environment", name, known)
 
 
+def record_environment(name: str, processes: ProcessSettings | None = None) -> EnvironmentRecord:
+    """Return which code `name` means now, for the records of a run or an eval."""
+    if processes is not None and processes.addresses:
+        return elsewhere(name)
+    return record_of(locate_environment(name))
+
+
 def open_environment(
     name: str,
     settings: dict[str, Any] | None = None,
@@ -76,7 +85,7 @@ def open_environment(
     merged = {**location.config, **(settings or {})}
     if runs_in_process(location, processes.isolation):
         _require_no_effect(name, processes)
-        environment = load_environment_class(location.factory).from_settings(merged)
+        environment = _load_located(location).from_settings(merged)
         return InProcessEnvironment(environment, name=name, version=location.version)
     version = "" if location.version == "0" else location.version
     identity = Identity(name=name, version=version)
@@ -95,8 +104,7 @@ def check_environment(
         return
     location = locate_environment(name)
     if location.interpreter in ("", sys.executable):
-        factory = load_environment_class(location.factory)
-        factory.from_settings({**location.config, **(settings or {})})
+        _load_located(location).from_settings({**location.config, **(settings or {})})
     else:
         asyncio.run(_described(opened))
 
@@ -149,6 +157,8 @@ def _local_places(
             environment=name,
             factory=location.factory,
             interpreter=location.interpreter or sys.executable,
+            search_path=location.search_path,
+            version=location.version if location.search_path else "",
             memory_limit_bytes=processes.memory_limit_bytes,
             log_path=folder / f"environment-{plain}-{index}.log" if folder else None,
         )
@@ -167,6 +177,30 @@ def _remote_places(name: str, processes: ProcessSettings) -> list[RemotePlace]:
         RemotePlace(label=f"worker of {name} at {address}", address=address, token=token)
         for address in processes.addresses
     ]
+
+
+def _load_located(location: EnvironmentLocation) -> type[Environment]:
+    """Import a class that this interpreter can import, from its own folders first."""
+    use_search_path(location.search_path)
+    found = load_environment_class(location.factory)
+    _require_from(found, location)
+    return found
+
+
+def use_search_path(folders: Sequence[str]) -> None:
+    """Let this process, and those it starts, import from `folders` before all others."""
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+
+
+def _require_from(found: type[Environment], location: EnvironmentLocation) -> None:
+    """Raise when this process had imported the same module from another place before."""
+    file = getattr(sys.modules[found.__module__], "__file__", None) or ""
+    folders = location.search_path
+    if folders and not any(Path(file).is_relative_to(folder) for folder in folders):
+        raise EnvironmentLoadError(
+            f"{location.id} is linked to {folders[0]}, but this process has imported {file} "
+            "before; use one of the two in a process"
+        )
 
 
 def load_environment_class(factory: str) -> type[Environment]:

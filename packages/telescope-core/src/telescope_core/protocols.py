@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
 from telescope_core.types import (
@@ -145,9 +146,24 @@ class EnvironmentClient(Protocol):
         ...
 
 
+class EnvironmentPlace(StrEnum):
+    """Where an environment's code comes from."""
+
+    IMPORTABLE = "importable"
+    """`module:Class`, found as it is."""
+    LINKED = "linked"
+    """The folder of its project, for development."""
+    SHARED = "shared"
+    """Installed in this interpreter."""
+    ISOLATED = "isolated"
+    """Installed in a virtual environment of its own."""
+    ELSEWHERE = "elsewhere"
+    """Played by workers that somebody else started."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentLocation:
-    """Where an installed environment's code is."""
+    """Where an environment's code is, and which code it is."""
 
     id: str
     """owner/name"""
@@ -155,15 +171,30 @@ class EnvironmentLocation:
     factory: str
     """`module:Class`, importable by `interpreter`."""
     interpreter: str
-    """Path of the Python that can import it."""
+    """Path of the Python that can import it; empty = this one, without having to be installed."""
     config: dict[str, Any] = field(default_factory=dict[str, Any])
+    place: EnvironmentPlace = EnvironmentPlace.IMPORTABLE
+    search_path: tuple[str, ...] = ()
+    """Folders to import it from, before all others."""
+    registry: str = ""
+    """Where it was installed from."""
+    wheel_sha256: str = ""
+    lock_digest: str = ""
+    """Of all that it runs on, as telescope.lock has it; of its files for a linked one; empty = not
+    known."""
+    dependencies: tuple[str, ...] = ()
+    """`name==version` of what is installed with it."""
 
 
 class EnvironmentLocator(Protocol):
     """Turns a name into an installed environment; entry point `telescope.environment_locators`."""
 
     def locate(self, name: str) -> EnvironmentLocation | None:
-        """Return where `name` is installed; None when this locator does not know it."""
+        """Return where `name` is installed; None when this locator does not know it.
+
+        Raises ConfigError or EnvironmentLoadError when it knows that name and must not use what is
+        there: names of several owners, other code than what is locked.
+        """
         ...
 
     def known_names(self) -> list[str]:

@@ -1,18 +1,28 @@
-"""Telescope envs: registries of environments, installing from them, finding what is installed."""
+"""Telescope envs: registries of environments, installing from them, finding what is installed.
 
-from telescope_envs.install import find_installed, install, uninstall
-from telescope_envs.installed import InstalledEnvironment, installed_environments
-from telescope_envs.installing.steps import InstallOptions
-from telescope_envs.registry import Registry, open_registry, resolve
+Installing itself is `telescope_envs.install.install`: a module of that name is in the way here.
+"""
+
+from typing import TYPE_CHECKING
+
+from telescope_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from telescope_envs.install import find_installed, uninstall
+    from telescope_envs.installed import InstalledEnvironment, installed_environments
+    from telescope_envs.installing.steps import InstallOptions
+    from telescope_envs.registry import Registry, open_registry, resolve
 
 __all__ = [
     "InstallOptions",
     "InstalledEnvironment",
     "Registry",
     "find_installed",
-    "install",
     "installed_environments",
     "open_registry",
     "resolve",
     "uninstall",
 ]
+
+if not TYPE_CHECKING:  # a typed `__getattr__` would let every misspelling pass
+    __getattr__ = lazy_names(__name__, __all__, ("installing.steps", "installed", "registry", "install"))

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.types import WeightVersion
 from telescope_train.config.schema import CheckpointSection, ModelSection, TrainConfig
+from telescope_train.environments import environment_records
 from telescope_train.models.describe import save_model_description
 from telescope_train.run_checkpoints import (
     FINAL,
     CheckpointManifest,
     checkpoints_folder,
     complete_checkpoints,
-    environment_versions,
     expendable,
     partial_folder,
     put_in_place,
@@ -76,8 +77,10 @@ class SavedRun:
     model: ModelSection
     config: Mapping[str, Any]
     """Every setting, for the manifest."""
-    environments: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Version of each installed environment."""
+    environments: Mapping[str, EnvironmentRecord] = field(
+        default_factory=dict[str, EnvironmentRecord]
+    )
+    """Which code each one is."""
 
     @classmethod
     def of(cls, config: TrainConfig) -> "SavedRun":
@@ -89,7 +92,7 @@ class SavedRun:
             section=config.checkpoint,
             model=config.model,
             config=config.model_dump(mode="json"),
-            environments=environment_versions(config),
+            environments=environment_records(config),
         )
 
 
@@ -149,7 +152,7 @@ class Checkpointer:
             num_ranks=self._ranks.num_ranks,
             has_training_state=with_training_state,
             config=dict(self._run.config),
-            environments=dict(self._run.environments),
+            environment_records=dict(self._run.environments),
         )
         self._writing = asyncio.create_task(self._complete(path, manifest, state))
 

@@ -6,13 +6,16 @@ An eval of what is also trained on shares the client, and with it the worker pro
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
+from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.errors import TelescopeError
 from telescope_core.open import (
     check_environment,
     locate_environment,
     open_environment,
+    record_environment,
     runs_in_process,
 )
 from telescope_core.processes import Isolation, ProcessSettings
@@ -74,9 +77,18 @@ def open_environments(config: TrainConfig) -> OpenedEnvironments:
     return OpenedEnvironments(training=training, evals=evals, clients=tuple(opened.values()))
 
 
-def environment_version(entry: Entry) -> str:
-    """Return the version that is installed here; raises when there is none."""
-    return "elsewhere" if entry.env_addresses else locate_environment(entry.name).version
+def environment_records(config: TrainConfig) -> dict[str, EnvironmentRecord]:
+    """Return which code each environment is, trained on or evaluated, by the names of entries.
+
+    What cannot be found is left out: it is a problem of the plan, told there.
+    """
+    records: dict[str, EnvironmentRecord] = {}
+    for entry in _distinct(config):
+        with suppress(TelescopeError):
+            records.setdefault(
+                entry.name, record_environment(entry.name, process_settings(entry, config))
+            )
+    return records
 
 
 def environment_problems(config: TrainConfig) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Evals on the run's own servers: the same code as `telescope eval`, over token-exact policies."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, run_eval
 from telescope_core.protocols import EnvironmentClient, PolicySource
@@ -63,6 +63,8 @@ class LiveEvals:
             model=f"{self.config.run.name} ({tag})",
             on_rollout=folder.append,
         )
+        record = self.folder.info().environments.get(entry.name)
+        result = replace(result, environment_record=record)
         folder.finish(result)
         return result
 

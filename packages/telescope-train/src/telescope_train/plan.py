@@ -6,10 +6,10 @@ starts nothing. `plan_text` turns a plan into text. Imports no torch, transforme
 
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.errors import TelescopeError
 from telescope_train.accept import load_accept_fn
 from telescope_train.chat_template import how_replies_are_read, template_problems
@@ -17,7 +17,7 @@ from telescope_train.config.checks import max_tokens_problems
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.environments import (
     environment_problems,
-    environment_version,
+    environment_records,
     worker_plans,
 )
 from telescope_train.held_out import held_out_problems
@@ -44,6 +44,8 @@ class EnvironmentShare:
 
     name: str
     version: str
+    code: EnvironmentRecord | None
+    """Which code it is; None when it is not installed."""
     share: float
     """Of the prompts, 0 to 1."""
     groups: float
@@ -223,15 +225,15 @@ def _device_problems(config: TrainConfig) -> Iterator[str]:
 def _environment_shares(config: TrainConfig) -> list[EnvironmentShare]:
     total = sum(entry.weight for entry in config.environments)
     shares: list[EnvironmentShare] = []
+    records = environment_records(config)
     for entry in config.environments:
-        version = "not installed"
-        with suppress(TelescopeError):  # told by environment_problems
-            version = environment_version(entry)
+        code = records.get(entry.name)
         share = entry.weight / total
         shares.append(
             EnvironmentShare(
                 name=entry.name,
-                version=version,
+                version=code.version if code is not None else "not installed",
+                code=code,
                 share=share,
                 groups=share * config.rollout.prompts_batch_size_for_trainer,
                 group_size=entry.group_size or config.rollout.group_size,

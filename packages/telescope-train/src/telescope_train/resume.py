@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from telescope_core.environment_record import all_changes
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records import Resume, RunFolder, RunState
 from telescope_core.records.identity import now
 from telescope_train.config.schema import TrainConfig
+from telescope_train.environments import environment_records
 from telescope_train.run_checkpoints import (
     RunCheckpoint,
     checkpoints_folder,
     complete_checkpoints,
-    environment_versions,
     read_checkpoint,
 )
 from telescope_train.run_location import run_folder, run_folder_problems
@@ -74,11 +75,10 @@ def resume_point(config: TrainConfig) -> ResumePoint | None:
             f"{config.run.number_of_steps}: nothing is left to do; raise number_of_steps"
         )
     before, now_ = checkpoint.manifest.config, config.model_dump(mode="json")
-    versions = _version_changes(checkpoint, config)
     return ResumePoint(
         checkpoint=checkpoint,
         is_same_run=is_same_run,
-        changed=(*_allowed_changes(before, now_), *versions),
+        changed=(*_allowed_changes(before, now_), *_environment_changes(checkpoint, config)),
     )
 
 
@@ -101,6 +101,12 @@ def location_problems(config: TrainConfig) -> list[str]:
 
 def open_run_folder(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
     """Return the folder to write in: a new one, or the one that is continued."""
+    folder = _opened(config, point)
+    folder.note_environments(environment_records(config))
+    return folder
+
+
+def _opened(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
     path, settings = run_folder(config), config.model_dump(mode="json")
     if point is None:
         return RunFolder.create(path, config=settings, name=config.run.name)
@@ -153,12 +159,16 @@ def _allowed_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tup
     return tuple(changed.values())
 
 
-def _version_changes(checkpoint: RunCheckpoint, config: TrainConfig) -> Iterator[str]:
-    """Yield the environments of which another version is installed now."""
-    before = checkpoint.manifest.environments
-    for name, version in environment_versions(config).items():
-        if before.get(name, version) != version:
-            yield f"version of environment {name}: {before[name]!r} -> {version!r}"
+def _environment_changes(checkpoint: RunCheckpoint, config: TrainConfig) -> list[str]:
+    """Return what differs in the environments' code; raises ConfigError unless that is allowed."""
+    changed = all_changes(checkpoint.manifest.environment_records, environment_records(config))
+    if changed and not config.checkpoint.allow_changed_environments:
+        raise ConfigError(
+            f"environments are not those that {str(checkpoint.path)!r} was trained on, and rewards "
+            "may not compare. Get them back (telescope env sync, with the telescope.lock of then), "
+            f"or pass --allow-changed-environments:\n{_lines(changed)}"
+        )
+    return [f"environment {line}" for line in changed]
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

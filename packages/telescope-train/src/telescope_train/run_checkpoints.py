@@ -6,7 +6,6 @@ dot and is never taken for one. Imports no torch.
 
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.environment_record import EnvironmentRecord
+from telescope_core.errors import ConfigError
 from telescope_core.records.files import read_json, write_json
 from telescope_train.config.schema import TrainConfig
 from telescope_train.disk import sync_folder
-from telescope_train.environments import environment_version
 from telescope_train.run_location import run_folder
 from telescope_train.sampler import SamplerState
 
@@ -43,8 +42,8 @@ class CheckpointManifest(BaseModel):
     has_training_state: bool
     config: dict[str, Any]
     """Every setting of the run, defaults included."""
-    environments: dict[str, str] = Field(default_factory=dict)
-    """Version of each installed environment."""
+    environment_records: dict[str, EnvironmentRecord] = Field(default_factory=dict)
+    """Which code each environment was, by the names of its settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +84,6 @@ def checkpoints_folder(config: TrainConfig) -> Path:
     if shared is not None:
         return Path(shared).expanduser() / config.run.name
     return run_folder(config) / "checkpoints"
-
-
-def environment_versions(config: TrainConfig) -> dict[str, str]:
-    """Return the version of each environment that is trained on and installed here."""
-    versions: dict[str, str] = {}
-    for entry in config.environments:
-        with suppress(TelescopeError):  # what is missing is a problem of the plan, not of this
-            versions[entry.name] = environment_version(entry)
-    return versions
 
 
 def partial_folder(path: Path) -> Path:

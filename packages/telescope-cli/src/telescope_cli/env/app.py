@@ -8,12 +8,12 @@ VERBS = {
         help="Check environments against the registry and install them.",
     ),
     "list": Verb(
-        target="telescope_cli.env.show:list_environments",
-        help="List environments: in the registry, and installed here.",
+        target="telescope_cli.env.listing:list_environments",
+        help="List environments: installed, linked, locked, and in the registry.",
     ),
     "info": Verb(
-        target="telescope_cli.env.show:info",
-        help="Describe one environment: rewards, data, network, versions.",
+        target="telescope_cli.env.info:info",
+        help="Describe one environment: rewards, settings, versions, how to use it.",
     ),
     "uninstall": Verb(
         target="telescope_cli.env.install:uninstall", help="Remove installed environments."

@@ -20,10 +20,11 @@ from telescope_cli.env.options import (
     split_names,
 )
 from telescope_core.errors import TelescopeError
-from telescope_envs import InstallOptions, Registry, open_registry
-from telescope_envs import install as install_environment
-from telescope_envs import uninstall as uninstall_environment
+from telescope_envs.install import install as install_environment
+from telescope_envs.install import uninstall as uninstall_environment
+from telescope_envs.installing.steps import InstallOptions
 from telescope_envs.lockfile import find_lock, lock_path
+from telescope_envs.registry import Registry, open_registry
 
 _AT_ONCE = 4
 

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from telescope_envs import installed_environments, open_registry
+from telescope_envs.installed import installed_environments
+from telescope_envs.registry.lookup import open_registry
 
 RegistryOption = Annotated[
     str | None,

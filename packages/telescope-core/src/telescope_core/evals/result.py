@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.evals.settings import EvalSettings
 from telescope_core.evals.stats import (
     Estimate,
@@ -37,6 +38,8 @@ class EvalResult:
 
     environment: str
     environment_version: str
+    environment_record: EnvironmentRecord | None = None
+    """Which code that was; None in results of before it was recorded."""
     model: str
     settings: EvalSettings
     success_threshold: float

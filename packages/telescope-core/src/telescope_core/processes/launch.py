@@ -86,6 +86,10 @@ class LocalPlace:
     interpreter: str
     memory_limit_bytes: int | None
     log_path: Path | None
+    search_path: tuple[str, ...] = ()
+    """Folders to import from before all others."""
+    version: str = ""
+    """What to call the version of an environment that is not installed."""
     token: str = ""
     gets_secrets: bool = True
 
@@ -137,6 +141,9 @@ class LocalPlace:
         ]
         if self.memory_limit_bytes is not None:
             command += ["--memory-limit-bytes", str(self.memory_limit_bytes)]
+        command += [part for path in self.search_path for part in ("--first-path", path)]
+        if self.version:
+            command += ["--version", self.version]
         if self._is_own_interpreter:
             command += [part for path in sys.path if path for part in ("--path", path)]
         return command

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from telescope_core.collector import rare_collections
 from telescope_core.errors import ConfigError, TelescopeError
-from telescope_core.open import load_environment_class, locate_environment
+from telescope_core.open import load_environment_class, locate_environment, use_search_path
 from telescope_core.processes.frames import Beat
 from telescope_core.processes.handshake import Identity, version_of
 from telescope_core.processes.keeper import go_on_in_kept_child
@@ -104,6 +104,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--guard-fd", type=int, help="pipe that closes when the host is gone")
     parser.add_argument("--memory-limit-bytes", type=int, default=0)
     parser.add_argument("--path", action="append", default=[], help="folder to import from")
+    parser.add_argument(
+        "--first-path", action="append", default=[], help="the same, before all others"
+    )
+    parser.add_argument("--version", default="", help="of an environment that is not installed")
     return parser
 
 
@@ -120,10 +124,11 @@ def _served(options: argparse.Namespace) -> Served:
                 f"{TOKEN_VARIABLE} must hold a secret of at least {_SHORTEST_TOKEN} characters: "
                 "whoever knows it can run rollouts here"
             )
+    use_search_path(options.first_path)
     sys.path += [path for path in options.path if path not in sys.path]
     name = str(options.environment)
     factory = str(options.factory or locate_environment(name).factory)
-    identity = Identity(name=name, version=version_of(factory))
+    identity = Identity(name=name, version=options.version or version_of(factory))
     try:
         found = load_environment_class(factory)
     except TelescopeError as error:

@@ -1,7 +1,16 @@
 """Run folders: what a run writes, and how it is read back."""
 
+from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.records.identity import Resume, RunInfo, RunState
 from telescope_core.records.rows import RolloutRow, row_of
 from telescope_core.records.run_folder import RunFolder
 
-__all__ = ["Resume", "RolloutRow", "RunFolder", "RunInfo", "RunState", "row_of"]
+__all__ = [
+    "EnvironmentRecord",
+    "Resume",
+    "RolloutRow",
+    "RunFolder",
+    "RunInfo",
+    "RunState",
+    "row_of",
+]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from telescope_core.environment_record import EnvironmentRecord
+
 _PACKAGES = (
     "telescope-core",
     "telescope-envs",
@@ -71,6 +73,8 @@ class RunInfo(BaseModel):
     versions: dict[str, str] = Field(default_factory=dict)
     resumes: tuple[Resume, ...] = ()
     """Oldest first."""
+    environments: dict[str, EnvironmentRecord] = Field(default_factory=dict)
+    """Name in the settings -> which code it was."""
     chat_template: dict[str, JsonValue] = Field(default_factory=dict)
     """What the chat template does to sampled turns; empty before it was tried."""
 

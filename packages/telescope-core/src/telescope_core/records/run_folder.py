@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.errors import ConfigError
 from telescope_core.records.files import (
     append_json_line,
@@ -101,6 +102,10 @@ class RunFolder:
     def note_chat_template(self, found: Mapping[str, JsonValue]) -> None:
         """Record what the chat template does to sampled turns."""
         self._write_info(self.info().model_copy(update={"chat_template": dict(found)}))
+
+    def note_environments(self, found: Mapping[str, EnvironmentRecord]) -> None:
+        """Record which environments this run uses, by the names of its settings."""
+        self._write_info(self.info().model_copy(update={"environments": dict(found)}))
 
     @property
     def rollouts_path(self) -> Path:

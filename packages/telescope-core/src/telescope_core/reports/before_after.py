@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from telescope_core.environment_record import changes
 from telescope_core.evals.result import EvalResult
 from telescope_core.evals.stats import Estimate
 
@@ -19,6 +20,8 @@ class BeforeAfter:
     """Such as `pass@1`."""
     before: Estimate | None
     after: Estimate | None
+    changed: tuple[str, ...] = ()
+    """What differs in the environment's code between the two; then they do not compare."""
 
     @property
     def is_apart(self) -> bool:
@@ -35,19 +38,26 @@ def before_and_after(evals: Mapping[str, EvalResult]) -> list[BeforeAfter]:
         match = _EVAL_FOLDER.fullmatch(folder)
         if match:
             tagged.setdefault(match["name"], {})[match["tag"]] = result
-    changes: list[BeforeAfter] = []
+    pairs: list[BeforeAfter] = []
     for _, by_tag in sorted(tagged.items()):
         before, after = by_tag.get("before"), by_tag.get("after")
         any_result = after or before
         if any_result is None:
             continue
         k = 1 if 1 in any_result.pass_at else min(any_result.pass_at)
-        changes.append(
+        pairs.append(
             BeforeAfter(
                 name=any_result.environment,
                 measure=f"pass@{k}",
                 before=before.pass_at.get(k) if before else None,
                 after=after.pass_at.get(k) if after else None,
+                changed=_code_changes(before, after),
             )
         )
-    return changes
+    return pairs
+
+
+def _code_changes(before: EvalResult | None, after: EvalResult | None) -> tuple[str, ...]:
+    old = before.environment_record if before is not None else None
+    new = after.environment_record if after is not None else None
+    return tuple(changes(old, new)) if old is not None and new is not None else ()

@@ -45,8 +45,21 @@ def _header(result: EvalResult) -> str:
         f'<p class="soft">Model {escape(result.model or "unnamed")}, '
         f"temperature {settings.sampling.temperature:g}, {settings.split.value} split, "
         f"{format_duration(result.duration_s)}</p>"
+        f'<p class="soft">{escape(_code(result))}</p>'
         f"{html.facts(facts)}"
     )
+
+
+def _code(result: EvalResult) -> str:
+    code = result.environment_record
+    if code is None:
+        return ""
+    parts = [code.text]
+    if code.wheel_sha256:
+        parts.append(f"wheel sha256 {code.wheel_sha256}")
+    if code.registry:
+        parts.append(f"from {code.registry}")
+    return ", ".join(parts)
 
 
 def _estimates(result: EvalResult) -> str:

@@ -81,6 +81,11 @@ def verdict(overview: RunOverview, changes: Sequence[BeforeAfter]) -> str:
             f" Held-out {change.measure} on {change.name} {_direction(before, after)} from "
             f"{before:.3f} to {after:.3f} ({overlap})."
         )
+        if change.changed:
+            text += (
+                f" These two do not compare, because {change.name} is other code now: "
+                f"{', '.join(change.changed)}."
+            )
     return text
 
 

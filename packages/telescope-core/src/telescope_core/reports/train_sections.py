@@ -172,9 +172,16 @@ def settings_section(run: RunFolder, overview: RunOverview) -> str:
     settings = html.table(
         ["setting", "value"], html.flat_settings(run.config()), num_text_columns=2
     )
+    environments = [
+        (name, code.id, code.version, code.place.value, code.wheel_sha256, code.lock_digest)
+        for name, code in overview.info.environments.items()
+    ]
+    head = ["environment", "id", "version", "place", "sha256 of its wheel", "digest"]
     versions = [("python", overview.info.python), *sorted(overview.info.versions.items())]
     return (
         f"<h2>Settings</h2><details><summary>Every setting of the run</summary>{settings}</details>"
+        "<details><summary>Environments</summary>"
+        f"{html.table(head, environments, num_text_columns=len(head))}</details>"
         "<details><summary>Versions</summary>"
         f"{html.table(['package', 'version'], versions, num_text_columns=2)}</details>"
     )

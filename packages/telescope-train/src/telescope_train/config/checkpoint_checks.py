@@ -8,6 +8,11 @@ from telescope_train.config.was_set import was_set
 
 def checkpoint_problems(section: CheckpointSection, number_of_steps: int) -> Iterator[str]:
     """Yield what does not fit in `[checkpoint]`."""
+    if section.allow_changed_environments and section.resume_from_checkpoint is None:
+        yield (
+            "checkpoint.allow_changed_environments has no effect without resume_from_checkpoint; "
+            "remove it"
+        )
     if not section.checkpoint_every:
         for field in ("checkpoint_keep_last", "checkpoint_keep_every"):
             if was_set(section, field):

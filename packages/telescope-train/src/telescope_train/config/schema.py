@@ -176,6 +176,8 @@ class CheckpointSection(Section):
     """Keep the checkpoints of steps that are a multiple of this as well."""
     resume_from_checkpoint: Annotated[str, Field(min_length=1)] | None = None
     """Checkpoint to continue from: its folder, or `latest` for this run's newest."""
+    allow_changed_environments: bool = False
+    """Continue with other code of an environment than the run had; its rewards may not compare."""
 
 
 class EvalEntry(Section):

@@ -1,0 +1,157 @@
+"""`telescope env list`: what is installed, linked, locked and to be had, one line each."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+from packaging.version import InvalidVersion, Version
+
+from telescope_cli.env.options import JsonOption, RegistryOption
+from telescope_envs.installed import InstalledEnvironment, installed_environments
+from telescope_envs.lockfile import find_lock, read_lock
+from telescope_envs.registry.catalog import CatalogRow
+from telescope_envs.registry.lookup import open_registry
+
+WIDTH = 80
+_WIDEST_ID = 34
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedEnvironment:
+    """One line of a list."""
+
+    id: str
+    version: str
+    """The registry's newest, else the installed one."""
+    installed: str | None
+    linked: str | None
+    """Folder of its source."""
+    locked: str | None
+    """Version in the nearest telescope.lock."""
+    is_outdated: bool
+    """An older one than the registry's newest is installed."""
+    deprecated: str
+    tags: tuple[str, ...]
+    summary: str
+
+
+def list_environments(
+    registry: RegistryOption = None,
+    installed: Annotated[
+        bool, typer.Option("--installed", help="Only what is installed or linked here.")
+    ] = False,
+    locked: Annotated[
+        bool, typer.Option("--locked", help="Only what the nearest telescope.lock holds.")
+    ] = False,
+    outdated: Annotated[
+        bool, typer.Option("--outdated", help="Only what is installed and has a newer release.")
+    ] = False,
+    owner: Annotated[str | None, typer.Option(help="Only environments of this owner.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List environments: what is installed, linked, locked, and in the registry.
+
+    Example: telescope env list --installed
+    """
+    needs_registry = outdated or not (installed or locked)
+    catalog = open_registry(registry).catalog() if needs_registry else []
+    rows = listed_environments(catalog)
+    wanted = [
+        row
+        for row in rows
+        if not (installed and row.installed is None and row.linked is None)
+        and not (locked and row.locked is None)
+        and not (outdated and not row.is_outdated)
+        and not (owner and row.id.partition("/")[0] != owner)
+    ]
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in wanted]))
+    else:
+        typer.echo(table(wanted) or _nothing(rows, owner))
+
+
+def listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment]:
+    """Return the rows of `catalog` and what is here besides, by id."""
+    here = {found.id: found for found in installed_environments()}
+    locked = _locked_versions()
+    published = {row.id: row for row in catalog}
+    ids = sorted({*published, *here, *locked})
+    return [_listed(name, published.get(name), here.get(name), locked.get(name)) for name in ids]
+
+
+def _listed(
+    name: str, row: CatalogRow | None, here: InstalledEnvironment | None, locked: str | None
+) -> ListedEnvironment:
+    version = here.version if here is not None else None
+    return ListedEnvironment(
+        id=name,
+        version=row.version if row is not None else version or locked or "",
+        installed=version,
+        linked=None,
+        locked=locked,
+        is_outdated=row is not None and version is not None and _is_older(version, row.version),
+        deprecated=row.deprecated if row is not None else "",
+        tags=row.tags if row is not None else (),
+        summary=row.summary if row is not None else _own_summary(here),
+    )
+
+
+def _own_summary(here: InstalledEnvironment | None) -> str:
+    if here is None:
+        return "locked, not installed, not in the registry"
+    return here.installation.release.summary if here.installation else "not from a registry"
+
+
+def _locked_versions() -> dict[str, str]:
+    path = find_lock()
+    return {one.id: one.version for one in read_lock(path).environments} if path else {}
+
+
+def _is_older(version: str, newest: str) -> bool:
+    try:
+        return Version(version) < Version(newest)
+    except InvalidVersion:
+        return False
+
+
+def table(rows: list[ListedEnvironment]) -> str:
+    """Return lines of at most 80 columns; what does not fit of the summaries is cut."""
+    if not rows:
+        return ""
+    has_lock = any(row.locked for row in rows)
+    cells = [("environment", "newest", "installed", "locked", "about"), *map(_cells, rows)]
+    widths = [max(len(row[column]) for row in cells) + 2 for column in range(4)]
+    widths[0] = min(widths[0], _WIDEST_ID)
+    widths[3] *= has_lock
+    return "\n".join(_line(row, widths) for row in cells)
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    shown = [f"{cell:<{width}}" for cell, width in zip(cells[:4], widths, strict=True) if width]
+    line = "".join(text if text.endswith(" ") else f"{text} " for text in shown)
+    room = max(WIDTH - len(line), 0)
+    about = cells[4]
+    return (line + (about if len(about) <= room else f"{about[: max(room - 3, 0)]}...")).rstrip()
+
+
+def _cells(row: ListedEnvironment) -> tuple[str, ...]:
+    mark = "(deprecated) " if row.deprecated else ""
+    here = row.installed or "-"
+    return (
+        row.id,
+        row.version,
+        f"{here} linked" if row.linked else here,
+        row.locked or "-",
+        f"{mark}{row.summary}",
+    )
+
+
+def _nothing(rows: list[ListedEnvironment], owner: str | None) -> str:
+    owners = {row.id.partition("/")[0] for row in rows}
+    if owner and owner not in owners:
+        from telescope_core.errors import unknown_name
+
+        raise unknown_name("owner", owner, owners)
+    return "No environment is like that; see all: telescope env list"

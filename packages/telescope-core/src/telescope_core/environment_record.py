@@ -1,0 +1,109 @@
+"""`EnvironmentRecord`: which environment a run or an eval used, down to the bytes.
+
+Two records with one `lock_digest` ran the same wheel on the same packages and Python.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
+
+_SHORT = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentRecord:
+    """One environment as it was when a run began; an empty text is something not known."""
+
+    id: str
+    """owner/name, or `module:Class`."""
+    version: str
+    place: EnvironmentPlace
+    registry: str = ""
+    wheel_sha256: str = ""
+    lock_digest: str = ""
+    dependencies: tuple[str, ...] = ()
+    """`name==version` of what is installed with it."""
+
+    @property
+    def text(self) -> str:
+        """Identity on one line."""
+        digest = f", digest {self.lock_digest[:_SHORT]}" if self.lock_digest else ""
+        return f"{self.id} {self.version} ({self.place}{digest})"
+
+
+def record_of(location: EnvironmentLocation) -> EnvironmentRecord:
+    """Return what is worth writing down of `location`."""
+    return EnvironmentRecord(
+        id=location.id,
+        version=location.version,
+        place=location.place,
+        registry=location.registry,
+        wheel_sha256=location.wheel_sha256,
+        lock_digest=location.lock_digest,
+        dependencies=location.dependencies,
+    )
+
+
+def elsewhere(name: str) -> EnvironmentRecord:
+    """Return the record of an environment that workers somewhere else play."""
+    return EnvironmentRecord(id=name, version="", place=EnvironmentPlace.ELSEWHERE)
+
+
+def changes(before: EnvironmentRecord, after: EnvironmentRecord) -> list[str]:
+    """Return what differs, one line each; empty when both run the same code.
+
+    Where one of two digests is not known, what is known of both is compared.
+    """
+    if before.lock_digest and before.lock_digest == after.lock_digest:
+        return []
+    found: list[str] = []
+    if before.id != after.id:
+        found.append(f"environment: {before.id} -> {after.id}")
+    if before.version != after.version:
+        found.append(f"version: {before.version} -> {after.version}")
+    if _both_differ(before.registry, after.registry):
+        found.append(f"registry: {before.registry} -> {after.registry}")
+    if _both_differ(before.wheel_sha256, after.wheel_sha256):
+        found.append(f"sha256: {_short(before.wheel_sha256)} -> {_short(after.wheel_sha256)}")
+    found += _dependency_changes(before.dependencies, after.dependencies)
+    if not found and _both_differ(before.lock_digest, after.lock_digest):
+        found.append(f"digest: {_short(before.lock_digest)} -> {_short(after.lock_digest)}")
+    if not found and bool(before.lock_digest) != bool(after.lock_digest):
+        found.append(f"place: {before.place} -> {after.place}")
+    return found
+
+
+def all_changes(
+    before: Mapping[str, EnvironmentRecord], after: Mapping[str, EnvironmentRecord]
+) -> list[str]:
+    """Return what differs in the environments that both have, each line with the name."""
+    return [
+        f"{name}: {line}"
+        for name in before
+        if name in after
+        for line in changes(before[name], after[name])
+    ]
+
+
+def _both_differ(before: str, after: str) -> bool:
+    return bool(before and after and before != after)
+
+
+def _short(digest: str) -> str:
+    return digest[:_SHORT]
+
+
+def _dependency_changes(before: Iterable[str], after: Iterable[str]) -> list[str]:
+    old, new = _versions(before), _versions(after)
+    if not old or not new:
+        return []
+    return [
+        f"dependency {name}: {old.get(name, 'none')} -> {new.get(name, 'none')}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _versions(dependencies: Iterable[str]) -> dict[str, str]:
+    return {name: version for name, _, version in (d.partition("==") for d in dependencies)}

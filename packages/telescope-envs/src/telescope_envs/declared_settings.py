@@ -1,0 +1,102 @@
+"""The settings an environment takes, asked of its class in the interpreter that can import it."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from telescope_core.errors import EnvironmentLoadError
+from telescope_envs.subprocesses import last_line, run_program
+
+_TIME_LIMIT_S = 60.0
+_PROGRAM = (
+    "import json, sys; sys.path[:0] = sys.argv[2:]; "
+    "from telescope_core.open import load_environment_class as load; "
+    "print(json.dumps(load(sys.argv[1]).Config.model_json_schema()))"
+)
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredSetting:
+    """One setting, `--env.NAME` on the command line."""
+
+    name: str
+    """Dotted for a setting in a table."""
+    type: str
+    default: str
+    """As JSON; empty for one that must be given."""
+    help: str
+
+
+def declared_settings(
+    interpreter: str, factory: str, search_path: tuple[str, ...] = ()
+) -> list[DeclaredSetting]:
+    """Return the settings of `factory`; its code is imported by `interpreter`, not here."""
+    environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    done = run_program(
+        [interpreter, "-B", "-P", "-c", _PROGRAM, factory, *search_path],
+        environ=environ,
+        limit_s=_TIME_LIMIT_S,
+        late=f"{factory}: not loaded after {_TIME_LIMIT_S:g} s",
+    )
+    if done.returncode:
+        raise EnvironmentLoadError(f"{factory} cannot be loaded: {last_line(done)}")
+    return settings_in(json.loads(done.stdout.splitlines()[-1]))
+
+
+def settings_in(schema: Mapping[str, Any]) -> list[DeclaredSetting]:
+    """Return the settings that a JSON schema describes; tables become dotted names."""
+    return list(_settings(schema, schema.get("$defs", {}), ""))
+
+
+def _settings(
+    schema: Mapping[str, Any], tables: Mapping[str, Any], prefix: str
+) -> Iterator[DeclaredSetting]:
+    required = schema.get("required", ())
+    for name, field in schema.get("properties", {}).items():
+        inner = _table_of(field, tables)
+        if inner is not None:
+            yield from _settings(inner, tables, f"{prefix}{name}.")
+            continue
+        is_required = name in required or "default" not in field
+        yield DeclaredSetting(
+            name=f"{prefix}{name}",
+            type=_type_of(field, tables),
+            default="" if is_required else json.dumps(field["default"]),
+            help=" ".join(str(field.get("description", "")).split()),
+        )
+
+
+def _table_of(field: Mapping[str, Any], tables: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the table that a field is, also where it may be null instead."""
+    for option in (field, *field.get("anyOf", ()), *field.get("allOf", ())):
+        named = tables.get(str(option.get("$ref", "")).rpartition("/")[2])
+        if named is not None and "properties" in named:
+            return cast(Mapping[str, Any], named)
+    return None
+
+
+def _type_of(field: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
+    if "$ref" in field:
+        return _type_of(tables.get(str(field["$ref"]).rpartition("/")[2], {}), tables)
+    options = field.get("anyOf") or field.get("allOf")
+    if options:
+        return " or ".join(_type_of(option, tables) for option in options)
+    if "enum" in field:
+        return " or ".join(json.dumps(value) for value in field["enum"])
+    if "const" in field:
+        return json.dumps(field["const"])
+    kind = str(field.get("type", "any"))
+    items = field.get("items")
+    if kind == "array" and items:
+        return f"list of {_type_of(items, tables)}"
+    names = {"string": "text", "number": "number", "boolean": "true or false", "object": "table"}
+    return names.get(kind, kind) + _limits(field)
+
+
+def _limits(field: Mapping[str, Any]) -> str:
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    found = [f"{sign} {field[key]:g}" for key, sign in signs.items() if key in field]
+    return f" {' and '.join(found)}" if found else ""
