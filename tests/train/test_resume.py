@@ -116,20 +116,30 @@ async def _refusals(tmp_path, tiny, saved) -> None:
         resume_point(config_of(tmp_path, tiny, "--name", "x", *path))
 
 
-def test_another_version_of_an_environment_is_listed(tiny, tmp_path):
+def test_other_code_of_an_environment_is_refused_unless_allowed(tiny, tmp_path):
     entries = ("--environments", '[{"name": "resume_run:Digit"}]')
     saved = tmp_path / "other" / "step-000005"
     checkpoint_at(tmp_path / "other", 5)
     config = config_of(tmp_path, tiny, *entries, "--resume_from_checkpoint", str(saved))
     manifest = json.loads((saved / "checkpoint.json").read_text())
     manifest |= {"config": config.model_dump(mode="json")}
-    for version, expected in [
-        ("0", ()),
-        ("9", ("version of environment resume_run:Digit: '9' -> '0'",)),
-    ]:
-        manifest["environments"] = {"resume_run:Digit": version}
-        (saved / "checkpoint.json").write_text(json.dumps(manifest))
-        assert resume_point(config).changed == expected
+    record = {"id": "resume_run:Digit", "version": "0", "place": "importable"}
+    manifest["environment_records"] = {"resume_run:Digit": record}
+    (saved / "checkpoint.json").write_text(json.dumps(manifest))
+    assert resume_point(config).changed == ()
+    record |= {"version": "9", "dependencies": ["six==1.16.0"]}
+    (saved / "checkpoint.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match=r"resume_run:Digit: version: 9 -> 0") as refused:
+        resume_point(config)
+    assert "--allow-changed-environments" in str(refused.value)
+    told = config_of(
+        tmp_path,
+        tiny,
+        *(*entries, "--resume_from_checkpoint", str(saved), "--allow-changed-environments"),
+    )
+    manifest["config"] = told.model_dump(mode="json")
+    (saved / "checkpoint.json").write_text(json.dumps(manifest))
+    assert resume_point(told).changed == ("environment resume_run:Digit: version: 9 -> 0",)
 
 
 def checkpoint_at(folder: Path, step: int, *, name: str = "", whole: bool = True) -> None:

@@ -163,14 +163,19 @@ def _settings_lines(about: _About) -> Iterator[str]:
     if about.settings is None:
         yield from _indented(f"settings: {about.settings_problem}", "")
         return
-    yield "settings: --env.NAME VALUE, or env = { NAME = VALUE } in a file"
+    found = about.installed
+    is_other = found is not None and found.version != about.release.version
+    of = f" of {found.version}, which is installed" if found is not None and is_other else ""
+    yield f"settings{of}: --env.NAME VALUE, or env = {{ NAME = VALUE }} in a file"
     if not about.settings:
         yield "  none"
     for setting in about.settings:
         default = f"default {setting.default}" if setting.default else "must be given"
         yield from _indented(f"{setting.name}: {setting.type}; {default}", "  ")
         if setting.help:
-            yield from _indented(setting.help, "      ")
+            yield from textwrap.wrap(
+                setting.help, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+            )
 
 
 def _usage(about: _About) -> Iterator[str]:
