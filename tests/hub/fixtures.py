@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from tests.hub.projects import write_project, write_registry
 
+from telescope_envs.authoring.build import normalise
 from telescope_envs.registry import Registry
-from telescope_envs.registry.build import normalise, publish
+from telescope_envs.registry.build import publish
 
 
 @pytest.fixture

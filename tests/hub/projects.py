@@ -7,8 +7,8 @@ import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+from telescope_envs.authoring.build import normalise
 from telescope_envs.registry import Registry
-from telescope_envs.registry.build import normalise
 from telescope_envs.registry.records import Release, RewardRange, WheelFile
 from telescope_envs.registry.store import Publication
 from telescope_envs.registry.wheel import read_wheel

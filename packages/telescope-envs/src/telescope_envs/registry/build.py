@@ -1,25 +1,20 @@
-"""Building first-party environment wheels and appending their releases to a registry.
+"""Publishing the first-party environments: `python -m telescope_envs.registry.build`.
 
-`python -m telescope_envs.registry.build REGISTRY PROJECT...`. A wheel is rebuilt byte for byte:
-hatchling makes it, then it is rewritten with sorted, uncompressed entries and one fixed time
-(SOURCE_DATE_EPOCH when set), because compressors differ between machines.
+Give it the registry's folder, then projects.
+What it shares with `telescope env push` is in `telescope_envs.authoring`.
 """
 
 import argparse
-import csv
 import hashlib
-import io
-import os
-import subprocess
 import sys
 import tempfile
-import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from telescope_core.errors import RegistryError
+from telescope_envs.authoring.build import build_wheel
 from telescope_envs.registry.describe import describe_wheel
 from telescope_envs.registry.names import split_distribution
 from telescope_envs.registry.records import (
@@ -34,62 +29,9 @@ from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.schemas import write_schemas
 from telescope_envs.registry.store import Publication
 from telescope_envs.registry.stores.local import LocalStore
-from telescope_envs.registry.wheel import read_wheel, record_hash
+from telescope_envs.registry.wheel import read_wheel
 
-_DEFAULT_EPOCH = 1577836800
-"""1 January 2020: any fixed time that a zip file can hold."""
 _DATASETS = TypeAdapter(list[Dataset])
-
-
-def build_wheel(project: Path, folder: Path) -> Path:
-    """Build `project` into `folder`; equal sources give equal bytes."""
-    epoch = os.environ.get("SOURCE_DATE_EPOCH", str(_DEFAULT_EPOCH))
-    with tempfile.TemporaryDirectory() as scratch:
-        finished = subprocess.run(
-            [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", scratch],
-            cwd=project,
-            env={**os.environ, "SOURCE_DATE_EPOCH": epoch},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        wheels = list(Path(scratch).glob("*.whl"))
-        if finished.returncode or len(wheels) != 1:
-            raise RegistryError(
-                f"{project}: hatchling made no wheel: {finished.stderr.strip()}; "
-                "install hatchling, or correct the project"
-            )
-        data = normalise(wheels[0].read_bytes(), epoch=int(epoch))
-        target = folder / wheels[0].name
-        target.write_bytes(data)
-    return target
-
-
-def normalise(data: bytes, *, epoch: int) -> bytes:
-    """Rewrite a wheel so that its bytes depend on the contents alone."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        files = {info.filename: archive.read(info) for info in archive.infolist()}
-    record_path = next(path for path in files if path.endswith(".dist-info/RECORD"))
-    wheel_path = record_path.replace("RECORD", "WHEEL")
-    lines = files[wheel_path].decode().splitlines()
-    kept = [line for line in lines if line and not line.startswith("Generator:")]
-    files[wheel_path] = "".join(f"{line}\n" for line in kept).encode()
-    order = sorted(files, key=lambda path: (path == record_path, ".dist-info/" in path, path))
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    for path in order[:-1]:
-        writer.writerow((path, record_hash(files[path]), len(files[path])))
-    writer.writerow((record_path, "", ""))
-    files[record_path] = table.getvalue().encode()
-    moment = datetime.fromtimestamp(epoch, UTC)
-    rewritten = io.BytesIO()
-    with zipfile.ZipFile(rewritten, "w", zipfile.ZIP_STORED) as archive:
-        for path in order:
-            info = zipfile.ZipInfo(path, moment.timetuple()[:6])
-            info.create_system = 3
-            info.external_attr = 0o100644 << 16
-            archive.writestr(info, files[path])
-    return rewritten.getvalue()
 
 
 def publish(store: LocalStore, project: Path, *, owner: str, datasets: list[Dataset]) -> str:

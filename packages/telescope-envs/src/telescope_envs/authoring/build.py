@@ -1,0 +1,142 @@
+"""Building an environment's wheel, the same bytes from the same sources anywhere.
+
+The backend that the project declares makes the wheel, from a copy of the sources. Then the wheel is
+rewritten with sorted, uncompressed entries, one mode and one fixed time (SOURCE_DATE_EPOCH when
+set), because compressors, clocks and umasks differ between machines.
+"""
+
+import csv
+import hashlib
+import io
+import os
+import sys
+import tempfile
+import tomllib
+import zipfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import uv
+
+from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryError
+from telescope_envs.authoring.sources import copy_sources
+from telescope_envs.package_index import index_settings
+from telescope_envs.packages import missing_requirements
+from telescope_envs.registry.wheel import WheelContents, read_wheel, record_hash
+from telescope_envs.subprocesses import run_program
+
+_DEFAULT_EPOCH = 1577836800
+"""1 January 2020: any fixed time that a zip file can hold."""
+_TIME_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltWheel:
+    """A wheel that has been built and inspected."""
+
+    path: Path
+    contents: WheelContents
+    sha256: str
+    size: int
+    """Bytes."""
+
+
+def build_and_inspect(project: Path, folder: Path) -> BuiltWheel:
+    """Build `project` into `folder`; a wheel that no registry would take is not kept."""
+    with tempfile.TemporaryDirectory() as scratch:
+        made = build_wheel(project, Path(scratch))
+        data = made.read_bytes()
+        contents = read_wheel(data, made.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / made.name
+        path.write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    return BuiltWheel(path=path, contents=contents, sha256=digest, size=len(data))
+
+
+def build_wheel(project: Path, folder: Path) -> Path:
+    """Build `project` into the existing `folder`; equal sources give equal bytes."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", str(_DEFAULT_EPOCH))
+    if not epoch.isdigit():
+        raise ConfigError(f"SOURCE_DATE_EPOCH must be seconds since 1970, got {epoch!r}")
+    with tempfile.TemporaryDirectory() as scratch:
+        copy, out = Path(scratch) / "sources", Path(scratch) / "out"
+        copy.mkdir()
+        copy_sources(project, copy)
+        _run_backend(project, copy, out, epoch=epoch)
+        wheels = list(out.glob("*.whl"))
+        if len(wheels) != 1:
+            raise RegistryError(f"{project}: its build made {len(wheels)} wheels, expected one")
+        target = folder / wheels[0].name
+        target.write_bytes(normalise(wheels[0].read_bytes(), epoch=int(epoch)))
+    return target
+
+
+def normalise(data: bytes, *, epoch: int) -> bytes:
+    """Rewrite a wheel so that its bytes depend on the contents alone."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        files = {info.filename: archive.read(info) for info in archive.infolist()}
+    files = {path: content for path, content in files.items() if not path.endswith("/")}
+    record_path = next(path for path in files if path.endswith(".dist-info/RECORD"))
+    wheel_path = record_path.replace("RECORD", "WHEEL")
+    lines = files[wheel_path].decode().splitlines()
+    kept = [line for line in lines if line and not line.startswith("Generator:")]
+    files[wheel_path] = "".join(f"{line}\n" for line in kept).encode()
+    order = sorted(files, key=lambda path: (path == record_path, ".dist-info/" in path, path))
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    for path in order[:-1]:
+        writer.writerow((path, record_hash(files[path]), len(files[path])))
+    writer.writerow((record_path, "", ""))
+    files[record_path] = table.getvalue().encode()
+    moment = datetime.fromtimestamp(epoch, UTC)
+    rewritten = io.BytesIO()
+    with zipfile.ZipFile(rewritten, "w", zipfile.ZIP_STORED) as archive:
+        for path in order:
+            info = zipfile.ZipInfo(path, moment.timetuple()[:6])
+            info.create_system = 3
+            info.external_attr = 0o100644 << 16
+            archive.writestr(info, files[path])
+    return rewritten.getvalue()
+
+
+def _run_backend(project: Path, copy: Path, out: Path, *, epoch: str) -> None:
+    """Have the declared backend make a wheel of `copy` in `out`.
+
+    This interpreter's where it has it; else it is fetched into an environment of its own.
+    """
+    isolated = bool(missing_requirements(_build_requirements(project)))
+    arguments = ["build", "--wheel", "--python", sys.executable, "--out-dir", str(out)]
+    arguments += ["--no-create-gitignore", "--no-progress"]
+    arguments += [] if isolated else ["--no-build-isolation"]
+    environ = index_settings(os.environ, has_index=True)
+    late = f"{project}: no wheel after {_TIME_LIMIT_S:g} s; check the network and the build backend"
+    done = run_program(
+        [uv.find_uv_bin(), *arguments, str(copy)],
+        environ={**environ, "SOURCE_DATE_EPOCH": epoch, "PYTHONHASHSEED": "0"},
+        limit_s=_TIME_LIMIT_S,
+        late=late,
+    )
+    if done.returncode:
+        words = done.stderr.strip().replace(str(copy), str(project))
+        raise EnvironmentLoadError(f"{project} cannot be built. uv said:\n{words}")
+
+
+def _build_requirements(project: Path) -> list[str]:
+    """Return what the project's `[build-system]` needs; raises ConfigError when it has none."""
+    path = project / "pyproject.toml"
+    if not path.is_file():
+        raise ConfigError(f"{project} holds no pyproject.toml; give the folder of a project")
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    system = table.get("build-system", {})
+    if not isinstance(system, dict) or "build-backend" not in system:
+        raise ConfigError(
+            f"{path}: declares no build backend; add [build-system] with "
+            'requires = ["hatchling>=1.27"] and build-backend = "hatchling.build"'
+        )
+    return [str(text) for text in system.get("requires", [])]

@@ -1,0 +1,75 @@
+"""The files of a project that a wheel is built from, and a copy of them.
+
+A wheel is always built from a copy: what git ignores (caches, an old build folder, secrets) is not
+in it, and a build backend that writes beside the sources leaves the project as it was.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from telescope_core.errors import ConfigError
+
+_NEVER_SOURCES = {
+    *(".git", ".hg", ".venv", "venv", "dist", "build", "runs", "node_modules"),
+    *("__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"),
+}
+"""Folders left out where no git says what belongs to the project."""
+
+
+def source_files(project: Path) -> list[Path]:
+    """Return the project's files, relative to it, sorted; in git those that git does not ignore."""
+    if not (project / "pyproject.toml").is_file():
+        raise ConfigError(
+            f"{project} holds no pyproject.toml; give the folder of an environment's project, or "
+            "begin one: telescope env init NAME --template single-turn"
+        )
+    listed = run_git(project, "ls-files", "-z", "--cached", "--others", "--exclude-standard", ".")
+    if listed is None:
+        found = [path.relative_to(project) for path in _walk(project)]
+    else:
+        found = [Path(name) for name in listed.split("\0") if name]
+    return sorted({path for path in found if (project / path).is_file()})
+
+
+def copy_sources(project: Path, target: Path) -> None:
+    """Copy the project's files into the folder `target`, as plain files with the usual modes."""
+    root = project.resolve()
+    for path in source_files(project):
+        source = project / path
+        if not source.resolve().is_relative_to(root):
+            raise ConfigError(
+                f"{source} is a link out of the project; a release holds its own files: "
+                "replace it by the file"
+            )
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target / path)
+
+
+def run_git(folder: Path, *arguments: str) -> str | None:
+    """Return what git prints; None where git fails, is not there, or knows nothing of `folder`."""
+    environ = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _walk(project: Path) -> list[Path]:
+    found: list[Path] = []
+    for folder, folders, files in os.walk(project):
+        folders[:] = [
+            name
+            for name in folders
+            if name not in _NEVER_SOURCES and not name.endswith(".egg-info")
+        ]
+        found += [Path(folder) / name for name in files]
+    return found

@@ -1,0 +1,137 @@
+"""Building a wheel: the same bytes anywhere, from the project's own files and nothing else."""
+
+import os
+import subprocess
+import zipfile
+
+import pytest
+
+from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryError
+from telescope_envs.authoring.build import build_and_inspect, build_wheel
+
+CODE = '"""A toy."""\n\nfrom telescope_core import SingleTurnEnvironment\n'
+PROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "telescope-env-acme-toy"
+version = "0.1.0"
+license = "MIT"
+
+[project.entry-points."telescope.environments"]
+toy = "telescope_env_acme_toy:Toy"
+
+[tool.hatch.build.targets.wheel]
+packages = ["telescope_env_acme_toy"]
+core-metadata-version = "2.4"
+"""
+
+
+def write(folder, **changes):
+    package = folder / "telescope_env_acme_toy"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(changes.get("code", CODE))
+    (folder / "pyproject.toml").write_text(changes.get("pyproject", PROJECT))
+    return folder
+
+
+def members(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def test_equal_sources_give_equal_bytes_on_another_path_at_another_time_with_another_umask(
+    tmp_path,
+):
+    first = write(tmp_path / "one")
+    second = write(tmp_path / "far" / "away" / "two words")
+    for path in second.rglob("*"):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        path.chmod(0o777 if path.is_dir() else 0o700)
+    one = build_and_inspect(first, tmp_path / "dist1")
+    before = os.umask(0o077)
+    try:
+        two = build_and_inspect(second, tmp_path / "dist2")
+    finally:
+        os.umask(before)
+    assert one.path.read_bytes() == two.path.read_bytes()
+    assert (one.sha256, one.contents.version) == (two.sha256, "0.1.0")
+    assert [path.name for path in first.iterdir()] == [path.name for path in second.iterdir()]
+
+
+def test_other_sources_give_other_bytes(tmp_path):
+    one = build_and_inspect(write(tmp_path / "one"), tmp_path)
+    two = build_and_inspect(write(tmp_path / "two", code=f"{CODE}# more\n"), tmp_path)
+    assert one.sha256 != two.sha256
+
+
+def test_what_git_ignores_is_not_built(tmp_path):
+    project = write(tmp_path / "toy")
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    (project / ".gitignore").write_text("*.key\n")
+    package = project / "telescope_env_acme_toy"
+    (package / "private.key").write_text("secret")
+    (package / "words.txt").write_text("one two")
+    names = members(build_wheel(project, tmp_path))
+    assert "telescope_env_acme_toy/words.txt" in names
+    assert not [name for name in names if name.endswith(".key")]
+
+
+def test_the_declared_backend_builds(tmp_path):
+    backend = """
+import zipfile
+FILES = {
+    "METADATA": "Metadata-Version: 2.4\\nName: telescope-env-acme-toy\\nVersion: 0.3.0\\n",
+    "WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+    "entry_points.txt": "[telescope.environments]\\ntoy = telescope_env_acme_toy:Toy\\n",
+    "RECORD": "",
+}
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "telescope_env_acme_toy-0.3.0-py3-none-any.whl"
+    info = "telescope_env_acme_toy-0.3.0.dist-info"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        wheel.writestr("telescope_env_acme_toy/__init__.py", "")
+        for path, text in FILES.items():
+            wheel.writestr(f"{info}/{path}", text)
+    return name
+"""
+    project = write(
+        tmp_path / "own",
+        pyproject='[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n',
+    )
+    (project / "own.py").write_text(backend)
+    built = build_and_inspect(project, tmp_path / "dist")
+    assert built.contents.version == "0.3.0"
+    assert built.path.name == "telescope_env_acme_toy-0.3.0-py3-none-any.whl"
+
+
+def test_a_link_out_of_the_project_is_refused(tmp_path):
+    project = write(tmp_path / "toy")
+    (tmp_path / "outside.txt").write_text("mine")
+    (project / "telescope_env_acme_toy" / "data.txt").symlink_to(tmp_path / "outside.txt")
+    with pytest.raises(ConfigError, match="link out of the project"):
+        build_wheel(project, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pyproject", "error", "message"),
+    [
+        ('[project]\nname = "a"\n', ConfigError, "declares no build backend"),
+        ("[project", ConfigError, "not TOML"),
+        (PROJECT.replace("0.1.0", "one"), EnvironmentLoadError, "cannot be built.*one"),
+        (PROJECT.replace("acme-toy", "acme-other"), RegistryError, "telescope_env_acme_other"),
+    ],
+)
+def test_what_cannot_be_built_is_one_clear_message_and_leaves_nothing(
+    tmp_path, pyproject, error, message
+):
+    project = write(tmp_path / "toy", pyproject=pyproject)
+    with pytest.raises(error, match=f"(?s){message}"):
+        build_and_inspect(project, tmp_path / "dist")
+    assert not (tmp_path / "dist").exists()
+
+
+def test_a_folder_without_a_project_says_how_to_begin_one(tmp_path):
+    with pytest.raises(ConfigError, match="telescope env init"):
+        build_wheel(tmp_path, tmp_path)
