@@ -18,6 +18,7 @@ build-backend = "hatchling.build"
 name = "telescope-env-acme-toy"
 version = "0.1.0"
 license = "MIT"
+requires-python = ">=3.11"
 
 [project.entry-points."telescope.environments"]
 toy = "telescope_env_acme_toy:Toy"

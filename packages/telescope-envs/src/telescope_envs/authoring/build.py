@@ -133,8 +133,8 @@ def _build_requirements(project: Path) -> list[str]:
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
-    system = table.get("build-system", {})
-    if not isinstance(system, dict) or "build-backend" not in system:
+    system: dict[str, Any] = table.get("build-system", {})
+    if "build-backend" not in system:
         raise ConfigError(
             f"{path}: declares no build backend; add [build-system] with "
             'requires = ["hatchling>=1.27"] and build-backend = "hatchling.build"'
