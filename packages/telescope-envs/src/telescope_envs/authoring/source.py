@@ -1,0 +1,88 @@
+"""Where a release comes from: the commit, the repository and the folder; a clean one or none."""
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from telescope_core.errors import ConfigError
+from telescope_envs.authoring.sources import run_git
+from telescope_envs.registry.records import Source
+
+_SCP_LIKE = re.compile(r"(?:[^@/:]+@)?(?P<host>[^/:@]{2,}):(?P<path>[^:].*)")
+_MAX_LISTED = 5
+
+
+def committed_source(project: Path, *, allow_no_git: bool) -> Source:
+    """Return the commit that `project` is at; raises ConfigError when it is changed since.
+
+    Without git there is no commit: refused too, unless `allow_no_git`.
+    """
+    top = run_git(project, "rev-parse", "--show-toplevel")
+    if top is None:
+        if allow_no_git:
+            return Source()
+        raise ConfigError(
+            f"{project} is in no git repository, so nobody could tell what a release was built "
+            "from; commit it to one, or give --allow-no-git"
+        )
+    commit = run_git(project, "rev-parse", "--verify", "HEAD")
+    if commit is None:
+        raise ConfigError(
+            f"{project} has no commit yet; run: git add . && git commit -m 'First version'"
+        )
+    changed = changed_files(project)
+    if changed:
+        raise ConfigError(
+            f"{project} differs from its commit: {_listed(changed)}; commit these, or add to "
+            ".gitignore what is not part of the project"
+        )
+    return Source(
+        repository=public_address(run_git(project, "remote", "get-url", "origin") or ""),
+        commit=commit.strip(),
+        subdirectory=_subdirectory(project, Path(top.rstrip("\n"))),
+    )
+
+
+def changed_files(project: Path) -> list[str]:
+    """Return the files below `project` that are changed, staged or unknown to git."""
+    found = run_git(
+        project, "status", "--porcelain", "-z", "--untracked-files=all", "--no-renames", "."
+    )
+    if found is None:
+        raise ConfigError(f"git cannot say whether {project} is changed; run git status there")
+    return sorted(entry[3:] for entry in found.split("\0") if entry)
+
+
+def commit_file(project: Path, name: str, message: str) -> None:
+    """Commit one changed file; raises ConfigError where git does not."""
+    if run_git(project, "commit", "--quiet", "-m", message, "--", name) is None:
+        raise ConfigError(
+            f"git did not commit {project / name}; commit it, and run telescope env push again"
+        )
+
+
+def public_address(remote: str) -> str:
+    """Return the https address of a git remote, without user, password, port or query.
+
+    Empty for one that only means something on this machine.
+    """
+    remote = remote.strip()
+    if "://" in remote:
+        parts = urlsplit(remote)
+        host, path = parts.hostname or "", parts.path
+    else:
+        found = _SCP_LIKE.fullmatch(remote)
+        host, path = (found["host"], found["path"]) if found else ("", "")
+    if not host or remote.startswith("file:"):
+        return ""
+    return f"https://{host}/{path.strip('/').removesuffix('.git')}"
+
+
+def _subdirectory(project: Path, top: Path) -> str:
+    inside = project.resolve().relative_to(top.resolve()).as_posix()
+    return "" if inside == "." else inside
+
+
+def _listed(changed: list[str]) -> str:
+    more = len(changed) - _MAX_LISTED
+    return ", ".join(changed[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")

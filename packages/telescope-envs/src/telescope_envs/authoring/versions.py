@@ -1,0 +1,83 @@
+"""Raising a project's version: which number comes next, and writing it into pyproject.toml.
+
+Pure but for `write_version`. Versions are PEP 440.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import tomlkit
+from packaging.version import InvalidVersion, Version
+from tomlkit.exceptions import TOMLKitError
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.registry.names import check_version
+
+PARTS = ("major", "minor", "patch")
+
+
+def bumped(current: str, bump: str) -> str:
+    """Return the version after `current`; `bump` is major, minor, patch or a version.
+
+    The final release of a pre-release counts as the step that it prepared: the patch after 1.0.1rc1
+    is 1.0.1, and the major one is 2.0.0. Post-releases lead to the next number, epochs stay.
+    """
+    if bump not in PARTS:
+        return check_version(_canonical(bump))
+    version = Version(current)
+    numbers = [*version.release, 0, 0][:3]
+    index = PARTS.index(bump)
+    is_prepared = version.is_prerelease and not any(numbers[index + 1 :])
+    if not is_prepared:
+        numbers[index] += 1
+        numbers[index + 1 :] = [0] * (2 - index)
+    epoch = f"{version.epoch}!" if version.epoch else ""
+    return f"{epoch}{'.'.join(str(number) for number in numbers)}"
+
+
+def require_above(version: str, published: Iterable[str], environment_id: str) -> None:
+    """Raise RegistryError unless `version` is above each published one."""
+    newest = max(published, key=Version, default=None)
+    if newest is not None and Version(version) <= Version(newest):
+        raise RegistryError(
+            f"{environment_id} {version} is not above {newest}, the newest that is published; "
+            "raise it: telescope env push --bump patch"
+        )
+
+
+def is_major_step(before: str, after: str) -> bool:
+    """Whether `after` says that its scores cannot be compared with those of `before`."""
+    old, new = Version(before), Version(after)
+    return (new.epoch, new.major) > (old.epoch, old.major)
+
+
+def with_version(text: str, version: str, where: str = "pyproject.toml") -> str:
+    """Return the TOML `text` with another `project.version`; every other byte stays."""
+    try:
+        document = tomlkit.parse(text)
+    except TOMLKitError as error:
+        raise ConfigError(f"{where}: not TOML: {error}") from error
+    project = cast("dict[str, Any] | None", document.get("project"))
+    if project is None or not isinstance(project.get("version"), str):
+        raise ConfigError(
+            f"{where}: has no project.version that could be raised; write it there as text "
+            "(a dynamic version is raised where it comes from)"
+        )
+    project["version"] = version
+    return tomlkit.dumps(document)
+
+
+def write_version(pyproject: Path, version: str) -> None:
+    """Write `version` into `pyproject`; line ends stay as they are."""
+    text = pyproject.read_bytes().decode()
+    pyproject.write_bytes(with_version(text, version, str(pyproject)).encode())
+
+
+def _canonical(text: str) -> str:
+    try:
+        return str(Version(text))
+    except InvalidVersion:
+        raise ConfigError(
+            f"--bump {text!r}: expected {', '.join(PARTS)} or a version such as 0.2.0 or 1.0.0rc1"
+        ) from None
