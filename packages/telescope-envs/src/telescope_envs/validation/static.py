@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.build import build_wheel
+from telescope_envs.authoring.build import build_wheel
 from telescope_envs.registry.records import Dataset
 from telescope_envs.registry.wheel import read_wheel
 from telescope_envs.validation import metadata
