@@ -16,7 +16,6 @@ from telescope_envs.installed import (
     remove_record,
     write_record,
 )
-from telescope_envs.installing.cache import fetch_wheel
 from telescope_envs.installing.leftovers import (
     lock_file,
     remove_leftovers,
@@ -24,6 +23,7 @@ from telescope_envs.installing.leftovers import (
 )
 from telescope_envs.installing.pipeline import (
     Installed,
+    checked_wheel,
     choose_release,
     find_active,
     install_isolated,
@@ -40,7 +40,6 @@ from telescope_envs.registry.describe import describe_wheel
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolve import matches, parse_request
-from telescope_envs.registry.wheel import check_release, read_wheel
 
 
 def install(
@@ -58,7 +57,7 @@ def install(
     """
     options = options or InstallOptions()
     progress(f"{text}: {Step.RESOLVE}")
-    release = choose_release(registry, text, options=options)
+    release = choose_release(registry, text, options=options, progress=progress)
     before = find_active(release.id)
     if options.shared:
         if options.lock is not None:
@@ -121,10 +120,7 @@ def _install_shared(registry: Registry, release: Release, *, progress: Progress)
         found = find_active(release.id)
         if found is not None and _is_shared(found, release):
             return Installed(release=release, locked=None, is_new=False)
-        progress(f"{label}: {Step.DOWNLOAD}")
-        wheel = fetch_wheel(registry, release)
-        progress(f"{label}: {Step.INSPECT}")
-        check_release(read_wheel(wheel.read_bytes(), wheel.name), release)
+        wheel = checked_wheel(registry, release, progress=progress)
         missing = missing_requirements(release.requires_dist)
         if missing:
             progress(f"{label}: {Step.DEPENDENCIES}: {', '.join(missing)}")

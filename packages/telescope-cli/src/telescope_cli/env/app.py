@@ -15,6 +15,9 @@ VERBS = {
         target="telescope_cli.env.info:info",
         help="Describe one environment: rewards, settings, versions, how to use it.",
     ),
+    "sync": Verb(
+        target="telescope_cli.env.sync:sync", help="Install exactly what telescope.lock names."
+    ),
     "uninstall": Verb(
         target="telescope_cli.env.install:uninstall", help="Remove installed environments."
     ),

@@ -1,9 +1,10 @@
 """`telescope env install` and `uninstall`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated
 
 import typer
@@ -24,7 +25,13 @@ from telescope_envs.install import install as install_environment
 from telescope_envs.install import uninstall as uninstall_environment
 from telescope_envs.installing.steps import InstallOptions
 from telescope_envs.lockfile import find_lock, lock_path
-from telescope_envs.registry import Registry, open_registry
+from telescope_envs.registry import (
+    Opening,
+    Registry,
+    locate_release,
+    open_registry,
+    parse_request,
+)
 
 _AT_ONCE = 4
 
@@ -67,17 +74,25 @@ def install(
         allow_sdist=split_names(allow_sdist),
         lock=None if no_lock else lock_path(),
     )
-    outcomes = install_all(open_registry(registry), names, options=options)
-    report(outcomes, as_json=as_json)
+    opening = Opening(offline=offline, tell=progress)
+    shared_registry = cache(lambda: open_registry(registry, opening))
+
+    def opened(name: str) -> Registry:
+        if parse_request(name).registry:
+            return locate_release(name, registry, opening).registry
+        return shared_registry()
+
+    report(install_all(opened, names, options=options), as_json=as_json)
 
 
 def install_all(
-    registry: Registry, names: Sequence[str], *, options: InstallOptions
+    registry_of: Callable[[str], Registry], names: Sequence[str], *, options: InstallOptions
 ) -> list[Outcome]:
     """Install `names`, several at once where each has a place of its own; in the order typed."""
 
     def one(name: str) -> Outcome:
         try:
+            registry = registry_of(name)
             done = install_environment(registry, name, options=options, progress=progress)
         except TelescopeError as error:
             return Outcome(typed=name, state="failed", error=str(error), exit_code=error.exit_code)

@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from telescope_core.errors import RegistryError
 from telescope_envs.home import data_folder
 from telescope_envs.registry.records import Release
-from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.wheel import check_bytes
 
 _RECORD = "release.json"
 PART = ".part-"
@@ -35,19 +33,6 @@ def wheels_folder() -> Path:
 def key_of(environment_id: str) -> str:
     """Return owner/name as part of a file name; no name holds two hyphens in a row."""
     return environment_id.replace("/", "--")
-
-
-def fetch_wheel(registry: Registry, release: Release) -> Path:
-    """Return the checked wheel of `release`, from the cache or the registry.
-
-    Raises RegistryError when the registry's bytes are not those that its record names.
-    """
-    cached = cached_wheel(release)
-    if cached is not None:
-        return cached
-    data = registry.wheel_bytes(release)
-    check_bytes(data, release)
-    return _store(data, CachedRelease(registry=registry.address, release=release))
 
 
 def cached_wheel(release: Release) -> Path | None:
@@ -75,8 +60,9 @@ def find_cached(sha256: str) -> CachedRelease | None:
     return next((one for one in cached_releases() if one.release.wheel.sha256 == sha256), None)
 
 
-def _store(data: bytes, record: CachedRelease) -> Path:
-    release = record.release
+def store_wheel(data: bytes, release: Release, *, registry: str) -> Path:
+    """Keep the checked bytes of a wheel and its record; returns where the wheel is."""
+    record = CachedRelease(registry=registry, release=release)
     folder = wheels_folder() / release.wheel.sha256
     scratch = folder.with_name(f"{PART}{key_of(release.id)}")
     try:

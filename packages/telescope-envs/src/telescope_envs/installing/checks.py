@@ -3,31 +3,10 @@
 from packaging.version import InvalidVersion, Version
 
 from telescope_core.errors import RegistryError
-from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_envs.installed import InstalledEnvironment
 from telescope_envs.lockfile import LockedEnvironment
 from telescope_envs.registry.records import Release, Status
 from telescope_envs.registry.resolve import Request
-
-
-def check_protocol(release: Release) -> None:
-    """Raise RegistryError when `release` speaks no protocol that this Telescope speaks."""
-    lowest, highest = Version(str(PROTOCOL_MIN)), Version(str(PROTOCOL_MAX))
-    wanted = f"{release.protocol.minimum} to {release.protocol.maximum}"
-    ours = f"this Telescope speaks {PROTOCOL_MIN} to {PROTOCOL_MAX}"
-    try:
-        is_too_new = Version(release.protocol.minimum) > highest
-        is_too_old = Version(release.protocol.maximum) < lowest
-    except InvalidVersion as error:
-        raise RegistryError(
-            f"{release.id} {release.version}: protocol {wanted!r} is not understood, {ours}; "
-            "tell the registry's owner"
-        ) from error
-    if is_too_new or is_too_old:
-        advice = "upgrade telescope-core" if is_too_new else "choose a newer version of it"
-        raise RegistryError(
-            f"{release.id} {release.version} speaks environment protocol {wanted}, {ours}; {advice}"
-        )
 
 
 def check_no_downgrade(

@@ -18,12 +18,8 @@ from telescope_envs.installed import (
     write_record,
 )
 from telescope_envs.installing.build import Plan, build_venv, find_built, python_of, venv_folder
-from telescope_envs.installing.cache import fetch_wheel
-from telescope_envs.installing.checks import (
-    check_no_downgrade,
-    check_protocol,
-    check_same_bytes,
-)
+from telescope_envs.installing.cache import cached_wheel, store_wheel
+from telescope_envs.installing.checks import check_no_downgrade, check_same_bytes
 from telescope_envs.installing.leftovers import (
     lock_file,
     remember_project,
@@ -48,8 +44,8 @@ from telescope_envs.lockfile import (
 from telescope_envs.packages import Uv
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolve import parse_request, resolve
-from telescope_envs.registry.wheel import check_release, read_wheel
+from telescope_envs.registry.resolve import parse_request, resolve_with_warnings
+from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +59,13 @@ class Installed:
     """False: that very release with these packages was active already."""
 
 
-def choose_release(registry: Registry, text: str, *, options: InstallOptions) -> Release:
+def choose_release(
+    registry: Registry, text: str, *, options: InstallOptions, progress: Progress
+) -> Release:
     """Return the release that `text` asks for, refused here when it must not or cannot run."""
     request = parse_request(text)
-    release = resolve(registry, text)
-    check_protocol(release)
+    resolution = resolve_with_warnings(registry, text)
+    release = resolution.release
     check_needs(release)
     entry = _entry(release.id, options)
     check_no_downgrade(
@@ -78,6 +76,8 @@ def choose_release(registry: Registry, text: str, *, options: InstallOptions) ->
         status=registry.status(release.id),
     )
     check_same_bytes(release, entry)
+    for warning in resolution.warnings:
+        progress(f"warning: {warning}")
     return release
 
 
@@ -93,25 +93,48 @@ def install_isolated(
         uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
         entry = _known_entry(release, options)
         if entry is None or find_built(entry) is None:
-            progress(f"{label}: {Step.DOWNLOAD}")
-            wheel = fetch_wheel(registry, release)
-            progress(f"{label}: {Step.INSPECT}")
-            check_release(read_wheel(wheel.read_bytes(), wheel.name), release)
+            wheel = checked_wheel(registry, release, progress=progress)
             if entry is None:
                 progress(f"{label}: {Step.LOCK}")
                 lines = lock_requirements(release, uv, options=options)
                 entry = locked_environment(registry, release, lines)
-            plan = Plan(
-                installation=_installation(registry.address, release, entry),
-                locked=entry,
-                wheel=wheel,
-            )
+            plan = plan_of(address_of(registry), release, entry, wheel=wheel)
             build_venv(plan, uv, options=options, progress=progress)
         is_new = activate(entry, progress=progress)
-    if options.lock is not None:
-        record_in_lock(options.lock, entry, progress=progress)
-    tidy(release.id)
+        if options.lock is not None:
+            record_in_lock(options.lock, entry, progress=progress)
+        remove_unused_venvs(release.id)
     return Installed(release=release, locked=entry, is_new=is_new)
+
+
+def checked_wheel(registry: Registry, release: Release, *, progress: Progress) -> Path:
+    """Return the wheel of `release`, its bytes compared and its contents inspected, unrun.
+
+    Only then is it put into the cache.
+    """
+    label = f"{release.id} {release.version}"
+    cached = cached_wheel(release)
+    if cached is None:
+        progress(f"{label}: {Step.DOWNLOAD}")
+        data = registry.wheel_bytes(release)
+        check_bytes(data, release)
+    else:
+        data = cached.read_bytes()
+    progress(f"{label}: {Step.INSPECT}")
+    check_release(read_wheel(data, release.wheel.filename), release)
+    return cached or store_wheel(data, release, registry=address_of(registry))
+
+
+def plan_of(registry: str, release: Release, entry: LockedEnvironment, *, wheel: Path) -> Plan:
+    """Return what to build for `entry` from the checked `wheel` of the registry `registry`."""
+    installation = Installation(
+        registry=registry,
+        installed_at=datetime.now(UTC),
+        release=release,
+        interpreter=str(python_of(venv_folder(entry))),
+        locked=entry,
+    )
+    return Plan(installation=installation, locked=entry, wheel=wheel)
 
 
 def activate(entry: LockedEnvironment, *, progress: Progress) -> bool:
@@ -148,12 +171,6 @@ def record_in_lock(path: Path, entry: LockedEnvironment, *, progress: Progress) 
     remember_project(path)
 
 
-def tidy(environment_id: str) -> None:
-    """Remove the virtual environments of owner/name that are out of use now."""
-    with locked(lock_file(environment_id), what=f"{environment_id} is installed"):
-        remove_unused_venvs(environment_id)
-
-
 def locked_environment(
     registry: Registry, release: Release, lines: tuple[str, ...]
 ) -> LockedEnvironment:
@@ -163,7 +180,7 @@ def locked_environment(
         version=release.version,
         wheel=release.wheel.filename,
         sha256=release.wheel.sha256,
-        registry=registry.address,
+        registry=address_of(registry),
         revision=registry.store.revision,
         protocol=f"{release.protocol.minimum}-{release.protocol.maximum}",
         python=python_version(),
@@ -173,6 +190,12 @@ def locked_environment(
             LockedDataset(repo=data.repo, revision=data.revision) for data in release.datasets
         ),
     )
+
+
+def address_of(registry: Registry) -> str:
+    """Return the registry's address, which holds from any working directory."""
+    place = registry.address
+    return place if "://" in place else str(Path(place).absolute())
 
 
 def find_active(environment_id: str) -> InstalledEnvironment | None:
@@ -199,13 +222,3 @@ def _known_entry(release: Release, options: InstallOptions) -> LockedEnvironment
     installation = active.installation if active is not None else None
     known = (_entry(release.id, options), installation.locked if installation else None)
     return next((one for one in known if one is not None and fits_here(one, release)), None)
-
-
-def _installation(registry: str, release: Release, entry: LockedEnvironment) -> Installation:
-    return Installation(
-        registry=registry,
-        installed_at=datetime.now(UTC),
-        release=release,
-        interpreter=str(python_of(venv_folder(entry))),
-        locked=entry,
-    )

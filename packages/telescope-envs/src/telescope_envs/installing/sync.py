@@ -1,0 +1,139 @@
+"""Making what is installed equal to telescope.lock: the same wheels, the same packages."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.filelocks import locked
+from telescope_envs.installed import installed_environments, remove_record
+from telescope_envs.installing.build import build_venv, find_built
+from telescope_envs.installing.cache import cached_wheel, find_cached
+from telescope_envs.installing.leftovers import (
+    lock_file,
+    remember_project,
+    remove_leftovers,
+    remove_unused_venvs,
+)
+from telescope_envs.installing.pipeline import (
+    activate,
+    checked_wheel,
+    fits_here,
+    install_isolated,
+    plan_of,
+)
+from telescope_envs.installing.steps import InstallOptions, Progress
+from telescope_envs.lockfile import LockedEnvironment
+from telescope_envs.packages import Uv, uninstall_distribution
+from telescope_envs.registry.records import Release
+from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.wheel import check_release, read_wheel
+
+OpenRegistry = Callable[[str], Registry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """What became of one entry of telescope.lock."""
+
+    entry: LockedEnvironment
+    """As it is now: another one where it had to be locked anew."""
+    is_new: bool
+
+
+def sync_environment(
+    entry: LockedEnvironment,
+    *,
+    options: InstallOptions,
+    may_change: bool,
+    open_registry: OpenRegistry,
+    progress: Progress,
+) -> Synced:
+    """Bring `entry` into use: its wheel by sha256, its packages by theirs.
+
+    An entry that does not fit this Python or this telescope-core is locked anew where it
+    `may_change`, and is a ConfigError where not.
+    """
+    remove_leftovers()
+    built = find_built(entry)
+    release = built.release if built is not None else _release(entry, open_registry)
+    if not fits_here(entry, release):
+        _require_change(entry, may_change=may_change)
+        done = install_isolated(
+            open_registry(entry.registry), release, options=options, progress=progress
+        )
+        assert done.locked is not None, "an isolated installation is locked"
+        return Synced(entry=done.locked, is_new=True)
+    what = f"{entry.id} is installed"
+    with locked(lock_file(entry.id), what=what, progress=progress) as held:
+        if find_built(entry) is None:
+            uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
+            wheel = _wheel(entry, release, open_registry, progress)
+            plan = plan_of(entry.registry, release, entry, wheel=wheel)
+            build_venv(plan, uv, options=options, progress=progress)
+        is_new = activate(entry, progress=progress)
+        if options.lock is not None:
+            remember_project(options.lock)
+        remove_unused_venvs(entry.id)
+    return Synced(entry=entry, is_new=is_new)
+
+
+def prune(kept: set[str]) -> list[str]:
+    """Remove every installed environment but `kept`; those linked for development stay."""
+    removed: list[str] = []
+    for found in installed_environments():
+        if found.id in kept or found.installation is None:
+            continue
+        with locked(lock_file(found.id), what=f"{found.id} is installed"):
+            remove_record(found.installation.release)
+            if found.interpreter == sys.executable:
+                uninstall_distribution(found.distribution)
+            remove_unused_venvs(found.id)
+        removed.append(found.id)
+    return removed
+
+
+def _release(entry: LockedEnvironment, open_registry: OpenRegistry) -> Release:
+    """Return the record of the locked wheel: from the cache, else from its registry."""
+    cached = find_cached(entry.sha256)
+    if cached is not None and cached_wheel(cached.release) is not None:
+        return cached.release
+    registry = open_registry(entry.registry)
+    for release in registry.releases(entry.id):
+        if release.wheel.sha256 == entry.sha256:
+            return release
+    there = {release.version: release for release in registry.releases(entry.id)}
+    if entry.version in there:
+        raise RegistryError(
+            f"{entry.id} {entry.version} is locked with wheel sha256 {entry.sha256}, but "
+            f"{registry.address} says {there[entry.version].wheel.sha256} now; releases are never "
+            "replaced: tell the registry's owner, and do not install it"
+        )
+    raise RegistryError(
+        f"{entry.id} {entry.version} (sha256 {entry.sha256}) is locked, but {registry.address} "
+        "does not have it; give a registry that has, with --registry"
+    )
+
+
+def _wheel(
+    entry: LockedEnvironment, release: Release, open_registry: OpenRegistry, progress: Progress
+) -> Path:
+    """Return the inspected wheel; the registry is opened only where the cache lacks it."""
+    cached = find_cached(entry.sha256)
+    if cached is None or cached_wheel(cached.release) is None:
+        return checked_wheel(open_registry(entry.registry), release, progress=progress)
+    wheel = cached_wheel(release)
+    assert wheel is not None, "the same hash is the same file"
+    check_release(read_wheel(wheel.read_bytes(), wheel.name), release)
+    return wheel
+
+
+def _require_change(entry: LockedEnvironment, *, may_change: bool) -> None:
+    if not may_change:
+        raise ConfigError(
+            f"--locked: the entry of {entry.id} in telescope.lock would have to change: it is for "
+            f"Python {entry.python}, or lacks a package that this telescope-core or its wheel "
+            "needs here; run telescope env sync without --locked and commit the new lock, or use "
+            "the Python and the Telescope that it was made with"
+        )
