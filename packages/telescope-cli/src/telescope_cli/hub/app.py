@@ -3,6 +3,10 @@
 from telescope_cli.verbs import Verb, VerbGroup, verb_app
 
 VERBS = {
+    "render": Verb(
+        target="telescope_cli.hub.render:render_registry",
+        help="Write a registry as files for any host, with pages for pip and uv.",
+    ),
     "schemas": Verb(
         target="telescope_cli.hub.schemas:schemas",
         help="Write the JSON Schemas of a registry's files into it.",
@@ -26,7 +30,7 @@ VERBS = {
 }
 EPILOG = """Examples:
 
-  telescope hub schemas registry
+  telescope hub render registry public
 
 `telescope hub VERB --help` explains one verb."""
 

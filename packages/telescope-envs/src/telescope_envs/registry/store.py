@@ -61,6 +61,11 @@ def attestation_path(wheel_path: str) -> str:
     return f"{wheel_path}.sigstore.json"
 
 
+def metadata_path(wheel_path: str) -> str:
+    """Return where a rendered registry has the METADATA of the wheel at `wheel_path` (PEP 658)."""
+    return f"{wheel_path}.metadata"
+
+
 def is_registry_path(path: str) -> bool:
     """Whether `path` can name a file of a registry: relative, never upwards, nothing hidden.
 

@@ -55,6 +55,8 @@ class WheelContents:
     tags: tuple[str, ...]
     requires_python: str
     requires_dist: tuple[str, ...]
+    metadata: bytes
+    """The METADATA file."""
     metadata_sha256: str
 
 
@@ -264,6 +266,7 @@ def _contents(metadata: bytes, module: str, entry_name: str, factory: str) -> Wh
         tags=tuple(sorted(raw.get("keywords", []))),
         requires_python=raw.get("requires_python", ""),
         requires_dist=tuple(requires_dist),
+        metadata=metadata,
         metadata_sha256=hashlib.sha256(metadata).hexdigest(),
     )
 

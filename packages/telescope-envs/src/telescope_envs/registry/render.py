@@ -1,0 +1,155 @@
+"""The pages that let plain `pip` and `uv` install from a registry: PEP 503 HTML, PEP 691 JSON.
+
+Functions from records to text, shared by `telescope hub render`, which writes them for hosts that
+only hand out files, and by the server. All text that publishers wrote is escaped, and addresses are
+relative or of http(s): an index line cannot bring a script into a page.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from html import escape
+from urllib.parse import quote
+
+from packaging.version import Version
+
+from telescope_envs.registry.names import plain
+from telescope_envs.registry.records import Release, Status
+from telescope_envs.registry.store import is_registry_path
+
+JSON_TYPE = "application/vnd.pypi.simple.v1+json"
+HTML_TYPE = "application/vnd.pypi.simple.v1+html"
+_API_VERSION = "1.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimpleFile:
+    """One wheel as a package index lists it."""
+
+    filename: str
+    version: str
+    url: str
+    sha256: str
+    size: int
+    """Bytes."""
+    requires_python: str
+    upload_time: str
+    """ISO 8601, UTC."""
+    metadata_sha256: str
+    """Of the file at `url` + `.metadata`; empty = there is none."""
+    yanked: str | None
+    """The reason; None = it is not."""
+
+
+def project_name(release: Release) -> str:
+    """Return the name of a release's distribution as index pages address it."""
+    return plain(release.distribution)
+
+
+def simple_files(
+    releases: Sequence[Release], status: Status, *, to_root: str, has_metadata: bool
+) -> list[SimpleFile]:
+    """Return the wheels of one environment, oldest version first.
+
+    `to_root` leads from the page to the root of the registry, such as `../../`. A wheel without an
+    address that a page may show is left out.
+    """
+    files: list[SimpleFile] = []
+    for release in sorted(releases, key=lambda one: Version(one.version)):
+        address = _address(release)
+        if not address:
+            continue
+        is_inside = is_registry_path(address)
+        files.append(
+            SimpleFile(
+                filename=release.wheel.filename,
+                version=release.version,
+                url=to_root + quote(address) if is_inside else address,
+                sha256=release.wheel.sha256,
+                size=release.wheel.size,
+                requires_python=release.requires_python,
+                upload_time=f"{release.published_at.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+                metadata_sha256=(
+                    release.wheel.metadata_sha256 if is_inside and has_metadata else ""
+                ),
+                yanked=status.yanked.get(release.version),
+            )
+        )
+    return files
+
+
+def projects_html(projects: Sequence[str]) -> str:
+    """Return the page that lists all distributions; their pages are one folder below it."""
+    links = [f'<a href="{quote(name)}/">{escape(name)}</a><br>' for name in sorted(projects)]
+    return _page("Simple index", links)
+
+
+def projects_json(projects: Sequence[str]) -> str:
+    """Return the same list as JSON."""
+    listed = [{"name": name} for name in sorted(projects)]
+    return _json({"meta": {"api-version": _API_VERSION}, "projects": listed})
+
+
+def project_html(project: str, files: Sequence[SimpleFile]) -> str:
+    """Return the page of one distribution."""
+    return _page(f"Links for {project}", [_link(file) for file in files])
+
+
+def project_json(project: str, files: Sequence[SimpleFile]) -> str:
+    """Return the same page as JSON."""
+    return _json(
+        {
+            "meta": {"api-version": _API_VERSION},
+            "name": project,
+            "versions": list(dict.fromkeys(file.version for file in files)),
+            "files": [_as_json(file) for file in files],
+        }
+    )
+
+
+def _address(release: Release) -> str:
+    """Return the address that a page shows: inside the registry, else http(s); empty = none."""
+    inside = [url for url in release.wheel.urls if is_registry_path(url)]
+    outside = [url for url in release.wheel.urls if url.startswith(("https://", "http://"))]
+    return next(iter((*inside, *outside)), "")
+
+
+def _link(file: SimpleFile) -> str:
+    attributes = {
+        "href": f"{file.url.partition('#')[0]}#sha256={file.sha256}",
+        "data-requires-python": file.requires_python,
+    }
+    if file.metadata_sha256:
+        attributes["data-core-metadata"] = f"sha256={file.metadata_sha256}"
+    if file.yanked is not None:
+        attributes["data-yanked"] = file.yanked
+    shown = " ".join(f'{key}="{escape(value)}"' for key, value in attributes.items())
+    return f"<a {shown}>{escape(file.filename)}</a><br>"
+
+
+def _as_json(file: SimpleFile) -> Mapping[str, object]:
+    return {
+        "filename": file.filename,
+        "url": file.url,
+        "hashes": {"sha256": file.sha256},
+        "size": file.size,
+        "upload-time": file.upload_time,
+        "requires-python": file.requires_python,
+        "core-metadata": {"sha256": file.metadata_sha256} if file.metadata_sha256 else False,
+        "yanked": (file.yanked or True) if file.yanked is not None else False,
+    }
+
+
+def _page(title: str, lines: Sequence[str]) -> str:
+    body = "".join(f"{line}\n" for line in lines)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="pypi:repository-version" content="{_API_VERSION}">\n'
+        f"<title>{escape(title)}</title>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n"
+        f"{body}</body>\n</html>\n"
+    )
+
+
+def _json(value: Mapping[str, object]) -> str:
+    return f"{json.dumps(value, indent=1)}\n"

@@ -1,0 +1,125 @@
+"""Writing a registry as files for a host that only hands out files.
+
+The tree itself, `v1/index.json` for clients that cannot list folders, and the simple index for pip
+and uv. Equal registries give equal bytes. The view is made aside and takes the place of an older
+one by renaming, so a host never shows half of it.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from telescope_core.errors import ConfigError
+from telescope_envs.registry.catalog import CATALOG_PATH, write_catalog
+from telescope_envs.registry.records import Release
+from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.render import (
+    project_html,
+    project_json,
+    project_name,
+    projects_html,
+    projects_json,
+    simple_files,
+)
+from telescope_envs.registry.store import is_registry_path, metadata_path
+from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
+
+_GENERATED = ("v1", "simple")
+
+
+def render(
+    source: Path, target: Path, *, progress: Callable[[str], None] = lambda step: None
+) -> int:
+    """Write the static view of the registry at `source` to `target`; returns the number of files.
+
+    `target` must be new, empty, or an older view. Raises RegistryError for a defect of the
+    registry: what is broken is not handed on.
+    """
+    _check_target(source, target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        count = 0
+        for path, data in rendered_files(source, progress=progress):
+            file = aside / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+            count += 1
+        aside.chmod(0o755)
+        _take_place(aside, target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return count
+
+
+def rendered_files(
+    source: Path, *, progress: Callable[[str], None] = lambda step: None
+) -> Iterator[tuple[str, bytes]]:
+    """Yield path and bytes of every file of the view, those of the registry first."""
+    registry = Registry.at(source)
+    for path in tree_files(source):
+        if path.partition("/")[0] not in _GENERATED and not path.endswith(metadata_path("")):
+            yield path, (source / path).read_bytes()
+    rows = registry.catalog()
+    yield CATALOG_PATH, write_catalog(rows)
+    projects: list[str] = []
+    for row in rows:
+        progress(f"rendering {row.id}")
+        releases = registry.releases(row.id)
+        project = project_name(releases[0])
+        projects.append(project)
+        for release in releases:
+            inside = [url for url in release.wheel.urls if is_registry_path(url)]
+            if inside:
+                metadata = _checked_metadata(registry, release)
+                yield from ((metadata_path(url), metadata) for url in inside)
+        files = simple_files(releases, registry.status(row.id), to_root="../../", has_metadata=True)
+        yield f"simple/{project}/index.html", project_html(project, files).encode()
+        yield f"simple/{project}/index.json", project_json(project, files).encode()
+    yield "simple/index.html", projects_html(projects).encode()
+    yield "simple/index.json", projects_json(projects).encode()
+
+
+def tree_files(root: Path) -> list[str]:
+    """Return the paths of a registry's own files: plain, not hidden, sorted."""
+    found: list[str] = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        base = Path(folder).relative_to(root)
+        paths = [(base / name).as_posix() for name in files]
+        found += [p for p in paths if is_registry_path(p) and not (root / p).is_symlink()]
+    return sorted(found)
+
+
+def _checked_metadata(registry: Registry, release: Release) -> bytes:
+    """Return the METADATA of a wheel that is the one its index line describes."""
+    wheel = registry.wheel_bytes(release)
+    check_bytes(wheel, release)
+    contents = read_wheel(wheel, release.wheel.filename)
+    check_release(contents, release)
+    return contents.metadata
+
+
+def _check_target(source: Path, target: Path) -> None:
+    if target.resolve().is_relative_to(source.resolve()):
+        raise ConfigError(f"{str(target)!r} is inside the registry; choose a folder beside it")
+    if not target.exists():
+        return
+    is_view = (target / CATALOG_PATH).is_file() and (target / "simple").is_dir()
+    if not target.is_dir() or (any(target.iterdir()) and not is_view):
+        raise ConfigError(
+            f"{str(target)!r} holds other things than a rendered registry; choose a new folder"
+        )
+
+
+def _take_place(aside: Path, target: Path) -> None:
+    if not target.exists():
+        aside.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+    target.rename(old / "view")
+    aside.rename(target)
+    shutil.rmtree(old)
