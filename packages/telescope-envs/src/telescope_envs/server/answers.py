@@ -25,6 +25,10 @@ class Body(NamedTuple):
     etag: str
 
 
+Build = Callable[[], tuple[bytes, str] | None]
+"""Makes (content, media type); None where there is nothing."""
+
+
 class Answers:
     """Builds bodies once per state of the records; `state` returns what tells states apart."""
 
@@ -35,10 +39,8 @@ class Answers:
         # With `no-cache` a copy may be kept, and is asked after each time; by ETag that is cheap.
         self._caching = "private, no-cache" if is_private else "no-cache"
 
-    def answer(
-        self, request: Request, key: str, build: Callable[[], tuple[bytes, str] | None]
-    ) -> Response | None:
-        """Answer `request` with what `build` makes of (content, media type); None: it made none.
+    def answer(self, request: Request, key: str, build: Build) -> Response | None:
+        """Answer `request` with what `build` makes; None where it makes nothing.
 
         `key` names the body among all that are built.
         """

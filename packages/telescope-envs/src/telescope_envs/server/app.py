@@ -24,6 +24,8 @@ from telescope_envs.server.guard import Guard
 from telescope_envs.server.hub import API, HubStore
 from telescope_envs.server.limits import Limit
 from telescope_envs.server.refusal import Refusal, refusal_of
+from telescope_envs.server.simple import SimpleRoutes
+from telescope_envs.server.site import SiteRoutes
 from telescope_envs.server.tokens import Scope, Token
 from telescope_envs.server.uploads import receive_publication
 
@@ -34,6 +36,7 @@ _MEDIA_TYPES = {
     "toml": "application/toml",
     "txt": "text/plain; charset=utf-8",
 }
+_KEPT_HEADERS = {"www-authenticate", "retry-after"}
 _SENT_AT_ONCE_BYTES = 1024 * 1024
 _MAX_STATUS_BYTES = 64 * 1024
 log = logging.getLogger(__name__)
@@ -186,24 +189,36 @@ def create_app(hub: HubStore, options: ServerOptions) -> FastAPI:
     app.add_api_route(f"/{API}/releases", served.publish, methods=["POST"])
     app.add_api_route(f"/{API}/status/{{owner}}/{{name}}", served.change_status, methods=["PUT"])
     app.add_api_route(f"/{API}/token", served.about_token)
+    site = SiteRoutes(hub, served.callers, served.answers)
+    site.add_to(app)
+    SimpleRoutes(hub, served.callers, served.answers).add_to(app)
     app.add_api_route("/{path:path}", served.tree, methods=_READ)
-    app.add_exception_handler(RegistryError, _refused)
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _refused)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        refusal = _refusal(request, error)
+        answer = refuse(refusal)
+        if "text/html" not in request.headers.get("accept", ""):
+            return answer
+        page = site.problem(request, refusal)
+        page.headers.update({k: v for k, v in answer.headers.items() if k in _KEPT_HEADERS})
+        return page
+
+    for kind in (RegistryError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, refused)
     app.add_middleware(Guard, reads=Limit("requests", options.reads_per_minute, 60.0))
     return app
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+def _refusal(request: Request, error: Exception) -> Refusal:
     if isinstance(error, RegistryError):
-        return refuse(refusal_of(error))
+        return refusal_of(error)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         problem = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-        return refuse(Refusal(HTTPStatus.BAD_REQUEST, problem, "correct the request"))
+        return Refusal(HTTPStatus.BAD_REQUEST, problem, "correct the request")
     status = HTTPStatus(error.status_code if isinstance(error, HTTPException) else 500)
     problem = f"{request.method} {request.url.path}: {status.phrase}"
-    return refuse(Refusal(status, problem, "see docs/how-to/run-a-hub-server.md"))
+    return Refusal(status, problem, "look at the front page for what there is")
 
 
 async def _short_body(request: Request) -> bytes:

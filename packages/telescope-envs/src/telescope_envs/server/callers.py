@@ -24,7 +24,7 @@ class Callers:
 
     def __init__(self, database: Database, *, is_private: bool) -> None:
         self._database = database
-        self._is_private = is_private
+        self.is_private = is_private
         self._failed = Limit("refused tokens", _FAILED_LOGINS, 60.0)
 
     def reader(self, request: Request) -> Token | None:
@@ -32,7 +32,7 @@ class Callers:
         secret = _secret(request)
         if secret:
             return self.of(request, Scope.READ)
-        if self._is_private:
+        if self.is_private:
             raise _unauthorized("this registry is private, and the request has no token")
         return None
 

@@ -4,6 +4,9 @@ What is inside a wheel is checked before (`checks`); who asks is checked by the 
 `allow`, inside the transaction: a token that was revoked meanwhile publishes nothing.
 """
 
+import hashlib
+import io
+import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -22,7 +25,7 @@ from telescope_envs.registry.admission import (
 from telescope_envs.registry.names import near_names
 from telescope_envs.registry.parsing import parse_releases, parse_status
 from telescope_envs.registry.records import Release, Status
-from telescope_envs.registry.store import Publication, attestation_path
+from telescope_envs.registry.store import Publication, attestation_path, metadata_path
 from telescope_envs.server.database import Database
 from telescope_envs.server.files import ArtifactFiles
 from telescope_envs.server.refusal import Refusal
@@ -51,6 +54,11 @@ class Releases:
         """Return the releases of an environment, oldest version first."""
         releases = parse_releases(self.lines(environment_id) or b"", environment_id, "index")
         return sorted(releases, key=lambda release: Version(release.version))
+
+    def distributions(self) -> dict[str, str]:
+        """Return distribution -> environment."""
+        rows = self._database.rows("SELECT DISTINCT distribution, environment FROM releases")
+        return {row[0]: row[1] for row in sorted(rows)}
 
     def status_record(self, environment_id: str) -> bytes | None:
         """Return the status file of an environment, as it is served."""
@@ -93,10 +101,10 @@ class Releases:
                 return False
             if not may_be_near and not _has_releases(writer, release.id):
                 self._check_new_name(writer, release)
-            stored = (publication.wheel, publication.attestation)
-            written = [self._files.put(data) for data in stored if data]
+            files = _files(publication)
+            written = [self._files.put(data) for data in files.values()]
             try:
-                _insert(writer, publication, token)
+                _insert(writer, release, files, token)
             except BaseException:
                 for path in written:
                     if path is not None:
@@ -161,14 +169,22 @@ def _has_releases(writer: Connection, environment_id: str) -> bool:
     return writer.execute(query, (environment_id,)).fetchone() is not None
 
 
-def _insert(writer: Connection, publication: Publication, token: str) -> None:
+def _files(publication: Publication) -> dict[str, bytes]:
+    """Return the artefacts of a publication by their path in the registry's tree."""
     release = publication.release
     wheel = f"artifacts/{release.wheel.filename}"
-    files = [(wheel, release.wheel.sha256, len(publication.wheel))]
+    with zipfile.ZipFile(io.BytesIO(publication.wheel)) as archive:
+        info = f"{release.module}-{release.version}.dist-info"
+        metadata = archive.read(f"{info}/METADATA")
+    files = {wheel: publication.wheel, metadata_path(wheel): metadata}
     if publication.attestation:
-        digest, size = release.attestation_sha256, len(publication.attestation)
-        files.append((attestation_path(wheel), digest, size))
-    writer.executemany("INSERT INTO artifacts VALUES (?, ?, ?)", files)
+        files[attestation_path(wheel)] = publication.attestation
+    return files
+
+
+def _insert(writer: Connection, release: Release, files: dict[str, bytes], token: str) -> None:
+    rows = [(path, hashlib.sha256(data).hexdigest(), len(data)) for path, data in files.items()]
+    writer.executemany("INSERT INTO artifacts VALUES (?, ?, ?)", rows)
     writer.execute(
         "INSERT INTO releases (environment, version, distribution, line, received_at, token) "
         "VALUES (?, ?, ?, ?, ?, ?)",

@@ -1,0 +1,212 @@
+"""The web pages: a list that can be searched, and a page per environment, readable without scripts.
+
+Templates escape every text. Here records become what the templates show: words, not objects.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from packaging.version import Version
+
+from telescope_envs.registry.catalog import CatalogRow
+from telescope_envs.registry.records import Dataset, Release, Status
+from telescope_envs.registry.store import attestation_path
+
+PER_PAGE = 25
+_HERE = Path(__file__).parent
+_VERDICTS = {
+    "pass": "passed",
+    "warn": "passed with warnings",
+    "fail": "failed",
+    "none": "not validated",
+}
+_NETWORK = {"none": "none", "load": "while loading data", "always": "while it is played"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What every page says of the registry."""
+
+    name: str
+    address: str
+    """As a person gives it to `--registry`."""
+    is_private: bool
+
+
+class Fact(NamedTuple):
+    """One line of what is known: lines of text, the first of which may be a link."""
+
+    label: str
+    lines: Sequence[str]
+    href: str = ""
+    is_code: bool = False
+
+
+class Entry(NamedTuple):
+    """One published version."""
+
+    version: str
+    published: str
+    python: str
+    size: str
+    verdict: str
+    yanked: str | None
+    wheel: str
+    """Its address, relative to the registry; empty = on another host."""
+    sha256: str
+
+
+class Pages:
+    """Renders pages from records."""
+
+    def __init__(self) -> None:
+        loader = FileSystemLoader(_HERE / "templates")
+        self._templates = Environment(
+            loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        )
+        self.style = (_HERE / "static" / "hub.css").read_bytes()
+
+    def front(
+        self, site: Site, rows: Sequence[CatalogRow], *, q: str, tags: Sequence[str], page: int
+    ) -> bytes:
+        """Return the list of `rows`, all that were found, at one page of it."""
+        start = (page - 1) * PER_PAGE
+        shown = rows[start : start + PER_PAGE]
+
+        def at(number: int) -> str:
+            return "?" + urlencode([("q", q), *(("tag", tag) for tag in tags), ("page", number)])
+
+        return self._render(
+            "front.html",
+            site=site,
+            root="./",
+            rows=shown,
+            total=len(rows),
+            q=q,
+            tags=tags,
+            earlier=at(page - 1) if page > 1 else "",
+            later=at(page + 1) if start + PER_PAGE < len(rows) else "",
+            verdicts=_VERDICTS,
+        )
+
+    def environment(self, site: Site, releases: Sequence[Release], status: Status) -> bytes:
+        """Return the page of one environment; `releases` from the oldest version on."""
+        newest = newest_of(releases, status)
+        return self._render(
+            "environment.html",
+            site=site,
+            root="../../",
+            release=newest,
+            status=status,
+            facts=_facts(newest),
+            entries=[_entry(release, status) for release in reversed(releases)],
+        )
+
+    def problem(self, site: Site, title: str, what_to_do: str, *, depth: int) -> bytes:
+        """Return a page that says what went wrong; `depth` folders below the front page."""
+        root = "../" * depth or "./"
+        return self._render(
+            "problem.html", site=site, root=root, title=title, what_to_do=what_to_do
+        )
+
+    def _render(self, template: str, **values: object) -> bytes:
+        return self._templates.get_template(template).render(**values).encode()
+
+
+def newest_of(releases: Sequence[Release], status: Status) -> Release:
+    """Return the release that a person is shown: not yanked and final where there is one."""
+    return max(
+        releases,
+        key=lambda release: (
+            release.version not in status.yanked,
+            not Version(release.version).is_prerelease,
+            Version(release.version),
+        ),
+    )
+
+
+def _facts(release: Release) -> list[Fact]:
+    reward, validation = release.reward, release.validation
+    wheel = _inside(release)
+    facts = [
+        Fact(
+            "Reward",
+            [
+                f"{reward.minimum:g} to {reward.maximum:g}; solved from {reward.success:g}",
+            ],
+        ),
+        Fact("Splits", [_split(name, size) for name, size in release.splits.items()]),
+        Fact("Network", [_NETWORK[release.network]]),
+        Fact("Secrets", list(release.secrets) or ["none"], is_code=bool(release.secrets)),
+        Fact("Datasets", [_dataset(dataset) for dataset in release.datasets] or ["none"]),
+        Fact(
+            "Validation",
+            [
+                _VERDICTS[validation.verdict]
+                + (f" (policy {validation.policy})" if validation.policy else ""),
+            ],
+        ),
+        Fact("Report SHA-256", [validation.report_sha256], is_code=True),
+        Fact("Needs", list(release.requires_dist) or ["nothing"], is_code=True),
+        Fact("Python", [release.requires_python], is_code=True),
+        Fact("Protocol", [_protocol(release)]),
+        Fact("Licence", [release.license or "not stated"]),
+        Fact("Publisher", [release.publisher]),
+        Fact("Published", [f"{release.published_at:%Y-%m-%d %H:%M} UTC"]),
+        Fact("Source", [release.source.repository], _web_address(release.source.repository)),
+        Fact("Commit", [release.source.commit], is_code=True),
+        Fact("Wheel", [release.wheel.filename], wheel, is_code=True),
+        Fact("Wheel SHA-256", [release.wheel.sha256], is_code=True),
+        Fact(
+            "Attestation",
+            ["Sigstore bundle" if release.attestation_sha256 else "none"],
+            attestation_path(wheel) if wheel and release.attestation_sha256 else "",
+        ),
+    ]
+    return [fact for fact in facts if any(fact.lines)]
+
+
+def _entry(release: Release, status: Status) -> Entry:
+    return Entry(
+        version=release.version,
+        published=f"{release.published_at:%Y-%m-%d}",
+        python=release.requires_python,
+        size=_size(release.wheel.size),
+        verdict=_VERDICTS[release.validation.verdict],
+        yanked=status.yanked.get(release.version),
+        wheel=_inside(release),
+        sha256=release.wheel.sha256,
+    )
+
+
+def _inside(release: Release) -> str:
+    return next((url for url in release.wheel.urls if "://" not in url), "")
+
+
+def _split(name: str, size: int | None) -> str:
+    if size is None:
+        return f"{name}: endless"
+    return f"{name}: {size:,} {'example' if size == 1 else 'examples'}"
+
+
+def _dataset(dataset: Dataset) -> str:
+    when = f", with {dataset.when}" if dataset.when else ""
+    return f"{dataset.repo} at {dataset.revision[:12]}{when}"
+
+
+def _protocol(release: Release) -> str:
+    minimum, maximum = release.protocol.minimum, release.protocol.maximum
+    return minimum if minimum == maximum else f"{minimum} to {maximum}"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1024:,.0f} KiB" if num_bytes >= 1024 else f"{num_bytes} bytes"
+
+
+def _web_address(text: str) -> str:
+    """Return `text` where a browser may follow it; another scheme could run a script."""
+    return text if text.startswith(("https://", "http://")) else ""
