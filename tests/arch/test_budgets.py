@@ -36,6 +36,12 @@ BROAD_EXCEPT = {
     "packages/telescope-core/src/telescope_core/environments/mcp.py": (
         "carried from a connection's task to whoever opened it"
     ),
+    **{
+        f"packages/telescope-envs/src/telescope_envs/validation/probes/{name}.py": (
+            "whatever an environment raises while it is tried is a finding"
+        )
+        for name in ("answers", "leakage", "load", "playing", "reward")
+    },
     "packages/telescope-train/src/telescope_train/inference/vllm_plugin/token_plane.py": (
         "the client is told why its request failed"
     ),

@@ -21,6 +21,10 @@ VERBS = {
     "uninstall": Verb(
         target="telescope_cli.env.install:uninstall", help="Remove installed environments."
     ),
+    "validate": Verb(
+        target="telescope_cli.env.validate:validate",
+        help="Check an environment: files, loading, rewards, leaks and tools.",
+    ),
 }
 EPILOG = """Examples:
 

@@ -14,6 +14,7 @@ from telescope_envs.validation.records import (
 from telescope_envs.validation.runner import (
     LEVELS,
     ValidationOptions,
+    validate_installed,
     validate_project,
     validate_wheel,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "ValidationOptions",
     "Verdict",
     "report_schema",
+    "validate_installed",
     "validate_project",
     "validate_wheel",
 ]

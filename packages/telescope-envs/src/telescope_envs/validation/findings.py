@@ -41,6 +41,10 @@ class Findings:
         for check in checks:
             self._not_run.setdefault(_known(check), reason)
 
+    def has_found(self, check: str) -> bool:
+        """Whether `check` has found anything so far."""
+        return check in self._evidence
+
     def has_failed(self, level: Level) -> bool:
         """Whether anything of `level` keeps the environment from being published."""
         results = self.results("")

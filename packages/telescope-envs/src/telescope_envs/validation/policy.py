@@ -137,7 +137,260 @@ _STATIC = (
         'Set keywords in [project], for instance ["mathematics", "single-turn"].',
     ),
 )
-CHECKS: dict[str, Check] = {check.id: check for check in _STATIC}
+_LOAD = (
+    _fail(
+        "load.requirements",
+        "What the environment depends on is installed, or can be.",
+        "Nothing can be tried without it.",
+        "Correct the dependency that the message names.",
+    ),
+    _fail(
+        "load.import",
+        "The module can be imported and its entry point is an Environment class.",
+        "Whoever installs it imports it.",
+        "Correct the error; import optional packages where they are used.",
+    ),
+    _fail(
+        "load.import_offline",
+        "Importing it does not touch the network.",
+        "Clusters without network could not even list it, and imports would hang.",
+        "Load data in examples(), not when the module is imported.",
+    ),
+    _fail(
+        "load.import_time",
+        "Importing it takes at most 2 seconds.",
+        "Every worker process imports it before its first rollout.",
+        "Import heavy packages in the methods that use them.",
+    ),
+    _fail(
+        "load.writes",
+        "Importing, building it and reading examples write nothing outside its caches.",
+        "Read-only machines could not run it; others would be changed behind people's backs.",
+        "Write below XDG_CACHE_HOME or a temporary folder, and not at import.",
+    ),
+    _fail(
+        "load.settings",
+        "It can be built from its default settings, and the schema of its settings is valid.",
+        "`telescope eval NAME` runs it with nothing but defaults.",
+        "Give every setting a default that works.",
+    ),
+    _fail(
+        "load.tools",
+        "Its tools can be turned into schemas.",
+        "A tool without a schema cannot be offered to a model.",
+        "Give the tool a docstring and every parameter a type that JSON can express.",
+    ),
+    _fail(
+        "load.declarations",
+        "Reward range, success threshold, network and secrets make sense together.",
+        "pass@k, advantages and sandboxes are computed from them.",
+        "Declare reward_min < reward_max and a success_threshold between them.",
+    ),
+    _fail(
+        "load.network",
+        "It needs no network unless it declares so.",
+        'network = "none" promises that it runs on machines without any.',
+        'Declare network = "load" or "always", or do without.',
+    ),
+    _fail(
+        "load.examples",
+        "The examples of every split can be read.",
+        "Training would stop where reading them stops.",
+        "Correct examples(): at least one example, with id and prompt, at every index.",
+    ),
+    _fail(
+        "load.ids_unique",
+        "No two examples of a split have the same id.",
+        "Results are kept, compared and resumed by id.",
+        "Make the id of what the example is, for instance a hash of its question.",
+    ),
+    _fail(
+        "load.ids_stable",
+        "Ids, prompts and answers are the same in another process.",
+        "Workers are many processes: they must mean the same by example 7.",
+        "Seed every draw; use no hash(), set order or time: random.Random(f'{seed}/{index}').",
+    ),
+    _fail(
+        "load.split_ids",
+        "No id is in more than one split.",
+        "An eval on what was trained measures memory.",
+        "Split by a hash of the problem: telescope_core.SplitSource does.",
+    ),
+    _fail(
+        "load.split_prompts",
+        "No problem, prompt and answer together, is in more than one split.",
+        "Other ids do not make it another problem.",
+        "Split by a hash of the problem itself: SplitSource(split_key=...).",
+    ),
+    _fail(
+        "load.datasets",
+        "Every dataset it loads by default is pinned to a commit.",
+        "A branch moves, and with it what scores mean.",
+        "Return the commit from dataset_revisions(), and load that one.",
+    ),
+)
+_REWARD = (
+    _fail(
+        "reward.plays",
+        "Rollouts with scripted answers are played to their end.",
+        "A rollout that raises is lost: it is not a reward of 0.",
+        "Catch what a strange answer causes; the message names method and line.",
+    ),
+    _warn(
+        "reward.has_gold",
+        "There is a gold answer for the examples.",
+        "Without one nobody can tell whether the maximum can be reached at all.",
+        "Define gold_answer(example): a completion that earns the maximum, or one for each turn.",
+    ),
+    _fail(
+        "reward.gold",
+        "The gold answer earns the declared maximum, and counts as solved.",
+        "A grader that refuses right answers trains models to be wrong.",
+        "Correct the gold answer, the reward, or reward_max.",
+    ),
+    _fail(
+        "reward.finite",
+        "Every reward is a finite number.",
+        "One NaN makes the whole batch NaN.",
+        "Return a float for every answer; guard divisions and logarithms.",
+    ),
+    _fail(
+        "reward.range",
+        "Every reward is in the declared range.",
+        "Success thresholds and normalisation are computed from it.",
+        "Correct the reward, or reward_min and reward_max.",
+    ),
+    _fail(
+        "reward.floor",
+        "Saying nothing earns well below the success threshold.",
+        "The floor is measured; without distance to success there is nothing to learn.",
+        "Pay nothing for an empty answer.",
+    ),
+    _fail(
+        "reward.empty",
+        "Empty and blank answers stay at the floor.",
+        "The shortest answer is the first hack that training finds.",
+        "Return the minimum when there is no answer to be judged.",
+    ),
+    _fail(
+        "reward.echo",
+        "Repeating the prompt stays at the floor.",
+        "Copying is the second hack that training finds.",
+        "Take the answer from its own tags only, and ask for what the prompt does not hold.",
+    ),
+    _fail(
+        "reward.other_gold",
+        "The right answer to another example stays at the floor.",
+        "A grader that takes any answer of the right form judges the form alone.",
+        "Compare with this example's answer.",
+    ),
+    _fail(
+        "reward.random_words",
+        "Random words stay at the floor.",
+        "What noise earns is a bias of every advantage.",
+        "Compare exactly; do not search for the answer anywhere in the text.",
+    ),
+    _fail(
+        "reward.huge",
+        "An answer of a million characters stays at the floor and is scored in time.",
+        "Length must not pay, and one long answer must not stop the others.",
+        "Judge a bounded tail of the answer; beware of slow regular expressions.",
+    ),
+    _fail(
+        "reward.unicode",
+        "Control characters and unusual Unicode stay at the floor.",
+        "Models write every token they have.",
+        "Compare after strict parsing, and let nothing but the answer's own form pass.",
+    ),
+    _fail(
+        "reward.special_values",
+        "nan, inf, null and the like, in the answer's form, stay at the floor.",
+        "NaN compares with nothing: `abs(a - b) > tolerance` is never true of it.",
+        "Refuse what is not finite after parsing.",
+    ),
+    _fail(
+        "reward.format_only",
+        "The form of an answer without any content stays near the floor.",
+        "Form that pays like content is learnt instead of it.",
+        "Give the form at most a small part of the reward.",
+    ),
+    _fail(
+        "reward.deterministic",
+        "The same answer earns the same, in repeats.",
+        "Noise in the reward is noise in the gradient, and evals cannot be repeated.",
+        "Seed what is random by the example, or take it out.",
+    ),
+    _fail(
+        "reward.same_in_processes",
+        "The same answer earns the same in another process.",
+        "Rollouts of one group are scored in several processes.",
+        "Do not depend on hash(), set order, time or the process id.",
+    ),
+    _fail(
+        "reward.concurrency",
+        "The same answers earn the same when 64 rollouts run at once.",
+        "State on `self` is shared: one rollout is paid for another's answer.",
+        "Keep the state of a rollout in its Episode, or in local variables.",
+    ),
+    _fail(
+        "reward.loop",
+        "Its code never blocks the event loop for more than 50 ms.",
+        "All rollouts of a worker wait meanwhile.",
+        'Make the method sync, so that it runs in a thread, or declare @runs_in("process").',
+    ),
+    _fail(
+        "reward.deadline",
+        "A rollout ends at its deadline, and soon after it is cancelled.",
+        "A rollout that cannot be stopped holds a place until the worker is killed.",
+        "Do not catch CancelledError; give every wait a limit.",
+    ),
+)
+_LEAKAGE = (
+    _fail(
+        "leakage.prompt",
+        "The answer cannot be read off what the policy is shown before it answers.",
+        "Training would teach to look it up.",
+        "Take the answer out of prompt, system prompt, tool descriptions and first observation.",
+    ),
+    _fail(
+        "leakage.tool_schemas",
+        "Every tool's schema is valid JSON Schema.",
+        "Chat templates and constrained decoding read it.",
+        "Correct the schema where the message says.",
+    ),
+    _fail(
+        "leakage.tool_calls",
+        "Every tool can be called with arguments made from its schema.",
+        "A tool that raises for what it says it takes is of no use to a model.",
+        "Raise ToolError for what cannot be done; correct the schema or the tool.",
+    ),
+    _fail(
+        "leakage.tool_errors",
+        "Wrong calls are answered to the policy, and the rollout goes on.",
+        "Models make mistakes, and learn from being told.",
+        "Do not override how calls are answered in a way that raises.",
+    ),
+    _fail(
+        "leakage.cleanup",
+        "Cleanups work twice, and after a cancelled rollout.",
+        "A deadline may fall into a cleanup, and then it runs again.",
+        "Use pop(..., None) and exist_ok forms; check what is there.",
+    ),
+    _fail(
+        "leakage.isolation",
+        "A rollout begins the same whatever was played before it.",
+        "What one rollout leaves is a hint, or a fault, for the next.",
+        "Build what a rollout needs in @setup, and keep it in the Episode.",
+    ),
+    _warn(
+        "leakage.memory",
+        "A rollout that has ended is not kept in memory.",
+        "Workers play millions of rollouts.",
+        "Do not keep episodes or rollouts on `self` or in caches.",
+    ),
+)
+
+CHECKS: dict[str, Check] = {check.id: check for check in (*_STATIC, *_LOAD, *_REWARD, *_LEAKAGE)}
 
 
 def policy_digest() -> str:

@@ -6,23 +6,40 @@ reason. The work is in one module for each level; how bad a finding is, is in po
 
 import hashlib
 import platform
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import Distribution, version
 from pathlib import Path
 
-from telescope_core.errors import ConfigError, nearest
+from telescope_core.errors import ConfigError, nearest, unknown_name
+from telescope_envs.install import find_installed
+from telescope_envs.installed import installed_environments
 from telescope_envs.validation import metadata
 from telescope_envs.validation.findings import Findings
+from telescope_envs.validation.levels import (
+    Trial,
+    check_leakage,
+    check_load,
+    check_reward,
+    prepare_place,
+    scratch_folder,
+)
 from telescope_envs.validation.policy import CHECKS, POLICY_VERSION
 from telescope_envs.validation.records import Level, Report, verdict_of
 from telescope_envs.validation.static import check_static
 from telescope_envs.validation.subject import Subject
 
-LEVELS = (Level.STATIC,)
+LEVELS = (Level.STATIC, Level.LOAD, Level.REWARD, Level.LEAKAGE)
 """In the order in which they are done."""
 DEFAULT_EXAMPLES = 16
+_TRIED = {
+    Level.LOAD: check_load,
+    Level.REWARD: check_reward,
+    Level.LEAKAGE: check_leakage,
+}
 
 
 def _silent(step: str) -> None:
@@ -59,20 +76,42 @@ def validate_wheel(data: bytes, filename: str, options: ValidationOptions = _DEF
     return _validate(Subject(label=filename, wheel_name=filename, wheel=data), options)
 
 
+def validate_installed(name: str, options: ValidationOptions = _DEFAULTS) -> Report:
+    """Validate an installed environment with its own interpreter.
+
+    Raises UnknownNameError when nothing of that name is installed.
+    """
+    found = find_installed(name)
+    if found is None:
+        known = installed_environments()
+        names = {one.name for one in known} | {one.id for one in known}
+        raise unknown_name("installed environment", name, names)
+    here = found.interpreter == sys.executable
+    places = Path(found.interpreter).parents[1].glob("lib/python*/site-packages")
+    places = sys.path if here else [str(place) for place in places]
+    about = next(iter(Distribution.discover(name=found.distribution, path=places)), None)
+    metadata_text = (about.read_text("METADATA") or "") if about is not None else ""
+    subject = Subject(
+        label=found.id,
+        metadata=metadata_text.encode(),
+        factory=found.factory,
+        interpreter=found.interpreter,
+    )
+    return _validate(subject, options)
+
+
 def _validate(subject: Subject, options: ValidationOptions) -> Report:
     findings = Findings()
     asked = LEVELS[: LEVELS.index(options.level) + 1]
-    blocked = ""
+    options.progress(f"{subject.label}: static checks")
+    started_s = time.monotonic()
+    subject = check_static(subject, findings)
+    findings.facts["static_s"] = round(time.monotonic() - started_s, 2)
+    with scratch_folder() as scratch:
+        _try_out(subject, Path(scratch), findings, options)
     for level in LEVELS:
         if level not in asked:
             findings.not_run(_checks_of(level), "not asked for")
-        elif blocked:
-            findings.not_run(_checks_of(level), blocked)
-        else:
-            options.progress(f"{subject.label}: {level} checks")
-            subject = check_static(subject, findings)
-            if findings.has_failed(level):
-                blocked = f"the {level} level failed"
     checks = findings.results("the level ended before it")
     return Report(
         policy=POLICY_VERSION,
@@ -88,6 +127,32 @@ def _validate(subject: Subject, options: ValidationOptions) -> Report:
         checks=checks,
         facts=findings.facts,
     )
+
+
+def _try_out(
+    subject: Subject, scratch: Path, findings: Findings, options: ValidationOptions
+) -> None:
+    """Do the levels that run the environment's code, up to the first that fails."""
+    trial: Trial | None = None
+    before = Level.STATIC
+    for level, check in _TRIED.items():
+        if LEVELS.index(level) > LEVELS.index(options.level):
+            return
+        if findings.has_failed(before):
+            findings.not_run(_checks_of(level), f"the {before} level failed")
+            continue
+        options.progress(f"{subject.label}: {level} checks")
+        started_s = time.monotonic()
+        if trial is None:
+            place = prepare_place(subject, scratch, findings)
+            if place is None:
+                findings.not_run(_checks_of(level), "what it depends on is missing")
+                before = level
+                continue
+            trial = Trial(place=place, factory=subject.factory, num_examples=options.num_examples)
+        trial = check(trial, findings)
+        findings.facts[f"{level}_s"] = round(time.monotonic() - started_s, 2)
+        before = level
 
 
 def _checks_of(level: Level) -> list[str]:

@@ -1,0 +1,109 @@
+"""`telescope env validate`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from telescope_cli.env.options import JsonOption, progress
+from telescope_core.errors import ConfigError, unknown_name
+from telescope_envs.validation import (
+    LEVELS,
+    Level,
+    Report,
+    ValidationOptions,
+    Verdict,
+    validate_installed,
+    validate_project,
+    validate_wheel,
+)
+from telescope_envs.validation.render import PLAIN, SYMBOLS, as_markdown, as_text
+from telescope_envs.validation.runner import DEFAULT_EXAMPLES
+
+_ALL = "all"
+_REPORT_FORMATS = (".json", ".md")
+
+
+def validate(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="[DIR|NAME|WHEEL]", help="A project folder, an installed name, or a wheel."
+        ),
+    ] = ".",
+    level: Annotated[
+        str,
+        typer.Option(
+            "--level",
+            metavar="|".join([*LEVELS, _ALL]),
+            help="The last level that is done; each needs the ones before it.",
+        ),
+    ] = _ALL,
+    examples: Annotated[
+        int, typer.Option("--examples", min=1, max=1000, help="Examples tried of each split.")
+    ] = DEFAULT_EXAMPLES,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write the report: FILE.json or FILE.md."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check an environment: its files, that it loads, its rewards, leaks and tools.
+
+    The environment's code runs, in processes without network and with a home of their own. Exits
+    with 1 when it must not be published as it is.
+
+    Example: telescope env validate ./my-env --report report.md
+    """
+    if report is not None and report.suffix not in _REPORT_FORMATS:
+        raise ConfigError(
+            f"--report {str(report)!r} must end in {' or '.join(_REPORT_FORMATS)}: JSON for "
+            "programs, Markdown for people"
+        )
+    options = ValidationOptions(level=_level(level), num_examples=examples, progress=progress)
+    made = _validated(target, options)
+    if report is not None:
+        _write(made, report)
+    if as_json:
+        typer.echo(made.model_dump_json(indent=2))
+    else:
+        encoding = (sys.stdout.encoding or "").lower()
+        typer.echo(as_text(made, SYMBOLS if encoding.startswith("utf") else PLAIN), nl=False)
+    if made.verdict is Verdict.FAIL or (strict and made.verdict is Verdict.WARN):
+        raise typer.Exit(1)
+
+
+def _level(text: str) -> Level:
+    if text == _ALL:
+        return LEVELS[-1]
+    if text not in LEVELS:
+        raise unknown_name("level", text, [*LEVELS, _ALL])
+    return Level(text)
+
+
+def _validated(target: str, options: ValidationOptions) -> Report:
+    path = Path(target).expanduser()
+    if path.is_file():
+        if path.suffix != ".whl":
+            raise ConfigError(f"{target} is no wheel; give a project folder, a wheel or a name")
+        return validate_wheel(path.read_bytes(), path.name, options)
+    is_path = target.startswith((".", "~", "/")) or target.count("/") > 1 or path.suffix == ".whl"
+    if (path / "pyproject.toml").is_file() or is_path:
+        return validate_project(path, options)
+    try:
+        return validate_installed(target, options)
+    except ConfigError as error:
+        if path.is_dir():
+            return validate_project(path, options)
+        raise ConfigError(f"{error}; nor is there a project folder or wheel {target!r}") from None
+
+
+def _write(made: Report, path: Path) -> None:
+    text = made.canonical_json.decode() if path.suffix == ".json" else as_markdown(made)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--report {str(path)!r} cannot be written: {error.strerror}") from error

@@ -1,0 +1,235 @@
+"""The levels that run the environment's code: which probes they send, and what comes of those."""
+
+import os
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from packaging.metadata import parse_email
+from packaging.requirements import Requirement
+
+from telescope_core.errors import TelescopeError
+from telescope_envs.packages import create_venv, install_into, missing_requirements
+from telescope_envs.validation.findings import Findings
+from telescope_envs.validation.processes import Errand, Place, Told, make_job, run_together
+from telescope_envs.validation.subject import Subject
+from telescope_envs.venv import CORE, link_byte_code, link_distribution
+
+_MAX_IMPORT_S = 2.0
+_LOAD_LIMIT_S, _REWARD_LIMIT_S, _LEAKAGE_LIMIT_S = 120.0, 300.0, 180.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """An environment in a place where it can be imported, and how much of it is looked at."""
+
+    place: Place
+    factory: str
+    num_examples: int
+    network: str = "none"
+    """What it declares."""
+    secrets: tuple[str, ...] = ()
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The declared secrets that are set here."""
+        return {name: os.environ[name] for name in self.secrets if name in os.environ}
+
+
+def prepare_place(subject: Subject, scratch: Path, findings: Findings) -> Place | None:
+    """Make `subject` importable; None when what it depends on cannot be had."""
+    if not subject.wheel:
+        findings.passed("load.requirements")
+        return Place(interpreter=subject.interpreter, search_path=(), scratch=scratch)
+    needs = [text for text in parse_email(subject.metadata)[0].get("requires_dist", []) if text]
+    try:
+        if missing_requirements(needs):
+            return _in_venv(subject, needs, scratch)
+    except TelescopeError as error:
+        findings.found("load.requirements", str(error))
+        return None
+    finally:
+        findings.passed("load.requirements")
+    unpacked = scratch / "unpacked"
+    with zipfile.ZipFile(BytesIO(subject.wheel)) as archive:
+        archive.extractall(unpacked)
+    return Place(interpreter=subject.interpreter, search_path=(str(unpacked),), scratch=scratch)
+
+
+def _in_venv(subject: Subject, needs: list[str], scratch: Path) -> Place:
+    folder = scratch / "venv"
+    create_venv(folder)
+    wheel = scratch / subject.wheel_name
+    wheel.write_bytes(subject.wheel)
+    core = distribution(CORE)
+    requirements = [Requirement(text) for text in (*(core.requires or []), *needs)]
+    wanted = [
+        str(one)
+        for one in requirements
+        if one.name != CORE and (one.marker is None or one.marker.evaluate({"extra": ""}))
+    ]
+    python = folder / "bin" / "python"
+    install_into(python, wanted, wheel, needed_by=subject.label)
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    link_distribution(core, packages)
+    link_byte_code(packages)
+    return Place(interpreter=str(python), search_path=(), scratch=scratch)
+
+
+def check_load(trial: Trial, findings: Findings) -> Trial:
+    """Import, build and read it, in two processes; returns the trial with what it declares."""
+    told = _load(trial, (1, 2), cuts_network=True)
+    network = told[0].data.get("needs_network", "none")
+    told[0].tell(findings)
+    if network != "none":
+        told = _load(trial, (1, 2), cuts_network=False)
+        told[0].tell(findings)
+    _check_import_time(trial, told, findings)
+    if told[1].end:
+        findings.found("load.ids_stable", f"in a second process: {told[1].end}")
+    elif "problems" in told[0].data:
+        _compare_problems(told[0].data["problems"], told[1].data.get("problems", []), findings)
+    declared = told[0].data.get("declared", {})
+    return Trial(
+        place=trial.place,
+        factory=trial.factory,
+        num_examples=trial.num_examples,
+        network=network,
+        secrets=tuple(declared.get("secrets", ())),
+    )
+
+
+def _check_import_time(trial: Trial, told: list[Told], findings: Findings) -> None:
+    times = [one.data["import_s"] for one in told if "import_s" in one.data]
+    if not times:
+        return
+    if min(times) > _MAX_IMPORT_S:
+        # The first imports compile, two at a time: what counts is one that finds all compiled.
+        (alone,) = _load(trial, (3,), cuts_network=True)
+        times.append(alone.data.get("import_s", min(times)))
+    findings.facts["import_s"] = round(min(times), 3)
+    if min(times) > _MAX_IMPORT_S:
+        findings.found(
+            "load.import_time",
+            f"importing {trial.factory.partition(':')[0]} takes {min(times):.1f} s, expected "
+            f"at most {_MAX_IMPORT_S:g}",
+        )
+    findings.passed("load.import_time")
+
+
+def _load(trial: Trial, hash_seeds: tuple[int, ...], *, cuts_network: bool) -> list[Told]:
+    return run_together(
+        trial.place,
+        [
+            Errand(
+                job=make_job(
+                    trial.place,
+                    "load",
+                    trial.factory,
+                    trial.num_examples,
+                    cuts_network=cuts_network,
+                ),
+                hash_seed=seed,
+                limit_s=_LOAD_LIMIT_S,
+            )
+            for seed in hash_seeds
+        ],
+    )
+
+
+def _compare_problems(
+    first: list[dict[str, str]], second: list[dict[str, str]], findings: Findings
+) -> None:
+    if len(first) != len(second):
+        findings.found(
+            "load.ids_stable", f"{len(first)} examples in one process, {len(second)} in another"
+        )
+    for one, other in zip(first, second, strict=False):
+        if one["id"] != other["id"]:
+            findings.found(
+                "load.ids_stable",
+                f"the same example of split {one['split']} is {other['id']!r} in another process",
+                example_id=one["id"],
+            )
+        elif one["content"] != other["content"]:
+            findings.found(
+                "load.ids_stable",
+                "its prompt, answer or info is another one in another process",
+                example_id=one["id"],
+            )
+    findings.passed("load.ids_stable")
+
+
+def check_reward(trial: Trial, findings: Findings) -> Trial:
+    """Play scripted answers in one process, and some of them in a second one."""
+    errands = [
+        Errand(
+            job=make_job(
+                trial.place,
+                kind,
+                trial.factory,
+                num_examples,
+                cuts_network=trial.network == "none",
+            ),
+            hash_seed=seed,
+            environ=trial.environ,
+            limit_s=_REWARD_LIMIT_S,
+        )
+        for kind, seed, num_examples in (
+            ("reward", 1, trial.num_examples),
+            ("scores", 2, trial.num_examples),
+        )
+    ]
+    here, there = run_together(trial.place, errands)
+    here.tell(findings)
+    first, second = here.data.get("scores"), there.data.get("scores")
+    check = "reward.same_in_processes"
+    if there.end and not here.end:
+        findings.found(check, f"in a second process: {there.end}")
+    elif first is None or second is None:
+        findings.not_run([check], "one of the two processes played nothing")
+    elif findings.has_found("reward.deterministic"):
+        findings.not_run([check], "it is not the same in one process")
+    else:
+        _compare_scores(first, second, findings)
+    return trial
+
+
+def _compare_scores(
+    first: dict[str, list[Any]], second: dict[str, list[Any]], findings: Findings
+) -> None:
+    for key, (reward, rewards, example_id, completion) in first.items():
+        other = second.get(key)
+        if other is not None and [reward, rewards] != other[:2]:
+            findings.found(
+                "reward.same_in_processes",
+                f"{key.rpartition('/')[2]} answer earns {reward}, in another process {other[0]}",
+                example_id=example_id,
+                completion=completion,
+            )
+    findings.passed("reward.same_in_processes")
+
+
+def check_leakage(trial: Trial, findings: Findings) -> Trial:
+    """Look at what the policy sees, at tools, and at what stays behind."""
+    job = make_job(
+        trial.place,
+        "leakage",
+        trial.factory,
+        trial.num_examples,
+        cuts_network=trial.network == "none",
+    )
+    (told,) = run_together(
+        trial.place, [Errand(job=job, environ=trial.environ, limit_s=_LEAKAGE_LIMIT_S)]
+    )
+    told.tell(findings)
+    return trial
+
+
+def scratch_folder() -> "tempfile.TemporaryDirectory[str]":
+    """Return a folder for one validation, which vanishes with it."""
+    return tempfile.TemporaryDirectory(prefix="telescope-validate-", ignore_cleanup_errors=True)

@@ -1,0 +1,84 @@
+"""`Answers`: what a probe has to say, as JSON lines that survive the probe's death."""
+
+import json
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_MAX_TEXT = 600
+
+
+class Answers:
+    """Writes one line for each thing found; the validating process reads them."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8", buffering=1)
+        self._has_found: set[str] = set()
+
+    def stage(self, check: str) -> None:
+        """Say what is being done, for the case that the process dies of it."""
+        self._write(kind="stage", check=check)
+
+    def passed(self, check: str) -> None:
+        """Say that `check` was done."""
+        self._write(kind="passed", check=check)
+
+    def found(self, check: str, text: str, *, example_id: str = "", completion: str = "") -> None:
+        """Say what `check` found."""
+        self._has_found.add(check)
+        self._write(
+            kind="found",
+            check=check,
+            text=text[:_MAX_TEXT],
+            example_id=example_id,
+            completion=completion[:2000],
+        )
+
+    def not_applicable(self, check: str, reason: str) -> None:
+        """Say that there is nothing to check."""
+        self._write(kind="not applicable", check=check, reason=reason)
+
+    def not_run(self, check: str, reason: str) -> None:
+        """Say why `check` cannot be done."""
+        self._write(kind="not run", check=check, reason=reason)
+
+    def fact(self, name: str, value: float | str) -> None:
+        """Record something measured."""
+        self._write(kind="fact", name=name, value=value)
+
+    def data(self, name: str, value: Any) -> None:
+        """Hand something to the validating process."""
+        self._write(kind="data", name=name, value=value)
+
+    def has_found(self, check: str) -> bool:
+        """Whether `check` has found anything so far."""
+        return check in self._has_found
+
+    @contextmanager
+    def doing(self, check: str) -> Generator[None]:
+        """Do a check: what the environment's code raises is a finding, no end."""
+        self.stage(check)
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - a boundary: whatever the author's code raises
+            self.found(check, described(error))
+        self.passed(check)
+
+    def close(self) -> None:
+        """Say that the probe came to its end."""
+        self._write(kind="end")
+        self._file.close()
+
+    def _write(self, **line: Any) -> None:
+        self._file.write(json.dumps(line, ensure_ascii=True) + "\n")
+
+
+def described(error: BaseException) -> str:
+    """Return an exception with the place it comes from, on one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    text = f"{type(error).__name__}: {error}{where}{f'; {notes}' if notes else ''}"
+    return " ".join(text.split())

@@ -1,0 +1,156 @@
+"""What the policy is made to say: the gold answer, nothing, and everything that is no answer. Pure.
+
+The form of an answer, such as `<answer>` tags, is found from gold answers and from the prompt.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from telescope_core.types import Example, Message, Split
+
+GOLD = "gold"
+NOTHING = ("empty", "whitespace")
+"""Kinds that do nothing: they measure the floor."""
+CHECK_OF_KIND = {
+    "empty": "reward.empty",
+    "whitespace": "reward.empty",
+    "echo": "reward.echo",
+    "other_gold": "reward.other_gold",
+    "random_words": "reward.random_words",
+    "huge": "reward.huge",
+    "huge_number": "reward.huge",
+    "unicode": "reward.unicode",
+    "unicode_in_form": "reward.unicode",
+    "special_value": "reward.special_values",
+    "form_alone": "reward.format_only",
+    "form_of_dots": "reward.format_only",
+}
+GUESSES = {"other_gold", "random_words"}
+"""Kinds that may be right by luck."""
+HUGE = ("huge", "huge_number")
+HUGE_CHARACTERS = 1_000_000
+_NUM_HUGE = 2
+"""Examples of each split that get a huge answer."""
+_SPECIAL = ("nan", "inf", "-inf", "1e999", "NaN%", "null", "undefined", "0x")
+_UNICODE = (
+    "\0\a\x1b[2J\x7f \u202egnp\u202c \u200b\u200d\ufeff a\u0301\u0327\u0489 \u0661\u0662\u0663 "
+    "\uff11\uff12 \U0001f600\U0001f468\u200d\U0001f469 \U000e0041 \ufffd\uffff"
+)
+_WORDS = tuple(
+    "amber basket copper dwelling ember fjord granite hollow island jungle kettle lantern marble "  # noqa: SIM905
+    "nectar orchard pebble quiver ribbon saddle timber umbrella velvet willow yonder zephyr".split()
+)
+_TAG = re.compile(r"<([a-zA-Z_][\w-]*)>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One example as the policy meets it."""
+
+    split: Split
+    index: int
+    example: Example
+    opening: tuple[Message, ...]
+    gold: tuple[str, ...]
+    """What to say turn by turn; empty = not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One rollout to be played: an example and what the policy says."""
+
+    asked: Asked
+    kind: str
+    replies: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """The same in every process."""
+        return f"{self.asked.split}/{self.asked.index}/{self.kind}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What stands around an answer."""
+
+    before: str
+    after: str
+
+    def holding(self, content: str) -> str:
+        """Return an answer of this form."""
+        return f"{self.before}{content}{self.after}"
+
+
+def form_of(asked: Sequence[Asked]) -> Form:
+    """Return the form that gold answers share, else tags or a box that the prompt asks for."""
+    golds = sorted({one.gold[-1] for one in asked if one.gold})
+    if len(golds) >= 3:
+        before = _common_start(golds)
+        after = _common_start([gold[len(before) :][::-1] for gold in golds])[::-1]
+        # Digits and letters that all answers happen to share are content.
+        before, after = re.sub(r"\w+$", "", before), re.sub(r"^\w+", "", after)
+        if before.strip() or after.strip():
+            return Form(before=before, after=after)
+    shown = "\n".join(message.content for one in asked[:1] for message in one.opening)
+    tags = [tag for tag in _TAG.findall(shown) if f"</{tag}>" in shown and tag != "tool_call"]
+    if tags:
+        return Form(before=f"<{tags[-1]}>", after=f"</{tags[-1]}>")
+    return Form(before="\\boxed{", after="}") if "\\boxed" in shown else Form(before="", after="")
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    pairs = zip(min(texts), max(texts), strict=False)
+    return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def tries_of(asked: Sequence[Asked]) -> Iterator[Try]:
+    """Yield every rollout to be played, example by example."""
+    form = form_of(asked)
+    for position, one in enumerate(asked):
+        said: dict[str, tuple[str, ...]] = {
+            kind: (text,) for kind, text in _texts(one, form, position).items()
+        }
+        if one.gold:
+            said[GOLD] = one.gold
+        other = _other_gold(asked, position)
+        if other:
+            said["other_gold"] = other
+        for kind, replies in said.items():
+            yield Try(asked=one, kind=kind, replies=replies)
+
+
+def _texts(one: Asked, form: Form, position: int) -> dict[str, str]:
+    rng = random.Random(f"{one.example.id}/words")
+    words = " ".join(rng.choices(_WORDS, k=12))
+    texts = {
+        "empty": "",
+        "whitespace": " \n\t \r\n",
+        "echo": next((m.content for m in reversed(one.opening) if m.role == "user"), ""),
+        "random_words": words,
+        "unicode": _UNICODE,
+        "unicode_in_form": form.holding(_UNICODE),
+        "special_value": form.holding(_SPECIAL[position % len(_SPECIAL)]),
+        "form_alone": form.holding(""),
+        "form_of_dots": form.holding("..."),
+    }
+    if one.index < _NUM_HUGE:
+        noise = f"the answer is {words} 1234567890 ({{[<\\\"'>]}})\n"
+        repeats = HUGE_CHARACTERS // len(noise) + 1
+        texts["huge"] = (noise * repeats)[:HUGE_CHARACTERS]
+        texts["huge_number"] = form.holding("9" * HUGE_CHARACTERS)
+    return texts
+
+
+def _other_gold(asked: Sequence[Asked], position: int) -> tuple[str, ...]:
+    """Return the gold answer of the next example that has another one."""
+    one = asked[position]
+    own = one.gold[-1:] or (one.example.answer,)
+    for step in range(1, len(asked)):
+        other = asked[(position + step) % len(asked)]
+        gold = other.gold or ((other.example.answer,) if other.example.answer else ())
+        if gold and gold[-1:] != own and other.example.answer != (one.example.answer or None):
+            return gold
+    return ()

@@ -1,0 +1,155 @@
+"""Keeping an environment from the network and from other people's files, and seeing it try.
+
+The network is cut off by a network namespace where the kernel lets an ordinary user make one: then
+nothing gets out, whatever it is written in. An audit hook sees what Python code tries, and refuses
+it; it is all there is on other machines. Neither is a sandbox against malice.
+"""
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+_NEW_USER, _NEW_NET = 0x10000000, 0x40000000
+_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_NETWORK_EVENTS = {"socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"}
+_PATH_EVENTS = {
+    "os.mkdir": 0,
+    "os.remove": 0,
+    "os.rmdir": 0,
+    "os.truncate": 0,
+    "os.rename": 1,
+    "os.link": 1,
+    "os.symlink": 1,
+    "sqlite3.connect": 0,
+}
+"""Event -> which of its arguments is the path that changes."""
+_MAX_ATTEMPTS = 50
+NETWORK_NAMESPACE = "network namespace"
+AUDIT_HOOK = "audit hook"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One thing that the code tried."""
+
+    kind: Literal["network", "write"]
+    what: str
+    where: str
+    """`file:line` of the innermost frame of the environment, else of any package."""
+    phase: str
+
+
+class Guard:
+    """Watches this process once installed; an audit hook cannot be taken out again."""
+
+    def __init__(self, *, writable: Sequence[Path], own_folders: Sequence[str]) -> None:
+        self._writable = tuple(os.path.realpath(path) for path in writable)
+        self._own = tuple(os.path.realpath(path) for path in own_folders)
+        self._libraries = sysconfig.get_path("stdlib")
+        self.phase = ""
+        """What is being done; empty = nothing is watched."""
+        self.allows_loopback = False
+        self.allows_network = False
+        self.attempts: list[Attempt] = []
+
+    def install(self) -> None:
+        """Begin to watch, in the phases that are named."""
+        sys.addaudithook(self._hook)
+
+    def seen(self, kind: str, *phases: str) -> list[Attempt]:
+        """Return what was tried in `phases`."""
+        return [one for one in self.attempts if one.kind == kind and one.phase in phases]
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.phase:
+            return
+        if event in _NETWORK_EVENTS:
+            address = arguments[1] if event in ("socket.connect", "socket.sendto") else arguments[0]
+            if not self.allows_network and self._is_outside(address):
+                self._note("network", str(address))
+                raise ConnectionRefusedError(f"the network is cut off while validating: {address}")
+        elif event == "open":
+            path, mode, flags = arguments
+            is_write = bool(flags & _WRITES) if isinstance(flags, int) else (mode or "r") != "r"
+            if is_write and isinstance(path, str | bytes | os.PathLike):
+                self._require_writable(path)
+        elif event in _PATH_EVENTS and len(arguments) > _PATH_EVENTS[event]:
+            path = arguments[_PATH_EVENTS[event]]
+            if isinstance(path, str | bytes | os.PathLike):
+                self._require_writable(path)
+
+    def _is_outside(self, address: object) -> bool:
+        if isinstance(address, tuple):
+            address = next(iter(cast(tuple[object, ...], address)), "")
+        if isinstance(address, bytes):
+            address = address.decode("ascii", "replace")
+        if not isinstance(address, str) or address.startswith(("/", "\0")) or not address:
+            return False
+        is_loopback = address in ("localhost", "::1") or address.startswith("127.")
+        return not (is_loopback and self.allows_loopback)
+
+    def _require_writable(self, path: Any) -> None:
+        text = os.fsdecode(path)
+        if text in (":memory:", os.devnull) or text.startswith(("/proc/self/", "file:")):
+            return
+        real = os.path.realpath(text)
+        if "__pycache__" in real or any(
+            real == folder or real.startswith(folder + os.sep) for folder in self._writable
+        ):
+            return
+        self._note("write", text)
+        raise PermissionError(f"written outside the caches while validating: {text}")
+
+    def _note(self, kind: Literal["network", "write"], what: str) -> None:
+        if len(self.attempts) < _MAX_ATTEMPTS:
+            where, phase = self._place(), self.phase
+            self.attempts.append(Attempt(kind=kind, what=what, where=where, phase=phase))
+
+    def _place(self) -> str:
+        frame = sys._getframe(3)  # pyright: ignore[reportPrivateUsage]
+        fallback = ""
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if os.path.realpath(file).startswith(self._own):
+                return f"{file}:{frame.f_lineno}"
+            if not fallback and not file.startswith((self._libraries, "<")):
+                fallback = f"{file}:{frame.f_lineno}"
+            frame = frame.f_back
+        return fallback
+
+
+def cut_off_network() -> str:
+    """Move this process into a network of its own, with nothing but loopback; returns how.
+
+    Before any thread is started: the kernel allows it to single-threaded processes only.
+    """
+    if sys.platform != "linux":
+        return AUDIT_HOOK
+    user, group = os.getuid(), os.getgid()
+    unshare = getattr(ctypes.CDLL(None), "unshare", None)
+    if unshare is None or unshare(_NEW_USER | _NEW_NET):
+        return AUDIT_HOOK
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        _raise_loopback()
+    except OSError:
+        return f"{NETWORK_NAMESPACE}, without loopback"
+    return NETWORK_NAMESPACE
+
+
+def _raise_loopback() -> None:
+    with socket.socket() as probe:
+        request = struct.pack("16sH14x", b"lo", 0)
+        _, flags = struct.unpack("16sH14x", fcntl.ioctl(probe, _GET_FLAGS, request))
+        fcntl.ioctl(probe, _SET_FLAGS, struct.pack("16sH14x", b"lo", flags | _UP))

@@ -1,0 +1,24 @@
+"""The program of a probe: reads its job, does it, and writes its answers."""
+
+from pathlib import Path
+
+from telescope_envs.validation.probes.answers import Answers
+from telescope_envs.validation.probes.job import Job
+from telescope_envs.validation.probes.leakage import run_leakage
+from telescope_envs.validation.probes.load import run_load
+from telescope_envs.validation.probes.reward import run_reward, run_scores
+
+_RUNS = {
+    "load": run_load,
+    "reward": run_reward,
+    "scores": run_scores,
+    "leakage": run_leakage,
+}
+
+
+def main() -> None:
+    """Do the job on standard input."""
+    job = Job.read()
+    answers = Answers(Path(job.output))
+    _RUNS[job.kind](job, answers)
+    answers.close()

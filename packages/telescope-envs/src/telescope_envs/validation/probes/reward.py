@@ -1,0 +1,231 @@
+"""The reward level, inside a process: scripted answers in turn, again, at once, and too late."""
+
+import asyncio
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import quantiles
+
+from telescope_core.environments import Environment
+from telescope_core.environments.loop_watch import Block, LoopWatch
+from telescope_core.open import load_environment_class
+from telescope_core.rollout import play_rollout
+from telescope_core.scripted import ScriptedClient
+from telescope_envs.validation.probes.answers import Answers, described
+from telescope_envs.validation.probes.completions import HUGE, Asked, Try, tries_of
+from telescope_envs.validation.probes.guards import cut_off_network
+from telescope_envs.validation.probes.job import Job
+from telescope_envs.validation.probes.judging import (
+    Played,
+    Range,
+    judge_failures,
+    judge_gold,
+    judge_junk,
+    judge_same,
+)
+from telescope_envs.validation.probes.playing import (
+    asked_of,
+    play_at_once,
+    play_in_turn,
+    request_for,
+)
+
+CHECKED = (
+    "reward.plays",
+    "reward.has_gold",
+    "reward.gold",
+    "reward.finite",
+    "reward.range",
+    "reward.floor",
+    "reward.empty",
+    "reward.echo",
+    "reward.other_gold",
+    "reward.random_words",
+    "reward.huge",
+    "reward.unicode",
+    "reward.special_values",
+    "reward.format_only",
+    "reward.deterministic",
+    "reward.concurrency",
+    "reward.loop",
+    "reward.deadline",
+)
+NUM_AT_ONCE = 64
+_BLOCK_S = 0.05
+_NUM_REPEATED = 4
+"""Examples of each split that are played again, here and in another process."""
+_IN_TURN_S, _AGAIN_S, _AT_ONCE_S = 40.0, 10.0, 20.0
+_DEADLINE_S, _GRACE_S, _NEVER_S = 0.1, 2.0, 3600.0
+
+
+def run_reward(job: Job, answers: Answers) -> None:
+    """Do the level and answer for each of its checks but the one that compares processes."""
+    if job.cuts_network:
+        cut_off_network()
+    environment = load_environment_class(job.factory).from_settings({})
+    own = next(iter(job.own_folders()), "")
+    asyncio.run(check_rewards(environment, job.num_examples, answers, own_folder=own))
+
+
+def run_scores(job: Job, answers: Answers) -> None:
+    """Play what another process plays too, and hand over what it earned."""
+    if job.cuts_network:
+        cut_off_network()
+    environment = load_environment_class(job.factory).from_settings({})
+    asyncio.run(score_again(environment, job.num_examples, answers))
+
+
+async def score_again(environment: Environment, num_examples: int, answers: Answers) -> None:
+    """Play the first examples and hand over what each answer earned; closes the environment."""
+    answers.stage("reward.same_in_processes")
+    asked = await asked_of(environment, num_examples)
+    tries = _again(list(tries_of(asked)))
+    _hand_over(await play_in_turn(environment, tries, limit_s=_AGAIN_S), answers)
+    await environment.close()
+
+
+async def check_rewards(
+    environment: Environment, num_examples: int, answers: Answers, *, own_folder: str
+) -> None:
+    """Do the level with an environment that is at hand; closes it.
+
+    Code below `own_folder` is accused of blocking the event loop; any code when it is empty.
+    """
+    answers.stage("reward.plays")
+    blocks: list[Block] = []
+    watch = LoopWatch(own_folder=own_folder, threshold_s=_BLOCK_S, on_block=blocks.append)
+    watch.start()
+    try:
+        asked = await asked_of(environment, num_examples)
+    except Exception as error:  # noqa: BLE001 - a boundary: whatever the author's code raises
+        answers.found("reward.plays", described(error))
+        for check in CHECKED[1:]:
+            answers.not_run(check, "no rollout can begin")
+        watch.stop()
+        return
+    await _play_and_judge(environment, asked, answers)
+    answers.stage("reward.deadline")
+    await _check_deadline(environment, asked[0], answers)
+    watch.stop()
+    for block in blocks:
+        answers.found(
+            "reward.loop", f"{block.culprit} blocked the loop for {block.duration_s * 1000:.0f} ms"
+        )
+    answers.passed("reward.loop")
+    await environment.close()
+
+
+async def _play_and_judge(
+    environment: Environment, asked: Sequence[Asked], answers: Answers
+) -> None:
+    declared = Range(
+        low=environment.reward_min,
+        high=environment.reward_max,
+        success=environment.success_threshold,
+    )
+    tries = list(tries_of(asked))
+    first = await play_in_turn(environment, tries, limit_s=_IN_TURN_S)
+    answers.fact("rollouts_tried", float(len(first)))
+    judge_failures(first, answers)
+    judge_gold(first, declared, answers)
+    judge_junk(first, declared, answers)
+    answers.stage("reward.deterministic")
+    by_key = {one.attempt.key: one for one in first}
+    again = await play_in_turn(environment, _again(tries), limit_s=_AGAIN_S)
+    judge_same("reward.deterministic", by_key, again, "the second time", answers)
+    _hand_over(again, answers)
+    answers.stage("reward.concurrency")
+    stable = _stable(by_key, again)
+    plain = [attempt for attempt in tries if attempt.kind not in HUGE and attempt.key in stable]
+    several = plain * (-(-2 * NUM_AT_ONCE // max(1, len(plain))))
+    started_s = time.perf_counter()
+    at_once = await play_at_once(environment, several, num_at_once=NUM_AT_ONCE, limit_s=_AT_ONCE_S)
+    _measure(first, at_once, time.perf_counter() - started_s, answers)
+    judge_same("reward.concurrency", by_key, at_once, "among 64 at once", answers)
+
+
+def _again(tries: Sequence[Try]) -> list[Try]:
+    """Return those with the first examples of each split, huge ones left out."""
+    head = [attempt for attempt in tries if attempt.asked.index < _NUM_REPEATED]
+    return [attempt for attempt in head if attempt.kind not in HUGE]
+
+
+def _stable(first: dict[str, Played], again: Sequence[Played]) -> set[str]:
+    """Return the tries that earn the same in turn: only of these says a difference anything."""
+    unstable = {
+        one.attempt.kind
+        for one in again
+        if one.attempt.key in first and first[one.attempt.key].score != one.score
+    }
+    return {key for key, one in first.items() if one.attempt.kind not in unstable}
+
+
+def _hand_over(played: Sequence[Played], answers: Answers) -> None:
+    answers.data(
+        "scores",
+        {
+            one.attempt.key: [
+                one.reward,
+                sorted(one.rollout.rewards.items()),
+                one.attempt.asked.example.id,
+                one.attempt.replies[-1][:500],
+            ]
+            for one in played
+        },
+    )
+
+
+def _measure(
+    first: Sequence[Played], at_once: Sequence[Played], took_s: float, answers: Answers
+) -> None:
+    answers.fact("rollouts_per_second", round(len(at_once) / took_s, 1))
+    times = [one.rollout.score_s for one in first if one.reward is not None]
+    if len(times) > 1:
+        answers.fact("reward_p99_ms", round(quantiles(times, n=100)[-1] * 1000, 2))
+        answers.fact("reward_median_ms", round(quantiles(times, n=2)[0] * 1000, 2))
+    slowest = max(first, key=lambda one: one.duration_s)
+    answers.fact("slowest_rollout_s", round(slowest.duration_s, 3))
+    answers.fact("memory_mb", round(_memory_bytes() / 2**20, 1))
+
+
+def _memory_bytes() -> float:
+    """Return the memory that this process holds now."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return float(statm.read_text().split()[1]) * resource.getpagesize()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
+
+
+async def _check_deadline(environment: Environment, asked: Asked, answers: Answers) -> None:
+    """Play against a policy that never answers: to the deadline, and until it is cancelled."""
+    never = ScriptedClient([""], delay_s=_NEVER_S).policy("never")
+    request = replace(request_for(asked, "never"), deadline_s=_DEADLINE_S)
+    cleanup_s = sum(hook.deadline_s for hook in environment.hooks if hook.kind == "cleanup")
+    limit_s = _DEADLINE_S + cleanup_s + _GRACE_S
+    late = asyncio.create_task(play_rollout(environment, "validated", request, never))
+    done, _ = await asyncio.wait([late], timeout=limit_s)
+    if not done:
+        answers.found(
+            "reward.deadline",
+            f"a rollout with a deadline of {_DEADLINE_S:g} s was still played after {limit_s:g} s",
+            example_id=asked.example.id,
+        )
+    cancelled = asyncio.create_task(
+        play_rollout(environment, "validated", replace(request, deadline_s=_NEVER_S), never)
+    )
+    await asyncio.wait([cancelled], timeout=0.05)
+    cancelled.cancel()
+    done, _ = await asyncio.wait([cancelled], timeout=cleanup_s + _GRACE_S)
+    if not done or not cancelled.cancelled():
+        answers.found(
+            "reward.deadline",
+            "a rollout that was cancelled went on",
+            example_id=asked.example.id,
+        )
+    answers.passed("reward.deadline")
+    for task in (late, cancelled):
+        task.cancel()

@@ -1,0 +1,191 @@
+"""Running probes: in the environment's interpreter, with a scrubbed environment and a time limit.
+
+A probe has a home, a temporary folder and a working directory of its own, which are thrown away.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from telescope_envs.validation.findings import Findings
+from telescope_envs.validation.probes.job import Job
+
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "OMP_NUM_THREADS", "SYSTEMROOT")
+_PROGRAM = """
+import importlib, sys, types
+envs, validation, *first = sys.argv[1:]
+sys.path[:0] = first
+for name, path in (("telescope_envs", envs), ("telescope_envs.validation", validation)):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+main = importlib.import_module("telescope_envs.validation.probes.main").main
+for name in ("telescope_envs", "telescope_envs.validation"):
+    del sys.modules[name]
+main()
+"""
+"""The probes are found without their parents, which need more than that interpreter has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an environment can be imported."""
+
+    interpreter: str
+    search_path: tuple[str, ...]
+    scratch: Path
+    """Thrown away afterwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """One probe to be run."""
+
+    job: Job
+    hash_seed: int = 1
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables it sees besides the harmless ones: declared secrets."""
+    limit_s: float
+
+
+@dataclass(slots=True)
+class Told:
+    """What a probe said."""
+
+    lines: list[dict[str, Any]]
+    data: dict[str, Any]
+    end: str = ""
+    """Why it did not come to its end; empty = it did."""
+    stage: str = ""
+    """The check it was at."""
+
+    def tell(self, findings: Findings) -> None:
+        """Pass on everything that was said of checks."""
+        for line in self.lines:
+            match line["kind"]:
+                case "passed":
+                    findings.passed(line["check"])
+                case "found":
+                    findings.found(
+                        line["check"],
+                        line["text"],
+                        example_id=line["example_id"],
+                        completion=line["completion"],
+                    )
+                case "not applicable":
+                    findings.not_applicable(line["check"], line["reason"])
+                case "not run":
+                    findings.not_run([line["check"]], line["reason"])
+                case "fact":
+                    findings.facts[line["name"]] = line["value"]
+                case _:
+                    pass
+        if self.end and self.stage:
+            findings.found(self.stage, self.end)
+
+
+def make_job(
+    place: Place, kind: Any, factory: str, num_examples: int, *, cuts_network: bool
+) -> Job:
+    """Return a job whose answers come to the place's scratch folder."""
+    _, output = tempfile.mkstemp(suffix=".jsonl", dir=place.scratch)
+    return Job(
+        kind=kind,
+        factory=factory,
+        output=output,
+        num_examples=num_examples,
+        writable=[*(str(path) for path in _caches(place).values()), output],
+        cuts_network=cuts_network,
+    )
+
+
+def run_together(place: Place, errands: Sequence[Errand]) -> list[Told]:
+    """Run probes at the same time; returns what each said."""
+    with ThreadPoolExecutor(max_workers=len(errands)) as pool:
+        return list(pool.map(partial(_run, place), errands))
+
+
+def _caches(place: Place) -> dict[str, Path]:
+    """Return variable -> folder of what an environment may write to: its caches and settings."""
+    home = os.environ.get("HOME", "")
+    hub = os.environ.get("HF_HOME") or (str(Path(home) / ".cache" / "huggingface") if home else "")
+    caches = {
+        "TMPDIR": place.scratch / "tmp",
+        "XDG_CACHE_HOME": place.scratch / "home" / ".cache",
+        "XDG_CONFIG_HOME": place.scratch / "home" / ".config",
+    }
+    return {**caches, "HF_HOME": Path(hub)} if hub else caches
+
+
+def _run(place: Place, errand: Errand) -> Told:
+    caches = _caches(place)
+    home, work = place.scratch / "home", place.scratch / "work"
+    for folder in (
+        home,
+        work,
+        *(path for path in caches.values() if place.scratch in path.parents),
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+    environ = {
+        **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+        **{name: str(path) for name, path in caches.items()},
+        **errand.environ,
+        "HOME": str(home),
+        "PYTHONHASHSEED": str(errand.hash_seed),
+    }
+    here = Path(__file__).parent
+    command = [place.interpreter, "-P", "-c", _PROGRAM, str(here.parent), str(here)]
+    command += place.search_path
+    with tempfile.TemporaryFile(dir=place.scratch) as said:
+        process = subprocess.Popen(
+            command,
+            cwd=work,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+        end = _wait(process, errand)
+        said.seek(0)
+        last = (said.read()[-4000:].decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+    return read_answers(Path(errand.job.output), f"{end}: {last}" if end and last else end)
+
+
+def _wait(process: subprocess.Popen[bytes], errand: Errand) -> str:
+    """Wait for the end of a probe and of all that it started; returns why it was no good one."""
+    try:
+        process.communicate(errand.job.text().encode(), timeout=errand.limit_s)
+    except subprocess.TimeoutExpired:
+        return f"not done after {errand.limit_s:g} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return f"its process ended with {process.returncode}" if process.returncode else ""
+
+
+def read_answers(path: Path, end: str = "") -> Told:
+    """Return what a probe wrote; `end` is why its process may not have come to an end."""
+    lines: list[dict[str, Any]] = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:  # the line it died in
+            break
+    has_ended = any(line["kind"] == "end" for line in lines)
+    stages = [line["check"] for line in lines if line["kind"] == "stage"]
+    return Told(
+        lines=lines,
+        data={line["name"]: line["value"] for line in lines if line["kind"] == "data"},
+        end="" if has_ended else end or "its process ended early",
+        stage=stages[-1] if stages else "",
+    )

@@ -1,0 +1,152 @@
+"""Planted faults of the load level that one process shows: ids, splits, settings, tools."""
+
+import pytest
+
+from telescope_core import (
+    EnvironmentConfig,
+    Example,
+    ListSource,
+    SingleTurnEnvironment,
+    SplitSource,
+    ToolEnvironment,
+    reward,
+    tool,
+)
+
+
+class Words(SingleTurnEnvironment):
+    """Nothing is wrong with it."""
+
+    def examples(self, split):
+        return ListSource(
+            [
+                Example(id=f"{split}-{i}", prompt=f"Say {split} {i}", answer=f"{split} {i}")
+                for i in range(5)
+            ]
+        )
+
+    @reward
+    def correct(self, rollout, example):
+        return float(rollout.completion_text == example.answer)
+
+
+class HasOneIdTwice(Words):
+    def examples(self, split):
+        return ListSource(
+            [Example(id=f"{split}-{i % 4}", prompt=f"{split} {i}", answer="a") for i in range(5)]
+        )
+
+
+class HasIdsInBothSplits(Words):
+    def examples(self, split):
+        return ListSource(
+            [Example(id=str(i), prompt=f"{split} {i}", answer=f"{i}") for i in range(5)]
+        )
+
+
+class HasProblemsInBothSplits(Words):
+    def examples(self, split):
+        return ListSource(
+            [Example(id=f"{split}-{i}", prompt=f"Say {i}", answer=str(i)) for i in range(5)]
+        )
+
+
+class HasNoExamples(Words):
+    def examples(self, split):
+        return ListSource([])
+
+
+class HasAPromptOfNothing(Words):
+    def examples(self, split):
+        return ListSource([Example(id=f"{split}-0", prompt="")])
+
+
+class HasNoEnd(Words):
+    def examples(self, split):
+        class Source(ListSource):
+            def example(self, index):
+                return super().example(index % 3)
+
+        prompts = [Example(id=f"{split}-{i}", prompt=f"{split} {i}") for i in range(3)]
+        return Source(prompts)
+
+
+class NeedsASetting(Words):
+    class Config(EnvironmentConfig):
+        """One setting without a default."""
+
+        path: str
+
+
+class HasNoRange(Words):
+    reward_min = 1.0
+
+
+class SucceedsBelowItsRange(Words):
+    success_threshold = 0.0
+
+
+class FollowsABranch(Words):
+    def dataset_revisions(self):
+        return {"acme/words": "main"}
+
+
+class HasAToolWithoutTypes(ToolEnvironment):
+    examples = Words.examples
+    correct = Words.correct
+
+    @tool
+    def look_up(self, word):
+        """Look a word up."""
+        return word
+
+
+FAULTS = {
+    HasOneIdTwice: "load.ids_unique",
+    HasIdsInBothSplits: "load.split_ids",
+    HasProblemsInBothSplits: "load.split_prompts",
+    HasNoExamples: "load.examples",
+    HasAPromptOfNothing: "load.examples",
+    HasNoEnd: "load.examples",
+    NeedsASetting: "load.settings",
+    HasNoRange: "load.declarations",
+    SucceedsBelowItsRange: "load.declarations",
+    FollowsABranch: "load.datasets",
+    HasAToolWithoutTypes: "load.tools",
+}
+
+
+def test_a_clean_environment_has_no_findings(try_out):
+    assert try_out("load", Words).found == []
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_each_planted_fault_is_found_by_its_check(try_out, fault):
+    assert try_out("load", fault).found == [FAULTS[fault]]
+
+
+def test_an_endless_source_may_begin_again(try_out):
+    class Few(Words):
+        def examples(self, split):
+            def draw(rng):
+                number = rng.randint(0, 30)
+                return Example(id=str(number), prompt=f"Say {number}", answer=str(number))
+
+            return SplitSource(draw, split=split, seed=0, eval_share=0.5)
+
+    assert try_out("load", Few).found == []
+
+
+def test_a_constant_prompt_is_no_overlap_when_the_answers_differ(try_out):
+    class Hidden(Words):
+        def examples(self, split):
+            words = ["apple", "bread"] if split == "train" else ["cedar", "daisy"]
+            return ListSource([Example(id=w, prompt="Guess the word", answer=w) for w in words])
+
+    assert try_out("load", Hidden).found == []
+
+
+def test_evidence_says_how_many_and_which(try_out):
+    evidence = try_out("load", HasIdsInBothSplits).evidence("load.split_ids")
+    assert evidence.text.startswith("5 of 10 examples are in two splits")
+    assert evidence.example_id == "0"

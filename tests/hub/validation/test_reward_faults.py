@@ -1,0 +1,220 @@
+"""Planted faults of the reward level, each in a small environment, and one that is clean."""
+
+import asyncio
+import itertools
+import math
+import random
+import time
+
+import pytest
+
+from telescope_core import (
+    Example,
+    ListSource,
+    MultiTurnEnvironment,
+    SingleTurnEnvironment,
+    reward,
+)
+from telescope_core.environments import runs_in
+from telescope_envs.validation import Outcome
+
+pytestmark = pytest.mark.engine
+
+
+class Sums(SingleTurnEnvironment):
+    """Adds two numbers; nothing is wrong with it."""
+
+    sync_runs_in = "loop"
+
+    def examples(self, split):
+        first = 100 if split == "train" else 500
+        pairs = [(first + 7 * i, 13 * i + 11) for i in range(12)]
+        return ListSource(
+            [
+                Example(id=f"{a}+{b}", prompt=f"{a} + {b} = ? <answer></answer>", answer=str(a + b))
+                for a, b in pairs
+            ]
+        )
+
+    def gold_answer(self, example):
+        return f"<answer>{example.answer}</answer>"
+
+    @reward
+    def correct(self, rollout, example):
+        said = rollout.completion_text[-100:].rpartition("<answer>")[2]
+        return float(said == f"{example.answer}</answer>")
+
+
+class PaysNothingSaid(Sums):
+    @reward
+    def correct(self, rollout, example):
+        said = rollout.completion_text
+        return float(example.answer in said or not said.strip())
+
+
+class PaysEcho(Sums):
+    @reward
+    def correct(self, rollout, example):
+        said = rollout.completion_text
+        return float(str(example.prompt) in said or said == f"<answer>{example.answer}</answer>")
+
+
+class PaysLength(Sums):
+    @reward
+    def correct(self, rollout, example):
+        return float(
+            len(rollout.completion_text) > 1000 or example.answer in rollout.completion_text
+        )
+
+
+class PaysForm(Sums):
+    @reward
+    def correct(self, rollout, example):
+        return float("<answer>" in rollout.completion_text)
+
+
+class PaysAnyWords(Sums):
+    @reward
+    def correct(self, rollout, example):
+        return float(bool(rollout.completion_text.strip()))
+
+
+class PaysControlCharacters(Sums):
+    @reward
+    def correct(self, rollout, example):
+        said = rollout.completion_text
+        return float("\x1b" in said or said == f"<answer>{example.answer}</answer>")
+
+
+class PaysNan(Sums):
+    @reward
+    def correct(self, rollout, example):
+        try:
+            said = float(rollout.completion_text.partition(">")[2].partition("<")[0])
+        except ValueError:
+            return 0.0
+        return float(not abs(said - float(example.answer)) > 1e-6)
+
+
+class IsNoisy(Sums):
+    @reward
+    def correct(self, rollout, example):
+        right = rollout.completion_text == f"<answer>{example.answer}</answer>"
+        return 1.0 if right else random.random() * 0.01
+
+
+class IsOutOfRange(Sums):
+    @reward(weight=2.0)
+    def correct(self, rollout, example):
+        return float(rollout.completion_text == f"<answer>{example.answer}</answer>")
+
+
+class IsNan(Sums):
+    @reward
+    def correct(self, rollout, example):
+        right = rollout.completion_text == f"<answer>{example.answer}</answer>"
+        return 1.0 if right else math.nan
+
+
+class PaysGoldLess(Sums):
+    @reward(weight=0.5)
+    def correct(self, rollout, example):
+        return float(rollout.completion_text == f"<answer>{example.answer}</answer>")
+
+
+class RaisesOnJunk(Sums):
+    @reward
+    def correct(self, rollout, example):
+        said = rollout.completion_text.partition("<answer>")[2]
+        return float(int(said.removesuffix("</answer>")) == int(example.answer))
+
+
+class HasNoGold(Sums):
+    def gold_answer(self, example):
+        return None
+
+
+class BlocksTheLoop(Sums):
+    async def compute_reward(self, rollout, example):
+        if rollout.completion_text == "" and example.id == "100+11":
+            time.sleep(0.15)  # noqa: ASYNC251 - the fault
+        return sum(rollout.rewards.values())
+
+
+class SharesState(Sums):
+    """Remembers the example on itself, where the next rollout overwrites it."""
+
+    @runs_in("loop")
+    def format_prompt(self, example):
+        self.wanted = example.answer
+        return str(example.prompt)
+
+    @reward
+    def correct(self, rollout, example):
+        return float(rollout.completion_text == f"<answer>{self.wanted}</answer>")
+
+
+class IgnoresCancelling(MultiTurnEnvironment):
+    """Goes on for seconds after it was told to stop."""
+
+    examples = Sums.examples
+    gold_answer = Sums.gold_answer
+    correct = Sums.correct
+
+    async def play(self, episode):
+        try:
+            return await super().play(episode)
+        except asyncio.CancelledError:
+            for _ in itertools.repeat(None, 23):
+                await asyncio.sleep(0.1)
+            raise
+
+    def env_response(self, messages, episode):
+        return None
+
+
+FAULTS = {
+    PaysNothingSaid: ["reward.floor", "reward.empty"],
+    PaysEcho: ["reward.echo"],
+    PaysLength: ["reward.huge"],
+    PaysForm: ["reward.other_gold", "reward.special_values", "reward.format_only"],
+    PaysAnyWords: ["reward.echo", "reward.other_gold", "reward.random_words", "reward.huge"],
+    PaysControlCharacters: ["reward.unicode"],
+    PaysNan: ["reward.special_values"],
+    IsNoisy: ["reward.deterministic"],
+    IsOutOfRange: ["reward.range"],
+    IsNan: ["reward.finite"],
+    PaysGoldLess: ["reward.gold"],
+    RaisesOnJunk: ["reward.plays"],
+    HasNoGold: ["reward.has_gold"],
+    BlocksTheLoop: ["reward.loop"],
+    SharesState: ["reward.concurrency"],
+    IgnoresCancelling: ["reward.deadline"],
+}
+
+
+def test_a_clean_environment_has_no_findings(try_out):
+    tried = try_out("reward", Sums)
+    assert tried.found == []
+    outcomes = {name: check.outcome for name, check in tried.results.items() if "reward." in name}
+    not_done = [name for name, outcome in outcomes.items() if outcome is not Outcome.PASS]
+    # That one takes a second process.
+    assert not_done == ["reward.same_in_processes"]
+    assert tried.facts["rollouts_per_second"] > 0
+    assert tried.facts["reward_floor"] == 0
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_each_planted_fault_is_found_by_its_check(try_out, fault):
+    found = try_out("reward", fault).found
+    wanted = FAULTS[fault]
+    assert set(wanted) <= set(found)
+    if len(wanted) == 1:
+        assert found == wanted
+
+
+def test_evidence_names_the_example_and_what_was_said(try_out):
+    evidence = try_out("reward", PaysEcho).evidence("reward.echo")
+    assert evidence.example_id == "100+11"
+    assert evidence.completion.startswith("100 + 11")
+    assert "this one earns 1" in evidence.text
