@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from telescope_cli.env.options import JsonOption, progress
+from telescope_cli.env.options import AllowSdistOption, JsonOption, progress, split_names
 from telescope_core.errors import ConfigError, unknown_name
 from telescope_envs.validation import (
     LEVELS,
@@ -48,6 +48,7 @@ def validate(
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write the report: FILE.json or FILE.md."),
     ] = None,
+    allow_sdist: AllowSdistOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check an environment: its files, that it loads, its rewards, leaks and tools.
@@ -62,7 +63,12 @@ def validate(
             f"--report {str(report)!r} must end in {' or '.join(_REPORT_FORMATS)}: JSON for "
             "programs, Markdown for people"
         )
-    options = ValidationOptions(level=_level(level), num_examples=examples, progress=progress)
+    options = ValidationOptions(
+        level=_level(level),
+        num_examples=examples,
+        allow_sdist=split_names(allow_sdist),
+        progress=progress,
+    )
     made = _validated(target, options)
     if report is not None:
         _write(made, report)
@@ -79,7 +85,7 @@ def _level(text: str) -> Level:
     if text == _ALL:
         return LEVELS[-1]
     if text not in LEVELS:
-        raise unknown_name("level", text, [*LEVELS, _ALL])
+        raise unknown_name("level", text, [*(str(one) for one in LEVELS), _ALL])
     return Level(text)
 
 

@@ -1,23 +1,11 @@
 """The levels that run the environment's code: which probes they send, and what comes of those."""
 
 import os
-import tempfile
-import zipfile
 from dataclasses import dataclass
-from importlib.metadata import distribution
-from io import BytesIO
-from pathlib import Path
 from typing import Any
 
-from packaging.metadata import parse_email
-from packaging.requirements import Requirement
-
-from telescope_core.errors import TelescopeError
-from telescope_envs.packages import create_venv, install_into, missing_requirements
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.processes import Errand, Place, Told, make_job, run_together
-from telescope_envs.validation.subject import Subject
-from telescope_envs.venv import CORE, link_byte_code, link_distribution
 
 _MAX_IMPORT_S = 2.0
 _LOAD_LIMIT_S, _REWARD_LIMIT_S, _LEAKAGE_LIMIT_S = 120.0, 300.0, 180.0
@@ -38,46 +26,6 @@ class Trial:
     def environ(self) -> dict[str, str]:
         """The declared secrets that are set here."""
         return {name: os.environ[name] for name in self.secrets if name in os.environ}
-
-
-def prepare_place(subject: Subject, scratch: Path, findings: Findings) -> Place | None:
-    """Make `subject` importable; None when what it depends on cannot be had."""
-    if not subject.wheel:
-        findings.passed("load.requirements")
-        return Place(interpreter=subject.interpreter, search_path=(), scratch=scratch)
-    needs = [text for text in parse_email(subject.metadata)[0].get("requires_dist", []) if text]
-    try:
-        if missing_requirements(needs):
-            return _in_venv(subject, needs, scratch)
-    except TelescopeError as error:
-        findings.found("load.requirements", str(error))
-        return None
-    finally:
-        findings.passed("load.requirements")
-    unpacked = scratch / "unpacked"
-    with zipfile.ZipFile(BytesIO(subject.wheel)) as archive:
-        archive.extractall(unpacked)
-    return Place(interpreter=subject.interpreter, search_path=(str(unpacked),), scratch=scratch)
-
-
-def _in_venv(subject: Subject, needs: list[str], scratch: Path) -> Place:
-    folder = scratch / "venv"
-    create_venv(folder)
-    wheel = scratch / subject.wheel_name
-    wheel.write_bytes(subject.wheel)
-    core = distribution(CORE)
-    requirements = [Requirement(text) for text in (*(core.requires or []), *needs)]
-    wanted = [
-        str(one)
-        for one in requirements
-        if one.name != CORE and (one.marker is None or one.marker.evaluate({"extra": ""}))
-    ]
-    python = folder / "bin" / "python"
-    install_into(python, wanted, wheel, needed_by=subject.label)
-    (packages,) = (folder / "lib").glob("python*/site-packages")
-    link_distribution(core, packages)
-    link_byte_code(packages)
-    return Place(interpreter=str(python), search_path=(), scratch=scratch)
 
 
 def check_load(trial: Trial, findings: Findings) -> Trial:
@@ -228,8 +176,3 @@ def check_leakage(trial: Trial, findings: Findings) -> Trial:
     )
     told.tell(findings)
     return trial
-
-
-def scratch_folder() -> "tempfile.TemporaryDirectory[str]":
-    """Return a folder for one validation, which vanishes with it."""
-    return tempfile.TemporaryDirectory(prefix="telescope-validate-", ignore_cleanup_errors=True)

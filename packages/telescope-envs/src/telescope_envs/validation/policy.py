@@ -142,7 +142,7 @@ _LOAD = (
         "load.requirements",
         "What the environment depends on is installed, or can be.",
         "Nothing can be tried without it.",
-        "Correct the dependency that the message names.",
+        "Correct the dependency that the message names; what has no wheel needs --allow-sdist.",
     ),
     _fail(
         "load.import",

@@ -24,9 +24,8 @@ from telescope_envs.validation.levels import (
     check_leakage,
     check_load,
     check_reward,
-    prepare_place,
-    scratch_folder,
 )
+from telescope_envs.validation.place import prepare_place, scratch_folder
 from telescope_envs.validation.policy import CHECKS, POLICY_VERSION
 from telescope_envs.validation.records import Level, Report, verdict_of
 from telescope_envs.validation.static import check_static
@@ -54,6 +53,8 @@ class ValidationOptions:
     """The last level that is done."""
     num_examples: int = DEFAULT_EXAMPLES
     """Examples of each split that are looked at."""
+    allow_sdist: tuple[str, ...] = ()
+    """Dependencies that may be built from source, where this Python does not have them."""
     progress: Callable[[str], None] = _silent
     """Told each step."""
 
@@ -144,7 +145,8 @@ def _try_out(
         options.progress(f"{subject.label}: {level} checks")
         started_s = time.monotonic()
         if trial is None:
-            place = prepare_place(subject, scratch, findings)
+            allowed = options.allow_sdist
+            place = prepare_place(subject, scratch, findings, allow_sdist=allowed)
             if place is None:
                 findings.not_run(_checks_of(level), "what it depends on is missing")
                 before = level

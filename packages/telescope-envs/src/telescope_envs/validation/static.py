@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from telescope_core.errors import RegistryError
+from telescope_core.errors import RegistryError, TelescopeError
 from telescope_envs.authoring.build import build_wheel
 from telescope_envs.registry.records import Dataset
 from telescope_envs.registry.wheel import read_wheel
@@ -68,7 +68,7 @@ def _with_wheel(subject: Subject, project: Path, findings: Findings) -> Subject:
     with tempfile.TemporaryDirectory() as scratch:
         try:
             wheel = build_wheel(project, Path(scratch))
-        except RegistryError as error:
+        except TelescopeError as error:
             findings.found("static.build", str(error))
             return subject
         findings.passed("static.build")

@@ -1,0 +1,73 @@
+"""Making an environment importable: unpacked here, or beside a virtual environment of its needs."""
+
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from importlib.metadata import distribution
+from io import BytesIO
+from pathlib import Path
+
+from packaging.metadata import parse_email
+
+from telescope_core.errors import TelescopeError
+from telescope_envs.installing.build import link_byte_code, link_distribution, python_of
+from telescope_envs.installing.requirements import CORE, direct_needs, wheels_only
+from telescope_envs.packages import Uv, installed_pins, missing_requirements
+from telescope_envs.validation.findings import Findings
+from telescope_envs.validation.processes import Place
+from telescope_envs.validation.subject import Subject
+
+_CHECK = "load.requirements"
+
+
+def scratch_folder() -> "tempfile.TemporaryDirectory[str]":
+    """Return a folder for one validation, which vanishes with it."""
+    return tempfile.TemporaryDirectory(prefix="telescope-validate-", ignore_cleanup_errors=True)
+
+
+def prepare_place(
+    subject: Subject, scratch: Path, findings: Findings, *, allow_sdist: Sequence[str] = ()
+) -> Place | None:
+    """Make `subject` importable; None when what it depends on cannot be had.
+
+    A wheel is unpacked, not installed. This interpreter imports it where it has all that it needs,
+    else that of a virtual environment which vanishes with `scratch`.
+    """
+    findings.passed(_CHECK)
+    if not subject.wheel:
+        return Place(interpreter=subject.interpreter, search_path=(), scratch=scratch)
+    unpacked = scratch / "unpacked"
+    with zipfile.ZipFile(BytesIO(subject.wheel)) as archive:
+        archive.extractall(unpacked)
+    needs = parse_email(subject.metadata)[0].get("requires_dist", [])
+    interpreter = sys.executable
+    if missing_requirements(needs):
+        try:
+            arguments = [*wheels_only(allow_sdist), *direct_needs(needs)]
+            interpreter = str(_venv_with(arguments, scratch / "venv", needed_by=subject.label))
+        except TelescopeError as error:
+            findings.found(_CHECK, str(error))
+            return None
+    return Place(interpreter=interpreter, search_path=(str(unpacked),), scratch=scratch)
+
+
+def _venv_with(needs: Sequence[str], folder: Path, *, needed_by: str) -> Path:
+    """Make a virtual environment with `needs`, as uv takes them; returns its interpreter."""
+    uv = Uv()
+    uv.run(
+        ["venv", "--no-project", "--python", sys.executable, str(folder)],
+        failure=f"no virtual environment can be made in {folder}",
+    )
+    python = python_of(folder)
+    constraints = folder / "installed.txt"
+    constraints.write_text("".join(f"{pin}\n" for pin in installed_pins()))
+    arguments = [
+        *("pip", "install", "--python", str(python), "--quiet", "--link-mode", "hardlink"),
+        *("--constraints", str(constraints), *needs),
+    ]
+    uv.run_cache_first(arguments, failure=f"what {needed_by} needs cannot be installed")
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    link_distribution(distribution(CORE), packages)
+    link_byte_code(packages)
+    return python

@@ -1,0 +1,83 @@
+"""`telescope env validate`: what it takes, what it prints, how it ends."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.hub.projects import write_project
+from typer.testing import CliRunner
+
+from telescope_cli.env.app import app
+from telescope_core.errors import ConfigError
+from telescope_envs.validation import Report
+
+RUN = CliRunner()
+
+
+def validate(*arguments: str):
+    done = RUN.invoke(app, ["validate", *arguments])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    folder = write_project(tmp_path / "toy", needs=("telescope-core>=0.1,<0.2",))
+    (folder / "README.md").write_text("# Toy\n\nAsks for yes, and pays 1 for it. " * 5)
+    about = folder / "pyproject.toml"
+    about.write_text(about.read_text().replace("[project]\n", '[project]\nreadme = "README.md"\n'))
+    return folder
+
+
+def test_a_readable_report_in_80_columns_and_exit_0_with_a_warning(project):
+    done = validate(str(project), "--level", "static")
+    assert done.exit_code == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "acme/toy 0.1.0: warn" in done.stdout
+    assert "static.tags: warn" in done.stdout
+    assert "fix: Set keywords in [project]" in done.stdout
+    assert "static checks" in done.stderr
+
+
+def test_strict_makes_a_warning_fail(project):
+    assert validate(str(project), "--level", "static", "--strict").exit_code == 1
+
+
+def test_json_is_alone_on_stdout(project):
+    done = validate(str(project), "--level", "static", "--json")
+    report = Report.model_validate_json(done.stdout)
+    assert report.environment == "acme/toy"
+
+
+def test_a_failure_is_exit_code_1_and_stands_in_the_report_files(project, tmp_path):
+    about = project / "pyproject.toml"
+    about.write_text(about.read_text().replace('license = "MIT"\n', ""))
+    for name in ("report.json", "report.md"):
+        path = tmp_path / "reports" / name
+        done = validate(str(project), "--level", "static", "--report", str(path))
+        assert done.exit_code == 1
+        assert "static.license" in path.read_text()
+    written = json.loads((tmp_path / "reports" / "report.json").read_text())
+    assert written["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["./nothing-here"], "there is no folder"),
+        (["cuontdown"], "unknown installed environment 'cuontdown'.*nor is there a project"),
+        (["toy.whl"], "there is no folder"),
+        ([".", "--level", "statik"], "did you mean 'static'"),
+        ([".", "--report", "report.pdf"], r"must end in \.json or \.md"),
+    ],
+)
+def test_wrong_input_is_one_clear_message(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        validate(*arguments)
+
+
+def test_a_folder_without_a_project_says_where_one_is(project, tmp_path):
+    with pytest.raises(ConfigError, match=r"has no pyproject\.toml; there is one in toy"):
+        validate(str(tmp_path))
