@@ -42,7 +42,7 @@ def test_help_lists_the_verbs_and_imports_none_of_them():
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "Install, list, describe and remove environments." in done.stdout
+    assert "Find, install, check and remove environments." in done.stdout
     assert "telescope env install math-reasoning countdown" in done.stdout
     assert "--install-completion" in done.stdout
 

@@ -15,7 +15,7 @@ from telescope_cli.verbs import Verb, VerbGroup, verb_app
 
 VERBS = {
     "env": Verb(
-        target="telescope_cli.env.app:app", help="Install, list, describe and remove environments."
+        target="telescope_cli.env.app:app", help="Find, install, check and remove environments."
     ),
     "eval": Verb(
         target="telescope_cli.eval:eval_command",

@@ -1,42 +1,248 @@
-"""`InstalledLocator`: turns the name of an installed environment into where its code is."""
+"""`InstalledLocator`: from the name of an environment to the code that it means here.
 
-from telescope_core.errors import TelescopeError
-from telescope_core.protocols import EnvironmentLocation
-from telescope_envs.install import find_installed
-from telescope_envs.installed import installed_environments
-from telescope_envs.registry.lookup import open_registry
-from telescope_envs.registry.resolve import parse_request, resolve
+In this order: what is linked for development; what the nearest telescope.lock names, and exactly
+that; what is installed; what has the entry point. Never another one than was named: versions,
+owners and registries are compared, and a bare name of two owners is an error.
+"""
+
+import hashlib
+import platform
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError, unknown_name
+from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
+from telescope_envs.dependencies import installed_closure, locked_versions
+from telescope_envs.dependency_tree import packages_of
+from telescope_envs.installed import Installation, InstalledEnvironment, installed_environments
+from telescope_envs.installing.build import find_built
+from telescope_envs.linked import Link, LinkedProject, links, read_project, source_digest
+from telescope_envs.lockfile import LockedEnvironment, find_lock, read_lock
+from telescope_envs.registry.address import parse_address
+from telescope_envs.registry.lookup import locate_release, open_registry
+from telescope_envs.registry.resolve import Request, matches, parse_request
+from telescope_envs.user_config import read_user_config, user_file
 
 
 class InstalledLocator:
-    """Knows what `telescope env install` installed, and packages with the entry point."""
+    """Knows what `telescope env` linked and installed, and packages with the entry point."""
 
     def locate(self, name: str) -> EnvironmentLocation | None:
-        """Return where `name`, `owner/name` or `owner/name@version` is installed."""
-        found = find_installed(name)
-        if found is None:
-            return None
-        return EnvironmentLocation(
-            id=found.id,
-            version=found.version,
-            factory=found.factory,
-            interpreter=found.interpreter,
-        )
+        """Return where `name`, `owner/name` or `owner/name@version` is, and which code it is."""
+        request = parse_request(name)
+        _require_known_registry(request)
+        linked = _linked(request)
+        path = find_lock()
+        locked = _the_locked(request, path)
+        _require_one_owner(request, [one.id for one in (linked, locked) if one is not None])
+        if linked is not None:
+            return location_of_link(linked.project())
+        if locked is not None and path is not None:
+            return _location_of_locked(request, locked, path)
+        found = _installed(request)
+        return None if found is None else location_of_installed(found)
 
     def known_names(self) -> list[str]:
-        """Return the installed environments, and those that could be installed."""
-        installed = installed_environments()
-        names = {environment.id for environment in installed}
-        names |= {environment.name for environment in installed}
-        return sorted(names | set(_registry_names()))
+        """Return what is linked, locked or installed, and what could be installed."""
+        ids = usable_ids()
+        return sorted({*ids, *(name.rpartition("/")[2] for name in ids), *_registry_names()})
 
     def hint(self, name: str) -> str:
-        """Return the command that installs `name`, when the default registry has it."""
-        try:
-            resolve(open_registry(), name)
-        except TelescopeError:
-            return ""
-        return f"run: telescope env install {parse_request(name).typed_id}"
+        """Return the command that installs `name`, when a registry has it.
+
+        A registry of the user's that is not the default one is named: none is searched unasked.
+        """
+        named = parse_request(name).registry
+        places = (
+            [""] if named else ["", *(f"{one}:" for one in sorted(read_user_config().registries))]
+        )
+        for place in places:
+            try:
+                locate_release(f"{place}{name}")
+            except TelescopeError:
+                continue
+            return f"run: telescope env install {_quoted(f'{place}{name}')}"
+        return ""
+
+
+def location_of_link(project: LinkedProject) -> EnvironmentLocation:
+    """Return where a linked project is: in this process, from its folder."""
+    dependencies = installed_closure(project.requires_dist)
+    return EnvironmentLocation(
+        id=project.id,
+        version=project.version,
+        factory=project.factory,
+        interpreter="",
+        place=EnvironmentPlace.LINKED,
+        search_path=(str(project.source),),
+        registry=str(project.folder),
+        lock_digest=_digest(source_digest(project), dependencies),
+        dependencies=dependencies,
+    )
+
+
+def location_of_installed(found: InstalledEnvironment) -> EnvironmentLocation:
+    """Return where an installed environment is, and which code it is."""
+    record = found.installation
+    if record is not None and record.locked is not None:
+        return _location_of_venv(record, record.locked)
+    release = record.release if record is not None else None
+    code = release.wheel.sha256 if release is not None else _recorded_files(found.distribution)
+    requires = release.requires_dist if release is not None else _requires(found.distribution)
+    dependencies = installed_closure(requires)
+    return EnvironmentLocation(
+        id=found.id,
+        version=found.version,
+        factory=found.factory,
+        interpreter=found.interpreter,
+        place=EnvironmentPlace.SHARED,
+        registry=record.registry if record is not None else "",
+        wheel_sha256=release.wheel.sha256 if release is not None else "",
+        lock_digest=_digest(code, dependencies) if code else "",
+        dependencies=dependencies,
+    )
+
+
+def usable_ids() -> list[str]:
+    """Return the ids of everything that can be located: linked, locked or installed."""
+    path = find_lock()
+    ids = {found.id for found in installed_environments()} | {link.id for link in links()}
+    if path is not None:
+        ids |= {one.id for one in read_lock(path).environments}
+    return sorted(ids)
+
+
+def requirements_of(location: EnvironmentLocation) -> tuple[str, ...]:
+    """Return the requirements that the environment at `location` declares."""
+    if location.place is EnvironmentPlace.LINKED:
+        return read_project(Path(location.registry)).requires_dist
+    module = location.factory.partition(":")[0].partition(".")[0]
+    package = packages_of(location.interpreter).get(module.replace("_", "-"))
+    return tuple(package.requires or ()) if package is not None else ()
+
+
+def _linked(request: Request) -> Link | None:
+    fitting = [link for link in links() if request.typed_id in (link.id, link.name)]
+    _require_one_owner(request, [link.id for link in fitting])
+    if not fitting or request.registry:
+        return None
+    (found,) = fitting
+    return found if not request.wanted or matches(found.project().version, request.wanted) else None
+
+
+def _the_locked(request: Request, path: Path | None) -> LockedEnvironment | None:
+    entries = read_lock(path).environments if path is not None else ()
+    fitting = [
+        one
+        for one in entries
+        if request.typed_id in (one.id, one.id.partition("/")[2]) and _is_of(request, one.registry)
+    ]
+    _require_one_owner(request, [one.id for one in fitting])
+    return fitting[0] if fitting else None
+
+
+def _installed(request: Request) -> InstalledEnvironment | None:
+    fitting = [
+        found
+        for found in installed_environments()
+        if request.typed_id in (found.id, found.name)
+        and matches(found.version, request.wanted)
+        and _is_of(request, found.installation.registry if found.installation else "")
+    ]
+    _require_one_owner(request, [found.id for found in fitting])
+    return fitting[0] if fitting else None
+
+
+def _is_of(request: Request, registry: str) -> bool:
+    """Whether what came from `registry` is what a request with a named registry means."""
+    if not request.registry:
+        return True
+    return bool(registry) and request.registry in read_user_config().names_of(
+        parse_address(registry)
+    )
+
+
+def _require_known_registry(request: Request) -> None:
+    known = read_user_config().registries if request.registry else {}
+    if request.registry and request.registry not in known:
+        raise unknown_name("registry", request.registry, known, f"(they are in {user_file()})")
+
+
+def _quoted(text: str) -> str:
+    return f"'{text}'" if set(text) & set("<>!*~ ") else text
+
+
+def _require_one_owner(request: Request, ids: Iterable[str]) -> None:
+    found = sorted(set(ids))
+    if len(found) > 1:
+        raise ConfigError(
+            f"environment {request.typed_id!r} is here from {len(found)} owners: "
+            f"{', '.join(found)}; write one of these"
+        )
+
+
+def _location_of_locked(
+    request: Request, locked: LockedEnvironment, path: Path
+) -> EnvironmentLocation:
+    """Return the virtual environment that is locked, and never another one."""
+    if not matches(locked.version, request.wanted):
+        raise ConfigError(
+            f"{path} locks {locked.id} to {locked.version}, and {request.wanted} was asked for; "
+            f"leave the version out, or run: telescope env install {locked.id}@{request.wanted}"
+        )
+    python = ".".join(platform.python_version_tuple()[:2])
+    if locked.python != python:
+        raise EnvironmentLoadError(
+            f"{path} locks {locked.id} for Python {locked.python}, this is {python}; use that one, "
+            f"or lock it anew: telescope env install {locked.id}"
+        )
+    record = find_built(locked)
+    if record is None:
+        raise EnvironmentLoadError(
+            f"environment {locked.id} {locked.version} is locked in {path}, but what is locked is "
+            "not installed; run: telescope env sync"
+        )
+    return _location_of_venv(record, locked)
+
+
+def _location_of_venv(record: Installation, locked: LockedEnvironment) -> EnvironmentLocation:
+    release = record.release
+    return EnvironmentLocation(
+        id=release.id,
+        version=release.version,
+        factory=release.factory,
+        interpreter=record.interpreter,
+        place=EnvironmentPlace.ISOLATED,
+        registry=record.registry,
+        wheel_sha256=locked.sha256,
+        lock_digest=locked.digest,
+        dependencies=locked_versions(locked.requirements),
+    )
+
+
+def _digest(code: str, dependencies: Iterable[str]) -> str:
+    """Return one digest of code, packages and Python, as telescope.lock has one for its own."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return hashlib.sha256("\n".join((code, *dependencies, python)).encode()).hexdigest()
+
+
+def _recorded_files(name: str) -> str:
+    """Return the sha256 of what pip recorded; empty for an editable install, which may change."""
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        return ""
+    if '"editable": true' in (found.read_text("direct_url.json") or ""):
+        return ""
+    return hashlib.sha256((found.read_text("RECORD") or "").encode()).hexdigest()
+
+
+def _requires(name: str) -> tuple[str, ...]:
+    try:
+        return tuple(distribution(name).requires or ())
+    except PackageNotFoundError:
+        return ()
 
 
 def _registry_names() -> list[str]:

@@ -3,9 +3,9 @@
 from telescope_cli.verbs import Verb, VerbGroup, verb_app
 
 VERBS = {
-    "install": Verb(
-        target="telescope_cli.env.install:install",
-        help="Check environments against the registry and install them.",
+    "search": Verb(
+        target="telescope_cli.env.search:search",
+        help="Find environments by name, tag and description.",
     ),
     "list": Verb(
         target="telescope_cli.env.listing:list_environments",
@@ -15,8 +15,27 @@ VERBS = {
         target="telescope_cli.env.info:info",
         help="Describe one environment: rewards, settings, versions, how to use it.",
     ),
+    "install": Verb(
+        target="telescope_cli.env.install:install",
+        help="Check environments against the registry and install them.",
+    ),
     "sync": Verb(
         target="telescope_cli.env.sync:sync", help="Install exactly what telescope.lock names."
+    ),
+    "update": Verb(
+        target="telescope_cli.env.update:update",
+        help="Move environments to newer releases, and say what changes.",
+    ),
+    "link": Verb(
+        target="telescope_cli.env.link:link",
+        help="Use an environment from the folder of its project, for development.",
+    ),
+    "tree": Verb(
+        target="telescope_cli.env.tree:tree", help="Show what installed environments depend on."
+    ),
+    "verify": Verb(
+        target="telescope_cli.env.verify:verify_environments",
+        help="Check again what is installed: files, packages, lock and registry.",
     ),
     "uninstall": Verb(
         target="telescope_cli.env.install:uninstall", help="Remove installed environments."
@@ -28,7 +47,7 @@ VERBS = {
 }
 EPILOG = """Examples:
 
-  telescope env list
+  telescope env search arithmetic
 
   telescope env install math-reasoning countdown@0.1.0
 
@@ -45,4 +64,4 @@ app = verb_app(_Env)
 
 @app.callback()
 def env() -> None:
-    """Install, list, describe and remove environments."""
+    """Find, install, check and remove environments."""

@@ -1,8 +1,9 @@
 """`telescope env info`: everything a person wants to know before using an environment."""
 
 import json
+import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC
 from typing import Annotated, Any
@@ -10,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from telescope_cli.env.options import JsonOption, RegistryOption, complete_name
-from telescope_core.errors import TelescopeError
+from telescope_core.errors import TelescopeError, UnknownNameError
+from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.declared_settings import DeclaredSetting, declared_settings
-from telescope_envs.install import find_installed
-from telescope_envs.installed import InstalledEnvironment
+from telescope_envs.locator import InstalledLocator
 from telescope_envs.lockfile import LockedEnvironment, find_lock, read_lock
 from telescope_envs.registry import Registry, Release, Status, open_registry, resolve
 
@@ -31,11 +32,13 @@ class _About:
     registry: str
     short_name: str
     """What people type: the alias where there is one."""
-    installed: InstalledEnvironment | None
+    here: EnvironmentLocation | None
+    """What is used here under that name; None = nothing."""
     locked: LockedEnvironment | None
     settings: tuple[DeclaredSetting, ...] | None
-    """None: it is not installed, or cannot be loaded."""
-    settings_problem: str
+    """None: it is not here, or cannot be loaded."""
+    problem: str
+    """Why there is nothing here that can be used."""
 
 
 def info(
@@ -50,37 +53,63 @@ def info(
 
     Example: telescope env info math-reasoning
     """
-    about = _about(open_registry(registry), name)
+    opened = open_registry(registry)
+    try:
+        release = resolve(opened, name)
+    except UnknownNameError:
+        location = InstalledLocator().locate(name)
+        if location is None:
+            raise
+        _show_unpublished(location, as_json=as_json)
+        return
+    about = _about(opened, release)
     if as_json:
         typer.echo(json.dumps(_as_json(about)))
         return
     lines = [*_facts(about), ("", ""), *_standing(about)]
     typer.echo("\n".join(_wrapped(label, text) for label, text in lines))
-    typer.echo("\n".join(("", *_settings_lines(about), "", *_usage(about))))
+    used = _used_settings_lines(about)
+    typer.echo("\n".join(("", *used, "", *_usage(about.short_name, about.settings or ()))))
 
 
-def _about(registry: Registry, name: str) -> _About:
-    release = resolve(registry, name)
-    found = find_installed(release.id)
+def _about(registry: Registry, release: Release) -> _About:
     lock = find_lock()
     aliases = {environment_id: alias for alias, environment_id in registry.aliases().items()}
-    settings, problem = None, "install it to see them"
-    if found is not None:
-        try:
-            settings = tuple(declared_settings(found.interpreter, found.factory))
-        except TelescopeError as error:
-            problem = str(error)
+    here, settings, problem = None, None, "not installed"
+    try:
+        here = InstalledLocator().locate(release.id)
+        settings = _settings_of(here) if here is not None else None
+    except TelescopeError as error:
+        problem = str(error)
     return _About(
         release=release,
         status=registry.status(release.id),
         versions=tuple(known.version for known in registry.releases(release.id)),
         registry=registry.address,
         short_name=aliases.get(release.id, release.id),
-        installed=found,
+        here=here,
         locked=read_lock(lock).find(release.id) if lock is not None else None,
         settings=settings,
-        settings_problem=problem,
+        problem=problem,
     )
+
+
+def _settings_of(here: EnvironmentLocation) -> tuple[DeclaredSetting, ...]:
+    interpreter = here.interpreter or sys.executable
+    return tuple(declared_settings(interpreter, here.factory, here.search_path))
+
+
+def _show_unpublished(here: EnvironmentLocation, *, as_json: bool) -> None:
+    """Show what is known of an environment that the registry does not have."""
+    settings = _settings_of(here)
+    if as_json:
+        rows = [asdict(setting) for setting in settings]
+        about = {"id": here.id, "installed": here.version, "place": here.place.value}
+        typer.echo(json.dumps({**about, "folder": here.registry, "settings": rows}))
+        return
+    typer.echo(_wrapped("environment", f"{here.id} {here.version}"))
+    typer.echo(_wrapped("installed", f"{_place_text(here)}; it is not in the registry"))
+    typer.echo("\n".join(("", *_settings_lines(settings), "", *_usage(here.id, settings))))
 
 
 def _as_json(about: _About) -> dict[str, Any]:
@@ -90,7 +119,8 @@ def _as_json(about: _About) -> dict[str, Any]:
         "status": about.status.model_dump(mode="json", by_alias=True),
         "versions": about.versions,
         "registry": about.registry,
-        "installed": about.installed.version if about.installed is not None else None,
+        "installed": about.here.version if about.here is not None else None,
+        "place": about.here.place.value if about.here is not None else None,
         "locked": about.locked.model_dump(mode="json") if about.locked is not None else None,
         "settings": None if settings is None else [asdict(setting) for setting in settings],
     }
@@ -137,10 +167,20 @@ def _standing(about: _About) -> Iterator[tuple[str, str]]:
 
 
 def _installed_text(about: _About) -> str:
-    found = about.installed
-    if found is None:
-        return f"no; run: telescope env install {about.short_name}"
-    return found.version
+    if about.here is None:
+        is_locked = about.locked is not None
+        command = "sync" if is_locked else f"install {about.short_name}"
+        return f"no; run: telescope env {command}"
+    return _place_text(about.here)
+
+
+def _place_text(here: EnvironmentLocation) -> str:
+    places = {
+        EnvironmentPlace.LINKED: f"{here.version}, linked to {here.registry}",
+        EnvironmentPlace.SHARED: f"{here.version}, in this Python",
+        EnvironmentPlace.ISOLATED: f"{here.version}, in a virtual environment of its own",
+    }
+    return places.get(here.place, here.version)
 
 
 def _locked_text(about: _About) -> str:
@@ -159,17 +199,23 @@ def _validated_text(release: Release) -> str:
     return f"{found.verdict}, checks of {found.policy}, report {found.report_sha256[:12]}"
 
 
-def _settings_lines(about: _About) -> Iterator[str]:
+def _used_settings_lines(about: _About) -> Iterator[str]:
     if about.settings is None:
-        yield from _indented(f"settings: {about.settings_problem}", "")
+        text = "install it to see them" if about.here is None else about.problem
+        yield from _indented(f"settings: {text}", "")
         return
-    found = about.installed
-    is_other = found is not None and found.version != about.release.version
-    of = f" of {found.version}, which is installed" if found is not None and is_other else ""
-    yield f"settings{of}: --env.NAME VALUE, or env = {{ NAME = VALUE }} in a file"
-    if not about.settings:
+    here = about.here
+    is_other = here is not None and here.version != about.release.version
+    of = f"of {here.version}, which is used here" if here is not None and is_other else ""
+    yield from _settings_lines(about.settings, of)
+
+
+def _settings_lines(settings: Sequence[DeclaredSetting], of: str = "") -> Iterator[str]:
+    label = f"settings {of}" if of else "settings"
+    yield f"{label}: --env.NAME VALUE, or env = {{ NAME = VALUE }} in a file"
+    if not settings:
         yield "  none"
-    for setting in about.settings:
+    for setting in settings:
         default = f"default {setting.default}" if setting.default else "must be given"
         yield from _indented(f"{setting.name}: {setting.type}; {default}", "  ")
         if setting.help:
@@ -178,9 +224,8 @@ def _settings_lines(about: _About) -> Iterator[str]:
             )
 
 
-def _usage(about: _About) -> Iterator[str]:
-    name = about.short_name
-    example = next((s for s in about.settings or () if s.default), None)
+def _usage(name: str, settings: Sequence[DeclaredSetting]) -> Iterator[str]:
+    example = next((setting for setting in settings if setting.default), None)
     flag = f" --env.{example.name} {_plain(example.default)}" if example is not None else ""
     yield "to use it"
     yield f"  telescope eval {name} --model ./my-model"

@@ -24,6 +24,7 @@ from telescope_core.errors import TelescopeError
 from telescope_envs.install import install as install_environment
 from telescope_envs.install import uninstall as uninstall_environment
 from telescope_envs.installing.steps import InstallOptions
+from telescope_envs.linked import unlink
 from telescope_envs.lockfile import find_lock, lock_path
 from telescope_envs.registry import (
     Opening,
@@ -137,12 +138,22 @@ def uninstall(
 ) -> None:
     """Remove installed environments, also from telescope.lock; a shared one's needs stay.
 
+    A linked one is no longer used from its folder, which stays as it is.
+
     Example: telescope env uninstall countdown
     """
     lock = None if no_lock else find_lock()
-    removed = [uninstall_environment(name, lock=lock) for name in names]
+    rows: list[dict[str, str]] = []
+    for name in names:
+        link = unlink(name)
+        if link is not None:
+            rows.append({"id": link.id, "unlinked": str(link.folder)})
+            continue
+        found = uninstall_environment(name, lock=lock)
+        rows.append({"id": found.id, "version": found.version})
     if as_json:
-        typer.echo(json.dumps([{"id": found.id, "version": found.version} for found in removed]))
+        typer.echo(json.dumps(rows))
         return
-    for found in removed:
-        typer.echo(f"{found.id} {found.version}: removed")
+    for row in rows:
+        done = f"no longer linked to {row['unlinked']}" if "unlinked" in row else "removed"
+        typer.echo(f"{row['id']}{' ' + row['version'] if 'version' in row else ''}: {done}")

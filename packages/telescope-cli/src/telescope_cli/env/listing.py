@@ -9,7 +9,9 @@ import typer
 from packaging.version import InvalidVersion, Version
 
 from telescope_cli.env.options import JsonOption, RegistryOption
+from telescope_core.errors import TelescopeError, unknown_name
 from telescope_envs.installed import InstalledEnvironment, installed_environments
+from telescope_envs.linked import Link, links
 from telescope_envs.lockfile import find_lock, read_lock
 from telescope_envs.registry.catalog import CatalogRow
 from telescope_envs.registry.lookup import open_registry
@@ -75,27 +77,46 @@ def list_environments(
 def listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment]:
     """Return the rows of `catalog` and what is here besides, by id."""
     here = {found.id: found for found in installed_environments()}
+    linked = {link.id: link for link in links()}
     locked = _locked_versions()
     published = {row.id: row for row in catalog}
-    ids = sorted({*published, *here, *locked})
-    return [_listed(name, published.get(name), here.get(name), locked.get(name)) for name in ids]
+    ids = sorted({*published, *here, *locked, *linked})
+    return [
+        _listed(name, published.get(name), here.get(name), linked.get(name), locked.get(name))
+        for name in ids
+    ]
 
 
 def _listed(
-    name: str, row: CatalogRow | None, here: InstalledEnvironment | None, locked: str | None
+    name: str,
+    row: CatalogRow | None,
+    here: InstalledEnvironment | None,
+    link: Link | None,
+    locked: str | None,
 ) -> ListedEnvironment:
     version = here.version if here is not None else None
+    about = row.summary if row is not None else _own_summary(here)
+    if link is not None:
+        version, about = _linked_version(link), f"{link.folder}"
     return ListedEnvironment(
         id=name,
         version=row.version if row is not None else version or locked or "",
         installed=version,
-        linked=None,
+        linked=str(link.folder) if link is not None else None,
         locked=locked,
         is_outdated=row is not None and version is not None and _is_older(version, row.version),
         deprecated=row.deprecated if row is not None else "",
         tags=row.tags if row is not None else (),
-        summary=row.summary if row is not None else _own_summary(here),
+        summary=about,
     )
+
+
+def _linked_version(link: Link) -> str:
+    """Return the version in the project now; the project may be gone or broken."""
+    try:
+        return link.project().version
+    except TelescopeError:
+        return "broken"
 
 
 def _own_summary(here: InstalledEnvironment | None) -> str:
@@ -139,10 +160,11 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
 def _cells(row: ListedEnvironment) -> tuple[str, ...]:
     mark = "(deprecated) " if row.deprecated else ""
     here = row.installed or "-"
+    here = f"{here} linked" if row.linked else here
     return (
         row.id,
         row.version,
-        f"{here} linked" if row.linked else here,
+        here,
         row.locked or "-",
         f"{mark}{row.summary}",
     )
@@ -151,7 +173,5 @@ def _cells(row: ListedEnvironment) -> tuple[str, ...]:
 def _nothing(rows: list[ListedEnvironment], owner: str | None) -> str:
     owners = {row.id.partition("/")[0] for row in rows}
     if owner and owner not in owners:
-        from telescope_core.errors import unknown_name
-
         raise unknown_name("owner", owner, owners)
     return "No environment is like that; see all: telescope env list"

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from telescope_envs.installed import installed_environments
+from telescope_envs.linked import links
 from telescope_envs.registry.lookup import open_registry
 
 RegistryOption = Annotated[
@@ -39,6 +40,7 @@ def complete_name(incomplete: str) -> list[str]:
 def complete_installed(incomplete: str) -> list[str]:
     """Return the installed names that begin so."""
     names = {environment.name for environment in installed_environments()}
+    names |= {link.name for link in links()}
     return sorted(name for name in names if name.startswith(incomplete))
 
 

@@ -77,7 +77,7 @@ def is_loopback(host: str) -> bool:
 
 def _folder(text: str) -> Path:
     path = text[len("file://") :] if text.lower().startswith("file://") else text
-    return Path(path).expanduser()
+    return Path(path).expanduser().absolute()
 
 
 def _canonical_url(text: str) -> str:

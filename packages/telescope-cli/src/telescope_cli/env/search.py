@@ -1,0 +1,62 @@
+"""`telescope env search`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from telescope_cli.env.listing import listed_environments, table
+from telescope_cli.env.options import JsonOption, RegistryOption
+from telescope_core.errors import nearest, unknown_name
+from telescope_envs.registry.catalog import CatalogRow
+from telescope_envs.registry.catalog import search as search_catalog
+from telescope_envs.registry.lookup import open_registry
+
+
+def search(
+    query: Annotated[
+        list[str] | None, typer.Argument(metavar="[QUERY...]", help="Words, all of which must fit.")
+    ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="Only environments with this tag; may be repeated.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most environments to show.")] = 25,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find environments by name, tag and description, the best first.
+
+    Example: telescope env search arithmetic --tag math
+    """
+    opened = open_registry(registry)
+    catalog = opened.catalog()
+    words, tags = " ".join(query or ()), tag or ()
+    _require_tags(tags, catalog)
+    found = search_catalog(catalog, words, tags)
+    rows = listed_environments(found[:limit])
+    ranks = {row.id: rank for rank, row in enumerate(found)}
+    rows = sorted((row for row in rows if row.id in ranks), key=lambda row: ranks[row.id])
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows]))
+    elif rows:
+        typer.echo(table(rows))
+        if len(found) > limit:
+            typer.echo(f"{len(found) - limit} more; say more, or raise --limit")
+    else:
+        typer.echo(_nothing(words, catalog, opened.address))
+
+
+def _require_tags(tags: Sequence[str], catalog: Sequence[CatalogRow]) -> None:
+    known = {tag for row in catalog for tag in row.tags}
+    for tag in tags:
+        if tag.lower() not in {one.lower() for one in known}:
+            raise unknown_name("tag", tag, known)
+
+
+def _nothing(words: str, catalog: Sequence[CatalogRow], address: str) -> str:
+    names = {row.id.partition("/")[2]: row.id for row in catalog}
+    close = [names[name] for name in nearest(words, names)]
+    advice = f"; the nearest names are {', '.join(close)}" if close else ""
+    return f"Nothing in {address} fits {words!r}{advice}. See all: telescope env list"

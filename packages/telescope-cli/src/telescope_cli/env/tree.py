@@ -1,0 +1,62 @@
+"""`telescope env tree`."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from telescope_cli.env.options import JsonOption, complete_installed
+from telescope_core.open import locate_environment
+from telescope_core.protocols import EnvironmentLocation
+from telescope_envs.dependency_tree import DependencyNode, dependency_tree, packages_of
+from telescope_envs.locator import requirements_of, usable_ids
+
+
+def tree(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME...]",
+            help="Installed environments; all of them by default.",
+            autocompletion=complete_installed,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what installed environments depend on, from the packages that are really there.
+
+    A package with (*) is written out elsewhere in the tree.
+
+    Example: telescope env tree math-reasoning
+    """
+    rows: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for name in names or usable_ids():
+        location = locate_environment(name)
+        nodes = dependency_tree(requirements_of(location), packages_of(location.interpreter))
+        rows.append({**_root(location), "needs": [asdict(node) for node in nodes]})
+        head = f"{location.id} {location.version} ({location.place})"
+        texts.append("\n".join((head, *_lines(nodes, ""))))
+    if as_json:
+        typer.echo(json.dumps(rows))
+    else:
+        typer.echo("\n\n".join(texts) or "No environment is installed; see: telescope env list")
+
+
+def _root(location: EnvironmentLocation) -> dict[str, str]:
+    return {"id": location.id, "version": location.version, "place": location.place.value}
+
+
+def _lines(nodes: Sequence[DependencyNode], indent: str) -> Iterator[str]:
+    for index, node in enumerate(nodes):
+        is_last = index == len(nodes) - 1
+        wanted = f" ({node.wanted})" if node.wanted else ""
+        mark = " (*)" if node.is_repeated else ""
+        yield f"{indent}{'`-- ' if is_last else '|-- '}{_name(node)}{wanted}{mark}"
+        yield from _lines(node.needs, f"{indent}{'    ' if is_last else '|   '}")
+
+
+def _name(node: DependencyNode) -> str:
+    return f"{node.name} {node.version or 'MISSING'}"

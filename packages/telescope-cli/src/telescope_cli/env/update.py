@@ -1,0 +1,152 @@
+"""`telescope env update`."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from telescope_cli.env.options import JsonOption, complete_installed, progress
+from telescope_core.errors import ConfigError, RegistryError, TelescopeError, unknown_name
+from telescope_envs.install import install
+from telescope_envs.installed import Installation, installed_environments
+from telescope_envs.installing.steps import InstallOptions
+from telescope_envs.linked import links
+from telescope_envs.lockfile import Lock, find_lock, read_lock
+from telescope_envs.registry.lookup import open_registry
+from telescope_envs.registry.records import Release
+from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.resolve import parse_request
+from telescope_envs.updating import UpdatePlan, plan_update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Current:
+    """What is used now, where it came from and how it is installed."""
+
+    release: Release
+    registry: Registry
+    is_shared: bool
+
+
+def update(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME...]",
+            help="Environments; by default all of telescope.lock, or all that are installed.",
+            autocompletion=complete_installed,
+        ),
+    ] = None,
+    major: Annotated[
+        bool, typer.Option("--major", help="Also to a new major version: scores do not compare.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Move environments to their newest release that fits, and telescope.lock with them.
+
+    Each is looked up in the registry it came from. What changes in rewards, splits, network and
+    secrets is shown.
+
+    Example: telescope env update math-reasoning --dry-run
+    """
+    lock = find_lock()
+    rows: list[dict[str, Any]] = []
+    problem: TelescopeError | None = None
+    for environment_id in _wanted(names or [], lock):
+        try:
+            current = _current(environment_id, read_lock(lock) if lock else Lock())
+            plan = plan_update(current.registry, current.release, allow_major=major)
+            if plan.after is not None and not dry_run:
+                options = InstallOptions(shared=current.is_shared, lock=lock)
+                asked = f"{environment_id}@{plan.after.version}"
+                install(current.registry, asked, options=options, progress=progress)
+        except TelescopeError as error:
+            problem = problem or error
+            typer.echo(f"telescope: {environment_id}: {error}", err=True)
+            continue
+        rows.append(_row(plan, is_done=not dry_run))
+        if not as_json:
+            typer.echo(_text(plan, is_done=not dry_run))
+    if as_json:
+        typer.echo(json.dumps(rows))
+    if problem is not None:
+        raise typer.Exit(problem.exit_code)
+
+
+def _wanted(names: list[str], lock: Path | None) -> list[str]:
+    """Return the ids to update; raises UnknownNameError for a name that is not here."""
+    locked = [one.id for one in read_lock(lock).environments] if lock is not None else []
+    installed = [found.id for found in installed_environments() if found.installation is not None]
+    linked = {link.id for link in links()}
+    if not names:
+        return [one for one in (locked or installed) if one not in linked]
+    here = sorted({*locked, *installed})
+    wanted: list[str] = []
+    for name in names:
+        request = parse_request(name)
+        if request.wanted:
+            raise ConfigError(
+                f"{name!r}: update chooses the version; for one of your own choice, run: "
+                f"telescope env install {name}"
+            )
+        found = [one for one in here if request.typed_id in (one, one.partition("/")[2])]
+        if len(found) != 1:
+            raise unknown_name("installed environment", name, here)
+        wanted += found
+    return wanted
+
+
+def _current(environment_id: str, lock: Lock) -> _Current:
+    locked = lock.find(environment_id)
+    found = next((one for one in installed_environments() if one.id == environment_id), None)
+    record = found.installation if found is not None else None
+    if locked is None:
+        assert record is not None, "only what is locked or has a record is updated"
+        return _installed(record)
+    registry = open_registry(locked.registry)
+    release = next(
+        (one for one in registry.releases(environment_id) if one.version == locked.version), None
+    )
+    if release is None:
+        raise RegistryError(
+            f"{locked.version} is locked, and {registry.address} does not have it: it is another "
+            "registry than the one it came from, or it lost a release"
+        )
+    return _Current(release=release, registry=registry, is_shared=False)
+
+
+def _installed(record: Installation) -> _Current:
+    return _Current(
+        release=record.release,
+        registry=open_registry(record.registry),
+        is_shared=not record.interpreter,
+    )
+
+
+def _row(plan: UpdatePlan, *, is_done: bool) -> dict[str, Any]:
+    after = plan.after
+    return {
+        "id": plan.before.id,
+        "before": plan.before.version,
+        "after": after.version if after is not None else None,
+        "updated": after is not None and is_done,
+        "changes": plan.changes,
+        "refused": plan.refused,
+    }
+
+
+def _text(plan: UpdatePlan, *, is_done: bool) -> str:
+    before, after = plan.before, plan.after
+    if after is None:
+        head = f"{before.id} {before.version}: {'stays' if plan.refused else 'is the newest'}"
+    else:
+        head = f"{before.id} {before.version} -> {after.version}" + (
+            "" if is_done else " (not changed: --dry-run)"
+        )
+    lines = [head, *(f"  {line}" for line in plan.changes)]
+    return "\n".join([*lines, f"  {plan.refused}"] if plan.refused else lines)

@@ -1,0 +1,68 @@
+"""`telescope env verify`."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from telescope_cli.env.options import JsonOption, complete_installed, progress
+from telescope_core.errors import unknown_name
+from telescope_envs.locator import usable_ids
+from telescope_envs.registry.resolve import parse_request
+from telescope_envs.verifying.verify import Verification, verify
+
+_MOST_SHOWN = 20
+
+
+def verify_environments(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME...]",
+            help="Installed environments; all of them by default.",
+            autocompletion=complete_installed,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check again what is installed: files, packages, lock and registry.
+
+    Every file of an environment and of what it needs is compared with the hash that was recorded
+    for it, the packages with the lock, the wheel with the registry; files that nobody installed
+    are listed. The exit code is 1 when something is wrong.
+
+    Example: telescope env verify math-reasoning
+    """
+    here = usable_ids()
+    for name in names or ():
+        typed = parse_request(name).typed_id
+        if typed not in here and typed not in {one.partition("/")[2] for one in here}:
+            raise unknown_name("installed environment", name, here)
+    done: list[Verification] = []
+    for name in names or here:
+        progress(f"checking {name}")
+        done.append(verify(name))
+    if as_json:
+        rows = [{**asdict(one), "is_whole": one.is_whole} for one in done]
+        typer.echo(json.dumps(rows))
+    else:
+        typer.echo("\n".join(map(_text, done)) or "No environment is installed.")
+    if not all(one.is_whole for one in done):
+        raise typer.Exit(1)
+
+
+def _counted(number: int) -> str:
+    return "1 problem" if number == 1 else f"{number} problems"
+
+
+def _text(one: Verification) -> str:
+    problems = [finding for finding in one.findings if finding.is_problem]
+    notes = [finding for finding in one.findings if not finding.is_problem]
+    verdict = "whole" if one.is_whole else _counted(len(problems))
+    label = " ".join(part for part in (one.id, one.version) if part)
+    lines = [f"{label}: {verdict}, {one.num_files} files compared"]
+    lines += [f"  {finding.kind}: {finding.what} {finding.text}" for finding in problems]
+    if len(lines) > _MOST_SHOWN + 1:
+        lines[_MOST_SHOWN + 1 :] = [f"  and {len(problems) - _MOST_SHOWN} more: see --json"]
+    return "\n".join([*lines, *(f"  {note.kind}: {note.what} {note.text}" for note in notes)])

@@ -1,0 +1,38 @@
+"""What an environment runs on: the packages that its requirements mean in this interpreter."""
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+CORE = "telescope-core"
+"""Comes with Telescope itself: it is in no lock, and counts in no digest."""
+
+
+def installed_closure(requires_dist: Iterable[str]) -> tuple[str, ...]:
+    """Return `name==version` of all that is installed here and needed, theirs included, sorted."""
+    found: dict[str, str] = {}
+    seen: set[tuple[str, str]] = set()
+    pending = [(Requirement(text), "") for text in requires_dist]
+    while pending:
+        requirement, extra = pending.pop()
+        name = str(canonicalize_name(requirement.name))
+        marker = requirement.marker
+        if name == CORE or (marker is not None and not marker.evaluate({"extra": extra})):
+            continue
+        try:
+            here = distribution(requirement.name)
+        except PackageNotFoundError:
+            continue  # told where the environment is loaded
+        found[name] = here.version
+        for wanted_extra in requirement.extras or {""}:
+            if (name, wanted_extra) not in seen:
+                seen.add((name, wanted_extra))
+                pending += [(Requirement(text), wanted_extra) for text in here.requires or []]
+    return tuple(f"{name}=={version}" for name, version in sorted(found.items()))
+
+
+def locked_versions(requirements: Iterable[str]) -> tuple[str, ...]:
+    """Return `name==version` of the requirement lines of a lock."""
+    return tuple(line.split()[0].rstrip(";") for line in requirements)

@@ -1,0 +1,234 @@
+"""Linked environments: the folder of a project, used as it is while somebody works on it.
+
+A link is one small record of where the project is. Its name, version and class are read from its
+pyproject.toml each time, and its folder goes in front of the import path of whoever plays it: no
+package is installed, so nothing has to be installed again after a change.
+"""
+
+import hashlib
+import os
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError
+from telescope_envs.home import data_folder
+from telescope_envs.registry.names import check_name, check_owner, distribution_name
+from telescope_envs.registry.wheel import ENTRY_POINT_GROUP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkedProject:
+    """What a project's folder says it is."""
+
+    folder: Path
+    source: Path
+    """What to import it from: the folder, or its `src`."""
+    owner: str
+    name: str
+    version: str
+    summary: str
+    module: str
+    factory: str
+    """`module:Class`."""
+    requires_dist: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """`owner/name`."""
+        return f"{self.owner}/{self.name}"
+
+
+class Link(BaseModel):
+    """The record that `env link` leaves."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: str
+    folder: Path
+    linked_at: datetime
+
+    @property
+    def name(self) -> str:
+        """The bare name."""
+        return self.id.partition("/")[2]
+
+    def project(self) -> LinkedProject:
+        """Read the project anew; raises EnvironmentLoadError when it is gone or another one."""
+        try:
+            found = read_project(self.folder)
+        except ConfigError as error:
+            raise EnvironmentLoadError(
+                f"{self.id} is linked to {self.folder}, which cannot be used: {error}. Put it "
+                f"right, or run: telescope env uninstall {self.id}"
+            ) from error
+        if found.id != self.id:
+            raise EnvironmentLoadError(
+                f"{self.id} is linked to {self.folder}, which is {found.id} now; run: telescope "
+                f"env uninstall {self.id}; telescope env link {self.folder}"
+            )
+        return found
+
+
+def write_link(project: LinkedProject) -> None:
+    """Write the record of a link, whole or not at all."""
+    record = Link(id=project.id, folder=project.folder, linked_at=datetime.now(UTC))
+    path = _record_path(project.id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    scratch.write_text(record.model_dump_json(indent=2))
+    os.replace(scratch, path)
+
+
+def unlink(name: str) -> Link | None:
+    """Forget the link of `name` or `owner/name`, and return it; the folder stays. None: no link."""
+    fitting = [link for link in links() if name in (link.id, link.name)]
+    if len(fitting) > 1:
+        raise ConfigError(
+            f"{name!r} is linked from {len(fitting)} owners: "
+            f"{', '.join(link.id for link in fitting)}; write one of these"
+        )
+    for found in fitting:
+        _record_path(found.id).unlink(missing_ok=True)
+    return fitting[0] if fitting else None
+
+
+def links() -> list[Link]:
+    """Return every link, by id, those to folders that are gone as well."""
+    found: list[Link] = []
+    for path in sorted(_links_folder().glob("*/*.json")):
+        try:
+            found.append(Link.model_validate_json(path.read_bytes()))
+        except ValidationError:
+            continue  # written by another version of Telescope: as if it were not there
+    return found
+
+
+def read_project(folder: Path) -> LinkedProject:
+    """Return what the pyproject.toml in `folder` declares; ConfigError says what is missing."""
+    folder = folder.expanduser().resolve()
+    path = folder / "pyproject.toml"
+    if not path.is_file():
+        why = "holds no pyproject.toml" if folder.is_dir() else "is not a folder"
+        raise ConfigError(
+            f"{folder} {why}; expected the folder of an environment's project, such as "
+            "`telescope env init` makes"
+        )
+    try:
+        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    table = _table(document, "project", path)
+    name, factory = _entry_point(table, path)
+    distribution = _text(table, "name", path)
+    owner = distribution.removeprefix("telescope-env-").removesuffix(f"-{name}")
+    if distribution != distribution_name(owner, name):
+        raise ConfigError(
+            f"{path}: project.name must be telescope-env-<owner>-{name}, got {distribution!r}"
+        )
+    module = distribution.replace("-", "_")
+    if factory.partition(":")[0].partition(".")[0] != module or ":" not in factory:
+        raise ConfigError(f"{path}: the entry point {name} must be {module}:Class, got {factory!r}")
+    return LinkedProject(
+        folder=folder,
+        source=_source(folder, module),
+        owner=_valid(check_owner, owner, path),
+        name=_valid(check_name, name, path),
+        version=_version(_text(table, "version", path), path),
+        summary=str(table.get("description", "")),
+        module=module,
+        factory=factory,
+        requires_dist=_requirements(table, path),
+    )
+
+
+def source_digest(project: LinkedProject) -> str:
+    """Return the sha256 of the package's files: their names and bytes, byte code left out."""
+    digest = hashlib.sha256()
+    for path in _package_files(project):
+        content = path.read_bytes()
+        name = path.relative_to(project.source).as_posix()
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _package_files(project: LinkedProject) -> Iterator[Path]:
+    for path in sorted((project.source / project.module).rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path
+
+
+def _links_folder() -> Path:
+    return data_folder() / "links"
+
+
+def _record_path(environment_id: str) -> Path:
+    return _links_folder() / f"{environment_id}.json"
+
+
+def _table(document: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
+    table: object = document.get(name)
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: has no table [{name}]")
+    return cast(dict[str, Any], table)
+
+
+def _text(table: dict[str, Any], key: str, path: Path) -> str:
+    value: object = table.get(key)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{path}: project.{key} must be a text, got {value!r}")
+    return value
+
+
+def _entry_point(table: dict[str, Any], path: Path) -> tuple[str, str]:
+    groups: object = table.get("entry-points")
+    named: object = (
+        cast(dict[str, object], groups).get(ENTRY_POINT_GROUP) if isinstance(groups, dict) else None
+    )
+    entries = list(cast(dict[str, object], named).items()) if isinstance(named, dict) else []
+    if len(entries) != 1 or not isinstance(entries[0][1], str):
+        raise ConfigError(
+            f"{path}: expected one environment in "
+            f'[project.entry-points."{ENTRY_POINT_GROUP}"], got {len(entries)}'
+        )
+    return entries[0][0], str(entries[0][1])
+
+
+def _source(folder: Path, module: str) -> Path:
+    for source in (folder, folder / "src"):
+        if (source / module / "__init__.py").is_file():
+            return source
+    raise ConfigError(
+        f"{folder}: expected the package {module}/ with an __init__.py, in the folder or its src"
+    )
+
+
+def _valid(check: Any, text: str, path: Path) -> str:
+    try:
+        return str(check(text))
+    except TelescopeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _version(text: str, path: Path) -> str:
+    try:
+        return str(Version(text))
+    except InvalidVersion as error:
+        raise ConfigError(f"{path}: project.version: {error}") from error
+
+
+def _requirements(table: dict[str, Any], path: Path) -> tuple[str, ...]:
+    listed: object = table.get("dependencies", [])
+    texts = [str(item) for item in cast(list[object], listed)] if isinstance(listed, list) else []
+    try:
+        return tuple(str(Requirement(text)) for text in texts)
+    except InvalidRequirement as error:
+        raise ConfigError(f"{path}: project.dependencies: {error}") from error

@@ -1,0 +1,1 @@
+"""Checking again what is installed, one file per thing that is compared."""

@@ -1,0 +1,72 @@
+"""What is installed against the lock and against the registry that it came from."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import Distribution
+
+from packaging.utils import canonicalize_name
+
+from telescope_core.errors import TelescopeError
+from telescope_envs.dependencies import CORE, locked_versions
+from telescope_envs.installed import Installation
+from telescope_envs.lockfile import LockedEnvironment
+from telescope_envs.registry.registry import Registry
+from telescope_envs.verifying.findings import Finding, FindingKind
+
+
+def lock_findings(
+    record: Installation, locked: LockedEnvironment, packages: Mapping[str, Distribution]
+) -> Iterator[Finding]:
+    """Yield the packages of a virtual environment that are not those of its lock."""
+    own = str(canonicalize_name(record.release.distribution))
+    wanted = dict(line.split("==", 1) for line in locked_versions(locked.requirements))
+    wanted = {str(canonicalize_name(name)): version for name, version in wanted.items()}
+    here = {name: package.version for name, package in packages.items() if name != CORE}
+    for name in sorted({*wanted, own, *here}):
+        expected = record.release.version if name == own else wanted.get(name, "")
+        got = here.get(name, "")
+        if expected != got:
+            yield Finding(
+                kind=FindingKind.LOCK,
+                what=name,
+                text=f"{expected or 'nothing'} is locked, {got or 'nothing'} is installed",
+            )
+
+
+def registry_findings(registry: Registry, record: Installation) -> Iterator[Finding]:
+    """Yield what the registry says now of the release that is installed."""
+    release = record.release
+    label = f"{release.id} {release.version}"
+    published = {one.version: one for one in registry.releases(release.id)}
+    now = published.get(release.version)
+    if now is None:
+        yield Finding(
+            kind=FindingKind.REGISTRY,
+            what=label,
+            text=f"is not in {registry.address} any more, and releases are never removed",
+        )
+    elif now.wheel.sha256 != release.wheel.sha256:
+        yield Finding(
+            kind=FindingKind.REGISTRY,
+            what=label,
+            text=f"its wheel has sha256 {release.wheel.sha256}, and {registry.address} says "
+            f"{now.wheel.sha256}; releases never change: tell the registry's owner",
+        )
+    status = registry.status(release.id)
+    if release.version in status.yanked:
+        why = status.yanked[release.version]
+        yield Finding(kind=FindingKind.YANKED, what=label, text=f"is yanked: {why}")
+    for advisory in status.advisories:
+        yield Finding(kind=FindingKind.YANKED, what=release.id, text=f"advisory: {advisory}")
+    if status.deprecated is not None:
+        instead = f"; use {status.deprecated.replacement}" if status.deprecated.replacement else ""
+        yield Finding(
+            kind=FindingKind.NOTE,
+            what=release.id,
+            text=f"is deprecated: {status.deprecated.reason}{instead}",
+        )
+
+
+def unreachable(registry: str, error: TelescopeError) -> Iterable[Finding]:
+    """Return the note that a registry could not be asked."""
+    text = f"could not be asked, so yanks and advisories are not known: {error}"
+    return [Finding(kind=FindingKind.NOTE, what=registry, text=text)]

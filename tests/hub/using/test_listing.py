@@ -1,0 +1,143 @@
+"""`telescope env list` and `info`: what they show, in 80 columns, and what they import."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from telescope_envs.declared_settings import settings_in
+from telescope_envs.installed import Installation, write_record
+from telescope_envs.lockfile import FILENAME, Lock, LockedEnvironment, digest_of, write_lock
+from telescope_envs.registry.records import Deprecation, Status
+
+TITLE = "environment"
+
+
+@pytest.fixture
+def installed(published, make_project, home, tmp_path):
+    """Record acme/toy 0.1.0 as installed for an interpreter that can import it."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={make_project()} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (release,) = published.releases("acme/toy")
+    write_record(
+        Installation(
+            registry=published.address,
+            installed_at=datetime.now(UTC),
+            release=release,
+            interpreter=str(python),
+        )
+    )
+    return release
+
+
+def lock_of(release, registry: str, **fields) -> LockedEnvironment:
+    values = {
+        "id": release.id,
+        "version": release.version,
+        "wheel": release.wheel.filename,
+        "sha256": release.wheel.sha256,
+        "registry": registry,
+        "protocol": "1.0-1.0",
+        "python": f"3.{sys.version_info.minor}",
+        "requirements": (),
+        "requirements_sha256": digest_of(()),
+    }
+    return LockedEnvironment(**(values | fields))
+
+
+def test_what_is_published_is_listed_in_80_columns(published, telescope):
+    published.store.change_status(
+        "acme/toy", lambda status: Status(deprecated=Deprecation(reason="old"))
+    )
+    code, out, _ = telescope("env", "list", "--owner", "acme")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    title, row = out.splitlines()
+    assert title.split() == [TITLE, "newest", "installed", "about"]
+    assert row.split()[:3] == ["acme/toy", "0.1.0", "-"]
+    assert "(deprecated)" in row
+
+
+def test_filters_and_json_say_what_is_here(published, installed, telescope):
+    write_lock(Path(FILENAME), Lock(environments=(lock_of(installed, published.address),)))
+    for flag in ("--installed", "--locked"):
+        rows = json.loads(telescope("env", "list", flag, "--owner", "acme", "--json")[1])
+        assert [(row["id"], row["installed"], row["locked"]) for row in rows] == [
+            ("acme/toy", "0.1.0", "0.1.0")
+        ]
+    assert "locked" in telescope("env", "list")[1].splitlines()[0]
+    assert json.loads(telescope("env", "list", "--outdated", "--json")[1]) == []
+    code, _, err = telescope("env", "list", "--owner", "acmee")
+    assert code == 2
+    assert "did you mean 'acme'?" in err
+
+
+def test_info_tells_settings_standing_and_use(published, installed, telescope):
+    locked = lock_of(installed, published.address, sha256="0" * 64)
+    write_lock(Path(FILENAME), Lock(environments=(locked,)))
+    said = Status(
+        yanked={"0.1.0": "wrong gold"},
+        deprecated=Deprecation(reason="old", replacement="acme/new"),
+        advisories=("do not",),
+    )
+    published.store.change_status("acme/toy", lambda status: said)
+    code, out, _ = telescope("env", "info", "acme/toy@0.1.0")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    shown = " ".join(out.split())
+    for text in (
+        "installed 0.1.0",
+        "another wheel than the registry's: do not use it",
+        "yanked 0.1.0: wrong gold",
+        "deprecated old; use acme/new",
+        "advisory do not",
+        "validated no",
+        "settings: --env.NAME VALUE",
+        "telescope eval toy --model ./my-model",
+        'name = "toy"',
+    ):
+        assert text in shown
+    about = json.loads(telescope("env", "info", "acme/toy@0.1.0", "--json")[1])
+    assert about["locked"]["sha256"] == "0" * 64
+    assert about["versions"] == ["0.1.0"]
+
+
+def test_settings_are_read_from_a_schema():
+    schema = {
+        "$defs": {
+            "Judge": {"properties": {"model": {"type": "string", "description": "Who."}}},
+            "Level": {"enum": ["low", "high"]},
+        },
+        "properties": {
+            "judge": {"anyOf": [{"$ref": "#/$defs/Judge"}, {"type": "null"}], "default": None},
+            "level": {"$ref": "#/$defs/Level", "default": "low"},
+            "size": {"type": "integer", "minimum": 1, "maximum": 9, "default": 3},
+            "names": {"type": "array", "items": {"type": "string"}, "default": []},
+        },
+    }
+    found = [(one.name, one.type, one.default, one.help) for one in settings_in(schema)]
+    assert found == [
+        ("judge.model", "text", "", "Who."),
+        ("level", '"low" or "high"', '"low"', ""),
+        ("size", "integer >= 1 and <= 9", "3", ""),
+        ("names", "list of text", "[]", ""),
+    ]
+
+
+def test_listing_imports_only_what_it_needs(published, home):
+    program = (
+        "import sys\nfrom telescope_cli.main import main\n"
+        "try: main(['env', 'list'])\nexcept SystemExit as ended: assert not ended.code\n"
+        "heavy = {'rich', 'httpx', 'asyncio', 'zmq', 'aiohttp', 'uv', 'telescope_envs.install',\n"
+        "    'telescope_core.open', 'telescope_core.environments', 'huggingface_hub'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
