@@ -1,10 +1,15 @@
 """`telescope` in this process, over a data folder and a registry of the test's own."""
 
+import sys
 from collections.abc import Callable
 
 import pytest
+from tests.hub.projects import toy_publication
 
 from telescope_cli import main as cli
+from telescope_envs.lockfile import LockedEnvironment, digest_of
+from telescope_envs.registry import Registry
+from telescope_envs.registry.records import Release
 
 
 @pytest.fixture
@@ -19,6 +24,13 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def published(registry) -> Registry:
+    """A registry that holds acme/toy 0.1.0, made without a build."""
+    registry.store.publish(toy_publication())
+    return registry
+
+
+@pytest.fixture
 def telescope(home, capsys) -> Callable[..., tuple[int, str, str]]:
     """Run the command in this process; returns (exit code, stdout, stderr)."""
 
@@ -29,3 +41,18 @@ def telescope(home, capsys) -> Callable[..., tuple[int, str, str]]:
         return int(ended.value.code or 0), output.out, output.err
 
     return run
+
+
+def lock_of(release: Release, registry: str, **fields) -> LockedEnvironment:
+    values = {
+        "id": release.id,
+        "version": release.version,
+        "wheel": release.wheel.filename,
+        "sha256": release.wheel.sha256,
+        "registry": registry,
+        "protocol": "1.0-1.0",
+        "python": f"3.{sys.version_info.minor}",
+        "requirements": (),
+        "requirements_sha256": digest_of(()),
+    }
+    return LockedEnvironment(**(values | fields))

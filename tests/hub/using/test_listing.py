@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.hub.using.conftest import lock_of
 
 from telescope_envs.declared_settings import settings_in
 from telescope_envs.installed import Installation, write_record
-from telescope_envs.lockfile import FILENAME, Lock, LockedEnvironment, digest_of, write_lock
+from telescope_envs.lockfile import FILENAME, Lock, write_lock
 from telescope_envs.registry.records import Deprecation, Status
 
 TITLE = "environment"
@@ -33,21 +34,6 @@ def installed(published, make_project, home, tmp_path):
         )
     )
     return release
-
-
-def lock_of(release, registry: str, **fields) -> LockedEnvironment:
-    values = {
-        "id": release.id,
-        "version": release.version,
-        "wheel": release.wheel.filename,
-        "sha256": release.wheel.sha256,
-        "registry": registry,
-        "protocol": "1.0-1.0",
-        "python": f"3.{sys.version_info.minor}",
-        "requirements": (),
-        "requirements_sha256": digest_of(()),
-    }
-    return LockedEnvironment(**(values | fields))
 
 
 def test_what_is_published_is_listed_in_80_columns(published, telescope):
@@ -78,8 +64,6 @@ def test_filters_and_json_say_what_is_here(published, installed, telescope):
 
 
 def test_info_tells_settings_standing_and_use(published, installed, telescope):
-    locked = lock_of(installed, published.address, sha256="0" * 64)
-    write_lock(Path(FILENAME), Lock(environments=(locked,)))
     said = Status(
         yanked={"0.1.0": "wrong gold"},
         deprecated=Deprecation(reason="old", replacement="acme/new"),
@@ -92,7 +76,6 @@ def test_info_tells_settings_standing_and_use(published, installed, telescope):
     shown = " ".join(out.split())
     for text in (
         "installed 0.1.0",
-        "another wheel than the registry's: do not use it",
         "yanked 0.1.0: wrong gold",
         "deprecated old; use acme/new",
         "advisory do not",
@@ -103,8 +86,16 @@ def test_info_tells_settings_standing_and_use(published, installed, telescope):
     ):
         assert text in shown
     about = json.loads(telescope("env", "info", "acme/toy@0.1.0", "--json")[1])
-    assert about["locked"]["sha256"] == "0" * 64
-    assert about["versions"] == ["0.1.0"]
+    assert (about["versions"], about["settings"]) == (["0.1.0"], [])
+
+
+def test_info_warns_of_a_lock_that_is_not_the_registrys(published, installed, telescope):
+    locked = lock_of(installed, published.address, sha256="0" * 64)
+    write_lock(Path(FILENAME), Lock(environments=(locked,)))
+    shown = " ".join(telescope("env", "info", "toy")[1].split())
+    assert "another wheel than the registry's: do not use it" in shown
+    assert "installed no; run: telescope env sync" in shown
+    assert json.loads(telescope("env", "info", "toy", "--json")[1])["locked"]["sha256"] == "0" * 64
 
 
 def test_settings_are_read_from_a_schema():
