@@ -22,12 +22,13 @@ setup-gpu: ## make .venv with the CUDA stack
 quickstart: ## train a small model on two environments and evaluate it
 	@scripts/quickstart.sh
 
-check: setup ## format, lint, types, import contracts, budgets
+check: setup ## format, lint, types, import contracts, budgets, registry
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/arch
+	$(BIN)/telescope hub check registry
 
 FAST := -m "not engine and not gpu" --numprocesses $(WORKERS)
 ENGINE := -m "engine and not gpu"

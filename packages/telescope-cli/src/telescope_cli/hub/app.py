@@ -3,6 +3,10 @@
 from telescope_cli.verbs import Verb, VerbGroup, verb_app
 
 VERBS = {
+    "check": Verb(
+        target="telescope_cli.hub.check:check",
+        help="Prove that a registry keeps its promises: records, wheels, history.",
+    ),
     "render": Verb(
         target="telescope_cli.hub.render:render_registry",
         help="Write a registry as files for any host, with pages for pip and uv.",
@@ -29,6 +33,8 @@ VERBS = {
     ),
 }
 EPILOG = """Examples:
+
+  telescope hub check registry --against origin/main
 
   telescope hub render registry public
 

@@ -1,0 +1,67 @@
+"""`telescope hub check`."""
+
+import json
+from dataclasses import asdict
+from textwrap import fill
+from typing import Annotated
+
+import typer
+
+from telescope_cli.env.options import JsonOption, progress
+from telescope_cli.hub.options import FolderArgument, registry_folder
+from telescope_envs.registry.check import check_registry
+from telescope_envs.registry.findings import CHECKS, CheckReport, Finding
+
+_WIDTH = 80
+
+
+def check(
+    folder: FolderArgument,
+    against: Annotated[
+        str,
+        typer.Option("--against", metavar="GIT-REF", help="Also compare with this branch."),
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Prove that a registry keeps its promises: records, wheels, names, git history.
+
+    Ends with exit code 1 when something is wrong. Runs no code of any wheel.
+
+    Example: telescope hub check registry --against origin/main
+    """
+    report = check_registry(registry_folder(folder), against=against, progress=progress)
+    if as_json:
+        typer.echo(json.dumps({**asdict(report), "checks": list(CHECKS)}))
+    else:
+        typer.echo(as_text(report))
+    if report.findings:
+        raise typer.Exit(1)
+
+
+def as_text(report: CheckReport) -> str:
+    """Return the report in lines of at most 80 columns, where words allow."""
+    blocks = [_finding(finding) for finding in report.findings]
+    blocks += [fill(note, _WIDTH) for note in report.notes]
+    counts = (
+        f"{report.num_environments} environments, {report.num_releases} releases, "
+        f"{report.num_commits} commits"
+    )
+    num = len(report.findings)
+    verdict = f"{num} thing{'s' if num > 1 else ''} wrong" if num else f"{len(CHECKS)} checks hold"
+    return "\n".join([*blocks, fill(f"{report.registry}: {verdict} ({counts})", _WIDTH)])
+
+
+def _finding(finding: Finding) -> str:
+    parts = [finding.where, finding.what, f"fix: {finding.fix}"]
+    lines = [
+        fill(
+            part,
+            _WIDTH,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        for part in parts
+    ]
+    return "\n".join([f"[{finding.check}]", *lines, ""])

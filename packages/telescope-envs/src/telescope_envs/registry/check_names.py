@@ -1,0 +1,103 @@
+"""What is wrong with the names of a registry: taken twice, reserved, or meaning nothing."""
+
+from collections.abc import Iterator
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from telescope_envs.registry.check_tree import IndexLine, Tree
+from telescope_envs.registry.findings import Finding
+from telescope_envs.registry.names import distribution_name, module_name, parse_reserved, plain
+
+
+def check_names(tree: Tree) -> list[Finding]:
+    """Return what is wrong with names of owners, environments, bare names and requirements."""
+    findings = [*_same_names(tree), *_reserved_names(tree), *_lost_aliases(tree)]
+    for lines in tree.releases.values():
+        for line in lines:
+            findings += [*_wrong_distribution(line), *_wrong_requirements(line)]
+    return findings
+
+
+def _same_names(tree: Tree) -> Iterator[Finding]:
+    seen: dict[str, str] = {}
+    for environment_id in tree.releases:
+        distribution = plain(distribution_name(*environment_id.split("/")))
+        first = seen.setdefault(distribution, environment_id)
+        if first != environment_id:
+            yield Finding(
+                check="unique-name",
+                where=f"index/{environment_id}.jsonl",
+                what=f"is the distribution {distribution}, and so is {first}",
+                fix="publish the later one under another name",
+            )
+
+
+def _reserved_names(tree: Tree) -> Iterator[Finding]:
+    text = tree.bytes_of("reserved.txt").decode(errors="replace")
+    reserved = parse_reserved(text) - {tree.config.name if tree.config else ""}
+    used = [(f"index/{name}.jsonl", part) for name in tree.releases for part in name.split("/")]
+    used += [("aliases.toml", alias) for alias in tree.aliases]
+    for where, name in dict.fromkeys(used):
+        if plain(name) in reserved:
+            yield Finding(
+                check="reserved-name",
+                where=where,
+                what=f"{name!r} is a reserved name",
+                fix="choose another name, or take it out of reserved.txt if it may be used",
+            )
+
+
+def _lost_aliases(tree: Tree) -> Iterator[Finding]:
+    for alias, environment_id in tree.aliases.items():
+        if environment_id not in tree.releases:
+            yield Finding(
+                check="alias",
+                where="aliases.toml",
+                what=f"{alias!r} means {environment_id!r}, which is not in the index",
+                fix="correct the name, or publish that environment first",
+            )
+
+
+def _wrong_distribution(line: IndexLine) -> Iterator[Finding]:
+    release = line.release
+    module = module_name(release.owner, release.name)
+    expected = {
+        "distribution": (distribution_name(release.owner, release.name), release.distribution),
+        "module": (module, release.module),
+        "wheel.filename": (
+            f"{module}-{release.version}-py3-none-any.whl",
+            release.wheel.filename,
+        ),
+    }
+    for name, (wanted, got) in expected.items():
+        if wanted != got:
+            yield Finding(
+                check="index-line",
+                where=line.where,
+                what=f"{name} is {got!r}, not {wanted!r}",
+                fix="restore the line from the git history, or correct it before it is committed",
+            )
+
+
+def _wrong_requirements(line: IndexLine) -> Iterator[Finding]:
+    for text in line.release.requires_dist:
+        problem = _problem(text)
+        if problem:
+            yield Finding(
+                check="requirement",
+                where=line.where,
+                what=f"needs {text!r}: {problem}",
+                fix="publish a new version without it, and yank this one",
+            )
+
+
+def _problem(text: str) -> str:
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        return "not a requirement (PEP 508)"
+    if requirement.url:
+        return "an address, not a package of the package index"
+    if plain(requirement.name).startswith("telescope-env-"):
+        return "another environment, which the package index does not have"
+    return ""

@@ -1,0 +1,192 @@
+"""Reading a registry's tree whole, and what is wrong with its files one by one."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from packaging.version import Version
+
+from telescope_core.errors import RegistryError
+from telescope_envs.registry.findings import Finding
+from telescope_envs.registry.parsing import (
+    parse_aliases,
+    parse_namespace,
+    parse_record,
+    parse_status,
+)
+from telescope_envs.registry.records import RegistryConfig, Release
+from telescope_envs.registry.schemas import schema_files
+from telescope_envs.registry.static_view import tree_files
+
+_LAYOUT = re.compile(
+    r"config\.json|aliases\.toml|reserved\.txt|README\.md|LICENSE"
+    r"|namespaces/[^/]+\.toml|index/[^/]+/[^/]+\.jsonl|status/[^/]+/[^/]+\.json"
+    r"|artifacts/.+|schema/[^/]+\.json|v1/.+|simple/.+"
+)
+_CLOCK_SKEW = timedelta(hours=1)
+_RESTORE = "restore it from the git history, or correct it before it is committed"
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexLine:
+    """A release and where it stands."""
+
+    release: Release
+    path: str
+    line: int
+
+    @property
+    def where(self) -> str:
+        """`path:line`."""
+        return f"{self.path}:{self.line}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Tree:
+    """What could be read of a registry, and what could not."""
+
+    root: Path
+    paths: list[str]
+    config: RegistryConfig | None = None
+    aliases: dict[str, str] = field(default_factory=dict[str, str])
+    releases: dict[str, list[IndexLine]] = field(default_factory=dict[str, list[IndexLine]])
+    """Environment -> its lines, in the order of its file."""
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+    def bytes_of(self, path: str) -> bytes:
+        """Return the bytes of a file; none of what is not there."""
+        return (self.root / path).read_bytes() if path in self.paths else b""
+
+    def add(self, check: str, where: str, what: str, fix: str) -> None:
+        """Note what is wrong."""
+        self.findings.append(Finding(check=check, where=where, what=what, fix=fix))
+
+    def parsed(self, check: str, where: str, parse: Callable[[], Record]) -> Record | None:
+        """Return what `parse` does; a RegistryError of it becomes a finding."""
+        try:
+            return parse()
+        except RegistryError as error:
+            what = str(error).removeprefix(f"{where}: ").removesuffix("; update the registry")
+            self.add(check, where, what, _RESTORE)
+            return None
+
+
+def read_tree(root: Path, *, now: datetime) -> Tree:
+    """Read every file of the registry at `root`, checking each by its model."""
+    tree = Tree(root=root, paths=tree_files(root))
+    for path in tree.paths:
+        if not _LAYOUT.fullmatch(path):
+            tree.add("layout", path, "not a file of a registry", "move it elsewhere")
+    config = tree.bytes_of("config.json")
+    tree.config = tree.parsed(
+        "config", "config.json", lambda: parse_record(RegistryConfig, config, "config.json")
+    )
+    if "aliases.toml" in tree.paths:
+        data = tree.bytes_of("aliases.toml")
+        found = tree.parsed("alias", "aliases.toml", lambda: parse_aliases(data, "aliases.toml"))
+        tree.aliases = found.aliases if found else {}
+    for path in tree.paths:
+        if _LAYOUT.fullmatch(path) and path.startswith("index/"):
+            _read_index(tree, path, now=now)
+    _check_namespaces(tree)
+    _check_statuses(tree)
+    _check_schemas(tree)
+    return tree
+
+
+def _read_index(tree: Tree, path: str, *, now: datetime) -> None:
+    environment_id = path.removeprefix("index/").removesuffix(".jsonl")
+    lines = tree.bytes_of(path).split(b"\n")
+    if lines.pop():
+        tree.add(
+            "index-line", f"{path}:{len(lines) + 1}", "the last line has no line end", _RESTORE
+        )
+    found: list[IndexLine] = []
+    for number, text in enumerate(lines, 1):
+        where = f"{path}:{number}"
+        release = tree.parsed(
+            "index-line", where, lambda t=text, w=where: parse_record(Release, t, w)
+        )
+        if release is None:
+            continue
+        if release.id != environment_id:
+            tree.add("index-line", where, f"holds a release of {release.id}", _RESTORE)
+        found.append(IndexLine(release=release, path=path, line=number))
+    tree.releases[environment_id] = found
+    _check_versions(tree, found)
+    _check_times(tree, found, now=now)
+
+
+def _check_versions(tree: Tree, lines: Sequence[IndexLine]) -> None:
+    seen: dict[Version, IndexLine] = {}
+    for line in lines:
+        first = seen.setdefault(Version(line.release.version), line)
+        if first is not line:
+            tree.add(
+                "version-once",
+                line.where,
+                f"{line.release.version} is published again; line {first.line} has it",
+                "remove the line before it is committed; raise the version instead",
+            )
+
+
+def _check_times(tree: Tree, lines: Sequence[IndexLine], *, now: datetime) -> None:
+    fix = "correct the clock of the publisher, and the line before it is committed"
+    for before, line in zip([None, *lines], lines, strict=False):
+        time = line.release.published_at
+        if time > now + _CLOCK_SKEW:
+            tree.add("published-at", line.where, f"published at {time.isoformat()}, later", fix)
+        if before is not None and time < before.release.published_at - _CLOCK_SKEW:
+            what = f"published at {time.isoformat()}, before the line above it"
+            tree.add("published-at", line.where, what, fix)
+
+
+def _check_namespaces(tree: Tree) -> None:
+    for path in tree.paths:
+        if path.startswith("namespaces/") and _LAYOUT.fullmatch(path):
+            data = tree.bytes_of(path)
+            found = tree.parsed("namespace", path, lambda d=data, p=path: parse_namespace(d, p))
+            if found is not None and path != f"namespaces/{found.owner}.toml":
+                what = f"is of owner {found.owner!r}"
+                tree.add("namespace", path, what, f"rename it to {found.owner}.toml")
+    for owner in sorted({name.partition("/")[0] for name in tree.releases}):
+        if f"namespaces/{owner}.toml" not in tree.paths:
+            tree.add(
+                "namespace",
+                f"index/{owner}/",
+                f"nobody owns {owner!r}: there is no namespaces/{owner}.toml",
+                f"write namespaces/{owner}.toml, or remove the folder before it is committed",
+            )
+
+
+def _check_statuses(tree: Tree) -> None:
+    for path in tree.paths:
+        if not path.startswith("status/") or not _LAYOUT.fullmatch(path):
+            continue
+        data = tree.bytes_of(path)
+        status = tree.parsed("status", path, lambda d=data, p=path: parse_status(d, p))
+        environment_id = path.removeprefix("status/").removesuffix(".json")
+        if environment_id not in tree.releases:
+            tree.add("status", path, f"{environment_id} has no index file", "remove it")
+            continue
+        published = {line.release.version for line in tree.releases[environment_id]}
+        for version in sorted(set(status.yanked) - published if status else ()):
+            tree.add(
+                "status",
+                path,
+                f"yanks {version}, which is not published",
+                f"name one of {', '.join(sorted(published))}",
+            )
+
+
+def _check_schemas(tree: Tree) -> None:
+    here = {path for path in tree.paths if path.startswith("schema/")}
+    wanted = {f"schema/{name}": text for name, text in schema_files().items()} if here else {}
+    for path in sorted(here | set(wanted)):
+        if path not in wanted or tree.bytes_of(path) != wanted[path].encode():
+            what = "is not what the models of this version say"
+            tree.add("schema", path, what, f"run: telescope hub schemas {tree.root}")

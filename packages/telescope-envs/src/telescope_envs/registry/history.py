@@ -1,0 +1,210 @@
+"""Whether a registry kept its promises over time, as git remembers: index lines stay, names stay.
+
+Each commit on the first-parent history is compared with the one before it, then the working tree
+with the last one. Git is asked twice, however long the history is.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.registry.findings import Finding
+from telescope_envs.registry.parsing import parse_aliases
+
+_TIME_LIMIT_S = 120.0
+_NOTHING = b""
+
+
+class Change(NamedTuple):
+    """One file as it was and as it became, in a commit or since the last one."""
+
+    path: str
+    old: bytes
+    new: bytes
+    commit: str
+    """Where it changed; empty = not yet committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryReport:
+    """What was found, in how many commits."""
+
+    findings: list[Finding] = field(default_factory=list[Finding])
+    num_commits: int = 0
+    notes: list[str] = field(default_factory=list[str])
+
+
+def check_history(root: Path, *, against: str = "") -> HistoryReport:
+    """Compare all that git knows of the registry at `root`; notes say what git does not know.
+
+    `against` is compared at the commit where the present branch left it, so that what has been
+    merged there meanwhile counts as nothing removed.
+    """
+    if not _is_repository(root):
+        if against:
+            raise ConfigError(
+                f"{root} is in no git repository, so --against {against} has no sense"
+            )
+        return HistoryReport(notes=["history: not checked, this folder is in no git repository"])
+    notes: list[str] = []
+    if _git(root, "rev-parse", "--is-shallow-repository").strip() == b"true":
+        notes.append("history: checked from where this shallow clone begins; fetch it whole")
+    changes = _committed(root)
+    num_commits = len({change.commit for change in changes})
+    if not num_commits:
+        notes.append("history: not checked, no commit holds this registry yet")
+    changes += _since(root, "HEAD")
+    if against:
+        changes += _since(root, _left_at(root, against))
+    findings = [finding for change in changes for finding in _broken_promises(change)]
+    return HistoryReport(
+        findings=list(dict.fromkeys(findings)), num_commits=num_commits, notes=notes
+    )
+
+
+def _broken_promises(change: Change) -> Iterator[Finding]:
+    if change.path == "aliases.toml":
+        yield from _changed_aliases(change)
+    elif not change.new.startswith(change.old):
+        yield _changed_lines(change)
+
+
+def _changed_lines(change: Change) -> Finding:
+    old, new = change.old.splitlines(), change.new.splitlines()
+    same = (a == b for a, b in zip(old, new, strict=False))
+    line = next((i for i, is_same in enumerate(same) if not is_same), min(len(old), len(new)))
+    if not new:
+        what = "the file was removed"
+    elif line < len(old) and old[line] in new:
+        what = f"line {line + 1} was moved"
+    elif line < len(old) and len(new) >= len(old):
+        what = f"line {line + 1} was changed"
+    else:
+        what = f"line {line + 1} was removed"
+    return Finding(
+        check="history",
+        where=_where(change, f"{change.path}:{line + 1}"),
+        what=f"{what}; index files only grow",
+        fix="restore the file as it was; to withdraw a release, yank it",
+    )
+
+
+def _changed_aliases(change: Change) -> Iterator[Finding]:
+    new = _aliases(change.new)
+    for alias, environment_id in _aliases(change.old).items():
+        if new.get(alias) != environment_id:
+            became = f"now means {new[alias]!r}" if alias in new else "is gone"
+            yield Finding(
+                check="alias-history",
+                where=_where(change, change.path),
+                what=f"{alias!r} meant {environment_id!r} and {became}",
+                fix="give it back its meaning; a bare name is never used for something else",
+            )
+
+
+def _aliases(data: bytes) -> dict[str, str]:
+    try:
+        return parse_aliases(data, "aliases.toml").aliases if data else {}
+    except RegistryError:
+        return {}  # nobody could read it, so it promised nothing; the tree's own check tells
+
+
+def _where(change: Change, place: str) -> str:
+    return f"{place} in commit {change.commit[:12]}" if change.commit else place
+
+
+def _committed(root: Path) -> list[Change]:
+    """Return every change of a promised file on the first-parent history, the newest first."""
+    log = _git(
+        *(root, "log", "--first-parent", "-m", "--raw", "-z", "--no-abbrev", "--no-renames"),
+        *("--format=commit %H", "--relative", "--", "index", "aliases.toml"),
+    )
+    raw: list[tuple[str, str, str, str]] = []
+    commit = ""
+    words = iter(log.decode().replace("\n", "").split("\0"))
+    for word in words:
+        if word.startswith("commit "):
+            commit = word.removeprefix("commit ")
+        elif word.startswith(":"):
+            _, _, old, new, _ = word.split(" ")
+            raw.append((next(words), old, new, commit))
+    blobs = _blobs(root, sorted({blob for _, old, new, _ in raw for blob in (old, new)}))
+    return [Change(path, blobs[old], blobs[new], commit) for path, old, new, commit in raw]
+
+
+def _since(root: Path, commit: str) -> list[Change]:
+    """Return the promised files of `commit` beside those of the working tree."""
+    if not _succeeds(root, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
+        return []
+    listed = _git(root, "ls-tree", "-r", "-z", commit, "--", "index", "aliases.toml").decode()
+    rows = [row.split("\t", 1) for row in listed.split("\0") if row]
+    blobs = _blobs(root, [about.split(" ")[2] for about, _ in rows])
+    return [
+        Change(path, blobs[about.split(" ")[2]], _present(root / path), "") for about, path in rows
+    ]
+
+
+def _present(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else _NOTHING
+
+
+def _left_at(root: Path, against: str) -> str:
+    if not _succeeds(root, "rev-parse", "--verify", "--quiet", f"{against}^{{commit}}"):
+        raise ConfigError(
+            f"--against {against!r} is no commit or branch of this repository; fetch it first"
+        )
+    if not _succeeds(root, "merge-base", against, "HEAD"):
+        return against
+    return _git(root, "merge-base", against, "HEAD").decode().strip()
+
+
+def _blobs(root: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Return the contents of blobs by name; the name of all zeros is a file that is not there."""
+    found = dict.fromkeys(names, _NOTHING)
+    wanted = [name for name in found if set(name) != {"0"}]
+    output = _git(root, "cat-file", "--batch", stdin="".join(f"{n}\n" for n in wanted).encode())
+    for name in wanted:
+        head, _, output = output.partition(b"\n")
+        size = int(head.split(b" ")[2])
+        found[name], output = output[:size], output[size + 1 :]
+    return found
+
+
+def _is_repository(root: Path) -> bool:
+    done = _run(root, ("rev-parse", "--is-inside-work-tree"))
+    if done.returncode and b"not a git repository" not in done.stderr:
+        raise RegistryError(f"git cannot read {root}: {done.stderr.decode().strip()}")
+    return done.returncode == 0
+
+
+def _succeeds(root: Path, *arguments: str) -> bool:
+    return _run(root, arguments).returncode == 0
+
+
+def _git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+    done = _run(root, arguments, stdin)
+    if done.returncode:
+        raise RegistryError(f"git {arguments[0]} failed in {root}: {done.stderr.decode().strip()}")
+    return done.stdout
+
+
+def _run(
+    root: Path, arguments: Sequence[str], stdin: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Run git in the registry, so that paths are relative to it."""
+    try:
+        return subprocess.run(
+            ["git", "--no-optional-locks", *arguments],
+            cwd=root,
+            input=stdin,
+            env={**os.environ, "LC_ALL": "C"},
+            capture_output=True,
+            timeout=_TIME_LIMIT_S,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise RegistryError("git is not installed, and the history is checked with it") from error

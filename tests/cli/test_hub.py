@@ -1,0 +1,90 @@
+"""`telescope hub` as a command: reports, exit codes, JSON alone on stdout."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from telescope_cli.main import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def telescope(capsys):
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    """A copy of the committed registry with one of its environments alone."""
+    for part in ("config.json", "aliases.toml", "namespaces", "schema", "reserved.txt"):
+        source = ROOT / "registry" / part
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / part)
+    for part in ("index/telescope", "status/telescope", "artifacts"):
+        (tmp_path / part).mkdir(parents=True)
+        for file in (ROOT / "registry" / part).glob("*wordle*"):
+            shutil.copy(file, tmp_path / part)
+    (tmp_path / "aliases.toml").write_text('[aliases]\nwordle = "telescope/wordle"\n')
+    return tmp_path
+
+
+def test_check_says_that_all_holds(telescope, place):
+    code, out, err = telescope("hub", "check", str(place))
+    assert code == 0
+    assert "checks hold (1 environments, 1 releases, 0 commits)" in out.replace("\n", " ")
+    assert "not checked, this folder is in no git" in out.replace("\n", " ")
+    assert "checking telescope/wordle" in err
+
+
+def test_check_tells_what_is_wrong_where_and_what_to_do(telescope, place):
+    index = place / "index/telescope/wordle.jsonl"
+    index.write_text(index.read_text().replace("five-letter", "six-letter") * 2)
+    (place / "namespaces/telescope.toml").unlink()
+    code, out, _ = telescope("hub", "check", str(place))
+    assert code == 1
+    for text in ("[namespace]", "[version-once]", "index/telescope/wordle.jsonl:2", "fix: "):
+        assert text in out
+    assert "2 things wrong" in out
+    assert max(map(len, out.splitlines())) <= max(80, len(str(place)) + 2)
+
+
+def test_check_speaks_to_programs(telescope, place):
+    (place / "namespaces/telescope.toml").unlink()
+    code, out, _ = telescope("hub", "check", str(place), "--json")
+    report = json.loads(out)
+    assert code == 1
+    assert [finding["check"] for finding in report["findings"]] == ["namespace"]
+    assert set(report["findings"][0]) == {"check", "where", "what", "fix"}
+    assert (report["num_environments"], "history" in report["checks"]) == (1, True)
+
+
+def test_render_and_schemas_say_what_they_wrote(telescope, place, tmp_path):
+    code, out, _ = telescope("hub", "render", str(place), str(tmp_path.parent / "view"), "--json")
+    assert code == 0
+    view = Path(json.loads(out)["output"])
+    assert (view / "simple/telescope-env-telescope-wordle/index.html").is_file()
+    code, out, _ = telescope("hub", "schemas", str(place), "--json")
+    assert "schema/release.json" in json.loads(out)
+
+
+@pytest.mark.parametrize("verb", ["check", "schemas", "render"])
+def test_a_folder_that_is_no_registry_is_refused(telescope, tmp_path, verb):
+    (tmp_path / "empty").mkdir()
+    more = [str(tmp_path / "out")] if verb == "render" else []
+    code, _, err = telescope("hub", verb, str(tmp_path / "empty"), *more)
+    assert code == 2
+    assert "is no registry: it has no config.json" in err
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_an_unknown_branch_is_refused(telescope):
+    code, _, err = telescope("hub", "check", str(ROOT / "registry"), "--against", "no-such")
+    assert (code, "no commit or branch" in err) == (2, True)
