@@ -1,6 +1,7 @@
 """What several verbs of `telescope env` share: options, and the completion of names."""
 
 import sys
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -52,6 +53,12 @@ NamesArgument = Annotated[
         autocompletion=complete_name,
     ),
 ]
+
+
+def with_bare_names(ids: Iterable[str]) -> set[str]:
+    """Return the ids, and their names without owners: all that a person may type."""
+    known = list(ids)
+    return {*known, *(one.partition("/")[2] or one for one in known)}
 
 
 def progress(step: str) -> None:

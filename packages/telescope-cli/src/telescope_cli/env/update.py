@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from telescope_cli.env.options import JsonOption, complete_installed, progress
+from telescope_cli.env.options import JsonOption, complete_installed, progress, with_bare_names
 from telescope_core.errors import ConfigError, RegistryError, TelescopeError, unknown_name
 from telescope_envs.install import install
 from telescope_envs.installed import Installation, installed_environments
@@ -96,7 +96,7 @@ def _wanted(names: list[str], lock: Path | None) -> list[str]:
             )
         found = [one for one in here if request.typed_id in (one, one.partition("/")[2])]
         if len(found) != 1:
-            raise unknown_name("installed environment", name, here)
+            raise unknown_name("installed environment", name, with_bare_names(here))
         wanted += found
     return wanted
 

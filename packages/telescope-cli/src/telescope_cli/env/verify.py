@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from telescope_cli.env.options import JsonOption, complete_installed, progress
+from telescope_cli.env.options import JsonOption, complete_installed, progress, with_bare_names
 from telescope_core.errors import unknown_name
 from telescope_envs.locator import usable_ids
 from telescope_envs.registry.resolve import parse_request
@@ -36,9 +36,8 @@ def verify_environments(
     """
     here = usable_ids()
     for name in names or ():
-        typed = parse_request(name).typed_id
-        if typed not in here and typed not in {one.partition("/")[2] for one in here}:
-            raise unknown_name("installed environment", name, here)
+        if parse_request(name).typed_id not in with_bare_names(here):
+            raise unknown_name("installed environment", name, with_bare_names(here))
     done: list[Verification] = []
     for name in names or here:
         progress(f"checking {name}")
