@@ -68,7 +68,8 @@ class Pages:
         self._templates = Environment(
             loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
-        self.style = (_HERE / "static" / "hub.css").read_bytes()
+        self.static = {file.name: file.read_bytes() for file in (_HERE / "static").iterdir()}
+        """What the pages load, by name."""
 
     def front(
         self, site: Site, rows: Sequence[CatalogRow], *, q: str, tags: Sequence[str], page: int

@@ -17,6 +17,7 @@ from telescope_envs.server.refusal import Refusal
 
 _READ = ["GET", "HEAD"]
 _HTML = "text/html; charset=utf-8"
+_STATIC_TYPES = {"css": "text/css", "svg": "image/svg+xml"}
 _MAX_OFFSET = 1_000_000
 Words = Annotated[str, Query(max_length=200)]
 Tags = Annotated[list[str], Query(max_length=20)]
@@ -34,7 +35,7 @@ class SiteRoutes:
     def add_to(self, app: FastAPI) -> None:
         """Add the routes."""
         app.add_api_route(f"/{API}/search", self.search, methods=_READ)
-        app.add_api_route("/static/hub.css", self.style, methods=_READ)
+        app.add_api_route("/static/{name}", self.static, methods=_READ)
         app.add_api_route("/environments/{owner}/{name}", self.environment, methods=_READ)
         app.add_api_route("/", self.front, methods=_READ)
 
@@ -93,12 +94,16 @@ class SiteRoutes:
 
         return self._found(request, f"{site.address}/environments/{environment_id}", build)
 
-    async def style(self, request: Request) -> Response:
-        """Answer with the style sheet; it says nothing about the registry."""
-        headers = {"ETag": etag_of(self._pages.style), "Cache-Control": "max-age=3600"}
+    async def static(self, request: Request, name: str) -> Response:
+        """Answer with what the pages load; it says nothing about the registry."""
+        content = self._pages.static.get(name)
+        if content is None:
+            raise Refusal(HTTPStatus.NOT_FOUND, f"nothing is at 'static/{name}'", "look elsewhere")
+        headers = {"ETag": etag_of(content), "Cache-Control": "max-age=3600"}
         if is_known(request, headers["ETag"]):
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-        return Response(self._pages.style, media_type="text/css", headers=headers)
+        media_type = _STATIC_TYPES[name.rpartition(".")[2]]
+        return Response(content, media_type=media_type, headers=headers)
 
     def problem(self, request: Request, refusal: Refusal) -> Response:
         """Return a refusal as a page."""

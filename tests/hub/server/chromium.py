@@ -1,0 +1,164 @@
+"""Drives a real Chromium without a screen, over the two pipes of its DevTools protocol."""
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "TELESCOPE_CHROMIUM"
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_LIMIT_S = 30.0
+
+
+def find_chromium() -> str:
+    """Return the browser that TELESCOPE_CHROMIUM names, else the first one in PATH."""
+    found = os.environ.get(VARIABLE) or next(filter(None, map(shutil.which, _NAMES)), None)
+    assert found, (
+        f"the pages are tested in a real browser: install chromium, or set {VARIABLE} to the path "
+        "of a Chromium or Chrome; the tests of a parser are in test_pages.py"
+    )
+    return found
+
+
+class Browser:
+    """One page of a running Chromium."""
+
+    def __init__(self, to_browser: int, from_browser: int) -> None:
+        self._to, self._from = to_browser, from_browser
+        self._rest = b""
+        self._number = 0
+        self._session: dict[str, str] = {}
+        self.complaints: list[str] = []
+        """What the browser logged: blocked scripts and styles, missing files, errors."""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = {"sessionId": attached["sessionId"]}
+        for domain in ("Page", "Log", "Runtime", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters) -> dict[str, Any]:
+        """Return the result of one command."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters, **self._session}
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        answer = self._wait(lambda found: found.get("id") == self._number, method)
+        assert "error" not in answer, (method, answer["error"])
+        return answer["result"]
+
+    def open(self, url: str) -> None:
+        """Go to `url` and wait until all of it is loaded."""
+        self.call("Page.navigate", url=url)
+        self.wait_for_load()
+
+    def wait_for_load(self) -> None:
+        """Wait until the page that is being opened is loaded."""
+        self._wait(lambda found: found.get("method") == "Page.loadEventFired", "loading")
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression in the page."""
+        parameters = {"expression": expression, "returnByValue": True}
+        result = self.call("Runtime.evaluate", **parameters)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def text(self) -> str:
+        """Return the text as a person sees it."""
+        return self.evaluate("document.body.innerText")
+
+    def resize(self, width: int, height: int = 800) -> None:
+        """Give the window another size, CSS pixels."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
+    def prefer(self, scheme: str) -> None:
+        """Ask for the `light` or `dark` colours."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.call("Emulation.setEmulatedMedia", features=features)
+
+    def type(self, text: str) -> None:
+        """Type into what has the focus, then press Enter."""
+        self.call("Input.insertText", text=text)
+        enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **enter)
+
+    def click(self, selector: str) -> None:
+        """Press the mouse in the middle of an element."""
+        box = self.evaluate(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            " e.scrollIntoView(); const b = e.getBoundingClientRect();"
+            " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+        )
+        at = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
+        self.call("Input.dispatchMouseEvent", type="mousePressed", **at)
+        self.call("Input.dispatchMouseEvent", type="mouseReleased", **at)
+
+    def _wait(self, fits, what: str) -> dict[str, Any]:
+        end = time.monotonic() + _LIMIT_S
+        while True:
+            while b"\0" in self._rest:
+                text, _, self._rest = self._rest.partition(b"\0")
+                found = json.loads(text)
+                self._note(found)
+                if fits(found):
+                    return found
+            ready, _, _ = select.select([self._from], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"chromium did not answer {what} in {_LIMIT_S:g} s"
+            data = os.read(self._from, 1 << 20)
+            assert data, f"chromium ended during {what}"
+            self._rest += data
+
+    def _note(self, message: dict[str, Any]) -> None:
+        method, about = message.get("method"), message.get("params", {})
+        if method == "Log.entryAdded":
+            self.complaints.append(about["entry"]["text"])
+        elif method in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown"):
+            self.complaints.append(json.dumps(about))
+        elif method == "Page.javascriptDialogOpening":
+            self.complaints.append(f"a dialog: {about['message']}")
+
+
+@contextmanager
+def browser(profile: Path) -> Iterator[Browser]:
+    """Start Chromium with a fresh profile; it is gone afterwards, with all of its processes."""
+    read_commands, write_commands = os.pipe()
+    read_answers, write_answers = os.pipe()
+    flags = [
+        *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-extensions"),
+        *("--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"),
+    ]
+    # Chromium takes its commands from file 3 and answers to file 4.
+    program = (
+        f"import os, sys; os.dup2({read_commands}, 100); os.dup2({write_answers}, 101); "
+        "os.dup2(100, 3); os.dup2(101, 4); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, find_chromium(), *flags],
+        pass_fds=(read_commands, write_answers),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(read_commands)
+    os.close(write_answers)
+    try:
+        yield Browser(write_commands, read_answers)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=10)
+        os.close(write_commands)
+        os.close(read_answers)
