@@ -38,7 +38,18 @@ HERE = {
     "telescope train examples/quickstart.toml --dry-run",
     "telescope train examples/quickstart.toml --learning_rate 1e-4 --dry-run",
 }
+HUB_SERVER = "tests/hub/server/test_how_to.py::test_the_commands_make_a_hub_and_its_copy"
 ELSEWHERE = {
+    "telescope hub namespace add acme --data hub-data": HUB_SERVER,
+    "telescope hub token create ci-of-acme --namespace acme --days 90 --data hub-data": HUB_SERVER,
+    "telescope hub serve --data hub-data --port 8470": HUB_SERVER,
+    "telescope hub alias add toy acme/toy --data hub-data": HUB_SERVER,
+    "telescope hub token list --data hub-data": HUB_SERVER,
+    "telescope hub token revoke 1f0c2a9b --data hub-data": HUB_SERVER,
+    "mkdir -p backup": HUB_SERVER,
+    "python -c \"import sqlite3; sqlite3.connect('hub-data/hub.sqlite3').execute("
+    "'VACUUM INTO \\'backup/hub.sqlite3\\'')\"": HUB_SERVER,
+    "cp -r hub-data/artifacts hub-data/reserved.txt backup/": HUB_SERVER,
     "make setup": CI,
     "make check": CI,
     "make test": CI,
