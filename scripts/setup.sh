@@ -83,7 +83,7 @@ fi
 say "installing the $stack stack (about 3 GB on disk)"
 .venv/bin/uv pip install --python .venv/bin/python --quiet "$@" \
     --constraints "constraints/$stack.txt" --constraints constraints/dev.txt \
-    -e 'packages/telescope-core[records,mcp]' -e 'packages/telescope-envs[serve,sigstore]' \
+    -e 'packages/telescope-core[records,mcp]' -e 'packages/telescope-envs[hub,keyring,serve,sigstore]' \
     -e "packages/telescope-train[$extra,lora]" -e 'packages/telescope-cli[train]' \
     --group dev --group bench
 

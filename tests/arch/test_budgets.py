@@ -14,6 +14,7 @@ OPTIONAL = {
     "aiohttp": "takes 0.2 s, and core imports in 0.3 s: only once a request is made",
     "datasets": "[datasets] of telescope-train and environments: only for data of that kind",
     "httpx2": "telescope-core[mcp]: the HTTP client that mcp takes",
+    "keyring": "telescope-envs[keyring]: only where a token is looked for",
     "mcp": "telescope-core[mcp]: only once an MCP server is connected",
     "pyarrow": "telescope-core[records]: only to read and write rollouts",
     "peft": "telescope-train[lora]: only with use_lora",

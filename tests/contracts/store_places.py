@@ -9,8 +9,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from tests.hub.serving import fill, served
+from tests.hub.static_host import open_store, place_at, static_host
 
+from telescope_envs.registry.catalog import write_catalog
 from telescope_envs.registry.store import Store, WritableStore
+from telescope_envs.registry.stores.http import HttpStore, ServedStore, open_http
 from telescope_envs.registry.stores.local import LocalStore
 from telescope_envs.registry.stores.server import ServerStore
 from telescope_envs.server.tokens import Scope
@@ -32,13 +35,34 @@ def server(folder: Path) -> Iterator[Callable[[], ServerStore]]:
         yield lambda: ServerStore(hub.address, token=secret)
 
 
+@contextmanager
+def announced(folder: Path) -> Iterator[Callable[[], ServedStore]]:
+    """A server that is found by the `api` in its config.json, read through the cache."""
+    with served(folder.parent / "hub") as hub:
+        fill(hub.store, folder)
+        secret = hub.token(Scope.ADMIN)
+        place = place_at(hub.address, folder.parent / "cache", token=secret)
+        yield lambda: open_http(place)
+
+
+@contextmanager
+def static(folder: Path) -> Iterator[Callable[[], HttpStore]]:
+    """A rendered registry on a host of files."""
+    (folder / "v1").mkdir()
+    (folder / "v1/index.json").write_bytes(write_catalog(LocalStore(folder).catalog()))
+    with static_host(folder) as host:
+        yield lambda: open_store(host.address, folder.parent / "cache")
+
+
 WRITABLE: dict[str, WritablePlace] = {
     "local": local,
     "server": server,
+    "announced": announced,
 }
 """Kind -> place that can be published to."""
 
 READABLE: dict[str, Place] = {
     **WRITABLE,
+    "static": static,
 }
 """Kind -> place that can be read, those above among them."""

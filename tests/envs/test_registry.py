@@ -159,7 +159,7 @@ def test_the_registry_is_chosen_in_order(registry, tmp_path):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("https://example.org/registry", "registries that are folders"),
+        ("s3://bucket/registry", "are not known"),
         ("/no/such/folder", "is not a folder"),
     ],
 )

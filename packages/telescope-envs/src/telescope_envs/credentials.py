@@ -9,8 +9,9 @@ import os
 from collections.abc import Mapping
 
 from telescope_core.errors import ConfigError
-from telescope_envs.registry.address import Address, parse_address
-from telescope_envs.user_config import read_user_config
+from telescope_envs import keyrings
+from telescope_envs.addresses import Address, parse_address
+from telescope_envs.user_config import read_user_config, user_file
 
 VARIABLE = "TELESCOPE_HUB_TOKEN"
 
@@ -36,17 +37,50 @@ def token_for(address: str, *, environ: Mapping[str, str] = os.environ) -> Token
     for variable in token_variables(place, environ=environ):
         if environ.get(variable):
             return checked_token(environ[variable], variable)
-    return None
+    found = keyrings.stored(place.without_revision)
+    return checked_token(found, "the keyring") if found else None
+
+
+def store_token(address: str, token: Token, *, environ: Mapping[str, str] = os.environ) -> None:
+    """Keep `token` for the registry at `address` in the keyring; ConfigError without one."""
+    place = _place_with_tokens(address)
+    names = read_user_config(environ).names_of(place)
+    variable = variable_of(names[0]) if names else VARIABLE
+    keyrings.store(
+        place.without_revision, token, instead=f"leave it in the environment, in {variable}"
+    )
+
+
+def forget_token(address: str) -> bool:
+    """Remove the token for the registry at `address` from the keyring; False: there was none."""
+    return keyrings.remove(_place_with_tokens(address).without_revision)
+
+
+def _place_with_tokens(address: str) -> Address:
+    place = parse_address(address)
+    if place.scheme == "file":
+        raise ConfigError(f"{address} is a folder, which needs no token; name one that asks for it")
+    return place
 
 
 def token_variables(place: Address, *, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the variables that may hold the token for `place`, the most exact one first."""
     config = read_user_config(environ)
     variables = [variable_of(name) for name in config.names_of(place)]
-    default = config.default(environ)
-    if default is not None and default.without_revision == place.without_revision:
+    if config.is_default(place, environ):
         variables.append(VARIABLE)
     return variables
+
+
+def login_hint(address: str, *, environ: Mapping[str, str] = os.environ) -> str:
+    """Return what gives Telescope a token for the registry at `address`."""
+    variables = token_variables(parse_address(address), environ=environ)
+    if variables:
+        return f"set {variables[0]}, or run: telescope hub login --registry {address}"
+    return (
+        f"run: telescope hub login --registry {address} (without a keyring: name it in "
+        f"[registries] of {user_file(environ)} and set {VARIABLE}_<NAME>)"
+    )
 
 
 def variable_of(name: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from telescope_core.errors import ConfigError, nearest, unknown_name
-from telescope_envs.registry.address import FORMS, Address, parse_address
+from telescope_envs.addresses import FORMS, Address, parse_address
 
 VARIABLE = "TELESCOPE_REGISTRY"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,38}")
@@ -75,10 +75,9 @@ class UserConfig(BaseModel):
 
     def place_of(self, text: str) -> Address:
         """Return the place that `text` means: one of the names, else an address."""
-        if text in self.registries:
-            return self.registries[text].place
-        place = parse_address(text)
-        if place.scheme == "file" and "://" not in text and not Path(place.text).is_dir():
+        place = self._meaning_of(text)
+        is_path = place.scheme == "file" and "://" not in text and text not in self.registries
+        if is_path and not Path(place.text).is_dir():
             if _NAME.fullmatch(text):
                 raise unknown_name(
                     "registry",
@@ -88,6 +87,13 @@ class UserConfig(BaseModel):
                 )
             raise ConfigError(f"registry {text!r} is not a folder; give {FORMS}")
         return place
+
+    def is_default(self, place: Address, environ: Mapping[str, str]) -> bool:
+        """Whether the user chose `place`, whatever its revision, for bare names."""
+        chosen = environ.get(VARIABLE) or self.registry
+        return bool(chosen) and (
+            self._meaning_of(chosen).without_revision == place.without_revision
+        )
 
     def default(self, environ: Mapping[str, str]) -> Address | None:
         """Return the registry that the user chose for bare names; None: no choice was made."""
@@ -105,6 +111,10 @@ class UserConfig(BaseModel):
     def allows_plain_http(self, place: Address) -> bool:
         """Whether the user said that plain http is fine for `place`."""
         return any(self.registries[name].insecure for name in self.names_of(place))
+
+    def _meaning_of(self, text: str) -> Address:
+        """Return the same as `place_of`, whether or not anything is there."""
+        return self.registries[text].place if text in self.registries else parse_address(text)
 
 
 def user_file(environ: Mapping[str, str] = os.environ) -> Path:

@@ -12,7 +12,11 @@ from telescope_envs.registry.lookup import open_registry
 
 RegistryOption = Annotated[
     str | None,
-    typer.Option("--registry", metavar="FOLDER", help="Registry to use instead of the default."),
+    typer.Option(
+        "--registry",
+        metavar="REGISTRY",
+        help="Name, folder or address of the registry to use instead of the default.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 NoLockOption = Annotated[

@@ -1,8 +1,15 @@
-"""`telescope hub`: the table of its verbs, for those who keep a registry."""
+"""`telescope hub`: the table of its verbs, for those who use and keep registries."""
 
 from telescope_cli.verbs import Verb, VerbGroup, verb_app
 
 VERBS = {
+    "login": Verb(
+        target="telescope_cli.hub.login:login",
+        help="Keep a token for a registry in the keyring of this system.",
+    ),
+    "logout": Verb(
+        target="telescope_cli.hub.login:logout", help="Remove a registry's token from the keyring."
+    ),
     "check": Verb(
         target="telescope_cli.hub.check:check",
         help="Prove that a registry keeps its promises: records, wheels, history.",
@@ -34,6 +41,8 @@ VERBS = {
 }
 EPILOG = """Examples:
 
+  telescope hub login --registry corp
+
   telescope hub check registry --against origin/main
 
   telescope hub render registry public
@@ -51,4 +60,4 @@ app = verb_app(_Hub)
 
 @app.callback()
 def hub() -> None:
-    """Keep a registry of environments: check it, render it, serve it."""
+    """Registries of environments: tokens for them, checking, rendering and serving one."""

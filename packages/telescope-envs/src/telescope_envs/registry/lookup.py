@@ -7,17 +7,24 @@ enclosing checkout, the snapshot in this package. One registry is asked, and nev
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
-from telescope_envs.registry.address import Address, parse_address
+from telescope_envs.addresses import FORMS, Address, parse_address
+from telescope_envs.credentials import login_hint, token_for
+from telescope_envs.home import data_folder
+from telescope_envs.registry.place import Opener, Place
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolve import parse_request, resolve
 from telescope_envs.registry.store import Store, WritableStore
 from telescope_envs.registry.stores.local import LocalStore
 from telescope_envs.user_config import VARIABLE, UserConfig, read_user_config, user_file
+
+GROUP = "telescope.registries"
+"""Entry points: scheme of an address -> `place.Opener`."""
 
 __all__ = [
     "VARIABLE",
@@ -117,4 +124,31 @@ def _require_name(named: str, config: UserConfig, opening: Opening) -> None:
 def _open_store(place: Address, opening: Opening) -> Store:
     if place.scheme == "file":
         return LocalStore(Path(place.text))
-    raise ConfigError(f"registry {place.text!r}: this version reads registries that are folders")
+    config = read_user_config(opening.environ)
+    if place.is_plain_http and not config.allows_plain_http(place):
+        raise ConfigError(
+            f"{place.text} is plain http, which anyone on the way can read and change; use https, "
+            f"or write it into [registries] in {user_file(opening.environ)} with insecure = true"
+        )
+    opener = _opener(place.scheme)
+    return opener(
+        Place(
+            address=place,
+            token=token_for(place.text, environ=opening.environ),
+            login_hint=login_hint(place.text, environ=opening.environ),
+            cache=data_folder() / "cache",
+            offline=opening.offline,
+            tell=opening.tell,
+        )
+    )
+
+
+def _opener(scheme: str) -> Opener:
+    points = entry_points(group=GROUP)
+    if scheme not in points.names:
+        known = ", ".join(sorted({"file", *points.names}))
+        raise ConfigError(
+            f"registries at {scheme}:// are not known (known: {known}); give {FORMS}, for a "
+            "bucket the https:// address that it is served at"
+        )
+    return points[scheme].load()

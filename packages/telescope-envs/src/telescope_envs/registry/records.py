@@ -200,6 +200,8 @@ class RegistryConfig(_Record):
     artifacts: tuple[str, ...] = ("artifacts/{filename}",)
     """Templates of artefact addresses for new releases."""
     minimum_client: str = "0.1.0"
+    api: str = ""
+    """Path of a server's API below the registry; empty = it is files alone."""
 
 
 class Publisher(_Record):

@@ -1,5 +1,6 @@
 """`ServerStore`: a registry that `telescope hub serve` serves; publishes through its API."""
 
+import os
 import time
 from collections.abc import Callable
 from http import HTTPStatus
@@ -10,6 +11,7 @@ import msgspec
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.admission import index_line
 from telescope_envs.registry.catalog import CATALOG_PATH, CatalogRow, read_catalog
+from telescope_envs.registry.fetch import tls_context
 from telescope_envs.registry.parsing import parse_record
 from telescope_envs.registry.records import Status
 from telescope_envs.registry.store import Publication, is_registry_path
@@ -27,7 +29,11 @@ class ServerStore:
         self._api = api
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._client = httpx.Client(
-            base_url=f"{self._address}/", headers=headers, timeout=_TIMEOUT, follow_redirects=False
+            base_url=f"{self._address}/",
+            headers=headers,
+            timeout=_TIMEOUT,
+            follow_redirects=False,
+            verify=tls_context(os.environ.get("SSL_CERT_FILE", "")),
         )
 
     @property

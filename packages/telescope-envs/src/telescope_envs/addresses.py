@@ -13,7 +13,7 @@ from telescope_core.errors import ConfigError
 
 FORMS = "a folder, file://FOLDER, https://HOST/PATH or hf://OWNER/REPOSITORY[@REVISION]"
 _HUB = re.compile(
-    r"hf://(?:datasets/)?(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?/*", re.ASCII
+    r"hf://(?:datasets/)?(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]*[\w-]))?/*", re.ASCII
 )
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 

@@ -1,0 +1,32 @@
+"""What a kind of store is given to open itself with: one place, and how it is to be read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from telescope_envs.addresses import Address
+from telescope_envs.credentials import Token
+from telescope_envs.registry.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One registry that is not a folder, before anything was asked of it."""
+
+    address: Address
+    token: Token | None
+    """For the host and port of the address, and for no other."""
+    login_hint: str
+    """What a person does when the place asks for a token."""
+    cache: Path
+    """Folder for what was fetched; may not exist."""
+    offline: bool
+    tell: Callable[[str], None]
+
+    def remark(self, message: str) -> None:
+        """Say what a person should know and cannot see."""
+        self.tell(f"{self.address.text}: {message}")
+
+
+Opener = Callable[[Place], Store]
+"""What an entry point of `telescope.registries` is: scheme of addresses -> opens one."""

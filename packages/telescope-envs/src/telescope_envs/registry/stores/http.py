@@ -1,0 +1,174 @@
+"""`HttpStore`: a registry that any static host serves, such as a bucket or pages of a repository.
+
+A host cannot be listed, so its catalogue is the `v1/index.json` that `telescope hub render` wrote.
+Every file is asked for with what the cache knows of it, and comes again only when it has changed.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from urllib.parse import quote, urlsplit
+
+from telescope_core.errors import RegistryError
+from telescope_envs.registry.catalog import CATALOG_PATH, CatalogRow, read_catalog
+from telescope_envs.registry.fetch import Fetcher, Patience
+from telescope_envs.registry.http_cache import CachedFile, HttpCache
+from telescope_envs.registry.parsing import parse_record
+from telescope_envs.registry.place import Place
+from telescope_envs.registry.records import RegistryConfig, Status
+from telescope_envs.registry.store import Publication, Store, is_registry_path
+from telescope_envs.registry.stores.server import ServerStore
+
+_MAX_FILE_BYTES = 64 * 1024 * 1024
+_ARTIFACT_TOTAL_S = 600.0
+_WORTH_TELLING_S = 60.0
+
+
+class HttpStore:
+    """Reads the registry at `place`; offline, only what was read before."""
+
+    def __init__(self, place: Place, patience: Patience | None = None) -> None:
+        self._place = place
+        self._base = place.address.text
+        self._fetcher = Fetcher(self._base, place.token, place.login_hint)
+        self._cache = HttpCache(place.cache / "http", self._base, place.tell)
+        self._patience = patience or Patience()
+        self._oldest_told_s = 0.0
+
+    @property
+    def address(self) -> str:
+        """The address below which its files are."""
+        return self._base
+
+    @property
+    def revision(self) -> str:
+        """Empty: a host serves what is there now."""
+        return ""
+
+    def read(self, path: str) -> bytes | None:
+        """Return the file at `path`; None when there is none."""
+        if not is_registry_path(path):
+            return None
+        return self._get(self._url(path), _MAX_FILE_BYTES, self._patience)
+
+    def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
+        """Return the artefact at `url`, here or on another host; None when there is none."""
+        total_s = max(_ARTIFACT_TOTAL_S, self._patience.total_s)
+        patience = replace(self._patience, total_s=total_s)
+        if is_registry_path(url):
+            return self._get(self._url(url), max_bytes, patience)
+        if urlsplit(url).scheme not in ("http", "https"):
+            return None
+        if url.startswith("http:") and self._base.startswith("https:"):
+            raise RegistryError(
+                f"{self._base} is https, but says that a wheel is at {url}, which anyone on the "
+                "way can change; tell the registry's keepers"
+            )
+        return self._get(url, max_bytes, patience)
+
+    def catalog(self) -> list[CatalogRow]:
+        """Return one row per environment, by id."""
+        found = self.read(CATALOG_PATH)
+        if found is None:
+            raise RegistryError(
+                f"{self._base} has no {CATALOG_PATH}, which lists its environments; "
+                "run telescope hub render on the registry and serve what that writes as well"
+            )
+        return read_catalog(found, self._url(CATALOG_PATH))
+
+    def close(self) -> None:
+        """Let go of connections; fine to call twice."""
+        self._fetcher.close()
+
+    def _url(self, path: str) -> str:
+        return f"{self._base}/{quote(path)}"
+
+    def _get(self, url: str, max_bytes: int, patience: Patience) -> bytes | None:
+        known = self._cache.get(url, max_bytes=max_bytes)
+        if self._place.offline:
+            return self._offline(url, known)
+        answer = self._fetcher.get(
+            url, max_bytes=max_bytes, patience=patience, headers=_conditions(known)
+        )
+        if answer.status == 304 and known is not None:
+            self._cache.confirm(url)
+            return known.body
+        if answer.status == 304:
+            raise RegistryError(f"{url} answered 304 (unchanged) to a first request")
+        fresh = CachedFile(
+            status=answer.status,
+            body=answer.body,
+            etag=answer.etag,
+            last_modified=answer.last_modified,
+            confirmed_at=time.time(),
+        )
+        self._cache.put(url, fresh)
+        return fresh.body if fresh.status == 200 else None
+
+    def _offline(self, url: str, known: CachedFile | None) -> bytes | None:
+        if known is None:
+            raise RegistryError(
+                f"{url} was never fetched, and --offline reads only what was; "
+                "run the same command once without it"
+            )
+        age_s = time.time() - known.confirmed_at
+        if age_s > self._oldest_told_s + _WORTH_TELLING_S or not self._oldest_told_s:
+            self._oldest_told_s = max(age_s, 1e-9)
+            moment = datetime.fromtimestamp(known.confirmed_at, UTC)
+            self._place.remark(f"offline, as of {_age(age_s)} ago ({moment:%Y-%m-%d %H:%M} UTC)")
+        return known.body if known.status == 200 else None
+
+
+class ServedStore(HttpStore):
+    """Reads like any host, and publishes through the API that the registry announces."""
+
+    def __init__(self, place: Place, api: str) -> None:
+        super().__init__(place)
+        if not is_registry_path(api):
+            # The token goes wherever this leads.
+            raise RegistryError(
+                f"{place.address.text}/config.json: api must be a path below the registry, got "
+                f"{api!r}; tell the registry's keepers"
+            )
+        self._server = ServerStore(place.address.text, api=api, token=place.token)
+
+    def publish(self, publication: Publication) -> bool:
+        """Send the release with its files in one request; False: these bytes are published."""
+        return self._server.publish(publication)
+
+    def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
+        """Replace the status record of owner/name."""
+        return self._server.change_status(environment_id, change)
+
+    def close(self) -> None:
+        """Let go of connections; fine to call twice."""
+        super().close()
+        self._server.close()
+
+
+def open_http(place: Place) -> Store:
+    """Open a static host, or the server whose config.json announces an API."""
+    static = HttpStore(place)
+    found = static.read("config.json")
+    where = f"{place.address.text}/config.json"
+    api = parse_record(RegistryConfig, found, where).api if found is not None else ""
+    if not api:
+        return static
+    static.close()
+    return ServedStore(place, api)
+
+
+def _conditions(known: CachedFile | None) -> dict[str, str]:
+    if known is None or known.status != 200:
+        return {}
+    if known.etag:
+        return {"If-None-Match": known.etag}
+    return {"If-Modified-Since": known.last_modified} if known.last_modified else {}
+
+
+def _age(seconds: float) -> str:
+    for size_s, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size_s:
+            return f"{seconds / size_s:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
