@@ -14,6 +14,7 @@ from telescope_envs.validation import (
     Outcome,
     ValidationOptions,
     Verdict,
+    levels,
     validate_installed,
     validate_project,
     validate_wheel,
@@ -122,8 +123,9 @@ def test_writing_a_cache_is_fine(trial):
     assert found_by(check_load, trial(f"{CLEAN}\n({cache} / 'x').write_text('x')\n")) == {}
 
 
-def test_a_slow_import_is_found(trial):
-    found = found_by(check_load, trial(f"{CLEAN}\ntime.sleep(2.1)\n"))
+def test_a_slow_import_is_found(trial, monkeypatch):
+    monkeypatch.setattr(levels, "MAX_IMPORT_S", 0.2)
+    found = found_by(check_load, trial(f"{CLEAN}\ntime.sleep(0.3)\n"))
     assert list(found) == ["load.import_time"]
 
 
@@ -175,6 +177,15 @@ def test_a_network_that_is_needed_must_be_declared(trial):
         f"    def examples(self, split):\n        {reach}\n        {passed_over}",
     )
     assert list(found_by(check_load, trial(code))) == ["load.network"]
+
+
+def test_a_reward_that_reaches_for_the_network_must_declare_it(trial):
+    code = CLEAN.replace(
+        "        return float(",
+        "        try:\n            __import__('socket').create_connection(('192.0.2.1', 9), 1)\n"
+        "        except OSError:\n            pass\n        return float(",
+    )
+    assert list(found_by(check_reward, trial(code))) == ["reward.network"]
 
 
 @pytest.fixture

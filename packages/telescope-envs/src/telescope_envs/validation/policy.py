@@ -333,6 +333,12 @@ _REWARD = (
         "Keep the state of a rollout in its Episode, or in local variables.",
     ),
     _fail(
+        "reward.network",
+        "Rollouts need no network unless the environment declares so.",
+        'network = "none" promises that it plays on machines without any.',
+        'Declare network = "always", or do without.',
+    ),
+    _fail(
         "reward.loop",
         "Its code never blocks the event loop for more than 50 ms.",
         "All rollouts of a worker wait meanwhile.",

@@ -8,13 +8,12 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.probes.job import Job
@@ -22,7 +21,7 @@ from telescope_envs.validation.probes.job import Job
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "OMP_NUM_THREADS", "SYSTEMROOT")
 _PROGRAM = """
 import importlib, sys, types
-envs, validation, *first = sys.argv[1:]
+envs, validation, job, *first = sys.argv[1:]
 sys.path[:0] = first
 for name, path in (("telescope_envs", envs), ("telescope_envs.validation", validation)):
     sys.modules[name] = types.ModuleType(name)
@@ -30,7 +29,7 @@ for name, path in (("telescope_envs", envs), ("telescope_envs.validation", valid
 main = importlib.import_module("telescope_envs.validation.probes.main").main
 for name in ("telescope_envs", "telescope_envs.validation"):
     del sys.modules[name]
-main()
+main(job)
 """
 """The probes are found without their parents, which need more than that interpreter has."""
 
@@ -108,9 +107,10 @@ def make_job(
 
 
 def run_together(place: Place, errands: Sequence[Errand]) -> list[Told]:
-    """Run probes at the same time; returns what each said."""
-    with ThreadPoolExecutor(max_workers=len(errands)) as pool:
-        return list(pool.map(partial(_run, place), errands))
+    """Run probes at the same time; returns what each said. None of them outlives this call."""
+    with ExitStack() as stack:
+        running = [stack.enter_context(_started(place, errand)) for errand in errands]
+        return [one.told() for one in running]
 
 
 def _caches(place: Place) -> dict[str, Path]:
@@ -125,14 +125,35 @@ def _caches(place: Place) -> dict[str, Path]:
     return {**caches, "HF_HOME": Path(hub)} if hub else caches
 
 
-def _run(place: Place, errand: Errand) -> Told:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    """A probe on its way."""
+
+    errand: Errand
+    process: subprocess.Popen[bytes]
+    said: IO[bytes]
+    """What it and the environment print."""
+    deadline_s: float
+
+    def told(self) -> Told:
+        """Wait for its end, until its time is up; returns what it said."""
+        try:
+            code = self.process.wait(max(0.0, self.deadline_s - time.monotonic()))
+            end = f"its process ended with {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            end = f"not done after {self.errand.limit_s:g} s"
+        self.said.seek(0)
+        text = self.said.read()[-4000:].decode("utf-8", "replace").strip()
+        last = (text.splitlines() or [""])[-1]
+        return read_answers(Path(self.errand.job.output), f"{end}: {last}" if end and last else end)
+
+
+@contextmanager
+def _started(place: Place, errand: Errand) -> Generator[_Running]:
+    """Start a probe; at the end, whatever it started is gone."""
     caches = _caches(place)
     home, work = place.scratch / "home", place.scratch / "work"
-    for folder in (
-        home,
-        work,
-        *(path for path in caches.values() if place.scratch in path.parents),
-    ):
+    for folder in (home, work, *(path for path in caches.values() if _is_in(place, path))):
         folder.mkdir(parents=True, exist_ok=True)
     environ = {
         **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
@@ -143,34 +164,28 @@ def _run(place: Place, errand: Errand) -> Told:
     }
     here = Path(__file__).parent
     command = [place.interpreter, "-P", "-c", _PROGRAM, str(here.parent), str(here)]
-    command += place.search_path
+    command += [errand.job.text(), *place.search_path]
     with tempfile.TemporaryFile(dir=place.scratch) as said:
         process = subprocess.Popen(
             command,
             cwd=work,
             env=environ,
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
             start_new_session=True,
         )
-        end = _wait(process, errand)
-        said.seek(0)
-        last = (said.read()[-4000:].decode("utf-8", "replace").strip().splitlines() or [""])[-1]
-    return read_answers(Path(errand.job.output), f"{end}: {last}" if end and last else end)
+        deadline_s = time.monotonic() + errand.limit_s
+        try:
+            yield _Running(errand=errand, process=process, said=said, deadline_s=deadline_s)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], errand: Errand) -> str:
-    """Wait for the end of a probe and of all that it started; returns why it was no good one."""
-    try:
-        process.communicate(errand.job.text().encode(), timeout=errand.limit_s)
-    except subprocess.TimeoutExpired:
-        return f"not done after {errand.limit_s:g} s"
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return f"its process ended with {process.returncode}" if process.returncode else ""
+def _is_in(place: Place, path: Path) -> bool:
+    return place.scratch in path.parents
 
 
 def read_answers(path: Path, end: str = "") -> Told:

@@ -9,6 +9,7 @@ from telescope_envs.validation.records import CheckResult, Level, Outcome, Repor
 
 WIDTH = 80
 _FACTS = {
+    "rollouts_tried": "{:g} rollouts tried",
     "reward_floor": "floor of the reward {:g}",
     "rollouts_per_second": "{:g} rollouts/s with a scripted model",
     "reward_p99_ms": "reward p99 {:g} ms",

@@ -1,7 +1,6 @@
-"""`Job`: what the validating process asks a probe to do, as JSON on its standard input."""
+"""`Job`: what the validating process asks a probe to do, as JSON."""
 
 import json
-import sys
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,9 +29,9 @@ class Job:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls) -> "Job":
-        """Read it from standard input."""
-        return cls(**json.load(sys.stdin))
+    def read(cls, text: str) -> "Job":
+        """Read what `text` returned."""
+        return cls(**json.loads(text))
 
     def own_folders(self) -> list[str]:
         """Return the folders of the environment's package, without importing it."""

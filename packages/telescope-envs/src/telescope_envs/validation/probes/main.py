@@ -16,9 +16,9 @@ _RUNS = {
 }
 
 
-def main() -> None:
-    """Do the job on standard input."""
-    job = Job.read()
+def main(text: str) -> None:
+    """Do the job that `text` describes."""
+    job = Job.read(text)
     answers = Answers(Path(job.output))
     _RUNS[job.kind](job, answers)
     answers.close()

@@ -24,11 +24,13 @@ _MAX_DELAY_S = 0.004
 
 
 async def asked_of(environment: Environment, num_examples: int) -> list[Asked]:
-    """Return the first examples of each split, as the policy meets them."""
+    """Return the first examples of each split, the splits in turn, as the policy meets them."""
     found: list[Asked] = []
-    for split in environment.splits():
-        size = environment.examples(split).num_examples
-        for index in range(num_examples if size is None else min(size, num_examples)):
+    sizes = {split: environment.examples(split).num_examples for split in environment.splits()}
+    for index in range(num_examples):
+        for split, size in sizes.items():
+            if size is not None and index >= size:
+                continue
             example = await environment.fetcher.get(split, index)
             gold = await environment.caller.one("gold_answer", environment.gold_answer, example)
             found.append(

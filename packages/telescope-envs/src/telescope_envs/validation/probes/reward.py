@@ -16,7 +16,7 @@ from telescope_core.rollout import play_rollout
 from telescope_core.scripted import ScriptedClient
 from telescope_envs.validation.probes.answers import Answers, described
 from telescope_envs.validation.probes.completions import HUGE, Asked, Try, tries_of
-from telescope_envs.validation.probes.guards import cut_off_network
+from telescope_envs.validation.probes.guards import Guard, cut_off_network
 from telescope_envs.validation.probes.job import Job
 from telescope_envs.validation.probes.judging import (
     Played,
@@ -63,11 +63,19 @@ _DEADLINE_S, _GRACE_S, _NEVER_S = 0.1, 2.0, 3600.0
 
 def run_reward(job: Job, answers: Answers) -> None:
     """Do the level and answer for each of its checks but the one that compares processes."""
+    guard = Guard(writable=[], own_folders=job.own_folders())
     if job.cuts_network:
         cut_off_network()
+        guard.watch_play()
     environment = load_environment_class(job.factory).from_settings({})
     own = next(iter(job.own_folders()), "")
     asyncio.run(check_rewards(environment, job.num_examples, answers, own_folder=own))
+    for attempt in guard.seen("network", "play"):
+        answers.found("reward.network", f"{attempt.where} reaches for {attempt.what}")
+    if job.cuts_network:
+        answers.passed("reward.network")
+    else:
+        answers.not_applicable("reward.network", "it declares that it needs the network")
 
 
 def run_scores(job: Job, answers: Answers) -> None:
@@ -80,10 +88,10 @@ def run_scores(job: Job, answers: Answers) -> None:
 
 async def score_again(environment: Environment, num_examples: int, answers: Answers) -> None:
     """Play the first examples and hand over what each answer earned; closes the environment."""
-    answers.stage("reward.same_in_processes")
-    asked = await asked_of(environment, num_examples)
-    tries = _again(list(tries_of(asked)))
-    _hand_over(await play_in_turn(environment, tries, limit_s=_AGAIN_S), answers)
+    with answers.doing("reward.same_in_processes"):
+        asked = await asked_of(environment, num_examples)
+        tries = _again(list(tries_of(asked)))
+        _hand_over(await play_in_turn(environment, tries, limit_s=_AGAIN_S), answers)
     await environment.close()
 
 
@@ -129,6 +137,7 @@ async def _play_and_judge(
     tries = list(tries_of(asked))
     first = await play_in_turn(environment, tries, limit_s=_IN_TURN_S)
     answers.fact("rollouts_tried", float(len(first)))
+    answers.fact("rollouts_planned", float(len(tries)))
     judge_failures(first, answers)
     judge_gold(first, declared, answers)
     judge_junk(first, declared, answers)
