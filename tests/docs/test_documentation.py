@@ -31,9 +31,11 @@ ELSEWHERE_WORKER = (
     "tests/core/processes/test_workers.py::"
     "test_a_worker_elsewhere_needs_the_token_and_serves_the_next_host"
 )
+VALIDATE = "tests/hub/validation/test_processes.py::test_the_commands_of_the_how_to"
 HERE = {
     "telescope env list",
     "telescope env info countdown",
+    "telescope env validate packages/telescope-envs/environments/countdown --level static",
     "telescope eval --report runs/quickstart",
     "telescope train examples/quickstart.toml --dry-run",
     "telescope train examples/quickstart.toml --learning_rate 1e-4 --dry-run",
@@ -60,6 +62,8 @@ ELSEWHERE = {
     "telescope env install math-reasoning": (
         "tests/envs/test_isolated.py::test_an_isolated_environment_plays_in_its_own_interpreter"
     ),
+    "telescope env validate my-env": VALIDATE,
+    "telescope env validate my-env --report report.md": VALIDATE,
     "export TELESCOPE_WORKER_TOKEN=\"$(python -c 'import secrets; "
     "print(secrets.token_urlsafe())')\"": ELSEWHERE_WORKER,
     "python -m telescope_core.processes.worker countdown --listen 0.0.0.0:7000": ELSEWHERE_WORKER,
@@ -242,6 +246,16 @@ def test_readme_is_short():
 def test_the_reference_of_settings_is_current():
     path = ROOT / "scripts" / "write_config_reference.py"
     spec = importlib.util.spec_from_file_location("write_config_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.TARGET.read_text(encoding="utf-8") == module.reference(), f"run {path.name}"
+
+
+def test_the_reference_of_checks_is_current():
+    path = ROOT / "scripts" / "write_validation_reference.py"
+    spec = importlib.util.spec_from_file_location("write_validation_reference", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -2,6 +2,7 @@
 
 import re
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -233,13 +234,32 @@ def test_levels_that_nobody_asked_for_are_not_run(toy_wheel):
     assert reasons == {"not asked for"}
 
 
-def test_an_installed_environment_is_validated_by_name():
-    report = validate_installed("countdown", ValidationOptions(num_examples=4))
-    assert report.environment == "telescope/countdown"
-    assert report.verdict is Verdict.PASS
-    assert report.version
-
-
 def test_a_name_that_is_not_installed_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match="countdown"):
         validate_installed("cuontdown")
+
+
+def test_the_commands_of_the_how_to(project, monkeypatch):
+    monkeypatch.chdir(project.parent)
+    project.rename("my-env")
+    code = "from telescope_cli.main import main; main()"
+    command = [sys.executable, "-c", code, "env", "validate", "my-env", "--report", "report.md"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "acme/toy 0.1.0: pass" in done.stdout
+    assert "| `reward.gold` | pass |" in Path("report.md").read_text()
+
+
+FIRST_PARTY = Path(__file__).parents[3] / "packages" / "telescope-envs" / "environments"
+
+
+@pytest.mark.parametrize("name", ["countdown", "math-reasoning", "tool-calculator", "wordle"])
+def test_first_party_environments_pass(name):
+    report = validate_project(FIRST_PARTY / name, ValidationOptions(num_examples=8))
+    assert [check for check in report.checks if check.evidence] == []
+    assert report.verdict is Verdict.PASS
+
+
+def test_reasoning_gym_passes_where_it_is_installed():
+    report = validate_installed("reasoning-gym", ValidationOptions(num_examples=4))
+    assert [check for check in report.checks if check.evidence] == []

@@ -32,6 +32,7 @@ from telescope_envs.validation.probes.playing import (
     play_in_turn,
     request_for,
 )
+from telescope_envs.validation.probes.waiting import WaitClock
 
 CHECKED = (
     "reward.plays",
@@ -104,7 +105,14 @@ async def check_rewards(
     """
     answers.stage("reward.plays")
     blocks: list[Block] = []
-    watch = LoopWatch(own_folder=own_folder, threshold_s=_BLOCK_S, on_block=blocks.append)
+    clock = WaitClock()
+    clock.start()
+
+    def keep(block: Block) -> None:
+        if clock.own_s(block) > _BLOCK_S:
+            blocks.append(block)
+
+    watch = LoopWatch(own_folder=own_folder, threshold_s=_BLOCK_S, on_block=keep)
     watch.start()
     try:
         asked = await asked_of(environment, num_examples)
