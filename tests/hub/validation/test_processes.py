@@ -180,6 +180,24 @@ def test_a_network_that_is_needed_must_be_declared(trial):
     assert list(found_by(check_load, trial(code))) == ["load.network"]
 
 
+@pytest.mark.parametrize("network", ["none", "load"])
+def test_declared_secrets_are_passed_on_and_no_others(trial, monkeypatch, network):
+    monkeypatch.setenv("SUMS_KEY", "abc")
+    monkeypatch.setenv("OTHER_KEY", "abc")
+    code = CLEAN.replace(
+        "    def examples(",
+        f"    secrets = ('SUMS_KEY',)\n    network = '{network}'\n\n"
+        "    def __init__(self, config=None):\n        super().__init__(config)\n"
+        "        assert self.secret('SUMS_KEY') == 'abc' and 'OTHER_KEY' not in os.environ\n\n"
+        "    def examples(",
+    )
+    findings = Findings()
+    tried = check_load(trial(code), findings)
+    assert [check.id for check in findings.results("") if check.evidence] == []
+    assert tried.secrets == ("SUMS_KEY",)
+    assert tried.network == network
+
+
 def test_a_reward_that_reaches_for_the_network_must_declare_it(trial):
     code = CLEAN.replace(
         "        return float(",

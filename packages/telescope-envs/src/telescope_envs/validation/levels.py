@@ -1,10 +1,11 @@
 """The levels that run the environment's code: which probes they send, and what comes of those."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from telescope_envs.validation.findings import Findings
+from telescope_envs.validation.probes.job import Job, Kind
 from telescope_envs.validation.processes import Errand, Place, Told, make_job, run_together
 
 MAX_IMPORT_S = 2.0
@@ -30,25 +31,19 @@ class Trial:
 
 def check_load(trial: Trial, findings: Findings) -> Trial:
     """Import, build and read it, in two processes; returns the trial with what it declares."""
-    told = _load(trial, (1, 2), cuts_network=True)
-    network = told[0].data.get("needs_network", "none")
+    told = _load(trial, (1, 2), has_secrets=False)
     told[0].tell(findings)
-    if network != "none":
-        told = _load(trial, (1, 2), cuts_network=False)
+    while needs := told[0].data.get("needs"):
+        # What it needs is known once it is imported, or built: then it is tried with that.
+        trial = replace(trial, network=needs["network"], secrets=tuple(needs["secrets"]))
+        told = _load(trial, (1, 2))
         told[0].tell(findings)
     _check_import_time(trial, told, findings)
     if told[1].end:
         findings.found("load.ids_stable", f"in a second process: {told[1].end}")
     elif "problems" in told[0].data:
         _compare_problems(told[0].data["problems"], told[1].data.get("problems", []), findings)
-    declared = told[0].data.get("declared", {})
-    return Trial(
-        place=trial.place,
-        factory=trial.factory,
-        num_examples=trial.num_examples,
-        network=network,
-        secrets=tuple(declared.get("secrets", ())),
-    )
+    return trial
 
 
 def _check_import_time(trial: Trial, told: list[Told], findings: Findings) -> None:
@@ -57,7 +52,7 @@ def _check_import_time(trial: Trial, told: list[Told], findings: Findings) -> No
         return
     if min(times) > MAX_IMPORT_S:
         # The first imports compile, two at a time: what counts is one that finds all compiled.
-        (alone,) = _load(trial, (3,), cuts_network=True)
+        (alone,) = _load(trial, (3,))
         times.append(alone.data.get("import_s", min(times)))
     findings.facts["import_s"] = round(min(times), 3)
     if min(times) > MAX_IMPORT_S:
@@ -69,23 +64,26 @@ def _check_import_time(trial: Trial, told: list[Told], findings: Findings) -> No
     findings.passed("load.import_time")
 
 
-def _load(trial: Trial, hash_seeds: tuple[int, ...], *, cuts_network: bool) -> list[Told]:
-    return run_together(
+def _load(trial: Trial, hash_seeds: tuple[int, ...], *, has_secrets: bool = True) -> list[Told]:
+    errands = [
+        Errand(
+            job=replace(_job(trial, "load"), has_secrets=has_secrets),
+            hash_seed=seed,
+            environ=trial.environ,
+            limit_s=_LOAD_LIMIT_S,
+        )
+        for seed in hash_seeds
+    ]
+    return run_together(trial.place, errands)
+
+
+def _job(trial: Trial, kind: Kind) -> Job:
+    return make_job(
         trial.place,
-        [
-            Errand(
-                job=make_job(
-                    trial.place,
-                    "load",
-                    trial.factory,
-                    trial.num_examples,
-                    cuts_network=cuts_network,
-                ),
-                hash_seed=seed,
-                limit_s=_LOAD_LIMIT_S,
-            )
-            for seed in hash_seeds
-        ],
+        kind,
+        trial.factory,
+        trial.num_examples,
+        cuts_network=trial.network == "none",
     )
 
 
@@ -114,23 +112,15 @@ def _compare_problems(
 
 def check_reward(trial: Trial, findings: Findings) -> Trial:
     """Play scripted answers in one process, and some of them in a second one."""
+    kinds: tuple[tuple[Kind, int], ...] = (("reward", 1), ("scores", 2))
     errands = [
         Errand(
-            job=make_job(
-                trial.place,
-                kind,
-                trial.factory,
-                num_examples,
-                cuts_network=trial.network == "none",
-            ),
+            job=_job(trial, kind),
             hash_seed=seed,
             environ=trial.environ,
             limit_s=_REWARD_LIMIT_S,
         )
-        for kind, seed, num_examples in (
-            ("reward", 1, trial.num_examples),
-            ("scores", 2, trial.num_examples),
-        )
+        for kind, seed in kinds
     ]
     here, there = run_together(trial.place, errands)
     here.tell(findings)
@@ -164,15 +154,7 @@ def _compare_scores(
 
 def check_leakage(trial: Trial, findings: Findings) -> Trial:
     """Look at what the policy sees, at tools, and at what stays behind."""
-    job = make_job(
-        trial.place,
-        "leakage",
-        trial.factory,
-        trial.num_examples,
-        cuts_network=trial.network == "none",
-    )
-    (told,) = run_together(
-        trial.place, [Errand(job=job, environ=trial.environ, limit_s=_LEAKAGE_LIMIT_S)]
-    )
+    errand = Errand(job=_job(trial, "leakage"), environ=trial.environ, limit_s=_LEAKAGE_LIMIT_S)
+    (told,) = run_together(trial.place, [errand])
     told.tell(findings)
     return trial

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.probes.job import Job
+from telescope_envs.validation.probes.job import Job, Kind
 
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "OMP_NUM_THREADS", "SYSTEMROOT")
 _PROGRAM = """
@@ -92,7 +92,7 @@ class Told:
 
 
 def make_job(
-    place: Place, kind: Any, factory: str, num_examples: int, *, cuts_network: bool
+    place: Place, kind: Kind, factory: str, num_examples: int, *, cuts_network: bool
 ) -> Job:
     """Return a job whose answers come to the place's scratch folder."""
     _, output = tempfile.mkstemp(suffix=".jsonl", dir=place.scratch)

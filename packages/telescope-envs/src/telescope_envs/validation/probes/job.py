@@ -23,6 +23,8 @@ class Job:
     writable: list[str] = field(default_factory=list[str])
     """Folders that count as the environment's caches."""
     cuts_network: bool = True
+    has_secrets: bool = True
+    """Whether declared secrets were passed on: not before it is known which."""
 
     def text(self) -> str:
         """Return it as JSON."""

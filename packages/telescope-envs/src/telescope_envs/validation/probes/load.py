@@ -55,6 +55,9 @@ def run_load(job: Job, answers: Answers) -> None:
     environment_class = _imported(job, answers, guard)
     if environment_class is None:
         return
+    if environment_class.secrets and not job.has_secrets:
+        answers.data("needs", {"network": "none", "secrets": list(environment_class.secrets)})
+        return
     guard.phase = "build"
     guard.allows_loopback = True
     environment = build(environment_class, answers)
@@ -63,7 +66,8 @@ def run_load(job: Job, answers: Answers) -> None:
         guard.allows_network = not job.cuts_network
         is_declared = environment.network in ("load", "always")
         if job.cuts_network and is_declared:
-            answers.data("needs_network", environment.network)
+            secrets = list(environment.secrets)
+            answers.data("needs", {"network": environment.network, "secrets": secrets})
             return
         check_declarations(environment, answers)
         read_examples(environment, job.num_examples, answers)
