@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from tests.hub.loopback_hub import loopback_hub, own_hub_settings
 from tests.hub.serving import fill, served
 from tests.hub.static_host import open_store, place_at, static_host
 
 from telescope_envs.registry.catalog import write_catalog
 from telescope_envs.registry.store import Store, WritableStore
-from telescope_envs.registry.stores.http import HttpStore, ServedStore, open_http
+from telescope_envs.registry.stores.http import HttpStore
+from telescope_envs.registry.stores.huggingface import HuggingFaceStore
 from telescope_envs.registry.stores.local import LocalStore
 from telescope_envs.registry.stores.server import ServerStore
 from telescope_envs.server.tokens import Scope
@@ -36,13 +38,11 @@ def server(folder: Path) -> Iterator[Callable[[], ServerStore]]:
 
 
 @contextmanager
-def announced(folder: Path) -> Iterator[Callable[[], ServedStore]]:
-    """A server that is found by the `api` in its config.json, read through the cache."""
-    with served(folder.parent / "hub") as hub:
-        fill(hub.store, folder)
-        secret = hub.token(Scope.ADMIN)
-        place = place_at(hub.address, folder.parent / "cache", token=secret)
-        yield lambda: open_http(place)
+def huggingface(folder: Path) -> Iterator[Callable[[], HuggingFaceStore]]:
+    with own_hub_settings(folder.parent), loopback_hub() as hub:
+        hub.upload("acme/envs", folder)
+        place = place_at("hf://acme/envs", folder.parent / "cache", token=hub.token)
+        yield lambda: HuggingFaceStore(place, endpoint=hub.address)
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def static(folder: Path) -> Iterator[Callable[[], HttpStore]]:
 WRITABLE: dict[str, WritablePlace] = {
     "local": local,
     "server": server,
-    "announced": announced,
+    "huggingface": huggingface,
 }
 """Kind -> place that can be published to."""
 

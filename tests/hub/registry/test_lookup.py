@@ -2,12 +2,15 @@
 
 import pytest
 from tests.hub.projects import toy_publication, write_registry
+from tests.hub.serving import fill, served
 from tests.hub.static_host import static_host
 
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError
 from telescope_envs.addresses import parse_address
 from telescope_envs.registry import Opening, locate_release, open_registry, open_writable
 from telescope_envs.registry.lookup import find_address
+from telescope_envs.registry.records import Status
+from telescope_envs.server.tokens import Scope
 
 
 @pytest.fixture
@@ -34,12 +37,15 @@ def at(folder, default: str, **registries: str) -> Opening:
         ("https://[::1]:8443/", "https://[::1]:8443"),
         ("hf://acme/envs", "hf://acme/envs"),
         ("hf://datasets/acme/envs@v1/", "hf://acme/envs@v1"),
-        ("file://x/y", "x/y"),
-        ("./x", "x"),
     ],
 )
 def test_one_place_has_one_spelling(text, means):
     assert parse_address(text).text == means
+
+
+def test_a_folder_is_itself(tmp_path):
+    for text in (f"{tmp_path}", f"file://{tmp_path}", f"{tmp_path}/"):
+        assert parse_address(text).text == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -153,3 +159,21 @@ def test_a_static_host_is_read_only_and_says_so(tmp_path, monkeypatch):
         with pytest.raises(RegistryError, match="can only be read; publish to the folder"):
             open_writable(host.address, opening)
     assert list((tmp_path / "home/cache/http").iterdir())
+
+
+def test_a_server_is_found_by_its_config_and_published_to(tmp_path, monkeypatch):
+    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path / "home"))
+    write_registry(tmp_path / "registry").store.publish(toy_publication("0.1.0"))
+    with served(tmp_path / "hub") as hub:
+        fill(hub.store, tmp_path / "registry")
+        chosen = {"TELESCOPE_REGISTRY": hub.address, "HOME": str(tmp_path)}
+        with pytest.raises(RegistryError, match="token"):
+            open_writable(None, Opening(environ=chosen)).publish(toy_publication("0.2.0"))
+        environ = {**chosen, "TELESCOPE_HUB_TOKEN": hub.token(Scope.ADMIN)}
+        store = open_writable(None, Opening(environ=environ))
+        assert store.publish(toy_publication("0.2.0")) is True
+        yanked = store.change_status("acme/toy", lambda _: Status(yanked={"0.2.0": "bad"}))
+        store.close()
+        registry, release = locate_release("toy@0.2.0", None, Opening(environ=chosen))
+        assert registry.status("acme/toy") == yanked
+        assert registry.wheel_bytes(release) == toy_publication("0.2.0").wheel

@@ -151,4 +151,12 @@ def _opener(scheme: str) -> Opener:
             f"registries at {scheme}:// are not known (known: {known}); give {FORMS}, for a "
             "bucket the https:// address that it is served at"
         )
-    return points[scheme].load()
+    try:
+        return points[scheme].load()
+    except ModuleNotFoundError as error:
+        if error.name != "huggingface_hub":
+            raise
+        raise ConfigError(
+            "registries on the Hugging Face Hub need huggingface_hub, which is not installed; "
+            "run: pip install 'telescope-envs[hub]'"
+        ) from None

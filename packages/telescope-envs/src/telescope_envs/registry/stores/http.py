@@ -7,7 +7,6 @@ Every file is asked for with what the cache knows of it, and comes again only wh
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from urllib.parse import quote, urlsplit
 
 from telescope_core.errors import RegistryError
@@ -115,8 +114,7 @@ class HttpStore:
         age_s = time.time() - known.confirmed_at
         if age_s > self._oldest_told_s + _WORTH_TELLING_S or not self._oldest_told_s:
             self._oldest_told_s = max(age_s, 1e-9)
-            moment = datetime.fromtimestamp(known.confirmed_at, UTC)
-            self._place.remark(f"offline, as of {_age(age_s)} ago ({moment:%Y-%m-%d %H:%M} UTC)")
+            self._place.remark_age(known.confirmed_at)
         return known.body if known.status == 200 else None
 
 
@@ -165,10 +163,3 @@ def _conditions(known: CachedFile | None) -> dict[str, str]:
     if known.etag:
         return {"If-None-Match": known.etag}
     return {"If-Modified-Since": known.last_modified} if known.last_modified else {}
-
-
-def _age(seconds: float) -> str:
-    for size_s, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size_s:
-            return f"{seconds / size_s:.0f} {unit}"
-    return f"{seconds:.0f} seconds"

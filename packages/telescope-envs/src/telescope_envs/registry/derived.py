@@ -1,0 +1,45 @@
+"""The files that are made from others: the catalogue and the pages of the simple index.
+
+A place without code of its own, such as a repository of files, gets them in the same change as the
+records they are made from.
+"""
+
+from collections.abc import Sequence
+
+from telescope_envs.registry.admission import Read
+from telescope_envs.registry.catalog import CATALOG_PATH, CatalogRow, catalog_row, write_catalog
+from telescope_envs.registry.names import distribution_name, plain
+from telescope_envs.registry.parsing import parse_releases, parse_status
+from telescope_envs.registry.render import (
+    project_html,
+    project_json,
+    project_name,
+    projects_html,
+    projects_json,
+    simple_files,
+)
+
+
+def derived_files(read: Read, rows: Sequence[CatalogRow], environment_id: str) -> dict[str, bytes]:
+    """Return the files to write, by path, after the records of one environment changed.
+
+    `read` gives the records as they will be, `rows` are those of the catalogue before.
+    """
+    index, status = f"index/{environment_id}.jsonl", f"status/{environment_id}.json"
+    after = [row for row in rows if row.id != environment_id]
+    changed = catalog_row(environment_id, read(index) or b"", read(status))
+    if changed is not None:
+        after = sorted([*after, changed], key=lambda row: row.id)
+    releases = parse_releases(read(index) or b"", environment_id, index)
+    files = simple_files(
+        releases, parse_status(read(status), status), to_root="../../", has_metadata=False
+    )
+    project = project_name(releases[0])
+    projects = [plain(distribution_name(*row.id.split("/", 1))) for row in after]
+    return {
+        CATALOG_PATH: write_catalog(after),
+        f"simple/{project}/index.html": project_html(project, files).encode(),
+        f"simple/{project}/index.json": project_json(project, files).encode(),
+        "simple/index.html": projects_html(projects).encode(),
+        "simple/index.json": projects_json(projects).encode(),
+    }

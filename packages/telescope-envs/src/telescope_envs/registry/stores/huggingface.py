@@ -1,0 +1,335 @@
+"""`HuggingFaceStore`: a registry in a dataset repository of the Hugging Face Hub.
+
+The branch is looked up once, when the store is opened; everything is read from that commit. A
+change is one commit on top of the commit that its checks have read: when another one came between,
+the Hub refuses it, and the checks are made again on the newer one.
+"""
+
+import random
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HTTPError,  # pyright: ignore[reportPrivateImportUsage]
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import tqdm
+
+from telescope_core.errors import RegistryError
+from telescope_envs.registry.admission import Read, changed_status, index_line, is_new
+from telescope_envs.registry.catalog import CATALOG_PATH, CatalogRow, catalog_row, read_catalog
+from telescope_envs.registry.derived import derived_files
+from telescope_envs.registry.http_cache import CachedFile, HttpCache
+from telescope_envs.registry.place import Place
+from telescope_envs.registry.records import Status
+from telescope_envs.registry.store import Publication, attestation_path, is_registry_path
+
+_KIND: Literal["dataset"] = "dataset"
+_COMMIT_LENGTH = 40
+_TOO_LATE = (409, 412)
+_MAX_TRIES = 12
+_FIRST_PAUSE_S = 0.05
+_ANSWER_WITHIN_S = 15.0
+
+
+class _NoBar(tqdm):
+    """A progress bar that is not shown: most files are a few kilobytes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "disable": True})
+
+
+class HuggingFaceStore:
+    """Reads and appends to the repository at `place`.
+
+    `endpoint` is the Hub (None: the usual one); a change is tried `max_tries` times while others
+    are faster.
+    """
+
+    def __init__(
+        self, place: Place, *, endpoint: str | None = None, max_tries: int = _MAX_TRIES
+    ) -> None:
+        self._max_tries = max_tries
+        self._place = place
+        repository, _, revision = place.address.text.removeprefix("hf://").partition("@")
+        self._repository, self._branch = repository, revision or "main"
+        self._api = HfApi(endpoint=endpoint, token=place.token)
+        self._commit = self._known_commit() if place.offline else self._newest_commit()
+
+    @property
+    def address(self) -> str:
+        """As it was given."""
+        return self._place.address.text
+
+    @property
+    def revision(self) -> str:
+        """The commit that everything is read from."""
+        return self._commit
+
+    def read(self, path: str) -> bytes | None:
+        """Return the file at `path`; None when there is none."""
+        return self._read_at(self._commit, path)
+
+    def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
+        """Return the artefact at the relative `url`; None when there is none."""
+        if not is_registry_path(url):
+            return None
+        if not self._place.offline and not isinstance(self._cached(self._commit, url), Path):
+            with self._explained():
+                there = hf_hub_url(
+                    self._repository,
+                    url,
+                    repo_type=_KIND,
+                    revision=self._commit,
+                    endpoint=self._api.endpoint,
+                )
+                try:
+                    size = self._api.get_hf_file_metadata(url=there).size
+                except EntryNotFoundError:
+                    return None
+            self._require_size(url, size or 0, max_bytes)
+        found = self.read(url)
+        self._require_size(url, len(found or b""), max_bytes)
+        return found
+
+    def catalog(self) -> list[CatalogRow]:
+        """Return one row per environment, by id."""
+        return self._catalog_at(self._commit)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def publish(self, publication: Publication) -> bool:
+        """Add wheel, index line and what is made from them in one commit."""
+
+        def added(read: Read) -> dict[str, bytes]:
+            if not is_new(read, publication):
+                return {}
+            path = f"index/{publication.release.id}.jsonl"
+            line = index_line(publication.release)
+            return {**self._artifacts(publication), path: (read(path) or b"") + line}
+
+        release = publication.release
+        return self._change(release.id, added, f"Publish {release.id} {release.version}")
+
+    def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
+        """Replace the status record of owner/name in one commit."""
+        last = Status()
+
+        def changed(read: Read) -> dict[str, bytes]:
+            nonlocal last
+            last, data = changed_status(read, environment_id, change)
+            path = f"status/{environment_id}.json"
+            return {} if read(path) == data else {path: data}
+
+        self._change(environment_id, changed, f"Change the status of {environment_id}")
+        return last
+
+    def _change(
+        self, environment_id: str, make: Callable[[Read], dict[str, bytes]], message: str
+    ) -> bool:
+        """Commit the files that `make` wants, on the commit it has read; False: it wants none."""
+        self._require_branch()
+        for tried in range(self._max_tries):
+            parent = self._newest_commit()
+            read = partial(self._read_at, parent)
+            files = make(read)
+            if not files:
+                return False
+            rows = self._catalog_at(parent)
+            made = derived_files(_over(files, read), rows, environment_id)
+            if self._commit_on(parent, {**files, **made}, message):
+                return True
+            time.sleep(_FIRST_PAUSE_S * min(tried + 1, 8) * random.uniform(0.5, 1.5))
+        raise RegistryError(
+            f"{self.address} was changed by others {self._max_tries} times meanwhile, so nothing "
+            "was published; try again"
+        )
+
+    def _commit_on(self, parent: str, files: dict[str, bytes], message: str) -> bool:
+        """Return whether the commit was made; False: `parent` is not the newest any more."""
+        with self._explained():
+            try:
+                self._api.create_commit(
+                    self._repository,
+                    [CommitOperationAdd(path, data) for path, data in files.items()],
+                    commit_message=message,
+                    repo_type=_KIND,
+                    revision=self._branch,
+                    parent_commit=parent,
+                )
+            except HfHubHTTPError as error:
+                if error.response.status_code in _TOO_LATE:
+                    return False
+                raise
+        return True
+
+    def _artifacts(self, publication: Publication) -> dict[str, bytes]:
+        wheel = publication.release.wheel
+        inside = [url for url in wheel.urls if is_registry_path(url)]
+        if not inside or Path(inside[0]).name != wheel.filename:
+            raise RegistryError(
+                f"{wheel.filename}: a wheel in {self.address} needs an address relative to it, "
+                f"such as artifacts/{wheel.filename}, got {', '.join(wheel.urls)}"
+            )
+        files = {inside[0]: publication.wheel}
+        if publication.attestation:
+            files[attestation_path(inside[0])] = publication.attestation
+        return files
+
+    def _catalog_at(self, commit: str) -> list[CatalogRow]:
+        """Return the catalogue, made from the index where nobody has written one yet."""
+        read = partial(self._read_at, commit)
+        found = read(CATALOG_PATH)
+        if found is not None:
+            return read_catalog(found, f"{self.address}/{CATALOG_PATH}")
+        self._require_network("the list of its files")
+        with self._explained():
+            paths = self._api.list_repo_files(self._repository, repo_type=_KIND, revision=commit)
+        ids = [path[len("index/") : -len(".jsonl")] for path in paths if _is_index(path)]
+        rows = [
+            catalog_row(one, read(f"index/{one}.jsonl") or b"", read(f"status/{one}.json"))
+            for one in sorted(ids)
+        ]
+        return [row for row in rows if row is not None]
+
+    def _read_at(self, commit: str, path: str) -> bytes | None:
+        if not is_registry_path(path):
+            return None
+        known = self._cached(commit, path)
+        if isinstance(known, Path):
+            return known.read_bytes()
+        if known is False:
+            return None
+        self._require_network(path)
+        with self._explained():
+            try:
+                found = self._api.hf_hub_download(
+                    self._repository,
+                    path,
+                    repo_type=_KIND,
+                    revision=commit,
+                    tqdm_class=_NoBar,
+                )
+            except LocalEntryNotFoundError as error:
+                # What the library raises when it could not ask; its cause says why.
+                raise self._unreachable(error.__cause__ or error) from None
+            except EntryNotFoundError:
+                return None
+        return Path(found).read_bytes()
+
+    def _cached(self, commit: str, path: str) -> Path | bool:
+        """Return the file in the library's cache; False: known not to exist, True: not known."""
+        found = try_to_load_from_cache(self._repository, path, revision=commit, repo_type=_KIND)
+        if isinstance(found, str):
+            return Path(found)
+        return found is None
+
+    def _newest_commit(self) -> str:
+        with self._explained():
+            commit = self._api.repo_info(
+                self._repository,
+                repo_type=_KIND,
+                revision=self._branch,
+                timeout=_ANSWER_WITHIN_S,
+            ).sha
+        if not commit:
+            raise RegistryError(f"{self.address}: the Hub did not say which commit is the newest")
+        known = CachedFile(
+            status=200,
+            body=commit.encode(),
+            etag="",
+            last_modified="",
+            confirmed_at=time.time(),
+        )
+        self._memory().put(self.address, known)
+        return commit
+
+    def _known_commit(self) -> str:
+        known = self._memory().get(self.address, max_bytes=_COMMIT_LENGTH)
+        if known is None:
+            raise RegistryError(
+                f"{self.address} was never read, and --offline reads only what was; "
+                "run the same command once without it"
+            )
+        self._place.remark_age(known.confirmed_at)
+        return known.body.decode()
+
+    def _memory(self) -> HttpCache:
+        return HttpCache(self._place.cache / "hub", self.address, self._place.tell)
+
+    def _require_branch(self) -> None:
+        is_commit = len(self._branch) == _COMMIT_LENGTH and self._branch.isalnum()
+        if self._place.offline or is_commit:
+            reason = "offline" if self._place.offline else f"pinned to commit {self._branch[:12]}"
+            raise RegistryError(
+                f"{self.address} is {reason}, so nothing can be published; "
+                f"give hf://{self._repository}, with the network"
+            )
+
+    def _require_network(self, path: str) -> None:
+        if self._place.offline:
+            raise RegistryError(
+                f"{self.address}/{path} was never fetched at {self._commit[:12]}, and --offline "
+                "reads only what was; run the same command once without it"
+            )
+
+    def _require_size(self, path: str, size: int, max_bytes: int) -> None:
+        if size > max_bytes:
+            raise RegistryError(
+                f"{self.address}/{path}: longer than {max_bytes} bytes, the most a wheel may be"
+            )
+
+    @contextmanager
+    def _explained(self) -> Generator[None]:
+        """Turn what the library raises into one message; the message never holds the token."""
+        try:
+            yield
+        except RevisionNotFoundError:
+            raise RegistryError(f"{self.address}: there is no revision {self._branch!r}") from None
+        except RepositoryNotFoundError:
+            raise RegistryError(
+                f"{self.address}: there is no such dataset repository, or it is private and the "
+                f"token may not read it; {self._place.login_hint}"
+            ) from None
+        except HfHubHTTPError as error:
+            status = error.response.status_code
+            if status in (401, 403):
+                raise RegistryError(
+                    f"{self.address}: the Hub answered {status}, the token may not do this; "
+                    f"{self._place.login_hint}"
+                ) from None
+            said = error.server_message or f"answered {status}"
+            raise RegistryError(f"{self.address}: the Hub says: {said}; try again") from None
+        except (HTTPError, OSError, RuntimeError) as error:
+            raise self._unreachable(error) from None
+
+    def _unreachable(self, error: BaseException) -> RegistryError:
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        return RegistryError(
+            f"{self.address} ({self._api.endpoint}) cannot be reached: {said}; check the network, "
+            "then try again"
+        )
+
+
+def open_hub(place: Place) -> HuggingFaceStore:
+    """Open a dataset repository of the Hub that `HF_ENDPOINT` names, else of the usual one."""
+    return HuggingFaceStore(place)
+
+
+def _over(files: dict[str, bytes], read: Read) -> Read:
+    """Return `read` as it will be once `files` are written."""
+    return lambda path: files[path] if path in files else read(path)
+
+
+def _is_index(path: str) -> bool:
+    return path.startswith("index/") and path.endswith(".jsonl") and path.count("/") == 2
