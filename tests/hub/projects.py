@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import zipfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -69,15 +70,16 @@ def write_registry(root: Path) -> Registry:
     return Registry.at(root)
 
 
-def toy_files(version: str, *, owner: str, name: str, code: str) -> dict[str, str]:
+def toy_files(
+    version: str, *, owner: str, name: str, code: str, needs: Sequence[str] = ("telescope-core",)
+) -> dict[str, str]:
     """Return what a wheel of the toy holds, but for its RECORD."""
     module = f"telescope_env_{owner}_{name}".replace("-", "_")
     info = f"{module}-{version}.dist-info"
     metadata = (
         f"Metadata-Version: 2.4\nName: {module.replace('_', '-')}\nVersion: {version}\n"
         "Summary: Says yes\nLicense-Expression: MIT\nRequires-Python: >=3.11\n"
-        "Requires-Dist: telescope-core\n"
-    )
+    ) + "".join(f"Requires-Dist: {need}\n" for need in needs)
     return {
         f"{module}/__init__.py": code,
         f"{info}/METADATA": metadata,
@@ -90,10 +92,15 @@ def toy_files(version: str, *, owner: str, name: str, code: str) -> dict[str, st
 def toy_publication(
     version: str = "0.1.0", *, owner: str = "acme", name: str = "toy", code: str = TOY, **fields
 ) -> Publication:
-    """Return a release of the toy, made without a build; `fields` replace those of the record."""
+    """Return a release of the toy, made without a build; `fields` replace those of the record.
+
+    `needs`: what its wheel requires.
+    """
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        for path, text in toy_files(version, owner=owner, name=name, code=code).items():
+        needs = fields.pop("needs", ("telescope-core",))
+        files = toy_files(version, owner=owner, name=name, code=code, needs=needs)
+        for path, text in files.items():
             archive.writestr(path, text)
     wheel = normalise(packed.getvalue(), epoch=1577836800)
     module = f"telescope_env_{owner}_{name}".replace("-", "_")

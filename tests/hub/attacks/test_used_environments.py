@@ -1,16 +1,22 @@
 """Attacks on what is used after it was installed: each fails closed, and says why."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from tests.hub.projects import toy_publication, write_registry
 from tests.hub.using.conftest import home, lock_of, telescope
 from tests.hub.using.test_locator import install, lock
 
-from telescope_core.errors import EnvironmentLoadError
+from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.open import locate_environment
 from telescope_envs.installing.build import venv_folder
 from telescope_envs.linked import links
+from telescope_train.config import load_train_config
+from telescope_train.config.schema import TrainConfig
+from telescope_train.environments import environment_records
+from telescope_train.resume import resume_point
+from telescope_train.run_checkpoints import CheckpointManifest
 
 __all__ = ["home", "install", "telescope"]
 
@@ -46,6 +52,63 @@ def test_the_same_name_and_version_of_another_registry_is_not_what_is_locked(ins
     lock(ours)
     with pytest.raises(EnvironmentLoadError, match="what is locked is not installed"):
         locate_environment("acme/toy@0.1.0")
+
+
+def config_of(*flags: str) -> TrainConfig:
+    """Write a checkpoint's run and return settings that continue it."""
+    Path("run.toml").write_text(
+        'name = "run"\nnumber_of_steps = 9\nmodel = "tiny"\n[[environments]]\nname = "acme/toy"\n'
+    )
+    return load_train_config([Path("run.toml")], ["--resume_from_checkpoint", "saved", *flags])
+
+
+def save_checkpoint(config: TrainConfig) -> None:
+    """Leave a checkpoint of a run on what is locked now."""
+    Path("saved/state").mkdir(parents=True, exist_ok=True)
+    Path("saved/state/.metadata").touch()
+    manifest = CheckpointManifest(
+        run="run",
+        step=3,
+        num_ranks=1,
+        has_training_state=True,
+        config=config.model_dump(mode="json"),
+        environment_records=environment_records(config),
+    )
+    Path("saved/checkpoint.json").write_text(manifest.model_dump_json())
+
+
+def test_a_downgrade_by_a_changed_lock_is_refused_at_resume(install):
+    older, newer = install("0.1.0", requirements=("six==1.16.0",)), install("0.2.0")
+    lock(newer)
+    save_checkpoint(config_of())
+    lock(older)
+    with pytest.raises(ConfigError, match="are not those that") as refused:
+        resume_point(config_of())
+    for text in (
+        "acme/toy: version: 0.2.0 -> 0.1.0",
+        "acme/toy: sha256: ",
+        "--allow-changed-environments",
+        "telescope env sync",
+    ):
+        assert text in str(refused.value)
+    assert not Path("runs").exists()
+    told = config_of("--allow-changed-environments")
+    save = CheckpointManifest.model_validate_json(Path("saved/checkpoint.json").read_text())
+    Path("saved/checkpoint.json").write_text(
+        save.model_copy(update={"config": told.model_dump(mode="json")}).model_dump_json()
+    )
+    point = resume_point(told)
+    assert point is not None
+    assert "environment acme/toy: version: 0.2.0 -> 0.1.0" in point.changed
+
+
+def test_other_packages_under_the_same_version_are_refused_at_resume(install):
+    first = install("0.1.0", requirements=("six==1.17.0",))
+    lock(first)
+    save_checkpoint(config_of())
+    lock(install("0.1.0", requirements=("six==1.16.0",)))
+    with pytest.raises(ConfigError, match=r"acme/toy: dependency six: 1\.17\.0 -> 1\.16\.0"):
+        resume_point(config_of())
 
 
 def test_a_record_that_points_to_another_environments_files(install):

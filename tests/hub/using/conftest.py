@@ -20,7 +20,10 @@ def home(tmp_path, monkeypatch):
     place = tmp_path / "place"
     place.mkdir()
     monkeypatch.chdir(place)
-    return tmp_path / "home"
+    monkeypatch.setattr(sys, "path", list(sys.path))  # a linked environment adds its folder
+    yield tmp_path / "home"
+    for name in [name for name in sys.modules if name.startswith("telescope_env_acme_")]:
+        del sys.modules[name]
 
 
 @pytest.fixture

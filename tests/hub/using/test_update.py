@@ -1,6 +1,9 @@
 """`telescope env update`: the newest that fits, what changes, and what is never done unasked."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,3 +127,21 @@ def test_updating_installs_and_locks_the_newer_one(telescope, registry, publish)
     assert (row["installed"], row["locked"]) == ("0.2.0", "0.2.0")
     assert telescope("env", "verify", "toy")[0] == 0
     assert "telescope-core" in telescope("env", "tree", "toy")[1]
+    assert first_words_of_a_worker("acme/toy").startswith("serving acme/toy 0.2.0 on 127.0.0.1:")
+
+
+def first_words_of_a_worker(name: str) -> str:
+    """Start a worker that listens, from this Python, and return what it says first."""
+    command = [sys.executable, "-m", "telescope_core.processes.worker", name]
+    process = subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0"],
+        env={**os.environ, "TELESCOPE_WORKER_TOKEN": "a secret of many characters"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        return process.stdout.readline()
+    finally:
+        process.kill()
+        process.communicate()

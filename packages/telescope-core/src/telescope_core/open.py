@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,10 @@ def check_environment(
     """Raise what would keep `name` from being opened with `settings`.
 
     Starts a process only where this one cannot import the environment; outside an event loop.
+    Writes nothing: a worker's log goes to a temporary file.
     """
+    if processes is not None:
+        processes = replace(processes, log_folder=None)
     opened = open_environment(name, settings, processes)
     if isinstance(opened, InProcessEnvironment) or (processes and processes.addresses):
         return

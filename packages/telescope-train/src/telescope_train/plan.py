@@ -5,7 +5,7 @@ starts nothing. `plan_text` turns a plan into text. Imports no torch, transforme
 """
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,8 +44,6 @@ class EnvironmentShare:
 
     name: str
     version: str
-    code: EnvironmentRecord | None
-    """Which code it is; None when it is not installed."""
     share: float
     """Of the prompts, 0 to 1."""
     groups: float
@@ -97,6 +95,8 @@ class Plan:
     max_tokens_per_step: int
     processes: tuple[ProcessPlan, ...]
     environments: tuple[EnvironmentShare, ...]
+    codes: Mapping[str, EnvironmentRecord]
+    """Name in the settings -> which code it is; those that are not here are left out."""
     memory: tuple[MemoryPlan, ...]
     evals: tuple[EvalPlan, ...]
     outputs: tuple[tuple[str, str], ...]
@@ -118,7 +118,8 @@ def make_plan(config: TrainConfig) -> Plan:
         problems += _length_problems(config, facts.max_positions, limit)
     problems += _step_problems(config, facts)
     problems += template_problems(config.model)
-    shares = _environment_shares(config)
+    codes = environment_records(config)
+    shares = _environment_shares(config, codes)
     problems += environment_problems(config)
     problems += held_out_problems(config)
     problems += location_problems(config)
@@ -139,6 +140,7 @@ def make_plan(config: TrainConfig) -> Plan:
         max_tokens_per_step=round(rollouts * limit),
         processes=_processes(config),
         environments=tuple(shares),
+        codes=codes,
         memory=_memory(config, facts, limit),
         evals=tuple(_eval_plan(config, entry) for entry in config.evals.evals),
         outputs=_outputs(config),
@@ -222,18 +224,18 @@ def _device_problems(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _environment_shares(config: TrainConfig) -> list[EnvironmentShare]:
+def _environment_shares(
+    config: TrainConfig, codes: Mapping[str, EnvironmentRecord]
+) -> list[EnvironmentShare]:
     total = sum(entry.weight for entry in config.environments)
     shares: list[EnvironmentShare] = []
-    records = environment_records(config)
     for entry in config.environments:
-        code = records.get(entry.name)
+        code = codes.get(entry.name)
         share = entry.weight / total
         shares.append(
             EnvironmentShare(
                 name=entry.name,
                 version=code.version if code is not None else "not installed",
-                code=code,
                 share=share,
                 groups=share * config.rollout.prompts_batch_size_for_trainer,
                 group_size=entry.group_size or config.rollout.group_size,

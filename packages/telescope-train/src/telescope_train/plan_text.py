@@ -3,15 +3,26 @@
 import textwrap
 from collections.abc import Iterator
 
+from telescope_core.protocols import EnvironmentPlace
 from telescope_train.plan import MemoryPlan, Plan
 
 WIDTH = 80
+_PLACES = {
+    EnvironmentPlace.IMPORTABLE: "imported as it is",
+    EnvironmentPlace.LINKED: "linked to its project",
+    EnvironmentPlace.SHARED: "in this Python",
+    EnvironmentPlace.ISOLATED: "in a virtual environment of its own",
+    EnvironmentPlace.ELSEWHERE: "played by workers elsewhere",
+}
 
 
 def render_plan(plan: Plan) -> str:
     """Return the text that `telescope train --dry-run` prints."""
     lines = [
         *_head(plan),
+        "",
+        "environments",
+        *_codes(plan),
         "",
         "processes",
         *(_row(f"{part.count} x {part.name}", part.detail) for part in plan.processes),
@@ -38,6 +49,16 @@ def _head(plan: Plan) -> Iterator[str]:
     if plan.num_parameters is not None:
         size = f"{_count(plan.num_parameters)} parameters"
     yield from _wrapped(f"{plan.num_steps} steps of {plan.algorithm} on {plan.model} ({size})", "")
+
+
+def _codes(plan: Plan) -> Iterator[str]:
+    for name, code in plan.codes.items():
+        parts = [f"{code.id} {code.version}".rstrip(), _PLACES[code.place]]
+        if code.lock_digest:
+            parts.append(f"digest {code.lock_digest[:12]}")
+        yield _row(name, ", ".join(parts))
+    if not plan.codes:
+        yield "  none of them is here"
 
 
 def _row(name: str, detail: str) -> str:

@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Serve one environment until the host goes away, or for ever."""
     options = _parser().parse_args(arguments)
     try:
+        _go_to_own_interpreter(options)
         served = _served(options)
     except TelescopeError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -111,6 +112,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _go_to_own_interpreter(options: argparse.Namespace) -> None:
+    """Become the Python that an environment is installed for, where that is another one."""
+    name = str(options.environment)
+    if options.factory is not None or options.listen is None:
+        return
+    location = locate_environment(name)
+    options.factory, options.first_path = location.factory, list(location.search_path)
+    options.version = location.version if location.search_path else ""
+    if location.interpreter in ("", sys.executable):
+        return
+    command = [location.interpreter, "-P", "-m", "telescope_core.processes.worker", name]
+    command += ["--factory", location.factory, "--listen", str(options.listen)]
+    command += ["--memory-limit-bytes", str(options.memory_limit_bytes)]
+    os.environ.pop("PYTHONPATH", None)
+    os.execv(location.interpreter, command)
+
+
 def _served(options: argparse.Namespace) -> Served:
     if (options.listen is None) == (options.fd is None):
         raise ConfigError("expected --listen host:port, such as --listen 0.0.0.0:7000")
@@ -127,7 +145,7 @@ def _served(options: argparse.Namespace) -> Served:
     use_search_path(options.first_path)
     sys.path += [path for path in options.path if path not in sys.path]
     name = str(options.environment)
-    factory = str(options.factory or locate_environment(name).factory)
+    factory = str(options.factory)
     identity = Identity(name=name, version=options.version or version_of(factory))
     try:
         found = load_environment_class(factory)
