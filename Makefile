@@ -31,13 +31,13 @@ check: setup ## format, lint, types, import contracts, budgets, registry
 	$(BIN)/telescope hub check registry
 
 FAST := -m "not engine and not gpu" --numprocesses $(WORKERS)
-ENGINE := -m "engine and not gpu"
+ENGINE := -m "engine and not gpu" --numprocesses $(WORKERS) --dist loadfile
 
 test-fast: setup environments ## all tests that start no vLLM, no Ray and no second process
 	$(BIN)/pytest $(FAST)
 
-# Engine tests hold ports, memory and both cores, so they run one at a time. They run even where a
-# fast test failed: one run then shows all that is broken.
+# Engine tests share fixtures that are slow to start, such as a server, so a file stays with one
+# worker. They run even where a fast test failed: one run then shows all that is broken.
 test: setup environments ## all tests but those that need a GPU
 	@$(BIN)/pytest $(FAST); fast=$$?; $(BIN)/pytest $(ENGINE); engine=$$?; \
 		exit $$((fast > engine ? fast : engine))

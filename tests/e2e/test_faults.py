@@ -80,6 +80,14 @@ def server_process(driver: int) -> psutil.Process:
     raise AssertionError("the run has no inference server")
 
 
+def engine_process(server: psutil.Process) -> psutil.Process:
+    """Return the process of the server's engine."""
+    lines = {one: " ".join(one.cmdline()) for one in server.children(recursive=True)}
+    engines = [one for one, line in lines.items() if "Engine" in line]
+    assert len(engines) == 1, f"{server.cmdline()} started {sorted(lines.values())}"
+    return engines[0]
+
+
 def assert_folder_opens(place: Path, *, says: str) -> None:
     run = place / "runs" / "victim"
     shown = finish([*TELESCOPE, "eval", "--report", str(run)], place)
@@ -99,7 +107,7 @@ def test_a_killed_inference_server_is_named(tmp_path: Path, tiny_model: Path, pa
     with training(tmp_path, tiny_model, port, **variables) as process:
         victim = server_process(process.pid)
         if part == "engine":
-            victim = next(c for c in victim.children() if "Engine" in " ".join(c.cmdline()))
+            victim = engine_process(victim)
         victim.kill()
         _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 6, errors
