@@ -137,7 +137,7 @@ class LocalStore:
         except OSError as error:
             raise RegistryError(
                 f"registry {self.address} cannot be changed: {os.strerror(error.errno or 0)}"
-                f"{f' ({error.filename})' if error.filename else ''}; nothing was published"
+                f"{f' ({error.filename})' if error.filename else ''}; nothing was changed"
             ) from error
 
     def _read(self, path: str, *, max_bytes: int | None) -> bytes | None:
