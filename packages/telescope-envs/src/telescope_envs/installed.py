@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from telescope_envs.home import data_folder
 from telescope_envs.lockfile import LockedEnvironment
+from telescope_envs.registry.names import ENTRY_POINT_GROUP
 from telescope_envs.registry.records import Release
-from telescope_envs.registry.wheel import ENTRY_POINT_GROUP
 
 FORMAT_VERSION = 1
 

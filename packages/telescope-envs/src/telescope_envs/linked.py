@@ -20,8 +20,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError
 from telescope_envs.home import data_folder
-from telescope_envs.registry.names import check_name, check_owner, distribution_name
-from telescope_envs.registry.wheel import ENTRY_POINT_GROUP
+from telescope_envs.registry.names import (
+    ENTRY_POINT_GROUP,
+    check_name,
+    check_owner,
+    distribution_name,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
+from telescope_envs.registry.digests import check_bytes
 from telescope_envs.registry.names import (
     check_name,
     check_owner,
@@ -27,7 +28,6 @@ from telescope_envs.registry.parsing import (
 )
 from telescope_envs.registry.records import RegistryConfig, Release, Status
 from telescope_envs.registry.store import Publication
-from telescope_envs.registry.wheel import check_bytes
 
 Read = Callable[[str], bytes | None]
 """From a path below the registry to its bytes; None when there is no such file."""

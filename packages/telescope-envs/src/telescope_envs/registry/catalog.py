@@ -6,6 +6,7 @@ takes a fraction of a second. Nothing here reads a file.
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import msgspec
 from packaging.version import InvalidVersion, Version
@@ -100,8 +101,8 @@ def catalog_row(environment_id: str, index: bytes, status: bytes | None) -> Cata
 
 def newest_version(versions: Sequence[str], yanked: dict[str, str]) -> int:
     """Return the place of the version a person is shown: final before preview before yanked."""
-    if all(map(_PLAIN_VERSION.fullmatch, versions)):
-        plain = [tuple(map(int, version.split("."))) for version in versions]
+    plain = [_plain_key(version) for version in versions]
+    if all(plain):
         return max(range(len(plain)), key=lambda i: (versions[i] not in yanked, plain[i]))
     try:
         parsed = [Version(version) for version in versions]
@@ -111,6 +112,13 @@ def newest_version(versions: Sequence[str], yanked: dict[str, str]) -> int:
         range(len(parsed)),
         key=lambda i: (versions[i] not in yanked, not parsed[i].is_prerelease, parsed[i]),
     )
+
+
+@cache
+def _plain_key(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version that is numbers alone, for sorting; else nothing."""
+    is_plain = _PLAIN_VERSION.fullmatch(version)
+    return tuple(map(int, version.split("."))) if is_plain else ()
 
 
 def read_catalog(data: bytes, where: str) -> list[CatalogRow]:

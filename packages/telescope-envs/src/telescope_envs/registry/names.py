@@ -11,6 +11,8 @@ from packaging.version import InvalidVersion, Version
 
 from telescope_core.errors import RegistryError
 
+ENTRY_POINT_GROUP = "telescope.environments"
+"""Where a wheel names its environment."""
 WORDS = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 """Lower-case letters and digits, joined by single hyphens."""
 OWNER_LENGTHS = (3, 39)

@@ -48,7 +48,9 @@ ProtocolVersion = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
+    # Built when first used, as listing ten thousand releases parses none of them: hence defaults
+    # are made by model_construct, which builds nothing.
+    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True, defer_build=True)
 
 
 class WheelFile(_Record):
@@ -145,10 +147,10 @@ class Release(_Record):
     factory: str
     """`module:Class`."""
     wheel: WheelFile
-    source: Source = Source()
+    source: Source = Source.model_construct()
     requires_python: PythonRange
     requires_dist: tuple[str, ...]
-    protocol: ProtocolRange = ProtocolRange()
+    protocol: ProtocolRange = ProtocolRange.model_construct()
     kind: str = "environment"
     capabilities: tuple[str, ...] = ()
     config_schema_sha256: Sha256
@@ -161,13 +163,13 @@ class Release(_Record):
     secrets: tuple[str, ...] = ()
     """Names of environment variables it may read, never values."""
     resources: dict[str, str] = {}
-    validation: Validation = Validation()
+    validation: Validation = Validation.model_construct()
     attestation_sha256: str = ""
     publisher: str
     published_at: AwareDatetime
     license: str
     tags: tuple[str, ...] = ()
-    eval_defaults: EvalDefaults = EvalDefaults()
+    eval_defaults: EvalDefaults = EvalDefaults.model_construct()
 
     @property
     def id(self) -> str:

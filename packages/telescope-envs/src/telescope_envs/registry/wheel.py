@@ -23,9 +23,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from telescope_core.errors import RegistryError
+from telescope_envs.registry.digests import check_bytes
+from telescope_envs.registry.names import ENTRY_POINT_GROUP
 from telescope_envs.registry.records import Release
 
-ENTRY_POINT_GROUP = "telescope.environments"
+__all__ = ["WheelContents", "check_bytes", "check_release", "read_wheel", "record_hash"]
+
 _MAX_FILES = 5000
 _MAX_UNPACKED_BYTES = 200 * 1024 * 1024
 _MAX_RATIO = 100
@@ -104,17 +107,6 @@ def check_release(contents: WheelContents, release: Release) -> None:
                 f"wheel {release.wheel.filename}: its {field} is {got!r}, but the registry says "
                 f"{expected!r}; do not install it, and tell the registry's owner"
             )
-
-
-def check_bytes(data: bytes, release: Release) -> None:
-    """Raise RegistryError when the bytes are not those that were published."""
-    digest = hashlib.sha256(data).hexdigest()
-    if len(data) != release.wheel.size or digest != release.wheel.sha256:
-        raise RegistryError(
-            f"wheel {release.wheel.filename} is not the one that was published: expected "
-            f"{release.wheel.size} bytes, sha256 {release.wheel.sha256}, got {len(data)} bytes, "
-            f"sha256 {digest}; nothing was installed. Restore the file in the registry"
-        )
 
 
 def _named_by(filename: str) -> tuple[str, str]:
