@@ -42,6 +42,13 @@ HERE = {
 }
 HUB_SERVER = "tests/hub/server/test_how_to.py::test_the_commands_make_a_hub_and_its_copy"
 ELSEWHERE = {
+    "telescope hub check registry": "Makefile",
+    "telescope hub check registry --against origin/main": (
+        "tests/hub/registry/test_check.py::test_a_branch_is_compared_with_where_it_left_the_other"
+    ),
+    "telescope hub render registry public": (
+        "tests/cli/test_hub.py::test_render_and_schemas_say_what_they_wrote"
+    ),
     "telescope hub namespace add acme --data hub-data": HUB_SERVER,
     "telescope hub token create ci-of-acme --namespace acme --days 90 --data hub-data": HUB_SERVER,
     "telescope hub serve --data hub-data --port 8470": HUB_SERVER,
