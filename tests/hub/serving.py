@@ -59,7 +59,9 @@ def _loopback() -> tuple[_Mounts, str]:
     mounts = _Mounts()
     config = uvicorn.Config(mounts, log_config=None, access_log=False, lifespan="off")
     server = uvicorn.Server(config)
-    listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(128)
 
     def run() -> None:
         asyncio.run(server.serve(sockets=[listening]))
