@@ -14,10 +14,9 @@ from tests.hub.static_host import open_store, place_at, static_host
 
 from telescope_envs.registry.catalog import write_catalog
 from telescope_envs.registry.store import Store, WritableStore
-from telescope_envs.registry.stores.http import HttpStore
+from telescope_envs.registry.stores.http import HttpStore, ServedStore, open_http
 from telescope_envs.registry.stores.huggingface import HuggingFaceStore
 from telescope_envs.registry.stores.local import LocalStore
-from telescope_envs.registry.stores.server import ServerStore
 from telescope_envs.server.tokens import Scope
 
 Place = Callable[[Path], AbstractContextManager[Callable[[], Store]]]
@@ -30,11 +29,13 @@ def local(folder: Path) -> Iterator[Callable[[], LocalStore]]:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[Callable[[], ServerStore]]:
+def server(folder: Path) -> Iterator[Callable[[], ServedStore]]:
+    """A server that is found by the `api` in its config.json, read through the cache."""
     with served(folder.parent / "hub") as hub:
         fill(hub.store, folder)
         secret = hub.token(Scope.ADMIN)
-        yield lambda: ServerStore(hub.address, token=secret)
+        place = place_at(hub.address, folder.parent / "cache", token=secret)
+        yield lambda: open_http(place)
 
 
 @contextmanager

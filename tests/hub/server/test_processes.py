@@ -88,6 +88,17 @@ def test_two_servers_of_one_folder_are_refused(data):
         assert httpx.get(f"{address}/config.json").status_code == 200
 
 
+def test_answers_leave_at_once(data):
+    folder, _ = data
+    with hub_process(folder) as (_, address), httpx.Client(base_url=address) as client:
+        took = []
+        for _ in range(10):
+            begun = time.monotonic()
+            assert client.get("reserved.txt").content
+            took.append(time.monotonic() - begun)
+    assert min(took[1:]) < 0.03, "with Nagle's algorithm each waits 40 ms for the one before"
+
+
 def test_a_port_that_is_taken_is_said(data):
     folder, _ = data
     with hub_process(folder) as (_, address):

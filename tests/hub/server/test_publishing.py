@@ -6,16 +6,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from tests.hub.projects import TOY
 from tests.hub.server.sending import Sender, publication_now, sha256
+from tests.hub.static_host import place_at
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry import Registry
 from telescope_envs.registry.records import Validation
 from telescope_envs.registry.store import Publication
-from telescope_envs.registry.stores.server import ServerStore
+from telescope_envs.registry.stores.http import open_http
 from telescope_envs.server.tokens import Scope
 
 
-def test_a_release_is_published_once(acme, hub):
+def test_a_release_is_published_once(acme, hub, tmp_path):
     publication = publication_now()
     first = acme.publish(publication)
     assert first.status_code == 201
@@ -29,7 +30,7 @@ def test_a_release_is_published_once(acme, hub):
     assert (again.status_code, again.json()["published"]) == (200, False)
     later = publication_now(published_at=datetime.now(UTC) + timedelta(minutes=1))
     assert acme.publish(later).status_code == 200, "the bytes count, not the time"
-    registry = Registry(ServerStore(hub.address))
+    registry = Registry(open_http(place_at(hub.address, tmp_path / "cache")))
     assert registry.releases("acme/toy")[-1] == publication.release
     assert registry.wheel_bytes(publication.release) == publication.wheel
 
@@ -115,10 +116,14 @@ def test_statuses_that_make_no_sense_are_refused(acme, client, content, message)
     assert client.get("status/acme/toy.json").headers["etag"] == etag
 
 
-def test_the_client_says_what_the_server_said(hub):
-    store = ServerStore(hub.address, token=hub.token())
+def test_the_client_says_what_the_server_said(hub, tmp_path):
+    place = place_at(hub.address, tmp_path / "cache", token=hub.token())
+    store = open_http(place)
     store.publish(publication_now())
     other = publication_now(code=f"{TOY}# other\n")
     with pytest.raises(RegistryError, match=r"published with other bytes.*raise the version"):
         store.publish(Publication(release=other.release, wheel=other.wheel))
-    assert "tsh_" not in repr(store)
+    assert "tsh_" not in repr(place)
+    stranger = open_http(place_at(hub.address, tmp_path / "cache"))
+    with pytest.raises(RegistryError, match=r"the request has no token; set the token"):
+        stranger.publish(publication_now("0.3.0"))

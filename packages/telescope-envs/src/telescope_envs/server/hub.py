@@ -172,8 +172,8 @@ class HubStore:
             writer.execute("INSERT OR IGNORE INTO aliases VALUES (?, ?)", (name, environment_id))
 
     def _config(self) -> bytes:
-        record = RegistryConfig(name=self.name).model_dump(mode="json")
-        return f"{json.dumps({**record, 'api': API}, indent=2)}\n".encode()
+        record = RegistryConfig(name=self.name, api=API)
+        return f"{record.model_dump_json(indent=2)}\n".encode()
 
     def _aliases(self) -> bytes:
         rows = self.database.rows("SELECT name, environment FROM aliases ORDER BY name")

@@ -17,7 +17,7 @@ from telescope_envs.registry.parsing import parse_record
 from telescope_envs.registry.place import Place
 from telescope_envs.registry.records import RegistryConfig, Status
 from telescope_envs.registry.store import Publication, Store, is_registry_path
-from telescope_envs.registry.stores.server import ServerStore
+from telescope_envs.registry.stores.server import HubApi
 
 _MAX_FILE_BYTES = 64 * 1024 * 1024
 _ARTIFACT_TOTAL_S = 600.0
@@ -129,7 +129,7 @@ class ServedStore(HttpStore):
                 f"{place.address.text}/config.json: api must be a path below the registry, got "
                 f"{api!r}; tell the registry's keepers"
             )
-        self._server = ServerStore(place.address.text, api=api, token=place.token)
+        self._server = HubApi(place, api)
 
     def publish(self, publication: Publication) -> bool:
         """Send the release with its files in one request; False: these bytes are published."""

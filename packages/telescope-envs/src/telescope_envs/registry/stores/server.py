@@ -1,4 +1,8 @@
-"""`ServerStore`: a registry that `telescope hub serve` serves; publishes through its API."""
+"""`HubApi`: publishes to a registry that `telescope hub serve` serves.
+
+Reading such a registry is reading any host of files: `ServedStore` in `http` joins the two. The
+token goes to the address of the registry; no redirect is followed.
+"""
 
 import os
 import time
@@ -10,77 +14,30 @@ import msgspec
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.admission import index_line
-from telescope_envs.registry.catalog import CATALOG_PATH, CatalogRow, read_catalog
 from telescope_envs.registry.fetch import tls_context
 from telescope_envs.registry.parsing import parse_record
+from telescope_envs.registry.place import Place
 from telescope_envs.registry.records import Status
-from telescope_envs.registry.store import Publication, is_registry_path
+from telescope_envs.registry.store import Publication
 
 _STATUS_TRIES = 20
 _PAUSE_S = 0.02
 _TIMEOUT = httpx.Timeout(30.0, read=120.0)
 
 
-class ServerStore:
-    """Reads the registry at `address`, and changes it as the owner of `token` may."""
+class HubApi:
+    """Changes the registry at `place` through the interface at the path `api` below it."""
 
-    def __init__(self, address: str, *, api: str = "api", token: str | None = None) -> None:
-        self._address = address.rstrip("/")
+    def __init__(self, place: Place, api: str) -> None:
+        self._place = place
         self._api = api
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(
-            base_url=f"{self._address}/",
-            headers=headers,
-            timeout=_TIMEOUT,
-            follow_redirects=False,
-            verify=tls_context(os.environ.get("SSL_CERT_FILE", "")),
-        )
-
-    @property
-    def address(self) -> str:
-        """Where it is."""
-        return self._address
-
-    @property
-    def revision(self) -> str:
-        """Empty: a server is what it is now."""
-        return ""
-
-    def read(self, path: str) -> bytes | None:
-        """Return the file at `path`; None when there is none."""
-        if not is_registry_path(path):
-            return None
-        response = self._send(self._client.build_request("GET", path))
-        return response.content if response.is_success else self._nothing(response)
-
-    def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
-        """Return the artefact at the relative `url`; None when there is none."""
-        if not is_registry_path(url):
-            return None
-        request = self._client.build_request("GET", url)
-        try:
-            with self._client.stream("GET", request.url) as response:
-                if not response.is_success:
-                    response.read()
-                    return self._nothing(response)
-                data = b""
-                for chunk in response.iter_bytes():
-                    data += chunk
-                    if len(data) > max_bytes:
-                        raise RegistryError(
-                            f"{request.url}: longer than {max_bytes} bytes, the most a wheel may be"
-                        )
-                return data
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-
-    def catalog(self) -> list[CatalogRow]:
-        """Return one row per environment, by id."""
-        return read_catalog(self.read(CATALOG_PATH) or b"[]", f"{self._address}/{CATALOG_PATH}")
+        self._client: httpx.Client | None = None
 
     def close(self) -> None:
         """Let go of the connection; fine to call twice."""
-        self._client.close()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     def publish(self, publication: Publication) -> bool:
         """Send the release with its files in one request; False: these bytes are published."""
@@ -90,8 +47,8 @@ class ServerStore:
         }
         if publication.attestation:
             files["attestation"] = ("attestation.json", publication.attestation, "application/json")
-        address = f"{self._api}/releases"
-        response = self._send(self._client.build_request("POST", address, files=files))
+        request = self._opened().build_request("POST", f"{self._api}/releases", files=files)
+        response = self._send(request)
         if not response.is_success:
             raise self._refused(response)
         return response.status_code == HTTPStatus.CREATED
@@ -99,13 +56,15 @@ class ServerStore:
     def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
         """Replace the status by `change` of what it is; tries again when others were faster."""
         path = f"status/{environment_id}.json"
+        where = f"{self._place.address.text}/{path}"
         for _ in range(_STATUS_TRIES):
-            found = self._send(self._client.build_request("GET", path))
+            found = self._send(self._opened().build_request("GET", path))
             if not found.is_success and found.status_code != HTTPStatus.NOT_FOUND:
                 raise self._refused(found)
-            record = found.content if found.is_success else b"{}"
-            status = change(parse_record(Status, record, f"{self._address}/{path}"))
-            request = self._client.build_request(
+            status = change(
+                parse_record(Status, found.content if found.is_success else b"{}", where)
+            )
+            request = self._opened().build_request(
                 "PUT",
                 f"{self._api}/status/{environment_id}",
                 content=status.model_dump_json(by_alias=True).encode(),
@@ -113,7 +72,7 @@ class ServerStore:
             )
             response = self._send(request)
             if response.is_success:
-                return parse_record(Status, response.content, f"{self._address}/{path}")
+                return parse_record(Status, response.content, where)
             if response.status_code != HTTPStatus.PRECONDITION_FAILED:
                 raise self._refused(response)
             time.sleep(_PAUSE_S)
@@ -122,21 +81,27 @@ class ServerStore:
             "meanwhile; try again"
         )
 
+    def _opened(self) -> httpx.Client:
+        if self._client is None:
+            token = self._place.token
+            self._client = httpx.Client(
+                base_url=f"{self._place.address.text}/",
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                timeout=_TIMEOUT,
+                follow_redirects=False,
+                verify=tls_context(os.environ.get("SSL_CERT_FILE", "")),
+            )
+        return self._client
+
     def _send(self, request: httpx.Request) -> httpx.Response:
         try:
-            return self._client.send(request)
+            return self._opened().send(request)
         except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-
-    def _nothing(self, response: httpx.Response) -> None:
-        if response.status_code != HTTPStatus.NOT_FOUND:
-            raise self._refused(response)
-
-    def _unreachable(self, error: httpx.HTTPError) -> RegistryError:
-        return RegistryError(
-            f"registry {self._address} did not answer: {error or type(error).__name__}; check the "
-            "address and the network, and try again"
-        )
+            raise RegistryError(
+                f"registry {self._place.address.text} did not answer: "
+                f"{error or type(error).__name__}; check the address and the network, and try "
+                "again: a publication that is there already is a success"
+            ) from error
 
     def _refused(self, response: httpx.Response) -> RegistryError:
         try:
@@ -146,7 +111,9 @@ class ServerStore:
                 error=f"it answered {response.status_code} {response.reason_phrase}",
                 what_to_do="check the address",
             )
-        return RegistryError(f"registry {self._address}: {said.error}; {said.what_to_do}")
+        is_login = response.status_code == HTTPStatus.UNAUTHORIZED
+        advice = self._place.login_hint if is_login else said.what_to_do
+        return RegistryError(f"registry {self._place.address.text}: {said.error}; {advice}")
 
 
 class _Error(msgspec.Struct):
