@@ -48,7 +48,7 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), handler).serve_forever()
 NOTE = f"""# The registry server beside file servers
 
 Requests per second over {CONNECTIONS} kept connections, median of {REPEATS} turns of {SECONDS:g} s;
-in brackets the share of {STATIC}. *unchanged* asks with the ETag (http.server: the date) that the
+in brackets the ratio to {STATIC}. *unchanged* asks with the ETag (http.server: the date) that the
 first answer gave, and gets 304. The hub answers from records: it looks at the database for every
 request, checks limits and tokens, and adds the headers that keep browsers safe.
 
