@@ -41,14 +41,20 @@ HERE = {
     "telescope train examples/quickstart.toml --learning_rate 1e-4 --dry-run",
 }
 HUB_SERVER = "tests/hub/server/test_how_to.py::test_the_commands_make_a_hub_and_its_copy"
+HOSTED = "tests/hub/registry/test_host_a_registry.py::"
 ELSEWHERE = {
     "telescope hub check registry": "Makefile",
     "telescope hub check registry --against origin/main": (
-        "tests/hub/registry/test_check.py::test_a_branch_is_compared_with_where_it_left_the_other"
+        f"{HOSTED}test_a_folder_is_checked_rendered_and_served"
     ),
-    "telescope hub render registry public": (
-        "tests/cli/test_hub.py::test_render_and_schemas_say_what_they_wrote"
+    "telescope hub render registry public": f"{HOSTED}test_a_folder_is_checked_rendered_and_served",
+    "hf upload acme/environments registry . --repo-type dataset --private": (
+        f"{HOSTED}test_an_upload_makes_a_registry_on_the_hub"
     ),
+    "telescope hub login --registry corp < token.txt": (
+        "tests/hub/test_credentials.py::test_login_and_logout"
+    ),
+    "telescope hub logout --registry corp": "tests/hub/test_credentials.py::test_login_and_logout",
     "telescope hub namespace add acme --data hub-data": HUB_SERVER,
     "telescope hub token create ci-of-acme --namespace acme --days 90 --data hub-data": HUB_SERVER,
     "telescope hub serve --data hub-data --port 8470": HUB_SERVER,

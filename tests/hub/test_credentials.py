@@ -136,7 +136,7 @@ def test_the_hint_names_what_works(environ):
     assert login_hint(CORP, environ=environ).startswith("set TELESCOPE_HUB_TOKEN_CORP, or run")
     unnamed = login_hint("https://else.example", environ=environ)
     assert "telescope hub login --registry https://else.example" in unnamed
-    assert "TELESCOPE_HUB_TOKEN_<NAME>" in unnamed
+    assert "set TELESCOPE_REGISTRY to that address, which TELESCOPE_HUB_TOKEN is for" in unnamed
 
 
 @pytest.fixture

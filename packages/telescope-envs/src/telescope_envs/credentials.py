@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from telescope_core.errors import ConfigError
 from telescope_envs import keyrings
 from telescope_envs.addresses import Address, parse_address
-from telescope_envs.user_config import read_user_config, user_file
+from telescope_envs.user_config import read_user_config
 
 VARIABLE = "TELESCOPE_HUB_TOKEN"
 
@@ -78,8 +78,8 @@ def login_hint(address: str, *, environ: Mapping[str, str] = os.environ) -> str:
     if variables:
         return f"set {variables[0]}, or run: telescope hub login --registry {address}"
     return (
-        f"run: telescope hub login --registry {address} (without a keyring: name it in "
-        f"[registries] of {user_file(environ)} and set {VARIABLE}_<NAME>)"
+        f"run: telescope hub login --registry {address}, or set TELESCOPE_REGISTRY to that "
+        f"address, which {VARIABLE} is for"
     )
 
 
