@@ -1,11 +1,16 @@
 """One name in several registries: only the one that is meant is asked, and it alone answers."""
 
+import json
+
 import pytest
 from tests.hub.projects import toy_publication, write_registry
 from tests.hub.static_host import static_host
 
+from telescope_cli.main import main
 from telescope_core.errors import UnknownNameError
 from telescope_envs.registry import Opening, locate_release
+from telescope_envs.registry.catalog import write_catalog
+from telescope_envs.registry.stores.local import LocalStore
 
 
 @pytest.fixture
@@ -32,9 +37,6 @@ def opening(hosts, tmp_path):
 
 
 def publish(host, publication) -> None:
-    from telescope_envs.registry.catalog import write_catalog
-    from telescope_envs.registry.stores.local import LocalStore
-
     store = LocalStore(host.folder)
     store.publish(publication)
     (host.folder / "v1/index.json").write_bytes(write_catalog(store.catalog()))
@@ -74,3 +76,17 @@ def test_same_name_and_version_keep_their_own_bytes(hosts, opening):
         assert len(registry.wheel_bytes(release)) == release.wheel.size
         digests[text] = release.wheel.sha256
     assert len(set(digests.values())) == 2
+
+
+def test_a_command_shows_the_registry_that_the_request_names(hosts, capsys, monkeypatch, tmp_path):
+    default, corp = hosts
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.delenv("TELESCOPE_REGISTRY", raising=False)
+    publish(default, toy_publication("0.1.0"))
+    publish(corp, toy_publication("9.0.0"))
+    for name, version in (("toy", "0.1.0"), ("corp:toy", "9.0.0"), ("corp:acme/toy", "9.0.0")):
+        with pytest.raises(SystemExit) as ended:
+            main(["env", "info", name, "--json"])
+        assert not ended.value.code
+        assert json.loads(capsys.readouterr().out)["version"] == version

@@ -16,7 +16,8 @@ from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.declared_settings import DeclaredSetting, declared_settings
 from telescope_envs.locator import InstalledLocator
 from telescope_envs.lockfile import LockedEnvironment, find_lock, read_lock
-from telescope_envs.registry import Registry, Release, Status, open_registry, resolve
+from telescope_envs.registry import Registry, Release, Status, resolve
+from telescope_envs.registry.lookup import open_registry_of
 
 _LABEL = 13
 _WIDTH = 80
@@ -53,7 +54,7 @@ def info(
 
     Example: telescope env info math-reasoning
     """
-    opened = open_registry(registry)
+    opened = open_registry_of(name, registry)
     try:
         release = resolve(opened, name)
     except UnknownNameError:

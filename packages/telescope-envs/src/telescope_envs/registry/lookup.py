@@ -33,6 +33,7 @@ __all__ = [
     "find_address",
     "locate_release",
     "open_registry",
+    "open_registry_of",
     "open_writable",
     "user_file",
 ]
@@ -81,9 +82,16 @@ def locate_release(
     text: str, registry: str | None = None, opening: Opening | None = None
 ) -> LocatedRelease:
     """Return the release that `text`, such as `corp:acme/toy@1.0`, asks for, and its registry."""
-    named = parse_request(text).registry
-    opened = open_registry(_agreed(named, registry, opening or Opening(), text), opening)
+    opened = open_registry_of(text, registry, opening)
     return LocatedRelease(opened, resolve(opened, text))
+
+
+def open_registry_of(
+    text: str, registry: str | None = None, opening: Opening | None = None
+) -> Registry:
+    """Open the registry that the request `text` names, else `registry`, else the default one."""
+    named = parse_request(text).registry
+    return open_registry(_agreed(named, registry, opening or Opening(), text), opening)
 
 
 def find_address(text: str | None, opening: Opening) -> Address:
