@@ -62,6 +62,18 @@ def test_defects_name_the_file(index, status, where):
         catalog_row("a/b", index, status)
 
 
+def test_what_a_terminal_would_obey_is_not_in_a_row():
+    index = b'{"version":"1","summary":"\\u001b[2Jgone\\u202e","tags":["a\\nb"]}\n'
+    row = catalog_row("a/b", index, b'{"deprecated":{"reason":"\\u0007"}}')
+    assert row.summary == "\ufffd[2Jgone\ufffd"
+    assert (row.tags, row.deprecated) == (("a\ufffdb",), "\ufffd")
+    (read,) = read_catalog(b'[{"id":"a/b","version":"1","summary":"\\u001b]0;x\\u0007"}]', "")
+    assert read.summary == "\ufffd]0;x\ufffd"
+    assert catalog_row(
+        "a/b", '{"version":"1","summary":"\u00fc \u2713"}\n'.encode(), None
+    ).summary == ("\u00fc \u2713")
+
+
 def test_an_empty_index_file_has_no_row():
     assert catalog_row("a/b", b"", None) is None
 

@@ -143,6 +143,8 @@ def test_where_all_is_preview_the_newest_is_chosen(registry, publish):
         ("requires_python", '"three"', "requires_python: "),
         ("published_at", '"2026-11-21T12:00:00"', "published_at: .*timezone"),
         ("schema", "2", "schema"),
+        ("summary", r'"\u001b[2J"', "summary: "),
+        ("tags", r'["\u202e"]', "tags.0: "),
     ],
 )
 def test_a_record_that_makes_no_sense_names_its_field(registry_place, field, value, message):

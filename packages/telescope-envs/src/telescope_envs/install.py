@@ -101,7 +101,7 @@ def find_installed(text: str) -> InstalledEnvironment | None:
         environment
         for environment in installed_environments()
         if request.typed_id in (environment.id, environment.name)
-        and matches(environment.version, request.wanted)
+        and matches(environment.version, request.wanted, environment.sha256)
     ]
     return fitting[0] if len(fitting) == 1 else None
 

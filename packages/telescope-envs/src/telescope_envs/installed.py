@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 class Installation(BaseModel):
     """The record that `env install` leaves."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     format: int = FORMAT_VERSION
     registry: str
@@ -51,6 +51,11 @@ class InstalledEnvironment:
     """The Python that can import it."""
     installation: Installation | None
     """None: installed by other means, such as an editable install during development."""
+
+    @property
+    def sha256(self) -> str:
+        """Of the wheel it was installed from; empty where no registry installed it."""
+        return self.installation.release.wheel.sha256 if self.installation is not None else ""
 
 
 def records_folder() -> Path:

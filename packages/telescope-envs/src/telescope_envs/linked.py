@@ -53,7 +53,7 @@ class LinkedProject:
 class Link(BaseModel):
     """The record that `env link` leaves."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     id: str
     folder: Path

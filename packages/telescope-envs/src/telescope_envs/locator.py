@@ -147,7 +147,7 @@ def _installed(request: Request) -> InstalledEnvironment | None:
         found
         for found in installed_environments()
         if request.typed_id in (found.id, found.name)
-        and matches(found.version, request.wanted)
+        and matches(found.version, request.wanted, found.sha256)
         and _is_of(request, found.installation.registry if found.installation else "")
     ]
     _require_one_owner(request, [found.id for found in fitting])
@@ -186,7 +186,7 @@ def _location_of_locked(
     request: Request, locked: LockedEnvironment, path: Path
 ) -> EnvironmentLocation:
     """Return the virtual environment that is locked, and never another one."""
-    if not matches(locked.version, request.wanted):
+    if not matches(locked.version, request.wanted, locked.sha256):
         raise ConfigError(
             f"{path} locks {locked.id} to {locked.version}, and {request.wanted} was asked for; "
             f"leave the version out, or run: telescope env install {locked.id}@{request.wanted}"

@@ -29,7 +29,7 @@ _REMEDY = (
 
 
 class _Locked(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class LockedDataset(_Locked):

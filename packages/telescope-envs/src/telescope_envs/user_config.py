@@ -26,7 +26,7 @@ _MEANS_SOMETHING_ELSE = {"file", "http", "https", "hf", "sha256"}
 class NamedRegistry(BaseModel):
     """One line of `[registries]`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     address: str
     insecure: bool = False
@@ -41,7 +41,7 @@ class NamedRegistry(BaseModel):
 class UserConfig(BaseModel):
     """What the file says of registries; other tables of it are not read here."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     registry: str = ""
     """Name or address of the default registry; empty = not chosen."""

@@ -86,7 +86,7 @@ def catalog_row(environment_id: str, index: bytes, status: bytes | None) -> Cata
     deprecated = said.deprecated.reason if said.deprecated else ""
     if newest.version in said.yanked:
         deprecated = deprecated or f"every version is yanked: {said.yanked[newest.version]}"
-    return CatalogRow(
+    row = CatalogRow(
         id=environment_id,
         version=newest.version,
         summary=newest.summary,
@@ -97,6 +97,7 @@ def catalog_row(environment_id: str, index: bytes, status: bytes | None) -> Cata
         deprecated=deprecated,
         num_releases=len(lines),
     )
+    return _shown_row(row)
 
 
 def newest_version(versions: Sequence[str], yanked: dict[str, str]) -> int:
@@ -114,6 +115,32 @@ def newest_version(versions: Sequence[str], yanked: dict[str, str]) -> int:
     )
 
 
+def _shown(text: str) -> str:
+    """Return text of a stranger without what a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+
+
+def _shown_row(row: CatalogRow) -> CatalogRow:
+    """Return a row that is safe to print: nothing has checked the records it comes from."""
+    texts = [row.id, row.version, row.summary, row.license, row.published_at, row.verdict]
+    texts += [row.deprecated, *row.tags]
+    if "".join(texts).isprintable():
+        return row
+    return CatalogRow(
+        id=_shown(row.id),
+        version=_shown(row.version),
+        summary=_shown(row.summary),
+        tags=tuple(map(_shown, row.tags)),
+        license=_shown(row.license),
+        published_at=_shown(row.published_at),
+        verdict=_shown(row.verdict),
+        deprecated=_shown(row.deprecated),
+        num_releases=row.num_releases,
+    )
+
+
 @cache
 def _plain_key(version: str) -> tuple[int, ...]:
     """Return the numbers of a version that is numbers alone, for sorting; else nothing."""
@@ -127,7 +154,7 @@ def read_catalog(data: bytes, where: str) -> list[CatalogRow]:
         rows = _ROWS.decode(data)
     except msgspec.DecodeError as error:
         raise RegistryError(f"{where}: {error}; render the registry again") from None
-    return sorted(rows, key=lambda row: row.id)
+    return sorted(map(_shown_row, rows), key=lambda row: row.id)
 
 
 def write_catalog(rows: Sequence[CatalogRow]) -> bytes:

@@ -15,6 +15,8 @@ ENTRY_POINT_GROUP = "telescope.environments"
 """Where a wheel names its environment."""
 WORDS = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 """Lower-case letters and digits, joined by single hyphens."""
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$"
+"""No control characters and none that turn the direction of text: a terminal obeys them."""
 OWNER_LENGTHS = (3, 39)
 NAME_LENGTHS = (2, 64)
 _LOOKALIKES = (("rn", "m"), ("vv", "w"), ("0", "o"), ("1", "l"), ("i", "l"), ("5", "s"), ("-", ""))

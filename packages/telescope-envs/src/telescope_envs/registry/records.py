@@ -17,7 +17,13 @@ from pydantic import (
 )
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.names import NAME_LENGTHS, OWNER_LENGTHS, WORDS, check_version
+from telescope_envs.registry.names import (
+    NAME_LENGTHS,
+    OWNER_LENGTHS,
+    PRINTABLE,
+    WORDS,
+    check_version,
+)
 
 FORMAT_VERSION = 1
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -45,6 +51,9 @@ def _is_specifier(text: str) -> str:
 ReleaseVersion = Annotated[str, AfterValidator(_is_version)]
 PythonRange = Annotated[str, AfterValidator(_is_specifier)]
 ProtocolVersion = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)$")]
+
+Line = Annotated[str, Field(pattern=PRINTABLE)]
+"""Text that lists and errors print as it is."""
 
 
 class _Record(BaseModel):
@@ -141,7 +150,7 @@ class Release(_Record):
     name: Name
     version: ReleaseVersion
     """PEP 440; a new major version means that scores are not comparable."""
-    summary: str
+    summary: Line
     distribution: str
     module: str
     factory: str
@@ -165,10 +174,10 @@ class Release(_Record):
     resources: dict[str, str] = {}
     validation: Validation = Validation.model_construct()
     attestation_sha256: str = ""
-    publisher: str
+    publisher: Line
     published_at: AwareDatetime
-    license: str
-    tags: tuple[str, ...] = ()
+    license: Line
+    tags: tuple[Line, ...] = ()
     eval_defaults: EvalDefaults = EvalDefaults.model_construct()
 
     @property
@@ -180,18 +189,18 @@ class Release(_Record):
 class Deprecation(_Record):
     """Why not to use it any more, and what instead."""
 
-    reason: str
-    replacement: str = ""
+    reason: Line
+    replacement: Line = ""
 
 
 class Status(_Record):
     """The only mutable record of an environment."""
 
     schema_version: Annotated[int, Field(alias="schema", le=FORMAT_VERSION, ge=1)] = FORMAT_VERSION
-    yanked: dict[str, str] = {}
+    yanked: dict[str, Line] = {}
     """Version -> reason. A yanked version is chosen only when it is named exactly."""
     deprecated: Deprecation | None = None
-    advisories: tuple[str, ...] = ()
+    advisories: tuple[Line, ...] = ()
 
 
 class RegistryConfig(_Record):
