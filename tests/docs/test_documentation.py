@@ -32,6 +32,7 @@ ELSEWHERE_WORKER = (
     "test_a_worker_elsewhere_needs_the_token_and_serves_the_next_host"
 )
 VALIDATE = "tests/hub/validation/test_processes.py::test_the_commands_of_the_how_to"
+BUNDLE = "tests/hub/test_bundle.py::test_a_bundle_installs_with_networking_blocked"
 HERE = {
     "telescope env list",
     "telescope env info countdown",
@@ -72,6 +73,16 @@ ELSEWHERE = {
     "make quickstart": "scripts/quickstart.sh",
     'export PATH="$PWD/.venv/bin:$PATH"': "scripts/quickstart.sh",
     "telescope env install math-reasoning countdown": "Makefile",
+    "telescope env install reasoning-gym --allow-sdist cellpylib,pycosat,zss": (
+        "tests/hub/attacks/test_install_dependencies.py"
+        "::test_a_source_distribution_is_refused_where_wheels_are_required"
+    ),
+    "telescope env sync --locked": (
+        "tests/hub/test_sync.py::test_a_lock_is_reproduced_on_another_machine"
+    ),
+    "telescope env bundle -o environments.zip": BUNDLE,
+    "telescope env install --from-bundle environments.zip": BUNDLE,
+    "telescope env sync --locked --offline": BUNDLE,
     "telescope env install math-reasoning": (
         "tests/envs/test_isolated.py::test_an_isolated_environment_plays_in_its_own_interpreter"
     ),

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from telescope_core.errors import EnvironmentLoadError
+from telescope_envs.home import data_folder
 from telescope_envs.package_index import index_settings
 from telescope_envs.subprocesses import run_program
 
@@ -28,7 +29,7 @@ class Uv:
     """uv, told where packages may come from."""
 
     offline: bool = False
-    """Take them from uv's cache alone."""
+    """Take them from uv's cache and from what bundles brought."""
     wheels: Path | None = None
     """A folder of wheels to take them from, in place of every index."""
     heirs: tuple[int, ...] = ()
@@ -60,7 +61,15 @@ class Uv:
     def _options(self) -> list[str]:
         if self.wheels is not None:
             return ["--offline", "--no-config", "--no-index", "--find-links", str(self.wheels)]
-        return ["--offline"] if self.offline else []
+        if not self.offline:
+            return []
+        brought = packages_folder()
+        return ["--offline", *(("--find-links", str(brought)) if brought.is_dir() else ())]
+
+
+def packages_folder() -> Path:
+    """Return where the wheels of dependencies are that bundles brought, for later, offline."""
+    return data_folder() / "cache" / "packages"
 
 
 def missing_requirements(requires_dist: Iterable[str]) -> list[str]:

@@ -37,6 +37,10 @@ VERBS = {
         target="telescope_cli.env.verify:verify_environments",
         help="Check again what is installed: files, packages, lock and registry.",
     ),
+    "bundle": Verb(
+        target="telescope_cli.env.bundle:bundle",
+        help="Write one file from which environments install without any network.",
+    ),
     "uninstall": Verb(
         target="telescope_cli.env.install:uninstall", help="Remove installed environments."
     ),

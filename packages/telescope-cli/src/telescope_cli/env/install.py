@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,15 +11,16 @@ import typer
 from telescope_cli.env.options import (
     AllowSdistOption,
     JsonOption,
-    NamesArgument,
     NoLockOption,
     OfflineOption,
+    OptionalNamesArgument,
     RegistryOption,
     complete_installed,
     progress,
     split_names,
 )
-from telescope_core.errors import TelescopeError
+from telescope_cli.env.outcomes import Outcome, attempt_all, report, state_of
+from telescope_core.errors import ConfigError
 from telescope_envs.install import install as install_environment
 from telescope_envs.install import uninstall as uninstall_environment
 from telescope_envs.installing.steps import InstallOptions
@@ -37,21 +37,16 @@ from telescope_envs.registry import (
 _AT_ONCE = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of one name that was typed."""
-
-    typed: str
-    id: str = ""
-    version: str = ""
-    state: str
-    """installed, unchanged or failed."""
-    error: str = ""
-    exit_code: int = 0
-
-
 def install(
-    names: NamesArgument,
+    names: OptionalNamesArgument = None,
+    from_bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-bundle",
+            metavar="FILE",
+            help="Install what telescope env bundle wrote, with no network at all.",
+        ),
+    ] = None,
     registry: RegistryOption = None,
     shared: Annotated[
         bool,
@@ -75,6 +70,15 @@ def install(
         allow_sdist=split_names(allow_sdist),
         lock=None if no_lock else lock_path(),
     )
+    if from_bundle is not None and (shared or registry):
+        raise ConfigError("--from-bundle goes with neither --shared nor --registry")
+    if from_bundle is not None:
+        from telescope_cli.env.bundle import installed_from_bundle
+
+        report(installed_from_bundle(from_bundle, names or [], options=options), as_json=as_json)
+        return
+    if not names:
+        raise ConfigError("give at least one NAME, such as math-reasoning, or --from-bundle FILE")
     opening = Opening(offline=offline, tell=progress)
     shared_registry = cache(lambda: open_registry(registry, opening))
 
@@ -92,41 +96,14 @@ def install_all(
     """Install `names`, several at once where each has a place of its own; in the order typed."""
 
     def one(name: str) -> Outcome:
-        try:
-            registry = registry_of(name)
-            done = install_environment(registry, name, options=options, progress=progress)
-        except TelescopeError as error:
-            return Outcome(typed=name, state="failed", error=str(error), exit_code=error.exit_code)
-        state = "installed" if done.is_new else "unchanged"
-        return Outcome(typed=name, id=done.release.id, version=done.release.version, state=state)
+        registry = registry_of(name)
+        done = install_environment(registry, name, options=options, progress=progress)
+        release = done.release
+        state = state_of(done.is_new)
+        return Outcome(name=name, id=release.id, version=release.version, state=state)
 
-    with ThreadPoolExecutor(1 if options.shared else _AT_ONCE) as pool:
-        return list(pool.map(one, dict.fromkeys(names)))
-
-
-def report(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
-    """Print what became of each; ends with the exit code of the first that failed."""
-    failed = [outcome for outcome in outcomes if outcome.error]
-    if as_json:
-        typer.echo(json.dumps([_row(outcome) for outcome in outcomes]))
-    for outcome in outcomes:
-        if outcome.error:
-            typer.echo(f"telescope: {outcome.typed}: {outcome.error}", err=True)
-        elif not as_json:
-            done = "installed" if outcome.state == "installed" else "already installed"
-            typer.echo(f"{outcome.id} {outcome.version}: {done}")
-    if failed and len(outcomes) > 1:
-        typer.echo(f"{len(outcomes) - len(failed)} of {len(outcomes)} are installed", err=True)
-    if failed:
-        raise typer.Exit(failed[0].exit_code)
-
-
-def _row(outcome: Outcome) -> dict[str, str]:
-    """Return what --json prints of one."""
-    row = {"name": outcome.typed, "state": outcome.state}
-    if outcome.error:
-        return {**row, "error": outcome.error}
-    return {**row, "id": outcome.id, "version": outcome.version}
+    at_once = 1 if options.shared else _AT_ONCE
+    return attempt_all({name: partial(one, name) for name in names}, at_once=at_once)
 
 
 def uninstall(

@@ -49,11 +49,11 @@ def complete_installed(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
-NamesArgument = Annotated[
-    list[str],
+OptionalNamesArgument = Annotated[
+    list[str] | None,
     typer.Argument(
-        metavar="NAME...",
-        help="name, owner/name or owner/name@version",
+        metavar="NAME[@VERSION]...",
+        help="name or owner/name; @ a version, a range or sha256:...",
         autocompletion=complete_name,
     ),
 ]

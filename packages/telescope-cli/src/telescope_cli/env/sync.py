@@ -1,8 +1,7 @@
 """`telescope env sync`."""
 
-import json
-from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 import typer
 
@@ -14,7 +13,8 @@ from telescope_cli.env.options import (
     progress,
     split_names,
 )
-from telescope_core.errors import ConfigError, TelescopeError
+from telescope_cli.env.outcomes import Outcome, attempt_all, report, state_of
+from telescope_core.errors import ConfigError
 from telescope_envs.installing.steps import InstallOptions
 from telescope_envs.installing.sync import prune, sync_environment
 from telescope_envs.lockfile import LockedEnvironment, find_lock, read_lock
@@ -52,38 +52,22 @@ def sync(
     def opened(named: str) -> Registry:
         return open_registry(registry or named, opening)
 
-    def one(entry: LockedEnvironment) -> dict[str, Any]:
-        row: dict[str, Any] = {"id": entry.id, "version": entry.version}
-        try:
-            done = sync_environment(
-                entry,
-                options=options,
-                may_change=not locked,
-                open_registry=opened,
-                progress=progress,
-            )
-        except TelescopeError as error:
-            return {**row, "state": "failed", "error": str(error), "exit_code": error.exit_code}
-        return {**row, "state": "installed" if done.is_new else "unchanged"}
+    def one(entry: LockedEnvironment) -> Outcome:
+        done = sync_environment(
+            entry,
+            options=options,
+            may_change=not locked,
+            open_registry=opened,
+            progress=progress,
+        )
+        state = state_of(done.is_new)
+        return Outcome(name=entry.id, id=entry.id, version=entry.version, state=state)
 
     entries = read_lock(path).environments
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        rows = list(pool.map(one, entries))
-    if prune_others and not any("error" in row for row in rows):
-        removed = prune({entry.id for entry in entries})
-        rows += [{"id": name, "state": "removed"} for name in removed]
-    _print(rows, as_json=as_json)
-
-
-def _print(rows: list[dict[str, Any]], *, as_json: bool) -> None:
-    failed = [row for row in rows if "error" in row]
-    if as_json:
-        shown = [{key: row[key] for key in row if key != "exit_code"} for row in rows]
-        typer.echo(json.dumps(shown))
-    for row in rows:
-        if "error" in row:
-            typer.echo(f"telescope: {row['id']}: {row['error']}", err=True)
-        elif not as_json:
-            typer.echo(f"{row['id']} {row.get('version', '')}: {row['state']}")
-    if failed:
-        raise typer.Exit(failed[0]["exit_code"])
+    done = attempt_all({entry.id: partial(one, entry) for entry in entries}, at_once=_AT_ONCE)
+    if prune_others and not any(outcome.error for outcome in done):
+        done += [
+            Outcome(name=found.id, id=found.id, version=found.version, state="removed")
+            for found in prune({entry.id for entry in entries})
+        ]
+    report(done, as_json=as_json)

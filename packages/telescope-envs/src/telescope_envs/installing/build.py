@@ -127,7 +127,7 @@ def _install_wheel(python: Path, plan: Plan, uv: Uv) -> None:
         listed = Path(scratch) / "wheel.txt"
         address = plan.wheel.resolve().as_uri()
         listed.write_text(f"{name} @ {address} --hash=sha256:{plan.locked.sha256}\n")
-        uv.run(
+        Uv(offline=True, heirs=uv.heirs).run(
             [
                 *("pip", "install", "--python", str(python), "--quiet", "--no-deps"),
                 *("--no-index", "--require-hashes", "--link-mode", "hardlink"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.filelocks import locked
-from telescope_envs.installed import installed_environments, remove_record
+from telescope_envs.installed import InstalledEnvironment, installed_environments, remove_record
 from telescope_envs.installing.build import build_venv, find_built
 from telescope_envs.installing.cache import cached_wheel, find_cached
 from telescope_envs.installing.leftovers import (
@@ -57,7 +57,7 @@ def sync_environment(
     """
     remove_leftovers()
     built = find_built(entry)
-    release = built.release if built is not None else _release(entry, open_registry)
+    release = built.release if built is not None else locked_release(entry, open_registry)
     if not fits_here(entry, release):
         _require_change(entry, may_change=may_change)
         done = install_isolated(
@@ -69,7 +69,7 @@ def sync_environment(
     with locked(lock_file(entry.id), what=what, progress=progress) as held:
         if find_built(entry) is None:
             uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
-            wheel = _wheel(entry, release, open_registry, progress)
+            wheel = locked_wheel(entry, release, open_registry, progress)
             plan = plan_of(entry.registry, release, entry, wheel=wheel)
             build_venv(plan, uv, options=options, progress=progress)
         is_new = activate(entry, progress=progress)
@@ -79,9 +79,9 @@ def sync_environment(
     return Synced(entry=entry, is_new=is_new)
 
 
-def prune(kept: set[str]) -> list[str]:
+def prune(kept: set[str]) -> list[InstalledEnvironment]:
     """Remove every installed environment but `kept`; those linked for development stay."""
-    removed: list[str] = []
+    removed: list[InstalledEnvironment] = []
     for found in installed_environments():
         if found.id in kept or found.installation is None:
             continue
@@ -90,11 +90,11 @@ def prune(kept: set[str]) -> list[str]:
             if found.interpreter == sys.executable:
                 uninstall_distribution(found.distribution)
             remove_unused_venvs(found.id)
-        removed.append(found.id)
+        removed.append(found)
     return removed
 
 
-def _release(entry: LockedEnvironment, open_registry: OpenRegistry) -> Release:
+def locked_release(entry: LockedEnvironment, open_registry: OpenRegistry) -> Release:
     """Return the record of the locked wheel: from the cache, else from its registry."""
     cached = find_cached(entry.sha256)
     if cached is not None and cached_wheel(cached.release) is not None:
@@ -116,7 +116,7 @@ def _release(entry: LockedEnvironment, open_registry: OpenRegistry) -> Release:
     )
 
 
-def _wheel(
+def locked_wheel(
     entry: LockedEnvironment, release: Release, open_registry: OpenRegistry, progress: Progress
 ) -> Path:
     """Return the inspected wheel; the registry is opened only where the cache lacks it."""

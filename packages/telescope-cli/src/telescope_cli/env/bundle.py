@@ -1,0 +1,117 @@
+"""`telescope env bundle`, and installing from one."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from telescope_cli.env.options import (
+    JsonOption,
+    RegistryOption,
+    complete_name,
+    progress,
+)
+from telescope_cli.env.outcomes import Outcome, attempt, state_of
+from telescope_core.errors import ConfigError
+from telescope_envs.installing.bundle import OpenBundle, Part, opened_bundle, write_bundle
+from telescope_envs.installing.bundling import (
+    chosen_entries,
+    install_bundled,
+    part_of_lock,
+    part_of_registry,
+)
+from telescope_envs.installing.steps import InstallOptions
+from telescope_envs.lockfile import Lock, LockedEnvironment, find_lock, read_lock
+from telescope_envs.registry import Opening, Registry, locate_release, open_registry
+
+
+def bundle(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME...]",
+            help="default: everything in telescope.lock",
+            autocompletion=complete_name,
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The bundle to write.")
+    ] = Path("telescope-bundle.zip"),
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write one file from which environments install without any network.
+
+    It holds what telescope.lock names, wheels of every dependency included, for machines of this
+    platform and this Python.
+
+    Example: telescope env bundle -o environments.zip
+    """
+    if not output.resolve().parent.is_dir():
+        raise ConfigError(f"--output {output}: there is no folder {output.resolve().parent}")
+    path = find_lock()
+    lock = read_lock(path) if path is not None else Lock()
+    if not names and not lock.environments:
+        raise ConfigError("there is nothing in telescope.lock; give the NAMEs to bundle")
+    parts = _parts(names or [], lock, registry)
+    manifest = write_bundle(parts, output.resolve(), progress=progress)
+    datasets = [
+        {"environment": part.entry.id, "repo": data.repo, "revision": data.revision}
+        for part in parts
+        for data in part.entry.datasets
+    ]
+    if as_json:
+        rows = [{"id": part.entry.id, "version": part.entry.version} for part in parts]
+        size = output.stat().st_size
+        about = {"file": str(output), "bytes": size, "environments": rows, "datasets": datasets}
+        typer.echo(json.dumps(about))
+        return
+    for part in parts:
+        typer.echo(f"{part.entry.id} {part.entry.version}: in the bundle")
+    for data in datasets:
+        typer.echo(
+            f"{data['environment']} can load {data['repo']} at {data['revision']}: not in the "
+            "bundle, bring it yourself"
+        )
+    size_mb = output.stat().st_size / 1e6
+    typer.echo(f"{output}: {len(manifest.files)} files, {size_mb:.1f} MB, {manifest.platform}")
+
+
+def _parts(names: Sequence[str], lock: Lock, registry: str | None) -> list[Part]:
+    """Return what to bundle: entries of the lock, and names that are not in it, chosen anew."""
+    opening = Opening(tell=progress)
+
+    def opened(named: str) -> Registry:
+        return open_registry(registry or named, opening)
+
+    in_lock = {name: one for one in lock.environments for name in (one.id, _bare(one.id))}
+    known = [in_lock[name] for name in names if name in in_lock] if names else lock.environments
+    parts = [part_of_lock(entry, opened, progress=progress) for entry in known]
+    for name in names:
+        if name not in in_lock:
+            place = locate_release(name, registry, opening).registry
+            options = InstallOptions()
+            parts.append(part_of_registry(place, name, options=options, progress=progress))
+    return parts
+
+
+def _bare(environment_id: str) -> str:
+    return environment_id.partition("/")[2]
+
+
+def installed_from_bundle(
+    path: Path, names: Sequence[str], *, options: InstallOptions
+) -> list[Outcome]:
+    """Install `names`, or everything, from the bundle at `path`; returns what became of each."""
+
+    def one(bundled: OpenBundle, entry: LockedEnvironment) -> Outcome:
+        done = install_bundled(bundled, entry, options=options, progress=progress)
+        state = state_of(done.is_new)
+        return Outcome(name=entry.id, id=entry.id, version=entry.version, state=state)
+
+    with opened_bundle(path, progress=progress) as bundled:
+        entries = chosen_entries(bundled.lock, names)
+        return [attempt(entry.id, partial(one, bundled, entry)) for entry in entries]

@@ -1,0 +1,71 @@
+"""What became of each environment of a command that takes several, and how that is said."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import typer
+
+from telescope_core.errors import TelescopeError
+
+_WORDS = {"unchanged": "already installed"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one environment."""
+
+    name: str
+    """As it was typed."""
+    id: str = ""
+    version: str = ""
+    state: str
+    """installed, unchanged, removed or failed."""
+    error: str = ""
+    exit_code: int = 0
+
+
+def attempt(name: str, install: Callable[[], Outcome]) -> Outcome:
+    """Return the outcome of `install`; an error that a person can act on is one too."""
+    try:
+        return install()
+    except TelescopeError as error:
+        return Outcome(name=name, state="failed", error=str(error), exit_code=error.exit_code)
+
+
+def attempt_all(installs: Mapping[str, Callable[[], Outcome]], *, at_once: int) -> list[Outcome]:
+    """Return the outcomes of `installs`, by what was typed, in their order; some run together."""
+    with ThreadPoolExecutor(at_once) as pool:
+        started = [pool.submit(attempt, name, install) for name, install in installs.items()]
+        return [future.result() for future in started]
+
+
+def state_of(is_new: bool) -> str:
+    """Return the state of what is installed now."""
+    return "installed" if is_new else "unchanged"
+
+
+def report(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
+    """Print what became of each; ends with the exit code of the first that failed."""
+    failed = [outcome for outcome in outcomes if outcome.error]
+    if as_json:
+        typer.echo(json.dumps([_row(outcome) for outcome in outcomes]))
+    for outcome in outcomes:
+        if outcome.error:
+            typer.echo(f"telescope: {outcome.name}: {outcome.error}", err=True)
+        elif not as_json:
+            done = _WORDS.get(outcome.state, outcome.state)
+            typer.echo(f"{outcome.id} {outcome.version}: {done}")
+    if failed and len(outcomes) > 1:
+        typer.echo(f"{len(outcomes) - len(failed)} of {len(outcomes)} are installed", err=True)
+    if failed:
+        raise typer.Exit(failed[0].exit_code)
+
+
+def _row(outcome: Outcome) -> dict[str, str]:
+    """Return what --json prints of one."""
+    row = {"name": outcome.name, "state": outcome.state}
+    if outcome.error:
+        return {**row, "error": outcome.error}
+    return {**row, "id": outcome.id, "version": outcome.version}
