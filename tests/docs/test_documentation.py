@@ -33,6 +33,7 @@ ELSEWHERE_WORKER = (
 )
 VALIDATE = "tests/hub/validation/test_processes.py::test_the_commands_of_the_how_to"
 BUNDLE = "tests/hub/test_bundle.py::test_a_bundle_installs_with_networking_blocked"
+PUBLISHING = "tests/hub/test_publishing_docs.py::test_the_commands_of_the_tutorial"
 HERE = {
     "telescope env list",
     "telescope env info countdown",
@@ -124,6 +125,20 @@ ELSEWHERE = {
     "PYTHONPATH=. telescope eval reverse:Reverse --base-url http://127.0.0.1:8000/v1 "
     "--env.num_letters 3": (
         "tests/cli/test_eval.py::test_json_is_alone_on_stdout_and_env_flags_reach_the_environment"
+    ),
+    "telescope env init acme/sort-words --template single-turn": PUBLISHING,
+    "cd sort-words && python -m pytest": PUBLISHING,
+    "perl -pi -e 's/ = 5$/ = 6/' src/telescope_env_acme_sort_words/environment.py": PUBLISHING,
+    "telescope env validate .": PUBLISHING,
+    'git init -q && git add . && git commit -q -m "First version"': PUBLISHING,
+    "telescope hub init ../registry --owner acme": PUBLISHING,
+    "telescope env push --registry ../registry --dry-run": PUBLISHING,
+    "telescope env push --registry ../registry --yes": PUBLISHING,
+    "telescope env install acme/sort-words --registry ../registry --no-lock": PUBLISHING,
+    "telescope env info acme/sort-words --registry ../registry": PUBLISHING,
+    "telescope env push --registry ../registry --bump minor --commit --yes": PUBLISHING,
+    'telescope env yank acme/sort-words@0.1.0 --reason "too easy" --registry ../registry': (
+        PUBLISHING
     ),
 }
 """Command -> the test or script that runs it, at another size where it would be slow."""

@@ -134,5 +134,5 @@ def test_what_cannot_be_built_is_one_clear_message_and_leaves_nothing(
 
 
 def test_a_folder_without_a_project_says_how_to_begin_one(tmp_path):
-    with pytest.raises(ConfigError, match="telescope env init"):
+    with pytest.raises(ConfigError, match=r"holds no pyproject.*telescope env init"):
         build_wheel(tmp_path, tmp_path)

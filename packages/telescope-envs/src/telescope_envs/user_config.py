@@ -11,6 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -23,6 +24,17 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,38}")
 _MEANS_SOMETHING_ELSE = {"file", "http", "https", "hf", "sha256"}
 
 
+class AttestationMode(StrEnum):
+    """Whether installing asks for Sigstore attestations."""
+
+    OFF = "off"
+    """They are not looked at."""
+    WHEN_PRESENT = "when-present"
+    """A release that was published with one must have it, and it must hold."""
+    REQUIRED = "required"
+    """A release without one is not installed."""
+
+
 class NamedRegistry(BaseModel):
     """One line of `[registries]`."""
 
@@ -31,6 +43,10 @@ class NamedRegistry(BaseModel):
     address: str
     insecure: bool = False
     """Whether plain http is fine for it, although it is not on this machine."""
+    attestations: AttestationMode | None = None
+    """None: what the file says for all registries."""
+    trusted_root: str = ""
+    """A trusted_root.json of a Sigstore of its own; empty = what the file says for all."""
 
     @property
     def place(self) -> Address:
@@ -46,6 +62,10 @@ class UserConfig(BaseModel):
     registry: str = ""
     """Name or address of the default registry; empty = not chosen."""
     registries: dict[str, NamedRegistry] = {}
+    attestations: AttestationMode = AttestationMode.OFF
+    """For every registry that has no word of its own."""
+    trusted_root: str = ""
+    """A trusted_root.json of another Sigstore; empty = the public one."""
 
     @field_validator("registries", mode="before")
     @classmethod
@@ -107,6 +127,18 @@ class UserConfig(BaseModel):
             for name, line in self.registries.items()
             if line.place.without_revision == place.without_revision
         ]
+
+    def attestations_of(self, place: Address) -> tuple[AttestationMode, Path | None]:
+        """Return what is asked of releases from `place`, and the root of trust; None: public.
+
+        Of several names for one place the strictest word counts.
+        """
+        lines = [self.registries[name] for name in self.names_of(place)]
+        modes = [line.attestations for line in lines if line.attestations is not None]
+        strictness = list(AttestationMode)
+        mode = max(modes, key=strictness.index, default=self.attestations)
+        roots = [line.trusted_root for line in lines if line.trusted_root] or [self.trusted_root]
+        return mode, Path(roots[0]).expanduser() if roots[0] else None
 
     def allows_plain_http(self, place: Address) -> bool:
         """Whether the user said that plain http is fine for `place`."""

@@ -44,9 +44,29 @@ VERBS = {
     "uninstall": Verb(
         target="telescope_cli.env.install:uninstall", help="Remove installed environments."
     ),
+    "init": Verb(
+        target="telescope_cli.env.project:init",
+        help="Begin a project: an environment that works, with tests.",
+    ),
     "validate": Verb(
         target="telescope_cli.env.validate:validate",
         help="Check an environment: files, loading, rewards, leaks and tools.",
+    ),
+    "build": Verb(
+        target="telescope_cli.env.project:build",
+        help="Build the wheel of a project, the same bytes anywhere, and inspect it.",
+    ),
+    "push": Verb(
+        target="telescope_cli.env.push:push",
+        help="Publish a project: build, check, validate, upload.",
+    ),
+    "yank": Verb(
+        target="telescope_cli.env.status:yank",
+        help="Keep one version from being chosen.",
+    ),
+    "deprecate": Verb(
+        target="telescope_cli.env.status:deprecate",
+        help="Say that an environment should not be used any more.",
     ),
 }
 EPILOG = """Examples:

@@ -3,6 +3,10 @@
 from telescope_cli.verbs import Verb, VerbGroup, verb_app
 
 VERBS = {
+    "init": Verb(
+        target="telescope_cli.hub.init:init",
+        help="Begin a registry: a folder that somebody may publish to.",
+    ),
     "login": Verb(
         target="telescope_cli.hub.login:login",
         help="Keep a token for a registry in the keyring of this system.",

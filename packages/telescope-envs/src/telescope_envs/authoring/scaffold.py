@@ -7,7 +7,7 @@ import builtins
 import json
 import keyword
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from packaging.version import Version
 
 import telescope_core
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.errors import ConfigError, RegistryError, unknown_name
 from telescope_envs.registry.names import (
     check_name,
     check_owner,
@@ -53,8 +53,8 @@ def create_project(folder: Path, *, owner: str, name: str, template: str) -> New
     """Write the project of `owner/name` into `folder`, which must be new or empty."""
     if template not in TEMPLATES:
         raise unknown_name("template", template, TEMPLATES)
-    check_owner(owner)
-    check_name(name)
+    _check(check_owner, owner)
+    _check(check_name, name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there and not empty; give another one: --dir FOLDER")
     values = _values(owner, name, template)
@@ -92,6 +92,19 @@ def class_name(name: str) -> str:
     taken = keyword.iskeyword(joined) or hasattr(builtins, joined)
     is_imported = hasattr(telescope_core, joined) or joined in {"Annotated", "Counter", "Field"}
     return f"{joined}Task" if taken or is_imported or joined == "Config" else joined
+
+
+def _check(check: Callable[[str], str], text: str) -> None:
+    """Refuse a name that keeps the rules not; say the nearest that does."""
+    try:
+        check(text)
+    except RegistryError as error:
+        fitting = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+        try:
+            advice = f"; {check(fitting)!r} would do"
+        except RegistryError:
+            advice = ""
+        raise ConfigError(f"{error}{advice}") from None
 
 
 def _values(owner: str, name: str, template: str) -> dict[str, str]:

@@ -11,20 +11,24 @@ from pathlib import Path
 
 from telescope_core.errors import ConfigError
 
-_NEVER_SOURCES = {
-    *(".git", ".hg", ".venv", "venv", "dist", "build", "runs", "node_modules"),
-    *("__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"),
-}
+_CACHES = {".git", ".hg", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
+_NOT_AT_THE_TOP = {".venv", "venv", "dist", "build", "runs", "node_modules"}
 """Folders left out where no git says what belongs to the project."""
+
+
+def require_project(project: Path) -> None:
+    """Raise ConfigError where there is no project."""
+    if not (project / "pyproject.toml").is_file():
+        lacks = "holds no pyproject.toml" if project.is_dir() else "is no folder"
+        raise ConfigError(
+            f"{project} {lacks}; give the folder of an environment's project, or begin one: "
+            "telescope env init NAME --template single-turn"
+        )
 
 
 def source_files(project: Path) -> list[Path]:
     """Return the project's files, relative to it, sorted; in git those that git does not ignore."""
-    if not (project / "pyproject.toml").is_file():
-        raise ConfigError(
-            f"{project} holds no pyproject.toml; give the folder of an environment's project, or "
-            "begin one: telescope env init NAME --template single-turn"
-        )
+    require_project(project)
     listed = run_git(project, "ls-files", "-z", "--cached", "--others", "--exclude-standard", ".")
     if listed is None:
         found = [path.relative_to(project) for path in _walk(project)]
@@ -47,6 +51,11 @@ def copy_sources(project: Path, target: Path) -> None:
         shutil.copyfile(source, target / path)
 
 
+def is_in_git(folder: Path) -> bool:
+    """Whether `folder` is part of a git repository."""
+    return run_git(folder, "rev-parse", "--show-toplevel") is not None
+
+
 def run_git(folder: Path, *arguments: str) -> str | None:
     """Return what git prints; None where git fails, is not there, or knows nothing of `folder`."""
     environ = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
@@ -66,10 +75,7 @@ def run_git(folder: Path, *arguments: str) -> str | None:
 def _walk(project: Path) -> list[Path]:
     found: list[Path] = []
     for folder, folders, files in os.walk(project):
-        folders[:] = [
-            name
-            for name in folders
-            if name not in _NEVER_SOURCES and not name.endswith(".egg-info")
-        ]
+        skipped = _CACHES | _NOT_AT_THE_TOP if Path(folder) == project else _CACHES
+        folders[:] = [name for name in folders if name not in skipped]
         found += [Path(folder) / name for name in files]
     return found

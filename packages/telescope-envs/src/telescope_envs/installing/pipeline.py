@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from telescope_core.errors import EnvironmentLoadError
+from telescope_envs.attestations import require_attestation
 from telescope_envs.filelocks import locked
 from telescope_envs.installed import (
     Installation,
@@ -122,6 +123,9 @@ def checked_wheel(registry: Registry, release: Release, *, progress: Progress) -
         data = cached.read_bytes()
     progress(f"{label}: {Step.INSPECT}")
     check_release(read_wheel(data, release.wheel.filename), release)
+    attested_by = require_attestation(registry, release, data)
+    if attested_by:
+        progress(f"{label}: attested by {attested_by}")
     return cached or store_wheel(data, release, registry=address_of(registry))
 
 

@@ -220,6 +220,11 @@ class Publisher(_Record):
 
     kind: Literal["repository", "user", "key"]
     id: str
+    """A repository is `owner/name` on GitHub, or its https address."""
+    workflow: str = ""
+    """The only CI workflow of a repository whose attestations count; empty = any of it."""
+    issuer: str = ""
+    """OIDC issuer of its attestations; empty = that of github.com or gitlab.com."""
 
 
 class Namespace(_Record):

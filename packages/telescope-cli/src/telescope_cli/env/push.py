@@ -1,0 +1,102 @@
+"""`telescope env push`: publish a project."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from telescope_cli.env.options import JsonOption, RegistryOption, progress
+from telescope_cli.env.project import ProjectArgument
+from telescope_envs.authoring.attesting import AttestMode
+from telescope_envs.authoring.push import PushOptions, PushResult, PushState
+from telescope_envs.authoring.push import push as push_project
+
+
+def push(
+    project: ProjectArgument = Path(),
+    registry: RegistryOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Do everything but the upload, and show the record.")
+    ] = False,
+    bump: Annotated[
+        str,
+        typer.Option("--bump", metavar="patch|minor|major|VERSION", help="Raise the version."),
+    ] = "",
+    commit: Annotated[
+        bool, typer.Option("--commit", help="Commit the raised version to git.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    attest: Annotated[
+        AttestMode, typer.Option("--attest", help="Sign with Sigstore, as this CI job.")
+    ] = AttestMode.AUTO,
+    trust_config: Annotated[
+        Path | None,
+        typer.Option("--trust-config", metavar="FILE", help="Of another Sigstore than the public."),
+    ] = None,
+    new_name_ok: Annotated[
+        bool, typer.Option("--new-name-ok", help="The new name may be close to a known one.")
+    ] = False,
+    allow_no_git: Annotated[
+        bool, typer.Option("--allow-no-git", help="Publish a project that is not in git.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish a project: build, check, validate, upload, and one line in the index.
+
+    Example: telescope env push ./sort-words --bump minor --commit
+    """
+    options = PushOptions(
+        registry=registry,
+        dry_run=dry_run,
+        bump=bump,
+        commit=commit,
+        new_name_ok=new_name_ok,
+        allow_no_git=allow_no_git,
+        attest=attest,
+        trust_config=trust_config,
+        progress=progress,
+        confirm=_ask if not yes and sys.stdin.isatty() else lambda question: True,
+    )
+    result = push_project(project, options)
+    if as_json:
+        typer.echo(json.dumps(_as_data(result)))
+        return
+    if result.state is PushState.WOULD_BE_PUBLISHED:
+        _show(result)
+    typer.echo(f"{result.release.id} {result.release.version}: {result.state} ({result.registry})")
+    if result.state is PushState.PUBLISHED:
+        typer.echo(f"install it: telescope env install {result.release.id}")
+
+
+def _ask(question: str) -> bool:
+    return typer.confirm(f"{question} A release is never replaced", err=True)
+
+
+def _show(result: PushResult) -> None:
+    typer.echo(result.release.model_dump_json(by_alias=True, indent=2))
+    if result.previous is None:
+        typer.echo("\nIt would be the first release.\n")
+        return
+    typer.echo(f"\nChanges since {result.previous.version}:")
+    for change in result.changes:
+        typer.echo(f"  {change}")
+    if not result.changes:
+        typer.echo("  nothing that a user sees but the code")
+    for warning in result.warnings:
+        typer.echo(f"  warning: {warning}")
+    typer.echo("")
+
+
+def _as_data(result: PushResult) -> dict[str, Any]:
+    return {
+        "state": result.state,
+        "registry": result.registry,
+        "release": result.release.model_dump(mode="json", by_alias=True),
+        "previous": result.previous.version if result.previous else None,
+        "changes": [
+            {"what": one.what, "before": one.before, "after": one.after} for one in result.changes
+        ],
+        "warnings": list(result.warnings),
+    }

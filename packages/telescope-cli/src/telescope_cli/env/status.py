@@ -1,0 +1,80 @@
+"""`telescope env yank` and `deprecate`: what is said of a release after it was published."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from telescope_cli.env.options import JsonOption, RegistryOption
+from telescope_core.errors import ConfigError
+from telescope_envs.authoring.status import StatusChange, undeprecate, unyank
+from telescope_envs.authoring.status import deprecate as deprecate_environment
+from telescope_envs.authoring.status import yank as yank_release
+from telescope_envs.registry.lookup import open_writable
+
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why, in one line; people see it.")]
+
+
+def yank(
+    release: Annotated[str, typer.Argument(metavar="ID@VERSION")],
+    reason: ReasonOption = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Let it be chosen again.")] = False,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep one version from being chosen, unless it is named exactly or locked.
+
+    Example: telescope env yank acme/sort-words@0.2.0 --reason "pays for the empty answer"
+    """
+    _require_reason(reason, undo=undo)
+    store = open_writable(registry)
+    try:
+        change = unyank(store, release) if undo else yank_release(store, release, reason=reason)
+    finally:
+        store.close()
+    said = f"{release}: {'no longer yanked' if undo else f'yanked: {reason}'}"
+    _tell(change, said, as_json=as_json)
+
+
+def deprecate(
+    environment: Annotated[str, typer.Argument(metavar="ID")],
+    reason: ReasonOption = "",
+    replacement: Annotated[
+        str, typer.Option("--replacement", metavar="ID", help="What to use instead.")
+    ] = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Take it back.")] = False,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say that an environment should not be used any more.
+
+    Example: telescope env deprecate acme/old --reason "wrong answers" --replacement acme/new
+    """
+    _require_reason(reason, undo=undo)
+    if undo and replacement:
+        raise ConfigError("--undo takes no --replacement; leave one of them out")
+    store = open_writable(registry)
+    try:
+        change = (
+            undeprecate(store, environment)
+            if undo
+            else deprecate_environment(store, environment, reason=reason, replacement=replacement)
+        )
+    finally:
+        store.close()
+    said = f"{change.id}: {'no longer deprecated' if undo else f'deprecated: {reason}'}"
+    _tell(change, said, as_json=as_json)
+
+
+def _require_reason(reason: str, *, undo: bool) -> None:
+    if undo == bool(reason):
+        wanted = "--undo takes no --reason" if undo else 'give --reason "why, in one line"'
+        raise ConfigError(f"{wanted}; people see the reason when they install")
+
+
+def _tell(change: StatusChange, said: str, *, as_json: bool) -> None:
+    if as_json:
+        status = change.status.model_dump(mode="json", by_alias=True)
+        typer.echo(json.dumps({"id": change.id, "status": status, "effect": change.effect}))
+        return
+    typer.echo(f"{said}\n{change.effect}")

@@ -1,0 +1,111 @@
+"""What must hold before a release is published; each refusal says what to do. Reads, never writes.
+
+A store refuses the same once more where it can, under its lock: this is to say it early, and to
+say more than the registry knows.
+"""
+
+from collections.abc import Iterable
+
+from packaging.version import Version
+
+from telescope_core.errors import RegistryError
+from telescope_envs.authoring.build import BuiltWheel
+from telescope_envs.authoring.versions import require_above
+from telescope_envs.registry.names import near_names, parse_reserved, plain
+from telescope_envs.registry.records import Release
+from telescope_envs.registry.registry import Registry
+from telescope_envs.validation import LEVELS, Outcome, Report, Verdict
+
+
+def require_namespace(registry: Registry, owner: str) -> None:
+    """Raise RegistryError unless the registry lets somebody publish as `owner`."""
+    namespace = registry.namespace(owner)
+    if namespace is None:
+        raise RegistryError(
+            f"nobody may publish as {owner!r} in {registry.address}: it has no "
+            f"namespaces/{owner}.toml; publish under an owner that is yours, or ask the registry's "
+            "keepers for this one"
+        )
+    if namespace.status != "active":
+        raise RegistryError(
+            f"namespace {owner!r} is {namespace.status}: nothing can be published in it; ask the "
+            "keepers of the registry why"
+        )
+
+
+def require_own_name(registry: Registry, environment_id: str, *, new_name_ok: bool) -> None:
+    """Raise RegistryError for a new name that people may take for one that is there already."""
+    ids = set(registry.ids())
+    if environment_id in ids or new_name_ok:
+        return
+    owner, _, name = environment_id.partition("/")
+    known_names = {known.partition("/")[2] for known in ids} | set(registry.aliases())
+    known_owners = {known.partition("/")[0] for known in ids}
+    near = near_names(name, known_names)
+    if owner not in known_owners:
+        near += near_names(owner, known_owners)
+    if near:
+        raise RegistryError(
+            f"{environment_id} is new and easily taken for {', '.join(near)}; choose another name, "
+            "or give --new-name-ok when it is meant"
+        )
+
+
+def require_unreserved(registry: Registry, environment_id: str) -> None:
+    """Raise RegistryError where the owner or the name is one that nobody may use."""
+    reserved = parse_reserved((registry.store.read("reserved.txt") or b"").decode())
+    for part in environment_id.split("/"):
+        if plain(part) in reserved and part != registry.config.name:
+            raise RegistryError(
+                f"{part!r} is a reserved name of this registry (reserved.txt), so {environment_id} "
+                "cannot be published; choose another"
+            )
+
+
+def published_as(registry: Registry, built: BuiltWheel, environment_id: str) -> Release | None:
+    """Return the release with these very bytes, None for a new version above all others.
+
+    Raises RegistryError for other bytes under a published version, and for a lower version.
+    """
+    releases = registry.releases(environment_id)
+    version = built.contents.version
+    for known in releases:
+        if Version(known.version) == Version(version):
+            if known.wheel.sha256 == built.sha256:
+                return known
+            raise RegistryError(
+                f"{environment_id} {known.version} is published with other bytes (sha256 "
+                f"{known.wheel.sha256[:12]}..., this is {built.sha256[:12]}...); releases are "
+                "never replaced: raise the version, telescope env push --bump patch"
+            )
+    require_above(version, (known.version for known in releases), environment_id)
+    return None
+
+
+def require_publishable(report: Report, wheel_sha256: str) -> None:
+    """Raise RegistryError unless `report` is complete, of this wheel, and nothing in it failed.
+
+    The checks decide, not the verdict that the report gives itself.
+    """
+    failed = [check for check in report.checks if check.outcome is Outcome.FAIL]
+    if failed or report.verdict is Verdict.FAIL:
+        raise RegistryError(
+            f"{report.environment} {report.version} does not pass validation: "
+            f"{_ids(check.id for check in failed) or 'its verdict is fail'}; see what to do with "
+            "telescope env validate. Nothing was published"
+        )
+    not_run = [check.id for check in report.checks if check.outcome is Outcome.NOT_RUN]
+    if report.level is not LEVELS[-1] or not_run or not report.checks:
+        raise RegistryError(
+            f"the validation of {report.environment} is not complete: {_ids(not_run) or 'levels'} "
+            "were not run; nothing was published"
+        )
+    if report.wheel_sha256 != wheel_sha256:
+        raise RegistryError(
+            f"the validation of {report.environment} is of another wheel: sha256 "
+            f"{report.wheel_sha256}, this one is {wheel_sha256}; nothing was published"
+        )
+
+
+def _ids(ids: Iterable[str]) -> str:
+    return ", ".join(ids)

@@ -1,0 +1,92 @@
+"""From an inspected wheel to the record that a registry will hold of it."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.authoring.build import BuiltWheel
+from telescope_envs.registry.describe import describe_wheel
+from telescope_envs.registry.names import split_distribution
+from telescope_envs.registry.records import (
+    Dataset,
+    Release,
+    RewardRange,
+    Source,
+    Validation,
+    WheelFile,
+)
+from telescope_envs.validation import Report
+
+_DATASETS = TypeAdapter(list[Dataset])
+
+
+def release_of(
+    built: BuiltWheel, *, owner: str, artifacts: Sequence[str], datasets: Sequence[Dataset] = ()
+) -> Release:
+    """Return the record of `built`, with what its environment declares; the wheel's code runs.
+
+    `artifacts` are the registry's templates of addresses. Who published what, from where and with
+    which verdict, is added by whoever publishes.
+    """
+    contents = built.contents
+    name = split_distribution(contents.distribution, owner)
+    if contents.entry_name != name:
+        raise RegistryError(
+            f"{built.path.name}: its entry point must be named {name!r}, got "
+            f"{contents.entry_name!r}; rename it in pyproject.toml"
+        )
+    about = describe_wheel(built.path, contents.factory)
+    return Release(
+        owner=owner,
+        name=name,
+        version=contents.version,
+        summary=contents.summary,
+        distribution=contents.distribution,
+        module=contents.module,
+        factory=contents.factory,
+        wheel=WheelFile(
+            filename=built.path.name,
+            urls=tuple(url.format(filename=built.path.name) for url in artifacts),
+            sha256=built.sha256,
+            size=built.size,
+            metadata_sha256=contents.metadata_sha256,
+        ),
+        source=Source(),
+        requires_python=contents.requires_python,
+        requires_dist=contents.requires_dist,
+        config_schema_sha256=about["config_schema_sha256"],
+        datasets=tuple(datasets),
+        splits=about["splits"],
+        reward=RewardRange(**about["reward"]),
+        network=about["network"],
+        secrets=tuple(about["secrets"]),
+        validation=Validation(),
+        publisher=owner,
+        published_at=datetime.now(UTC).replace(microsecond=0),
+        license=contents.license,
+        tags=contents.tags,
+    )
+
+
+def validated(release: Release, report: Report) -> Release:
+    """Return `release` with what its validation said."""
+    validation = Validation(
+        policy=report.policy, verdict=report.verdict.value, report_sha256=report.sha256
+    )
+    return release.model_copy(update={"validation": validation})
+
+
+def declared_datasets(project: Path) -> list[Dataset]:
+    """Return what the project's datasets.json lists; nothing where there is no such file."""
+    path = project / "datasets.json"
+    if not path.is_file():
+        return []
+    try:
+        return _DATASETS.validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{path}: {where or 'list'}: {first['msg']}") from None

@@ -1,0 +1,135 @@
+"""Taking a release back, and saying that an environment should not be used any more.
+
+Nothing is ever deleted: a yanked version still installs where it is named exactly, or locked.
+"""
+
+from dataclasses import dataclass
+
+from packaging.version import InvalidVersion, Version
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.registry.records import Deprecation, Release, Status
+from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.resolve import parse_request, resolve_id
+from telescope_envs.registry.store import WritableStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChange:
+    """What was said, and what it changes for those who install."""
+
+    id: str
+    status: Status
+    effect: str
+    """One or two sentences."""
+
+
+def yank(store: WritableStore, text: str, *, reason: str) -> StatusChange:
+    """Keep `ID@VERSION` from being chosen; it installs still where it is named exactly."""
+    environment_id, release = _released(Registry(store), text)
+    reason = _one_line(reason)
+
+    def change(status: Status) -> Status:
+        return status.model_copy(update={"yanked": {**status.yanked, release.version: reason}})
+
+    status = store.change_status(environment_id, change)
+    return StatusChange(
+        id=environment_id, status=status, effect=_chosen_now(Registry(store), environment_id)
+    )
+
+
+def unyank(store: WritableStore, text: str) -> StatusChange:
+    """Let `ID@VERSION` be chosen again."""
+    environment_id, release = _released(Registry(store), text)
+
+    def change(status: Status) -> Status:
+        if release.version not in status.yanked:
+            known = ", ".join(status.yanked) or "none"
+            raise RegistryError(
+                f"{environment_id} {release.version} is not yanked; yanked versions: {known}"
+            )
+        kept = {v: why for v, why in status.yanked.items() if v != release.version}
+        return status.model_copy(update={"yanked": kept})
+
+    status = store.change_status(environment_id, change)
+    return StatusChange(
+        id=environment_id, status=status, effect=_chosen_now(Registry(store), environment_id)
+    )
+
+
+def deprecate(
+    store: WritableStore, text: str, *, reason: str, replacement: str = ""
+) -> StatusChange:
+    """Say that the environment should not be used any more, and which one instead."""
+    registry = Registry(store)
+    environment_id = _id_without_version(registry, text)
+    instead = _id_without_version(registry, replacement) if replacement else ""
+    if instead == environment_id:
+        raise ConfigError(f"{environment_id} cannot replace itself; name another environment")
+    deprecation = Deprecation(reason=_one_line(reason), replacement=instead)
+    status = store.change_status(
+        environment_id, lambda status: status.model_copy(update={"deprecated": deprecation})
+    )
+    advice = f", and to use {instead} instead" if instead else ""
+    return StatusChange(
+        id=environment_id,
+        status=status,
+        effect=f"It still installs; whoever installs, lists or describes it is told so{advice}.",
+    )
+
+
+def undeprecate(store: WritableStore, text: str) -> StatusChange:
+    """Take a deprecation back."""
+    environment_id = _id_without_version(Registry(store), text)
+
+    def change(status: Status) -> Status:
+        if status.deprecated is None:
+            raise RegistryError(f"{environment_id} is not deprecated")
+        return status.model_copy(update={"deprecated": None})
+
+    status = store.change_status(environment_id, change)
+    return StatusChange(id=environment_id, status=status, effect="Nobody is warned any more.")
+
+
+def _released(registry: Registry, text: str) -> tuple[str, Release]:
+    request = parse_request(text)
+    environment_id = resolve_id(registry, request)
+    releases = registry.releases(environment_id)
+    known = ", ".join(release.version for release in releases) or "none"
+    try:
+        wanted = Version(request.wanted.removeprefix("=="))
+    except InvalidVersion:
+        raise ConfigError(
+            f"{text!r}: name one version exactly, such as {environment_id}@"
+            f"{releases[-1].version if releases else '0.1.0'}; published versions: {known}"
+        ) from None
+    for release in releases:
+        if Version(release.version) == wanted:
+            return environment_id, release
+    raise RegistryError(f"{environment_id} has no version {wanted}; published versions: {known}")
+
+
+def _id_without_version(registry: Registry, text: str) -> str:
+    request = parse_request(text)
+    if request.wanted:
+        raise ConfigError(
+            f"{text!r}: a deprecation is of all versions; leave @{request.wanted} out, or yank "
+            "that version"
+        )
+    return resolve_id(registry, request)
+
+
+def _chosen_now(registry: Registry, environment_id: str) -> str:
+    yanked = registry.status(environment_id).yanked
+    left = [r.version for r in registry.releases(environment_id) if r.version not in yanked]
+    stays = "A yanked version still installs where it is named exactly or locked, with a warning."
+    if not left:
+        return f"No version is chosen any more unless it is named exactly. {stays}"
+    return f"Who names no version gets {left[-1]} now. {stays}"
+
+
+def _one_line(reason: str) -> str:
+    reason = reason.strip()
+    if not reason or not reason.isprintable() or len(reason) > 500:
+        raise ConfigError("--reason must be one line of at most 500 characters that says why")
+    return reason
