@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from tests.hub.projects import toy_publication
 from tests.hub.server.sending import publication_now
 
@@ -20,19 +19,18 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_a_file_is_sent_once(client, path):
-    first = client.get(path)
-    assert first.status_code == 200
-    assert first.headers["content-type"] == FILES[path]
-    assert first.headers["etag"].startswith('"')
-    again = client.get(path, headers={"If-None-Match": first.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
-    other = client.get(path, headers={"If-None-Match": '"other"'})
-    assert other.content == first.content
-    head = client.head(path)
-    assert (head.status_code, head.content) == (200, b"")
-    assert head.headers["content-length"] == str(len(first.content))
+def test_a_file_is_sent_once(client):
+    for path, media_type in FILES.items():
+        first = client.get(path)
+        assert (first.status_code, first.headers["content-type"]) == (200, media_type)
+        assert first.headers["etag"].startswith('"')
+        again = client.get(path, headers={"If-None-Match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        other = client.get(path, headers={"If-None-Match": '"other"'})
+        assert other.content == first.content
+        head = client.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == str(len(first.content))
 
 
 def test_a_publication_changes_what_it_must(client, acme):
