@@ -10,6 +10,7 @@ import pytest
 from tests.hub.projects import write_project
 
 from telescope_core.errors import ConfigError
+from telescope_envs.linking import link
 from telescope_envs.validation import (
     Level,
     Outcome,
@@ -266,6 +267,14 @@ def test_the_commands_of_the_how_to(project, monkeypatch):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "acme/toy 0.1.0: pass" in done.stdout
     assert "| `reward.gold` | pass |" in Path("report.md").read_text()
+
+
+def test_a_linked_project_is_validated_by_its_name(project, tmp_path, monkeypatch):
+    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path / "home"))
+    link(project)
+    report = validate_installed("toy", ValidationOptions(level=Level.STATIC))
+    assert report.environment == "acme/toy"
+    assert report.wheel_sha256
 
 
 FIRST_PARTY = Path(__file__).parents[3] / "packages" / "telescope-envs" / "environments"

@@ -15,8 +15,8 @@ from importlib.metadata import Distribution, version
 from pathlib import Path
 
 from telescope_core.errors import ConfigError, nearest, unknown_name
-from telescope_envs.install import find_installed
-from telescope_envs.installed import installed_environments
+from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
+from telescope_envs.locator import InstalledLocator, usable_ids
 from telescope_envs.validation import metadata
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.levels import (
@@ -78,27 +78,37 @@ def validate_wheel(data: bytes, filename: str, options: ValidationOptions = _DEF
 
 
 def validate_installed(name: str, options: ValidationOptions = _DEFAULTS) -> Report:
-    """Validate an installed environment with its own interpreter.
+    """Validate what `name` means here: a linked project, or an environment in its interpreter.
 
     Raises UnknownNameError when nothing of that name is installed.
     """
-    found = find_installed(name)
-    if found is None:
-        known = installed_environments()
-        names = {one.name for one in known} | {one.id for one in known}
-        raise unknown_name("installed environment", name, names)
-    here = found.interpreter == sys.executable
-    places = Path(found.interpreter).parents[1].glob("lib/python*/site-packages")
-    places = sys.path if here else [str(place) for place in places]
-    about = next(iter(Distribution.discover(name=found.distribution, path=places)), None)
-    metadata_text = (about.read_text("METADATA") or "") if about is not None else ""
+    locator = InstalledLocator()
+    location = locator.locate(name)
+    if location is None:
+        ids = usable_ids()
+        known = {*ids, *(one.rpartition("/")[2] for one in ids)}
+        hint = locator.hint(name)
+        raise unknown_name("installed environment", name, known, f"({hint})" if hint else "")
+    if location.place is EnvironmentPlace.LINKED:
+        return validate_project(Path(location.registry), options)
     subject = Subject(
-        label=found.id,
-        metadata=metadata_text.encode(),
-        factory=found.factory,
-        interpreter=found.interpreter,
+        label=location.id,
+        metadata=_metadata_of(location),
+        factory=location.factory,
+        interpreter=location.interpreter,
     )
     return _validate(subject, options)
+
+
+def _metadata_of(location: EnvironmentLocation) -> bytes:
+    """Return the METADATA file in the interpreter where an environment is installed."""
+    places = sys.path
+    if location.interpreter != sys.executable:
+        folders = Path(location.interpreter).parents[1].glob("lib/python*/site-packages")
+        places = [str(folder) for folder in folders]
+    module = location.factory.partition(":")[0].partition(".")[0]
+    found = next(iter(Distribution.discover(name=module.replace("_", "-"), path=places)), None)
+    return ((found.read_text("METADATA") or "") if found is not None else "").encode()
 
 
 def _validate(subject: Subject, options: ValidationOptions) -> Report:
