@@ -36,14 +36,14 @@ Scripted answers are played by the code that plays real rollouts, in one process
 two of each split get a million characters as well. The first four are played again, there and in
 a second process, and then all of them 64 at a time with answers of uneven delay.
 
-The *floor* is measured: the least that an empty or blank answer earns. It must lie below
-`success_threshold` by a quarter of the reward range. An answer that is none may earn, on average
-over the examples, a quarter of the way from floor to success, and never success itself. Another
+The *floor* is measured: the least that an empty or blank answer earns. It may be at most half of
+the way from `reward_min` to `success_threshold`. An answer that is none may earn, on average over
+the examples, a quarter of the way from floor to success, and never success itself. Another
 example's gold answer and random words may be right by luck, so one in ten of them (one, of fewer)
 may succeed.
 
 `reward.loop` accuses only code that is found on the event loop in two looks at the same call, so
-a busy machine is not mistaken for it.""",
+a busy machine is not mistaken for it; what the thread waited for a processor is taken off.""",
     Level.LEAKAGE: """\
 One process plays rollouts whose first answer is empty, and looks at prompt, system prompt, tool
 schemas and first observation.

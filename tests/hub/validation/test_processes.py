@@ -4,8 +4,10 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.hub.projects import write_project
 
@@ -275,6 +277,23 @@ def test_a_linked_project_is_validated_by_its_name(project, tmp_path, monkeypatc
     report = validate_installed("toy", ValidationOptions(level=Level.STATIC))
     assert report.environment == "acme/toy"
     assert report.wheel_sha256
+
+
+def test_probes_end_when_the_validation_is_killed(project):
+    module = project / "telescope_env_acme_toy" / "__init__.py"
+    module.write_text(f"{module.read_text()}\ntime.sleep(600)\n")
+    code = "from telescope_cli.main import main; main()"
+    command = [sys.executable, "-c", code, "env", "validate", str(project), "--level", "load"]
+    validating = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert validating.stderr is not None
+    while "load checks" not in validating.stderr.readline():
+        assert validating.poll() is None
+    deadline_s = time.monotonic() + 30
+    while len(probes := psutil.Process(validating.pid).children()) < 2:
+        assert time.monotonic() < deadline_s
+    validating.kill()
+    validating.communicate(timeout=10)
+    assert psutil.wait_procs(probes, timeout=10)[1] == []
 
 
 FIRST_PARTY = Path(__file__).parents[3] / "packages" / "telescope-envs" / "environments"

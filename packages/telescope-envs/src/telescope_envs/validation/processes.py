@@ -101,6 +101,7 @@ def make_job(
         factory=factory,
         output=output,
         num_examples=num_examples,
+        parent=os.getpid(),
         writable=[*(str(path) for path in _caches(place).values()), output],
         cuts_network=cuts_network,
     )

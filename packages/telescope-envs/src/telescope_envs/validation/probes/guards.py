@@ -8,6 +8,7 @@ it; it is all there is on other machines. Neither is a sandbox against malice.
 import ctypes
 import fcntl
 import os
+import signal
 import socket
 import struct
 import sys
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+_SET_PARENT_DEATH_SIGNAL = 1
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -145,10 +147,11 @@ def cut_off_network() -> str:
     """
     if sys.platform != "linux":
         return AUDIT_HOOK
-    user, group = os.getuid(), os.getgid()
+    user, group, parent = os.getuid(), os.getgid(), os.getppid()
     unshare = getattr(ctypes.CDLL(None), "unshare", None)
     if unshare is None or unshare(_NEW_USER | _NEW_NET):
         return AUDIT_HOOK
+    end_with_parent(parent)  # other credentials have made the kernel forget it
     try:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
@@ -157,6 +160,14 @@ def cut_off_network() -> str:
     except OSError:
         return f"{NETWORK_NAMESPACE}, without loopback"
     return NETWORK_NAMESPACE
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process as soon as process `parent`, which started it, is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _raise_loopback() -> None:

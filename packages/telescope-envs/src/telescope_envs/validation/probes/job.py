@@ -22,6 +22,8 @@ class Job:
     """Of each split."""
     writable: list[str] = field(default_factory=list[str])
     """Folders that count as the environment's caches."""
+    parent: int
+    """Process id of who asks: the errand is over when it is."""
     cuts_network: bool = True
     has_secrets: bool = True
     """Whether declared secrets were passed on: not before it is known which."""

@@ -1,8 +1,8 @@
 """From played rollouts to findings: the floor, who rises above it, what differs. Pure.
 
-The floor is measured: the least that doing nothing earns. Answers that are none may earn, on
-average, a quarter of the way from there to success, and never success itself; those that may be
-right by luck, such as another example's answer, may be so once in ten.
+The floor is measured: the least that doing nothing earns, at most half of the way to success.
+Answers that are none may earn, on average, a quarter of the way from there to success, and never
+success itself; those that may be right by luck, such as another example's, may be so once in ten.
 """
 
 import math
@@ -22,6 +22,7 @@ from telescope_envs.validation.probes.completions import (
 )
 
 MARGIN = 0.25
+HIGHEST_FLOOR = 0.5
 LUCK = 0.1
 _SLACK = 1e-6
 
@@ -105,7 +106,7 @@ def judge_junk(played: Sequence[Played], declared: Range, answers: Answers) -> N
     nothing = [reward for kind in NOTHING for reward, _ in by_kind[kind]]
     floor = min(nothing, default=declared.low)
     answers.fact("reward_floor", floor)
-    if declared.success - floor < MARGIN * (declared.high - declared.low):
+    if floor > declared.low + HIGHEST_FLOOR * (declared.success - declared.low) + _SLACK:
         answers.found(
             "reward.floor",
             f"doing nothing earns {floor:g} at least; success is {declared.success:g} of "

@@ -16,7 +16,7 @@ from telescope_core.rollout import play_rollout
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Completion, JsonValue, Message, Rollout, RolloutStatus, ToolCall
 from telescope_envs.validation.probes.answers import Answers, described
-from telescope_envs.validation.probes.completions import Asked, Try, form_of
+from telescope_envs.validation.probes.completions import Asked, Form, Try, form_of
 from telescope_envs.validation.probes.guards import cut_off_network
 from telescope_envs.validation.probes.job import Job
 from telescope_envs.validation.probes.leaks import Shown, find_leaks
@@ -61,8 +61,9 @@ async def look_for_leaks(environment: Environment, num_examples: int, answers: A
 
     capture_episodes(environment, keep)
     asked = await asked_of(environment, num_examples)
+    form = form_of(asked)
     with answers.doing("leakage.prompt"):
-        for leak in find_leaks([await _shown(environment, one, last, asked) for one in asked]):
+        for leak in find_leaks([await _shown(environment, one, form, last) for one in asked]):
             answers.found("leakage.prompt", leak.text, example_id=leak.example_id)
     if isinstance(environment, ToolEnvironment):
         await _check_tools(environment, asked[0], last, answers)
@@ -77,24 +78,17 @@ async def look_for_leaks(environment: Environment, num_examples: int, answers: A
         await environment.close()
 
 
-async def _shown(
-    environment: Environment, one: Asked, last: list[Episode], asked: Sequence[Asked]
-) -> Shown:
+async def _shown(environment: Environment, one: Asked, form: Form, last: list[Episode]) -> Shown:
     """Return what the policy sees until its second answer, when its first is empty."""
     rollout = (await play(environment, Try(asked=one, kind="empty", replies=("",)))).rollout
-    seen = [message.content for message in (rollout.messages or one.opening)]
-    seen += [json.dumps(tool, default=str) for tool in (last[0].tools if last else ())]
+    messages = rollout.messages or one.opening
     # Only the first observation: later ones may rightly tell what was missed.
-    written = [at for at, message in enumerate(rollout.messages) if message.role == "assistant"]
-    if len(written) > 1:
-        seen = [message.content for message in rollout.messages[: written[1]]] + seen[
-            len(rollout.messages) :
-        ]
-    form = form_of(asked)
+    written = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    seen = [message.content for message in messages[: written[1] if written[1:] else None]]
+    seen += [json.dumps(tool, default=str) for tool in (last[0].tools if last else ())]
     answers = [one.example.answer] if one.example.answer else []
     for gold in one.gold[-1:]:
-        plain = gold.removeprefix(form.before).removesuffix(form.after)
-        answers.append(plain.strip())
+        answers.append(gold.removeprefix(form.before).removesuffix(form.after).strip())
     return Shown(
         example_id=one.example.id, text="\n".join(seen), answers=tuple(dict.fromkeys(answers))
     )

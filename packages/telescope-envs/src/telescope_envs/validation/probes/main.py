@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from telescope_envs.validation.probes.answers import Answers
+from telescope_envs.validation.probes.guards import end_with_parent
 from telescope_envs.validation.probes.job import Job
 from telescope_envs.validation.probes.leakage import run_leakage
 from telescope_envs.validation.probes.load import run_load
@@ -17,8 +18,9 @@ _RUNS = {
 
 
 def main(text: str) -> None:
-    """Do the job that `text` describes."""
+    """Do the job that `text` describes; ends at once when the validating process dies."""
     job = Job.read(text)
+    end_with_parent(job.parent)
     answers = Answers(Path(job.output))
     _RUNS[job.kind](job, answers)
     answers.close()
