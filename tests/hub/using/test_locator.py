@@ -60,6 +60,18 @@ def lock(*entries: LockedEnvironment) -> Path:
     return path
 
 
+def test_a_digest_names_what_is_installed_or_locked(install):
+    older = install("0.1.0")
+    newer = install("0.2.0")
+    assert locate_environment(f"toy@sha256:{newer.sha256}").version == "0.2.0"
+    with pytest.raises(UnknownNameError, match="unknown environment"):
+        locate_environment(f"toy@sha256:{older.sha256}")
+    lock(older)
+    assert locate_environment(f"toy@sha256:{older.sha256}").version == "0.1.0"
+    with pytest.raises(ConfigError, match=r"locks acme/toy to 0\.1\.0, and sha256:"):
+        locate_environment(f"toy@sha256:{newer.sha256}")
+
+
 def test_the_lock_comes_before_what_is_active(install):
     older = install("0.1.0", requirements=SIX)
     install("0.2.0")
@@ -141,7 +153,7 @@ def test_a_missing_one_is_answered_with_the_command(home, published, tmp_path, m
         ("toy", "telescope env install toy"),
         ("acme/toy@>=0.1", "telescope env install 'acme/toy@>=0.1'"),
     ):
-        with pytest.raises(UnknownNameError, match="is not installed") as missing:
+        with pytest.raises(UnknownNameError, match="unknown environment") as missing:
             locate_environment(name)
         assert str(missing.value).endswith(f"run: {command}")
     with pytest.raises(UnknownNameError, match=r"did you mean 'toy'"):

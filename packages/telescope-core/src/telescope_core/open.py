@@ -46,7 +46,7 @@ def locators() -> list[EnvironmentLocator]:
 
 def locate_environment(name: str) -> EnvironmentLocation:
     """Return where `name` is; raises UnknownNameError with the command that would install it."""
-    if ":" in name and "/" not in name:
+    if ":" in name and not set("/@") & set(name):
         return EnvironmentLocation(id=name, version="0", factory=name, interpreter="")
     known: list[str] = []
     hints: list[str] = []

@@ -51,6 +51,6 @@ def _entry_problems(
 
 def starts_processes(entry: EnvironmentEntry | EvalEntry, isolation: str) -> bool:
     """Return whether processes are started here for `entry`."""
-    is_importable_code = ":" in entry.name and "/" not in entry.name
+    is_importable_code = ":" in entry.name and not set("/@") & set(entry.name)
     is_in_driver = isolation == "none" or (isolation == "auto" and is_importable_code)
     return not entry.env_addresses and not is_in_driver
