@@ -39,8 +39,10 @@ def place(tmp_path) -> Path:
 def test_check_says_that_all_holds(telescope, place):
     code, out, err = telescope("hub", "check", str(place))
     assert code == 0
-    assert "checks hold (1 environments, 1 releases, 0 commits)" in out.replace("\n", " ")
-    assert "not checked, this folder is in no git" in out.replace("\n", " ")
+    text = out.replace("\n", " ")
+    assert "14 of 16 checks made, all hold" in text
+    assert "(1 environments, 1 releases, 0 commits)" in text
+    assert "not checked, this folder is in no git" in text
     assert "checking telescope/wordle" in err
 
 

@@ -87,6 +87,7 @@ def test_a_registry_that_holds_has_no_findings(committed):
     report = check_registry(committed)
     assert (report.findings, report.notes) == ([], [])
     assert (report.num_environments, report.num_releases, report.num_commits) == (2, 3, 1)
+    assert report.unchecked == []
 
 
 def other_owner(place: Path) -> None:
@@ -128,6 +129,7 @@ PLANTS = {
         f"{INDEX}:1",
         lambda p: edit(p, INDEX, '"name":"toy","version":"0.1.0"', '"name":"to","version":"0.1.0"'),
     ),
+    "no-lines": ("index-line", INDEX, lambda p: (p / INDEX).write_text("")),
     "line-half": (
         "index-line",
         f"{INDEX}:3",
@@ -325,6 +327,7 @@ def test_a_branch_is_compared_with_where_it_left_the_other(committed):
 def test_without_git_the_report_says_what_was_not_checked(place):
     report = check_registry(place)
     assert report.notes == ["history: not checked, this folder is in no git repository"]
+    assert report.unchecked == ["history", "alias-history"]
     with pytest.raises(ConfigError, match="in no git repository"):
         check_registry(place, against="main")
 

@@ -153,7 +153,7 @@ def test_a_missing_one_is_answered_with_the_command(home, published, tmp_path, m
         ("toy", "telescope env install toy"),
         ("acme/toy@>=0.1", "telescope env install 'acme/toy@>=0.1'"),
     ):
-        with pytest.raises(UnknownNameError, match="unknown environment") as missing:
+        with pytest.raises(UnknownNameError, match="is not installed") as missing:
             locate_environment(name)
         assert str(missing.value).endswith(f"run: {command}")
     with pytest.raises(UnknownNameError, match=r"did you mean 'toy'"):

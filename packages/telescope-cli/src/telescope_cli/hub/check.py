@@ -47,7 +47,9 @@ def as_text(report: CheckReport) -> str:
         f"{report.num_commits} commits"
     )
     num = len(report.findings)
-    verdict = f"{num} thing{'s' if num > 1 else ''} wrong" if num else f"{len(CHECKS)} checks hold"
+    num_made = len(CHECKS) - len(report.unchecked)
+    holds = f"{num_made} of {len(CHECKS)} checks made, all hold"
+    verdict = f"{num} thing{'s' if num > 1 else ''} wrong" if num else holds
     return "\n".join([*blocks, fill(f"{report.registry}: {verdict} ({counts})", _WIDTH)])
 
 

@@ -33,8 +33,10 @@ def _same_names(tree: Tree) -> Iterator[Finding]:
 
 
 def _reserved_names(tree: Tree) -> Iterator[Finding]:
+    if tree.config is None:
+        return  # nobody can say which owner is the registry's own
     text = tree.bytes_of("reserved.txt").decode(errors="replace")
-    reserved = parse_reserved(text) - {tree.config.name if tree.config else ""}
+    reserved = parse_reserved(text) - {tree.config.name}
     used = [(f"index/{name}.jsonl", part) for name in tree.releases for part in name.split("/")]
     used += [("aliases.toml", alias) for alias in tree.aliases]
     for where, name in dict.fromkeys(used):

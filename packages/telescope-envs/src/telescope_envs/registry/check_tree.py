@@ -105,6 +105,8 @@ def _read_index(tree: Tree, path: str, *, now: datetime) -> None:
         tree.add(
             "index-line", f"{path}:{len(lines) + 1}", "the last line has no line end", _RESTORE
         )
+    if not lines:
+        tree.add("index-line", path, "holds no release", _RESTORE)
     found: list[IndexLine] = []
     for number, text in enumerate(lines, 1):
         where = f"{path}:{number}"

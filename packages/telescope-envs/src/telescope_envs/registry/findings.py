@@ -45,5 +45,7 @@ class CheckReport:
     num_commits: int
     """Commits that changed the index or the bare names."""
     findings: list[Finding]
+    unchecked: list[str] = field(default_factory=list[str])
+    """Keys of `CHECKS` that could not be made here."""
     notes: list[str] = field(default_factory=list[str])
-    """What could not be checked, and why."""
+    """Why, and what was checked in part only."""
