@@ -6,6 +6,7 @@ and who may do what, is left to `app`.
 
 import json
 from collections.abc import Callable
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
@@ -92,7 +93,7 @@ class HubStore:
             case ["status", owner, file] if file.endswith(".json"):
                 return self.releases.status_record(f"{owner}/{file.removesuffix('.json')}")
             case ["schema", name]:
-                found = schema_files().get(name)
+                found = _schemas().get(name)
                 return found.encode() if found is not None else None
             case ["v1", "index.json"]:
                 return write_catalog(self.catalog())
@@ -192,6 +193,11 @@ class HubStore:
 
     def _reserved(self) -> str:
         return (self.data / RESERVED).read_text(encoding="utf-8")
+
+
+@cache
+def _schemas() -> dict[str, str]:
+    return schema_files()
 
 
 def _shipped_reserved() -> str:
