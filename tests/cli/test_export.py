@@ -5,13 +5,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.hub.loopback_hub import loopback_hub
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from telescope_cli.main import main
@@ -20,8 +19,6 @@ from telescope_train.run_checkpoints import complete_checkpoints
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from resume_run import config_of, run
-
-TOKEN = "hf_" + "x" * 20
 
 
 @pytest.fixture(scope="module")
@@ -164,61 +161,10 @@ def test_a_run_without_checkpoints_says_when_they_come(trained, telescope, tmp_p
     assert "holds no complete checkpoint; one is written at the end of a run" in said
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the Hub's interface as an upload needs."""
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.seen.append((self.path, self.headers.get("Authorization", ""), body))
-        host = f"http://127.0.0.1:{self.server.server_port}"
-        if self.server.is_closed:
-            return self._answer(403, {"error": "the token may only read"})
-        if self.path == "/api/repos/create":
-            return self._answer(200, {"url": f"{host}/me/mine"})
-        if "/preupload/" in self.path:
-            files = [
-                {
-                    "path": one["path"],
-                    "uploadMode": "lfs" if one["path"].endswith(".safetensors") else "regular",
-                    "shouldIgnore": False,
-                }
-                for one in json.loads(body)["files"]
-            ]
-            return self._answer(200, {"files": files})
-        if self.path.endswith("/info/lfs/objects/batch"):
-            objects = [
-                {**one, "actions": {"upload": {"href": f"{host}/lfs/{one['oid']}", "header": {}}}}
-                for one in json.loads(body)["objects"]
-            ]
-            return self._answer(200, {"objects": objects, "transfer": "basic"})
-        return self._answer(200, {"commitUrl": f"{host}/me/mine/commit/1", "commitOid": "1" * 40})
-
-    def do_PUT(self) -> None:
-        self.server.stored[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(200, {})
-
-    def _answer(self, status: int, content: dict) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture
 def hub():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.seen, server.stored, server.is_closed = [], {}, False
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with loopback_hub() as server:
+        yield server
 
 
 def push_to(hub, trained: Path, home: Path, *more: str) -> subprocess.CompletedProcess:
@@ -228,8 +174,8 @@ def push_to(hub, trained: Path, home: Path, *more: str) -> subprocess.CompletedP
         env={
             "PATH": os.environ["PATH"],
             "HOME": str(home),
-            "HF_TOKEN": TOKEN,
-            "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
+            "HF_TOKEN": hub.token,
+            "HF_ENDPOINT": hub.address,
             "HF_HUB_DISABLE_XET": "1",
             "OMP_NUM_THREADS": "1",
         },
@@ -244,27 +190,26 @@ def push_to(hub, trained: Path, home: Path, *more: str) -> subprocess.CompletedP
 def test_push_uploads_one_commit(trained, hub, tmp_path):
     done = push_to(hub, trained, tmp_path, "--output", str(tmp_path / "out"), "--private")
     assert done.returncode == 0, done.stderr
-    assert f"pushed: http://127.0.0.1:{hub.server_port}/me/mine/commit/1" in done.stdout
-    assert TOKEN not in done.stdout + done.stderr
-    assert {authorization for _, authorization, _ in hub.seen} == {f"Bearer {TOKEN}"}
-    created = json.loads(hub.seen[0][2])
+    ((oid, files),) = hub.repositories["me/mine"].commits
+    assert f"pushed: {hub.address}/models/me/mine/commit/{oid}" in done.stdout
+    assert hub.token not in done.stdout + done.stderr
+    assert hub.tokens_seen() == {f"Bearer {hub.token}"}
+    assert hub.tokens_seen_by_storage() == set()
+    created = json.loads(hub.posted[0][1])
     assert (created["name"], created["organization"]) == ("mine", "me")
     assert created["visibility"] == "private"
-    path, _, body = hub.seen[-1]
-    assert path == "/api/models/me/mine/commit/main"
-    lines = [json.loads(line) for line in body.splitlines()]
-    assert lines[0]["value"]["summary"] == "Step 3 of run"
-    sent = {line["value"]["path"] for line in lines[1:]}
-    assert sent == {one.name for one in (tmp_path / "out").iterdir()}
-    assert list(hub.stored.values()) == [(tmp_path / "out" / "model.safetensors").read_bytes()]
+    assert hub.posted[-1][0] == "/api/models/me/mine/commit/main"
+    assert hub.repositories["me/mine"].messages == ["Step 3 of run"]
+    assert files == {one.name: one.read_bytes() for one in (tmp_path / "out").iterdir()}
+    assert list(hub.stored.values()) == [files["model.safetensors"]]
 
 
 @pytest.mark.engine
 def test_a_refused_push_keeps_the_export(trained, hub, tmp_path):
-    hub.is_closed = True
+    hub.refuses = True
     done = push_to(hub, trained, tmp_path, "--output", str(tmp_path / "out"))
     assert done.returncode == 1
     assert "could not be written" in done.stderr
     assert "Traceback" not in done.stderr
-    assert TOKEN not in done.stdout + done.stderr
+    assert hub.token not in done.stdout + done.stderr
     assert (tmp_path / "out" / "config.json").is_file()

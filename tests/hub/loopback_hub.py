@@ -54,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
         if parts[0] == "storage":
             data = self.server.hub.stored.get(parts[1])
             return self._send(200, data) if data is not None else self._send(404)
-        if parts[:2] == ["api", "datasets"]:
+        if parts[0] == "api":
             return self._about("/".join(parts[2:4]), parts[4:])
         return self._resolve("/".join(parts[1:3]), parts[4], "/".join(parts[5:]))
 
@@ -83,11 +83,11 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self._allowed(name)
         if repository is None:
             return None
-        commit = repository.at(unquote(rest[1]))
+        commit = repository.at(unquote(rest[1]) if rest else "main")
         if commit is None:
             return self._error(404, "RevisionNotFound")
         oid, files = commit
-        if rest[0] == "tree":
+        if rest[:1] == ["tree"]:
             entries = [
                 {"type": "file", "path": path, "size": len(data), "oid": _blob(data)}
                 for path, data in files.items()

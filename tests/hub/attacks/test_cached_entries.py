@@ -1,5 +1,8 @@
 """What lies in the cache is believed only when it is what was fetched, for that very address."""
 
+import subprocess
+import sys
+
 import msgspec
 import pytest
 from tests.hub.projects import toy_publication, write_registry
@@ -7,6 +10,7 @@ from tests.hub.static_host import open_store, static_host
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry import Registry
+from telescope_envs.registry.http_cache import HttpCache
 from telescope_envs.registry.wheel import check_bytes
 
 
@@ -66,3 +70,32 @@ def test_a_wheel_changed_on_the_way_does_not_stay(host, tmp_path):
         check_bytes(Registry(open_store(host.address, cache)).wheel_bytes(release), release)
     host.faults.clear()
     check_bytes(Registry(open_store(host.address, cache)).wheel_bytes(release), release)
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from telescope_envs.registry.http_cache import CachedFile, HttpCache
+
+cache = HttpCache(Path(sys.argv[1]), "http://a", print)
+for number in range(10**6):
+    body = bytes([number % 256]) * 3_000_000
+    cache.put("http://a/x", CachedFile(
+        status=200, body=body, etag="", last_modified="", confirmed_at=time.time()
+    ))
+    print(number, flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_entry(tmp_path):
+    for num_written in (1, 3, 4):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        ) as writer:
+            for _ in range(num_written):
+                writer.stdout.readline()
+            writer.kill()
+        found = HttpCache(tmp_path, "http://a", print).get("http://a/x", max_bytes=10**7)
+        assert found is not None
+        assert len(found.body) == 3_000_000
+        assert len(set(found.body)) == 1
