@@ -3,11 +3,13 @@
 import json
 import os
 import subprocess
+from importlib.metadata import distributions, version
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
-from telescope_envs.packages import missing_requirements
+from telescope_envs.packages import installed_pins, missing_requirements
 from telescope_envs.registry.build import publish
 
 pytestmark = pytest.mark.engine
@@ -115,3 +117,11 @@ def test_missing_requirements_are_those_not_satisfied():
         "x-not-there[y]>1",
     ]
     assert missing_requirements(['x-not-there; extra == "more"']) == []
+
+
+def test_pins_are_those_of_the_installed_packages():
+    pins = {canonicalize_name(pin.partition("==")[0]): pin for pin in installed_pins()}
+    assert pins["pydantic"] == f"pydantic=={version('pydantic')}"
+    assert pins["telescope-core"].endswith(f"=={version('telescope-core')}")
+    known = {canonicalize_name(found.name) for found in distributions() if found.name}
+    assert set(pins) <= known

@@ -5,11 +5,12 @@ error that says so.
 """
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution, distributions
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import uv
@@ -22,6 +23,7 @@ from telescope_envs.package_index import index_settings
 from telescope_envs.subprocesses import run_program
 
 _TIME_LIMIT_S = 900.0
+_INFO = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*)-(?P<version>[^-]+)\.dist-info")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +100,13 @@ def missing_requirements(requires_dist: Iterable[str]) -> list[str]:
 
 
 def installed_pins() -> list[str]:
-    """Return `name==version` of everything this interpreter has."""
-    return sorted({f"{found.name}=={found.version}" for found in distributions() if found.name})
+    """Return `name==version` of everything this interpreter has.
+
+    From the names of folders: reading every METADATA takes half a second.
+    """
+    folders = [Path(entry) for entry in sys.path if entry]
+    found = [_INFO.fullmatch(path.name) for at in folders for path in at.glob("*.dist-info")]
+    return sorted({f"{info['name']}=={info['version']}" for info in found if info is not None})
 
 
 def install_requirements(requirements: Sequence[str], *, needed_by: str) -> None:
