@@ -1,19 +1,21 @@
-"""What an environment's class declares, without loading data. Also a program: see `probe.py`.
+"""What an environment's class declares. Also a program: see `probe.py`.
 
 As a program it runs in the environment's own virtual environment, where of Telescope only
 telescope-core is installed; so it imports nothing else.
 """
 
+import asyncio
 import hashlib
 import json
 import sys
 from typing import Any
 
+from telescope_core.in_process import InProcessEnvironment
 from telescope_core.open import load_environment_class
 
 
 def declarations(factory: str) -> dict[str, Any]:
-    """Return the declarations of the importable `module:Class` as plain data."""
+    """Return the declarations of the importable `module:Class` as plain data; loads no data."""
     environment_class = load_environment_class(factory)
     environment = environment_class.from_settings({})
     schema = json.dumps(environment_class.Config.model_json_schema(), sort_keys=True)
@@ -28,6 +30,14 @@ def declarations(factory: str) -> dict[str, Any]:
         "secrets": sorted(environment.secrets),
         "config_schema_sha256": hashlib.sha256(schema.encode()).hexdigest(),
     }
+
+
+def declared(factory: str) -> dict[str, Any]:
+    """Return the same with the sizes of splits, for which data may have to be loaded."""
+    environment = load_environment_class(factory).from_settings({})
+    about = asyncio.run(InProcessEnvironment(environment, name=factory).describe())
+    sizes = {str(split): size for split, size in about.num_examples.items()}
+    return {**declarations(factory), "splits": sizes}
 
 
 if __name__ == "__main__":

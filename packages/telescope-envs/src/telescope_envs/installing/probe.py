@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from telescope_core.errors import EnvironmentLoadError, RegistryError
-from telescope_envs.installing import declare
 from telescope_envs.registry.records import Release
 from telescope_envs.subprocesses import last_line, run_program
 
 _TIME_LIMIT_S = 120.0
+_PROGRAM = Path(__file__).with_name("declare.py")
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 """No tokens, no keys, no search path; its home is an empty folder."""
 
@@ -22,7 +22,7 @@ def probe(python: Path, release: Release, *, heirs: tuple[int, ...] = ()) -> Non
     Raises EnvironmentLoadError when it cannot be loaded, RegistryError for another declaration.
     """
     environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    command = [str(python), "-I", "-B", str(Path(declare.__file__)), release.factory]
+    command = [str(python), "-I", "-B", str(_PROGRAM), release.factory]
     late = f"{release.id}: not loaded after {_TIME_LIMIT_S:g} s; its import must be quick"
     with tempfile.TemporaryDirectory() as home:
         environ |= {"HOME": home, "TMPDIR": home}

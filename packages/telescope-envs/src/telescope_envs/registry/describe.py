@@ -1,6 +1,5 @@
 """Asking an environment what it declares, straight from its wheel, in a process of its own."""
 
-import asyncio
 import json
 import os
 import sys
@@ -8,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.in_process import InProcessEnvironment
-from telescope_core.open import load_environment_class
-from telescope_envs.installing.declare import declarations
 from telescope_envs.subprocesses import last_line, run_program
 
 _TIME_LIMIT_S = 120.0
 _PROGRAM = (
     "import json, sys; sys.path.insert(0, sys.argv[1]); "
-    "from telescope_envs.registry.describe import declared; "
+    "from telescope_envs.installing.declare import declared; "
     "print(json.dumps(declared(sys.argv[2])))"
 )
 _PASSED_ON = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "SYSTEMROOT", "TEMP"}
@@ -35,11 +31,3 @@ def describe_wheel(wheel: Path, factory: str) -> dict[str, Any]:
     if finished.returncode:
         raise EnvironmentLoadError(f"{wheel.name} cannot be loaded: {last_line(finished)}")
     return json.loads(finished.stdout.splitlines()[-1])
-
-
-def declared(factory: str) -> dict[str, Any]:
-    """Return the declarations of an importable environment as plain data, sizes of splits too."""
-    environment = load_environment_class(factory).from_settings({})
-    about = asyncio.run(InProcessEnvironment(environment, name=factory).describe())
-    sizes = {str(split): size for split, size in about.num_examples.items()}
-    return {**declarations(factory), "splits": sizes}
