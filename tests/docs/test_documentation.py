@@ -27,6 +27,9 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 FIRST_RUN = "tests/e2e/test_first_run.py::test_the_commands_of_the_tutorial"
 CI = ".ci/run"
+LINKED = (
+    "tests/hub/using/test_linked.py::test_a_link_is_used_as_it_is_in_this_process_and_in_workers"
+)
 ELSEWHERE_WORKER = (
     "tests/core/processes/test_workers.py::"
     "test_a_worker_elsewhere_needs_the_token_and_serves_the_next_host"
@@ -39,6 +42,10 @@ HERE = {
     "telescope env info countdown",
     "telescope env validate packages/telescope-envs/environments/countdown --level static",
     "telescope eval --report runs/quickstart",
+    "telescope env list --installed",
+    "telescope env search arithmetic --tag mathematics",
+    "telescope env tree math-reasoning",
+    "telescope env update --dry-run",
     "telescope train examples/quickstart.toml --dry-run",
     "telescope train examples/quickstart.toml --learning_rate 1e-4 --dry-run",
 }
@@ -71,6 +78,14 @@ ELSEWHERE = {
     "make check": CI,
     "make test": CI,
     "make test-fast": CI,
+    "telescope env link ./my-env": LINKED,
+    "telescope env uninstall my-env": LINKED,
+    "telescope env update math-reasoning": (
+        "tests/hub/using/test_update.py::test_updating_installs_and_locks_the_newer_one"
+    ),
+    "telescope env verify": (
+        "tests/hub/using/test_verify.py::test_a_tampered_file_of_an_installed_environment_is_found"
+    ),
     "make quickstart": "scripts/quickstart.sh",
     'export PATH="$PWD/.venv/bin:$PATH"': "scripts/quickstart.sh",
     "telescope env install math-reasoning countdown": "Makefile",

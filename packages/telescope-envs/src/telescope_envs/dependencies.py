@@ -34,5 +34,10 @@ def installed_closure(requires_dist: Iterable[str]) -> tuple[str, ...]:
 
 
 def locked_versions(requirements: Iterable[str]) -> tuple[str, ...]:
-    """Return `name==version` of the requirement lines of a lock."""
-    return tuple(line.split()[0].rstrip(";") for line in requirements)
+    """Return `name==version` of the requirement lines of a lock that count on this platform."""
+    wanted = (Requirement(line.partition(" --hash=")[0]) for line in requirements)
+    return tuple(
+        f"{one.name}{one.specifier}"
+        for one in wanted
+        if one.marker is None or one.marker.evaluate({"extra": ""})
+    )

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution
 from pathlib import Path
 
-import uv
 from packaging.utils import canonicalize_name
 
 from telescope_core.errors import EnvironmentLoadError, TelescopeError
@@ -23,6 +21,7 @@ from telescope_envs.installing.build import find_built
 from telescope_envs.installing.cache import cached_wheel
 from telescope_envs.locator import InstalledLocator
 from telescope_envs.lockfile import find_lock, read_lock
+from telescope_envs.packages import Uv
 from telescope_envs.registry.lookup import open_registry
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.wheel import check_bytes
@@ -187,7 +186,8 @@ def _hashes(text: str) -> dict[str, str]:
 
 def _empty_venv(folder: Path) -> Path:
     """Make a virtual environment as installing does, to know what belongs to each."""
-    command = [uv.find_uv_bin(), "venv", "--quiet", "--no-project", "--no-config", "--relocatable"]
-    command += ["--offline", "--python", sys.executable, str(folder)]
-    subprocess.run(command, check=True, capture_output=True)
+    Uv(offline=True).run(
+        ["venv", "--no-project", "--relocatable", "--python", sys.executable, str(folder)],
+        failure=f"no virtual environment can be made in {folder} to compare with",
+    )
     return folder
