@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from telescope_core.collector import rare_collections
@@ -307,12 +307,12 @@ class _Run:
 
     def _checkpointer(self, ranks: RankGroup, sampler: RolloutSampler) -> Checkpointer:
         """Put the sampler where the checkpoint left it; returns what saves the run."""
+        # As noted when the run began: telescope.lock may have changed under it since.
+        saved = replace(SavedRun.of(self.config), environments=self.folder.info().environments)
         if self.checkpoint is None:
-            return Checkpointer(SavedRun.of(self.config), ranks, sampler)
+            return Checkpointer(saved, ranks, sampler)
         sampler.restore(self.checkpoint.sampler_state())
-        return Checkpointer(
-            SavedRun.of(self.config), ranks, sampler, resumed_from=self.checkpoint.path
-        )
+        return Checkpointer(saved, ranks, sampler, resumed_from=self.checkpoint.path)
 
 
 def _recorded(clients: Mapping[str, EnvironmentClient]) -> dict[str, EnvironmentClient]:

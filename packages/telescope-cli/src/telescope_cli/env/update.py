@@ -74,6 +74,8 @@ def update(
             typer.echo(_text(plan, is_done=not dry_run))
     if as_json:
         typer.echo(json.dumps(rows))
+    elif not rows and problem is None:
+        typer.echo("Nothing here came from a registry; see: telescope env list --installed")
     if problem is not None:
         raise typer.Exit(problem.exit_code)
 
