@@ -3,12 +3,15 @@
 import random
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
+from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.evals import EvalSettings, write_result
 from telescope_core.evals.result import result_of
+from telescope_core.protocols import EnvironmentPlace
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.reports import overview_of, sparkline
 from telescope_core.reports.samples import pick, run_samples
@@ -188,6 +191,23 @@ def test_the_curve_is_of_all_that_was_sampled_where_groups_were_rejected(tmp_pat
     assert overview.first_mean == pytest.approx(0.15)
     text = " ".join(Checker(write_train_report(run).read_text()).text)
     assert text.count("first steps 0.150, last steps 0.850") == 1
+
+
+def test_evals_of_other_code_are_said_not_to_compare(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config={})
+    for step in range(1, 5):
+        run.log_metrics({"step": step, "reward/mean": 0.5})
+    for tag, version in (("before", "0.1.0"), ("after", "0.2.0")):
+        code = EnvironmentRecord(
+            id="acme/sums", version=version, place=EnvironmentPlace.SHARED, lock_digest=version
+        )
+        result = replace(an_eval("sums", 0.5, 1), environment_record=code)
+        write_result(run.evals_path / f"sums-{tag}", result)
+        run.note_environments({"sums": code})
+    run.finish()
+    text = " ".join(Checker(write_train_report(run).read_text()).text)
+    assert "do not compare, because sums is other code now: version: 0.1.0 -> 0.2.0." in text
+    assert "acme/sums 0.2.0 shared" in text
 
 
 def test_report_asks_nothing_of_the_network_and_runs_no_script(run):
