@@ -19,7 +19,7 @@ from tests.hub.authors import (
 from tests.hub.projects import toy_publication, write_registry
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.authoring.checks import require_own_name, require_publishable
+from telescope_envs.authoring.checks import require_own_name, require_publishable, require_token
 from telescope_envs.registry import Registry
 from telescope_envs.validation import CheckResult, Level, Outcome, Report, Severity, Verdict
 
@@ -66,6 +66,18 @@ def test_a_staged_file(place):
 def test_a_project_outside_git(place, tmp_path):
     (place / "sorted" / ".git").rename(tmp_path / "gone")
     refused(place, place / "sorted", ConfigError, "in no git repository.*--allow-no-git")
+
+
+def test_a_server_without_a_token_for_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("TELESCOPE_HUB_TOKEN", "for-another-registry")
+    monkeypatch.setenv("TELESCOPE_REGISTRY", "https://other.example")
+    with pytest.raises(ConfigError, match="takes releases with a token only") as refusal:
+        require_token("https://hub.example")
+    assert "telescope hub login --registry https://hub.example" in str(refusal.value)
+    monkeypatch.setenv("TELESCOPE_REGISTRY", "https://hub.example")
+    require_token("https://hub.example")
+    require_token(str(tmp_path))
 
 
 def test_a_folder_without_a_project(place):

@@ -8,13 +8,22 @@ from collections.abc import Iterable
 
 from packaging.version import Version
 
-from telescope_core.errors import RegistryError
+from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.authoring.build import BuiltWheel
 from telescope_envs.authoring.versions import require_above
+from telescope_envs.credentials import login_hint, token_for
 from telescope_envs.registry.names import near_names, parse_reserved, plain
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
 from telescope_envs.validation import LEVELS, Outcome, Report, Verdict
+
+
+def require_token(address: str) -> None:
+    """Refuse now what a server would refuse after everything is built, validated and committed."""
+    if address.startswith(("http://", "https://")) and token_for(address) is None:
+        raise ConfigError(
+            f"{address} takes releases with a token only, and there is none; {login_hint(address)}"
+        )
 
 
 def require_namespace(registry: Registry, owner: str) -> None:

@@ -22,6 +22,7 @@ from telescope_envs.authoring.checks import (
     require_namespace,
     require_own_name,
     require_publishable,
+    require_token,
     require_unreserved,
 )
 from telescope_envs.authoring.identity import Identity, read_identity
@@ -99,6 +100,8 @@ def push(project: Path, options: PushOptions) -> PushResult:
     options.progress(f"sources      {project}, {at}")
     store = open_writable(options.registry)
     try:
+        if not options.dry_run:
+            require_token(store.address)
         with tempfile.TemporaryDirectory() as scratch:
             prepared = _prepare(project, Path(scratch), Registry(store), source, options)
         if prepared.result.state is PushState.ALREADY_PUBLISHED or options.dry_run:
