@@ -205,8 +205,12 @@ def test_push_uploads_one_commit(trained, hub, tmp_path):
 
 
 @pytest.mark.engine
-def test_a_refused_push_keeps_the_export(trained, hub, tmp_path):
+@pytest.mark.parametrize("is_there", [True, False], ids=["refused", "out of reach"])
+def test_a_failed_push_keeps_the_export(trained, hub, tmp_path, is_there):
     hub.refuses = True
+    if not is_there:
+        hub.server.shutdown()
+        hub.server.server_close()
     done = push_to(hub, trained, tmp_path, "--output", str(tmp_path / "out"))
     assert done.returncode == 1
     assert "could not be written" in done.stderr

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import torch
 import torch.distributed.checkpoint as dcp
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HFValidationError, HTTPError
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -117,7 +116,8 @@ def push(
         )
     except HFValidationError as error:
         raise ConfigError(f"--push takes owner/name, got {repository!r}: {error}") from error
-    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    # HTTPError is that of whichever HTTP client the library uses: lost connections are no OSError.
+    except (HTTPError, OSError) as error:
         raise TelescopeError(
             f"{repository!r} could not be written on {api.endpoint}: {_plain(error)}; the export "
             f"in {folder} is whole; check that the token may write there, and push again"
