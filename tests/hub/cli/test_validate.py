@@ -1,6 +1,5 @@
 """`telescope env validate`: what it takes, what it prints, how it ends."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from typer.testing import CliRunner
 
 from telescope_cli.env.app import app
 from telescope_core.errors import ConfigError
-from telescope_envs.validation import Report
+from telescope_envs.validation import Outcome, Report, Verdict
 
 RUN = CliRunner()
 
@@ -40,26 +39,21 @@ def test_a_readable_report_in_80_columns_and_exit_0_with_a_warning(project):
     assert "static checks" in done.stderr
 
 
-def test_strict_makes_a_warning_fail(project):
-    assert validate(str(project), "--level", "static", "--strict").exit_code == 1
+def test_json_is_alone_on_stdout_and_strict_makes_a_warning_fail(project):
+    done = validate(str(project), "--level", "static", "--json", "--strict")
+    assert Report.model_validate_json(done.stdout).environment == "acme/toy"
+    assert done.exit_code == 1
 
 
-def test_json_is_alone_on_stdout(project):
-    done = validate(str(project), "--level", "static", "--json")
-    report = Report.model_validate_json(done.stdout)
-    assert report.environment == "acme/toy"
-
-
-def test_a_failure_is_exit_code_1_and_stands_in_the_report_files(project, tmp_path):
+def test_a_failure_is_exit_code_1_and_stands_in_the_report_file(project, tmp_path):
     about = project / "pyproject.toml"
     about.write_text(about.read_text().replace('license = "MIT"\n', ""))
-    for name in ("report.json", "report.md"):
-        path = tmp_path / "reports" / name
-        done = validate(str(project), "--level", "static", "--report", str(path))
-        assert done.exit_code == 1
-        assert "static.license" in path.read_text()
-    written = json.loads((tmp_path / "reports" / "report.json").read_text())
-    assert written["verdict"] == "fail"
+    path = tmp_path / "reports" / "report.json"
+    done = validate(str(project), "--level", "static", "--report", str(path))
+    assert done.exit_code == 1
+    written = Report.model_validate_json(path.read_bytes())
+    assert written.verdict is Verdict.FAIL
+    assert [check.id for check in written.found(Outcome.FAIL)] == ["static.license"]
 
 
 @pytest.mark.parametrize(
