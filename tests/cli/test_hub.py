@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,11 @@ import pytest
 from telescope_cli.main import main
 
 ROOT = Path(__file__).parents[2]
+SLOW = {
+    *("asyncio", "httpx", "huggingface_hub", "fastapi", "keyring", "packaging.metadata", "tomlkit"),
+    *("telescope_core.environments", "telescope_core.processes", "telescope_envs.install"),
+}
+"""What listing does not need, and what takes long to import."""
 
 
 @pytest.fixture
@@ -90,3 +97,19 @@ def test_a_folder_that_is_no_registry_is_refused(telescope, tmp_path, verb):
 def test_an_unknown_branch_is_refused(telescope):
     code, _, err = telescope("hub", "check", str(ROOT / "registry"), "--against", "no-such")
     assert (code, "no commit or branch" in err) == (2, True)
+
+
+@pytest.mark.parametrize("verb", [("list",), ("search", "math")])
+def test_lists_import_only_what_they_need(verb):
+    """Ten thousand releases are listed in 0.3 s, of which imports would take the most."""
+    program = (
+        "import sys\nfrom telescope_cli.main import main\n"
+        f"try:\n    main(('env', *{verb!r}, '--registry', {str(ROOT / 'registry')!r}))\n"
+        "except SystemExit:\n    print('loaded', *sorted(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split("loaded ")[-1].split())
+    assert "telescope_envs.registry.catalog" in loaded
+    assert loaded & SLOW == set()
