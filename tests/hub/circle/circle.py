@@ -28,6 +28,7 @@ TRAIN = """
 [run]
 name = "circle"
 number_of_steps = 5
+[evals]
 eval_after_training = false
 [model]
 model = {model}
@@ -44,6 +45,11 @@ seq_len = 512
 inference_base_port = {port}
 max_model_len = 512
 """
+_AS_ACME = {
+    f"GIT_{role}_{what}": text
+    for role in ("AUTHOR", "COMMITTER")
+    for what, text in (("NAME", "acme"), ("EMAIL", "acme@example.org"))
+}
 LOOPBACK_IS_DOWN = "import socket; socket.create_connection(('127.0.0.1', 9), 1)"
 
 
@@ -84,6 +90,7 @@ class Machine:
             env={
                 **{name: value for name, value in os.environ.items() if "TOKEN" not in name},
                 "HOME": str(self.root),
+                **_AS_ACME,
                 "UV_CACHE_DIR": _uv_cache(),
                 "TELESCOPE_HOME": str(self.root / "data"),
                 "TELESCOPE_REGISTRY": self.registry,
@@ -176,16 +183,13 @@ def write_and_push(author: Machine, project: Path) -> None:
     lines = about.read_text().splitlines(keepends=True)
     edited = ['description = "Words, put in order"\n' if x.startswith("desc") else x for x in lines]
     about.write_text("".join(edited))
-    for command in (["init", "-q"], ["add", "."], [*_AS_ACME, "commit", "-qm", "First version"]):
-        subprocess.run(["git", *command], cwd=project, check=True)
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "First version"]):
+        subprocess.run(["git", *command], cwd=project, check=True, env={**os.environ, **_AS_ACME})
     report = json.loads(author.telescope("env", "validate", "--json", where=project))
     assert report["verdict"] in ("pass", "warn"), report
     dry = author.telescope("env", "push", "--dry-run", where=project)
     assert "Words, put in order" in dry
     author.telescope("env", "push", "--yes", where=project)
-
-
-_AS_ACME = ["-c", "user.name=acme", "-c", "user.email=acme@example.org"]
 
 
 def install_and_use(user: Machine, engine: Engine) -> None:
