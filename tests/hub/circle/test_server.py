@@ -16,7 +16,7 @@ def test_the_circle_through_a_server(tmp_path, engine):
     hub = [*TELESCOPE, "hub"]
     finish([*hub, "namespace", "add", "acme", *data], tmp_path)
     made = [*hub, "token", "create", "acme's laptop", "--scope", "publish", "--namespace", "acme"]
-    secret = json.loads(finish([*made, *data, "--json"], tmp_path))["secret"]
+    secret = json.loads(finish([*made, *data, "--json"], tmp_path))["token"]
     with hub_process(tmp_path / "hub") as (_, address):
         place = Place(address, address, variables={"TELESCOPE_HUB_TOKEN": secret})
         go_round(place, tmp_path, engine)
