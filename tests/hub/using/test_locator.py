@@ -164,7 +164,10 @@ def test_a_missing_one_is_answered_with_the_command(home, published, tmp_path, m
     (tmp_path / "telescope").mkdir()
     (tmp_path / "telescope" / "config.toml").write_text(f'[registries]\ncorp = "{corp.address}"\n')
     with pytest.raises(UnknownNameError, match=r"run: telescope env install corp:acme/rare"):
+        locate_environment("corp:acme/rare")
+    with pytest.raises(UnknownNameError, match="unknown environment 'acme/rare'") as unasked:
         locate_environment("acme/rare")
+    assert "corp" not in str(unasked.value), "no other registry is told what somebody looks for"
 
 
 def test_a_link_comes_first_and_its_digest_is_that_of_its_files(install, make_project):

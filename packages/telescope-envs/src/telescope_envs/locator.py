@@ -49,21 +49,15 @@ class InstalledLocator:
         return sorted({*ids, *(name.rpartition("/")[2] for name in ids), *_registry_names()})
 
     def hint(self, name: str) -> str:
-        """Return the command that installs `name`, when a registry has it.
+        """Return the command that installs `name`, when the registry it means has it.
 
-        A registry of the user's that is not the default one is named: none is searched unasked.
+        A name without a registry means the default one; no other is told of it.
         """
-        named = parse_request(name).registry
-        places = (
-            [""] if named else ["", *(f"{one}:" for one in sorted(read_user_config().registries))]
-        )
-        for place in places:
-            try:
-                locate_release(f"{place}{name}")
-            except TelescopeError:
-                continue
-            return f"run: telescope env install {_quoted(f'{place}{name}')}"
-        return ""
+        try:
+            locate_release(name)
+        except TelescopeError:
+            return ""
+        return f"run: telescope env install {_quoted(name)}"
 
 
 def location_of_link(project: LinkedProject) -> EnvironmentLocation:

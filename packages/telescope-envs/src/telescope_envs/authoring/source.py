@@ -57,7 +57,8 @@ def commit_file(project: Path, name: str, message: str) -> None:
     """Commit one changed file; raises ConfigError where git does not."""
     if run_git(project, "commit", "--quiet", "-m", message, "--", name) is None:
         raise ConfigError(
-            f"git did not commit {project / name}; commit it, and run telescope env push again"
+            f"git did not commit {project / name} (is your name known to git? try git commit "
+            "there); commit it, and run telescope env push again"
         )
 
 
