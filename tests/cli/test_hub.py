@@ -61,7 +61,7 @@ def test_check_tells_what_is_wrong_where_and_what_to_do(telescope, place):
     assert code == 1
     for text in ("[namespace]", "[version-once]", "index/telescope/wordle.jsonl:2", "fix: "):
         assert text in out
-    assert "2 things wrong" in out
+    assert "2 things wrong" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= max(80, len(str(place)) + 2)
 
 
