@@ -159,7 +159,7 @@ def read_user_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
     """Return what the user's file says; raises ConfigError that names the file and the line."""
     path = user_file(environ)
     if not path.is_file():
-        return UserConfig()
+        return UserConfig.model_construct()  # all defaults, without the cost of a validator
     try:
         table = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
