@@ -2,6 +2,7 @@
 
 from tests.hub.fixtures import (
     fresh_python,
+    home,
     make_project,
     published,
     published_once,
@@ -13,6 +14,7 @@ from tests.hub.fixtures import (
 
 __all__ = [
     "fresh_python",
+    "home",
     "make_project",
     "published",
     "published_once",

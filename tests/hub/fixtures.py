@@ -79,6 +79,14 @@ def rewrite() -> Callable[..., bytes]:
     return apply
 
 
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """The data folder of a machine where nothing is installed, and work in an empty folder."""
+    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
 @pytest.fixture(scope="session")
 def fresh_python(tmp_path_factory) -> str:
     """The Python of a new virtual environment that also sees the packages under test."""

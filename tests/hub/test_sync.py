@@ -21,13 +21,6 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
-
-
-@pytest.fixture
 def toy(registry, home, tmp_path):
     """A registry with acme/toy 0.1.0 and 0.2.0, of which a telescope.lock names the first."""
     for version in ("0.1.0", "0.2.0"):

@@ -36,13 +36,6 @@ print("done", done.is_new, done.release.version)
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
-
-
-@pytest.fixture
 def toy_registry(registry):
     registry.store.publish(toy_publication())
     return registry

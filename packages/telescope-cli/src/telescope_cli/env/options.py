@@ -57,6 +57,14 @@ OptionalNamesArgument = Annotated[
         autocompletion=complete_name,
     ),
 ]
+InstalledNamesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME...]",
+        help="Installed environments; all of them by default.",
+        autocompletion=complete_installed,
+    ),
+]
 
 
 def with_bare_names(ids: Iterable[str]) -> set[str]:

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from telescope_cli.env.options import JsonOption, complete_installed
+from telescope_cli.env.options import InstalledNamesArgument, JsonOption
 from telescope_core.open import locate_environment
 from telescope_core.protocols import EnvironmentLocation
 from telescope_envs.dependency_tree import DependencyNode, dependency_tree, packages_of
@@ -15,14 +15,7 @@ from telescope_envs.locator import requirements_of, usable_ids
 
 
 def tree(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME...]",
-            help="Installed environments; all of them by default.",
-            autocompletion=complete_installed,
-        ),
-    ] = None,
+    names: InstalledNamesArgument = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what installed environments depend on, from the packages that are really there.

@@ -2,11 +2,10 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
-from telescope_cli.env.options import JsonOption, complete_installed, progress, with_bare_names
+from telescope_cli.env.options import InstalledNamesArgument, JsonOption, progress, with_bare_names
 from telescope_core.errors import unknown_name
 from telescope_envs.locator import usable_ids
 from telescope_envs.registry.resolve import parse_request
@@ -16,14 +15,7 @@ _MOST_SHOWN = 20
 
 
 def verify_environments(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME...]",
-            help="Installed environments; all of them by default.",
-            autocompletion=complete_installed,
-        ),
-    ] = None,
+    names: InstalledNamesArgument = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check again what is installed: files, packages, lock and registry.

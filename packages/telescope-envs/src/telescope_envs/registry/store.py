@@ -6,8 +6,10 @@ Every store passes the same contract test.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Protocol, runtime_checkable
 
+from telescope_core.errors import RegistryError
 from telescope_envs.registry.catalog import CatalogRow
 from telescope_envs.registry.records import Release, Status
 
@@ -97,3 +99,18 @@ class WritableStore(Store, Protocol):
     def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
         """Replace the status record by `change` of what it is now; returns the new one."""
         ...
+
+
+def artifact_files(publication: Publication, address: str) -> dict[str, bytes]:
+    """Return the files to store beside the index of the registry at `address`, by path."""
+    wheel = publication.release.wheel
+    inside = [url for url in wheel.urls if is_registry_path(url)]
+    if not inside or PurePosixPath(inside[0]).name != wheel.filename:
+        raise RegistryError(
+            f"{wheel.filename}: a wheel in {address} needs an address relative to it, "
+            f"such as artifacts/{wheel.filename}, got {', '.join(wheel.urls)}"
+        )
+    files = {inside[0]: publication.wheel}
+    if publication.attestation:
+        files[attestation_path(inside[0])] = publication.attestation
+    return files

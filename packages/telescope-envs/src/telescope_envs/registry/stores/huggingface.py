@@ -31,7 +31,7 @@ from telescope_envs.registry.derived import derived_files
 from telescope_envs.registry.http_cache import CachedFile, HttpCache
 from telescope_envs.registry.place import Place
 from telescope_envs.registry.records import Status
-from telescope_envs.registry.store import Publication, attestation_path, is_registry_path
+from telescope_envs.registry.store import Publication, artifact_files, is_registry_path
 
 _KIND: Literal["dataset"] = "dataset"
 _COMMIT_LENGTH = 40
@@ -116,7 +116,7 @@ class HuggingFaceStore:
                 return {}
             path = f"index/{publication.release.id}.jsonl"
             line = index_line(publication.release)
-            return {**self._artifacts(publication), path: (read(path) or b"") + line}
+            return {**artifact_files(publication, self.address), path: (read(path) or b"") + line}
 
         release = publication.release
         return self._change(release.id, added, f"Publish {release.id} {release.version}")
@@ -172,19 +172,6 @@ class HuggingFaceStore:
                     return False
                 raise
         return True
-
-    def _artifacts(self, publication: Publication) -> dict[str, bytes]:
-        wheel = publication.release.wheel
-        inside = [url for url in wheel.urls if is_registry_path(url)]
-        if not inside or Path(inside[0]).name != wheel.filename:
-            raise RegistryError(
-                f"{wheel.filename}: a wheel in {self.address} needs an address relative to it, "
-                f"such as artifacts/{wheel.filename}, got {', '.join(wheel.urls)}"
-            )
-        files = {inside[0]: publication.wheel}
-        if publication.attestation:
-            files[attestation_path(inside[0])] = publication.attestation
-        return files
 
     def _catalog_at(self, commit: str) -> list[CatalogRow]:
         """Return the catalogue, made from the index where nobody has written one yet."""

@@ -14,7 +14,7 @@ from telescope_core.errors import RegistryError
 from telescope_envs.registry.admission import changed_status, index_line, is_new
 from telescope_envs.registry.catalog import CatalogRow, catalog_row
 from telescope_envs.registry.records import Status
-from telescope_envs.registry.store import Publication, attestation_path, is_registry_path
+from telescope_envs.registry.store import Publication, artifact_files, is_registry_path
 from telescope_envs.registry.stores.files import locked, remove_file, replace_file
 
 _LOCK_WAIT_S = 30.0
@@ -111,16 +111,8 @@ class LocalStore:
         A file of that name that is there already belongs to no release, as `is_new` has found: a
         writer that was killed left it, so it is replaced.
         """
-        wheel = publication.release.wheel
-        inside = [url for url in wheel.urls if is_registry_path(url)]
-        if not inside or Path(inside[0]).name != wheel.filename:
-            raise RegistryError(
-                f"{wheel.filename}: a wheel in {self.address} needs an address relative to it, "
-                f"such as artifacts/{wheel.filename}, got {', '.join(wheel.urls)}"
-            )
-        yield self.root / inside[0], publication.wheel
-        if publication.attestation:
-            yield self.root / attestation_path(inside[0]), publication.attestation
+        for path, data in artifact_files(publication, self.address).items():
+            yield self.root / path, data
 
     @contextmanager
     def _changing(self) -> Generator[Path]:
