@@ -113,6 +113,6 @@ def test_a_defect_is_not_hidden(monkeypatch):
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(cli, "app", broken)
+    monkeypatch.setattr(cli, "command_of", lambda app: broken)
     with pytest.raises(RuntimeError, match="a defect"):
         cli.main([])

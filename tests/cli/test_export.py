@@ -20,6 +20,8 @@ from telescope_train.run_checkpoints import complete_checkpoints
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from resume_run import config_of, run
 
+pytestmark = pytest.mark.engine
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):

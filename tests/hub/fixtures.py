@@ -13,8 +13,8 @@ import pytest
 from tests.hub.projects import write_project, write_registry
 
 from telescope_envs.authoring.build import normalise
+from telescope_envs.authoring.first_party import publish
 from telescope_envs.registry import Registry
-from telescope_envs.registry.build import publish
 
 
 @pytest.fixture

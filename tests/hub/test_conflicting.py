@@ -8,7 +8,8 @@ from tests.e2e.cli_runs import TELESCOPE, finish
 from tests.hub.projects import toy_publication
 
 from telescope_core.records import RunFolder
-from telescope_envs.lockfile import FILENAME, read_lock
+from telescope_envs.inventory import LOCK_NAME
+from telescope_envs.lockfile import read_lock
 from telescope_train.config import load_train_config
 from telescope_train.inference.server import free_port
 from telescope_train.models.tiny import make_tiny_model
@@ -78,7 +79,7 @@ def test_two_environments_with_conflicting_needs_train_together(tmp_path, monkey
     assert shown.count("in a virtual environment of its own, digest") == 2
     assert not (place / "runs").exists(), "a plan writes nothing, whoever is asked for it"
     finish([*TELESCOPE, "train", "run.toml"], place)
-    _check_records(RunFolder.open(place / "runs" / "both"), place / FILENAME)
+    _check_records(RunFolder.open(place / "runs" / "both"), place / LOCK_NAME)
 
 
 def _check_records(run: RunFolder, lock: Path) -> None:

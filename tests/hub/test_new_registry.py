@@ -52,7 +52,12 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path, capsys):
 @pytest.mark.engine
 def test_first_party_releases_carry_their_validation(tmp_path):
     assert run("init", str(tmp_path / "registry"), "--owner", "telescope") == 0
-    command = [sys.executable, "-m", "telescope_envs.registry.build", str(tmp_path / "registry")]
+    command = [
+        sys.executable,
+        "-m",
+        "telescope_envs.authoring.first_party",
+        str(tmp_path / "registry"),
+    ]
     subprocess.run([*command, str(COUNTDOWN)], check=True, timeout=120)
     (release,) = Registry.at(tmp_path / "registry").releases("telescope/countdown")
     assert (release.validation.verdict, len(release.validation.report_sha256)) == ("pass", 64)

@@ -12,7 +12,7 @@ import yaml
 
 from telescope_envs.registry import Registry
 from telescope_envs.registry.records import Namespace
-from telescope_envs.user_config import AttestationMode, UserConfig
+from telescope_envs.user_config import AttestationMode, parse_user_config
 
 DOCS = Path(__file__).parents[2] / "docs"
 TUTORIAL = (DOCS / "tutorials/publish-your-first-environment.md").read_text(encoding="utf-8")
@@ -57,7 +57,7 @@ def test_the_commands_of_the_tutorial(tmp_path):
 def test_the_files_of_the_how_to_say_what_they_should():
     namespace = Namespace.model_validate(tomllib.loads(shown("namespaces/acme.toml")))
     assert namespace.publishers[0].workflow == "environment.yml"
-    config = UserConfig.model_validate(tomllib.loads(shown("config.toml")))
+    config = parse_user_config(tomllib.loads(shown("config.toml")))
     assert config.attestations is AttestationMode.WHEN_PRESENT
     assert config.registries["corp"].attestations is AttestationMode.REQUIRED
 

@@ -12,12 +12,15 @@ from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.addresses import parse_address
 from telescope_envs.attestations import (
     AttestationPolicy,
+    asks_for_attestation,
     check_attestation,
     trusted_root,
 )
 from telescope_envs.authoring.attesting import AttestMode, attest_wheel
 from telescope_envs.installing.cache import wheels_folder
-from telescope_envs.installing.pipeline import checked_wheel
+from telescope_envs.installing.pipeline import checked_wheel, locked_environment
+from telescope_envs.installing.sync import locked_wheel
+from telescope_envs.registry import Registry
 from telescope_envs.registry.records import Publisher
 from telescope_envs.registry.store import Publication, attestation_path
 from telescope_envs.user_config import AttestationMode, read_user_config
@@ -227,6 +230,31 @@ def test_installing_takes_what_is_attested_and_leaves_nothing_of_what_is_not(ask
     (Path(asking.address) / f"{attestation_path(release.wheel.urls[0])}").unlink()
     with pytest.raises(RegistryError, match="is gone from the registry"):
         checked_wheel(asking, release, progress=said.append)
+
+
+@pytest.mark.parametrize("mode", ["when-present", "required"])
+def test_a_stricter_setting_counts_for_what_was_fetched_before(asking, sign, tmp_path, mode):
+    release, bundle = sign()
+    asking.store.publish(Publication(release=release, wheel=TOY.wheel, attestation=bundle))
+    config = tmp_path / "telescope/config.toml"
+    lines = config.read_text()
+    config.write_text("")
+    checked_wheel(asking, release, progress=lambda step: None)
+    entry = locked_environment(asking, release, ())
+    (Path(asking.address) / attestation_path(release.wheel.urls[0])).unlink()
+
+    def fetched() -> Path:
+        return locked_wheel(
+            entry, release, lambda address: Registry.at(Path(address)), lambda step: None
+        )
+
+    assert fetched().is_file()
+    config.write_text(lines.replace("required", mode))
+    with pytest.raises(RegistryError, match="is gone from the registry"):
+        fetched()
+    assert asks_for_attestation(asking.address, release)
+    bare = toy_publication("0.2.0").release
+    assert asks_for_attestation(asking.address, bare) == (mode == "required")
 
 
 @pytest.mark.parametrize(

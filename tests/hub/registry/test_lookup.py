@@ -8,7 +8,7 @@ from tests.hub.static_host import static_host
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError
 from telescope_envs.addresses import parse_address
 from telescope_envs.registry import Opening, locate_release, open_registry, open_writable
-from telescope_envs.registry.lookup import find_address
+from telescope_envs.registry.choice import find_address
 from telescope_envs.registry.records import Status
 from telescope_envs.server.tokens import Scope
 
@@ -113,13 +113,13 @@ def test_what_cannot_be_opened_says_what_can(opening, text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("registry = 3", "registry: Input should be a valid string"),
+        ("registry = 3", "registry: Expected str, got int"),
         ("registeries = {}", "unknown setting 'registeries'; did you mean 'registries'"),
         ("[registries]\nCorp = 'x'", "cannot be named 'Corp'"),
         ("[registries]\nhttps = 'x'", "cannot be named 'https'"),
         ("[registries]\ncorp = { adress = 'x' }", "registries.corp"),
         ("[registries]\ncorp = 'hf://x'", "corp: registry 'hf://x'"),
-        ("registries = 'corp'", "should be a valid dictionary"),
+        ("registries = 'corp'", "registries: expected a table of names, got 'corp'"),
         ("[registries", "not TOML"),
     ],
 )

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from tests.hub.using.conftest import lock_of
 
+from telescope_cli.env.options import complete_installed, complete_name
 from telescope_envs.declared_settings import settings_in
-from telescope_envs.installed import Installation, write_record
-from telescope_envs.lockfile import FILENAME, Lock, write_lock
+from telescope_envs.installed import Installation, installed_environments, write_record
+from telescope_envs.inventory import LOCK_NAME, listed_installations
+from telescope_envs.lockfile import Lock, write_lock
 from telescope_envs.registry.records import Deprecation, Status
 
 TITLE = "environment"
@@ -50,7 +52,7 @@ def test_what_is_published_is_listed_in_80_columns(published, telescope):
 
 
 def test_filters_and_json_say_what_is_here(published, installed, telescope):
-    write_lock(Path(FILENAME), Lock(environments=(lock_of(installed, published.address),)))
+    write_lock(Path(LOCK_NAME), Lock(environments=(lock_of(installed, published.address),)))
     for flag in ("--installed", "--locked"):
         rows = json.loads(telescope("env", "list", flag, "--owner", "acme", "--json")[1])
         assert [(row["id"], row["installed"], row["locked"]) for row in rows] == [
@@ -91,7 +93,7 @@ def test_info_tells_settings_standing_and_use(published, installed, telescope):
 
 def test_info_warns_of_a_lock_that_is_not_the_registrys(published, installed, telescope):
     locked = lock_of(installed, published.address, sha256="0" * 64)
-    write_lock(Path(FILENAME), Lock(environments=(locked,)))
+    write_lock(Path(LOCK_NAME), Lock(environments=(locked,)))
     shown = " ".join(telescope("env", "info", "toy")[1].split())
     assert "another wheel than the registry's: do not use it" in shown
     assert "installed no; run: telescope env sync" in shown
@@ -132,3 +134,39 @@ def test_listing_imports_only_what_it_needs(published, home):
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_short_inventory_is_that_of_whole_records(installed, home):
+    def rows(found) -> list[tuple[str, str, bool]]:
+        return sorted(found)
+
+    (home / "environments" / "acme" / "broken.json").write_text("{")
+    (home / "environments" / "acme" / "foreign.json").write_bytes(b'{"interpreter": "\xff"}')
+    listed = rows((one.id, one.version, one.is_from_registry) for one in listed_installations())
+    assert ("acme/toy", "0.1.0", True) in listed
+    assert any(not is_from_registry for *_, is_from_registry in listed)
+    assert listed == rows(
+        (one.id, one.version, one.installation is not None) for one in installed_environments()
+    )
+
+
+def test_an_installation_whose_python_has_gone_is_not_listed(installed, tmp_path):
+    (tmp_path / "venv" / "bin" / "python").unlink()
+    assert "acme/toy" not in {one.id for one in listed_installations()}
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("search", "toy"), ("--help",)])
+def test_listing_imports_no_library_that_takes_long(published, installed, arguments):
+    code = (
+        "import sys; from telescope_cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as ended:\n"
+        "    print({'pydantic', 'importlib.metadata', 'httpx'} & set(sys.modules), ended.code)"
+    )
+    command = [sys.executable, "-c", code, "env", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set() 0", done.stdout + done.stderr
+
+
+def test_names_are_completed(published, installed, home):
+    assert complete_name("acme/") == ["acme/toy"]
+    assert complete_installed("to") == ["tool-calculator", "toy"]

@@ -15,8 +15,9 @@ from telescope_core.open import locate_environment
 from telescope_core.protocols import EnvironmentPlace
 from telescope_envs.installed import Installation, write_record
 from telescope_envs.installing.build import venv_folder
+from telescope_envs.inventory import LOCK_NAME
 from telescope_envs.linked import read_project, write_link
-from telescope_envs.lockfile import FILENAME, Lock, LockedEnvironment, digest_of, write_lock
+from telescope_envs.lockfile import Lock, LockedEnvironment, digest_of, write_lock
 
 SIX = ("six==1.16.0 --hash=sha256:" + "1" * 64,)
 
@@ -55,7 +56,7 @@ def install(home, registry, tmp_path) -> Callable[..., LockedEnvironment]:
 
 
 def lock(*entries: LockedEnvironment) -> Path:
-    path = Path(FILENAME).absolute()
+    path = Path(LOCK_NAME).absolute()
     write_lock(path, Lock(environments=entries))
     return path
 
@@ -144,8 +145,12 @@ def test_owners_of_another_registry_are_kept_apart(install, tmp_path, monkeypatc
         locate_environment("corp:acme/toy")
     install("0.2.0", registry=theirs.address)
     assert locate_environment("corp:acme/toy").version == "0.2.0"
+    assert locate_environment("corp:toy").version == "0.2.0"
+    assert locate_environment("corp:Toy").factory == "corp:Toy", "a class of the module corp"
     with pytest.raises(UnknownNameError, match="did you mean 'corp'"):
         locate_environment("crop:acme/toy")
+    with pytest.raises(UnknownNameError, match="did you mean 'corp'"):
+        locate_environment("crop:toy")
 
 
 def test_a_missing_one_is_answered_with_the_command(home, published, tmp_path, monkeypatch):

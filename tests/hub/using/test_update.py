@@ -10,7 +10,8 @@ import pytest
 from tests.hub.projects import TOY, toy_publication, write_registry
 from tests.hub.using.test_locator import install, lock
 
-from telescope_envs.lockfile import FILENAME, read_lock
+from telescope_envs.inventory import LOCK_NAME
+from telescope_envs.lockfile import read_lock
 from telescope_envs.registry.records import Dataset, RewardRange, Status
 from telescope_envs.updating import plan_update
 
@@ -121,7 +122,7 @@ def test_updating_installs_and_locks_the_newer_one(telescope, registry, publish)
     code, out, err = telescope("env", "update", "toy")
     assert code == 0, err
     assert out == "acme/toy 0.1.0 -> 0.2.0\n  network: none -> load\n"
-    (entry,) = read_lock(Path(FILENAME)).environments
+    (entry,) = read_lock(Path(LOCK_NAME)).environments
     assert entry.version == "0.2.0"
     (row,) = json.loads(telescope("env", "list", "--locked", "--json")[1])
     assert (row["installed"], row["locked"]) == ("0.2.0", "0.2.0")

@@ -128,9 +128,26 @@ def test_writing_a_cache_is_fine(trial):
 
 
 def test_a_slow_import_is_found(trial, monkeypatch):
-    monkeypatch.setattr(levels, "MAX_IMPORT_S", 0.2)
+    monkeypatch.setattr(levels, "MAX_IMPORT_S", 0.05)
     found = found_by(check_load, trial(f"{CLEAN}\ntime.sleep(0.3)\n"))
     assert list(found) == ["load.import_time"]
+
+
+SLOW_MACHINE = """
+import sys
+sys.modules["telescope_envs.validation.probes.pace"]._REFERENCE_S = 1e-6
+"""
+
+
+def test_a_slow_machine_has_more_time_to_import(trial, monkeypatch):
+    monkeypatch.setattr(levels, "MAX_IMPORT_S", 0.2)
+    assert found_by(check_load, trial(f"{CLEAN}{SLOW_MACHINE}time.sleep(0.3)\n")) == {}
+
+
+def test_but_not_without_end(trial, monkeypatch):
+    monkeypatch.setattr(levels, "MAX_IMPORT_S", 0.1)
+    found = found_by(check_load, trial(f"{CLEAN}{SLOW_MACHINE}time.sleep(0.6)\n"))
+    assert "at most 0.5, on a machine 5.0 times as slow" in found["load.import_time"]
 
 
 def test_ids_that_change_between_processes_are_found(trial):

@@ -6,12 +6,11 @@ This file also holds the boundary where an error becomes a message and an exit c
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Annotated, NoReturn
 
 import typer
 
-from telescope_cli.verbs import Verb, VerbGroup, verb_app
+from telescope_cli.verbs import Verb, VerbGroup, command_of, verb_app
 
 VERBS = {
     "env": Verb(
@@ -65,6 +64,8 @@ app = verb_app(_Telescope, add_completion=True)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version  # 40 ms, which no other command should wait for
+
         typer.echo(f"telescope {version('telescope-cli')}")
         raise typer.Exit
 
@@ -84,7 +85,8 @@ def telescope(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
     try:
-        app(None if arguments is None else list(arguments), prog_name="telescope")
+        command = command_of(app)
+        command(None if arguments is None else list(arguments), prog_name="telescope")
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except Exception as error:  # the top of the command line: the last place to speak clearly

@@ -5,6 +5,7 @@ A verb is one line of a table. Its target is a typer app, or a function that bec
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -91,9 +92,54 @@ def _load(name: str, verb: Verb) -> Any:
         )
     module_name, _, attribute = verb.target.partition(":")
     target = getattr(import_module(module_name), attribute)
-    if isinstance(target, typer.Typer):
-        return build_command(target)
-    return build_command(_single_command(target, takes_settings=verb.takes_settings))
+    if not isinstance(target, typer.Typer):
+        target = _single_command(target, takes_settings=verb.takes_settings)
+    return command_of(target)
+
+
+def command_of(app: typer.Typer) -> Any:
+    """Return the app's command, whose options import pydantic only to convert a value.
+
+    Typer 0.29 builds an adapter for each option, those that were not given too: a tenth of a second
+    for which a person waits who lists environments or presses TAB.
+    """
+    command: Any = build_command(app)
+    command.get_params = partial(_quick_parameters, command.get_params)
+    return command
+
+
+def _quick_parameters(get_params: Callable[[Any], list[Any]], ctx: Any) -> list[Any]:
+    return [_quick(parameter) for parameter in get_params(ctx)]
+
+
+def _quick(parameter: Any) -> Any:
+    described = getattr(parameter, "type_descriptor", None)
+    is_plain = described is not None and described.parameter_info.parser is None
+    if is_plain and "process_value" not in vars(parameter):
+        parameter.process_value = partial(_process, parameter, parameter.process_value)
+    return parameter
+
+
+def _process(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    """Do what a parameter's `process_value`, here `convert`, does; by itself where that is easy."""
+    is_missing = value is None or value == ()
+    takes_many = parameter.multiple or parameter.nargs == -1
+    if (parameter.required and is_missing) or not _is_converted(parameter, value):
+        return convert(ctx, value)
+    if takes_many:
+        value = list(value) if value else ()
+    return value if parameter.callback is None else parameter.callback(ctx, parameter, value)
+
+
+def _is_converted(parameter: Any, value: Any) -> bool:
+    """Whether the value is already what its function is called with."""
+    annotation = parameter.type_descriptor.annotation
+    if value is None:
+        return True
+    if annotation == list[str]:
+        return not isinstance(value, str) and all(isinstance(one, str) for one in value)
+    is_exact = type(value) is annotation
+    return is_exact and (annotation is str or value == parameter.default)
 
 
 def _single_command(function: Callable[..., object], *, takes_settings: bool) -> typer.Typer:

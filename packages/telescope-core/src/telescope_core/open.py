@@ -46,7 +46,7 @@ def locators() -> list[EnvironmentLocator]:
 
 def locate_environment(name: str) -> EnvironmentLocation:
     """Return where `name` is; raises UnknownNameError with the command that would install it."""
-    if ":" in name and not set("/@") & set(name):
+    if _names_a_class(name):
         return EnvironmentLocation(id=name, version="0", factory=name, interpreter="")
     known: list[str] = []
     hints: list[str] = []
@@ -60,6 +60,12 @@ def locate_environment(name: str) -> EnvironmentLocation:
     if advice:
         raise UnknownNameError(f"environment {name!r} is not installed; {advice}")
     raise unknown_name("environment", name, known)
+
+
+def _names_a_class(name: str) -> bool:
+    """Whether `name` is `module:Class`; `corp:toy` is a registry and an environment's name."""
+    attribute = name.partition(":")[2]
+    return bool(attribute) and not set("/@") & set(name) and not attribute.islower()
 
 
 def record_environment(name: str, processes: ProcessSettings | None = None) -> EnvironmentRecord:

@@ -26,5 +26,7 @@ __all__ = [
 
 if not TYPE_CHECKING:  # a typed `__getattr__` would let every misspelling pass
     __getattr__ = lazy_names(
-        __name__, __all__, ("installing.steps", "installed", "registry", "install")
+        __name__,
+        __all__,
+        ("installing.steps", "installed", "registry.resolving", "registry.lookup", "install"),
     )

@@ -51,6 +51,15 @@ class AttestationPolicy:
     """A trusted_root.json of another Sigstore; None: the public one, as the library ships it."""
 
 
+def asks_for_attestation(
+    address: str, release: Release, *, environ: Mapping[str, str] = os.environ
+) -> bool:
+    """Whether the user's file wants an attestation of this release from the registry there."""
+    mode, _ = read_user_config(environ).attestations_of(parse_address(address))
+    is_shown = mode is AttestationMode.WHEN_PRESENT and bool(release.attestation_sha256)
+    return is_shown or mode is AttestationMode.REQUIRED
+
+
 def require_attestation(
     registry: Registry, release: Release, wheel: bytes, *, environ: Mapping[str, str] = os.environ
 ) -> str:

@@ -39,7 +39,7 @@ from telescope_envs.packages import (
 from telescope_envs.registry.describe import describe_wheel
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolve import matches, parse_request
+from telescope_envs.registry.resolving import matches, parse_request
 
 
 def install(

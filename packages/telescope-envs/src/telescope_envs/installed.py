@@ -8,14 +8,12 @@ import os
 import sys
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from telescope_envs.home import data_folder
+from telescope_envs.inventory import id_of, is_there, record_paths, records_folder, unrecorded
 from telescope_envs.lockfile import LockedEnvironment
-from telescope_envs.registry.names import ENTRY_POINT_GROUP
 from telescope_envs.registry.records import Release
 
 FORMAT_VERSION = 1
@@ -58,29 +56,22 @@ class InstalledEnvironment:
         return self.installation.release.wheel.sha256 if self.installation is not None else ""
 
 
-def records_folder() -> Path:
-    """Return where the records of installations are."""
-    return data_folder() / "environments"
-
-
 def installed_environments() -> list[InstalledEnvironment]:
     """Return every environment this interpreter can import, by id."""
     recorded = {found.distribution: found for found in _recorded()}
     found = list(recorded.values())
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        distribution = point.dist.name if point.dist is not None else ""
-        if distribution not in recorded:
-            found.append(
-                InstalledEnvironment(
-                    id=_id_of(distribution, point.name),
-                    name=point.name,
-                    version=point.dist.version if point.dist is not None else "0",
-                    distribution=distribution,
-                    factory=point.value,
-                    interpreter=sys.executable,
-                    installation=None,
-                )
+    for entry in unrecorded(set(recorded)):
+        found.append(
+            InstalledEnvironment(
+                id=id_of(entry),
+                name=entry.name,
+                version=entry.distribution.version,
+                distribution=entry.distribution.name,
+                factory=entry.target,
+                interpreter=sys.executable,
+                installation=None,
             )
+        )
     return sorted(found, key=lambda environment: environment.id)
 
 
@@ -108,15 +99,13 @@ def _record_path(release: Release) -> Path:
 
 def _recorded() -> list[InstalledEnvironment]:
     found: list[InstalledEnvironment] = []
-    for path in sorted(records_folder().glob("*/*.json")):
+    for path in record_paths():
         try:
             installation = Installation.model_validate_json(path.read_bytes())
-            release = installation.release
-            own = Path(installation.interpreter) if installation.interpreter else None
-            is_there = version(release.distribution) == release.version if own is None else False
-        except (ValidationError, PackageNotFoundError):
+        except ValidationError:
             continue
-        if is_there or (own is not None and own.exists()):
+        release = installation.release
+        if is_there(release.distribution, release.version, installation.interpreter):
             found.append(
                 InstalledEnvironment(
                     id=release.id,
@@ -129,10 +118,3 @@ def _recorded() -> list[InstalledEnvironment]:
                 )
             )
     return found
-
-
-def _id_of(distribution: str, name: str) -> str:
-    """Return owner/name where the distribution's name tells the owner, else the bare name."""
-    owner = distribution.removeprefix("telescope-env-").removesuffix(f"-{name}")
-    is_named_so = distribution == f"telescope-env-{owner}-{name}"
-    return f"{owner}/{name}" if is_named_so else name

@@ -19,7 +19,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError
-from telescope_envs.home import data_folder
+from telescope_envs.inventory import links_folder
 from telescope_envs.registry.names import (
     ENTRY_POINT_GROUP,
     check_name,
@@ -66,19 +66,27 @@ class Link(BaseModel):
 
     def project(self) -> LinkedProject:
         """Read the project anew; raises EnvironmentLoadError when it is gone or another one."""
-        try:
-            found = read_project(self.folder)
-        except ConfigError as error:
-            raise EnvironmentLoadError(
-                f"{self.id} is linked to {self.folder}, which cannot be used: {error}. Put it "
-                f"right, or run: telescope env uninstall {self.id}"
-            ) from error
-        if found.id != self.id:
-            raise EnvironmentLoadError(
-                f"{self.id} is linked to {self.folder}, which is {found.id} now; run: telescope "
-                f"env uninstall {self.id}; telescope env link {self.folder}"
-            )
-        return found
+        return linked_project(self.id, self.folder)
+
+
+def linked_project(environment_id: str, folder: Path) -> LinkedProject:
+    """Read the project that a link of `environment_id` leads to.
+
+    Raises EnvironmentLoadError when it is gone or another one.
+    """
+    try:
+        found = read_project(folder)
+    except ConfigError as error:
+        raise EnvironmentLoadError(
+            f"{environment_id} is linked to {folder}, which cannot be used: {error}. Put it "
+            f"right, or run: telescope env uninstall {environment_id}"
+        ) from error
+    if found.id != environment_id:
+        raise EnvironmentLoadError(
+            f"{environment_id} is linked to {folder}, which is {found.id} now; run: telescope "
+            f"env uninstall {environment_id}; telescope env link {folder}"
+        )
+    return found
 
 
 def write_link(project: LinkedProject) -> None:
@@ -107,7 +115,7 @@ def unlink(name: str) -> Link | None:
 def links() -> list[Link]:
     """Return every link, by id, those to folders that are gone as well."""
     found: list[Link] = []
-    for path in sorted(_links_folder().glob("*/*.json")):
+    for path in sorted(links_folder().glob("*/*.json")):
         try:
             found.append(Link.model_validate_json(path.read_bytes()))
         except ValidationError:
@@ -170,12 +178,8 @@ def _package_files(project: LinkedProject) -> Iterator[Path]:
             yield path
 
 
-def _links_folder() -> Path:
-    return data_folder() / "links"
-
-
 def _record_path(environment_id: str) -> Path:
-    return _links_folder() / f"{environment_id}.json"
+    return links_folder() / f"{environment_id}.json"
 
 
 def _table(document: dict[str, Any], name: str, path: Path) -> dict[str, Any]:

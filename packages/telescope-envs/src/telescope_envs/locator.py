@@ -18,10 +18,11 @@ from telescope_envs.dependencies import installed_closure, locked_versions
 from telescope_envs.dependency_tree import packages_of
 from telescope_envs.installed import Installation, InstalledEnvironment, installed_environments
 from telescope_envs.installing.build import find_built
+from telescope_envs.inventory import find_lock
 from telescope_envs.linked import Link, LinkedProject, links, read_project, source_digest
-from telescope_envs.lockfile import LockedEnvironment, find_lock, read_lock
+from telescope_envs.lockfile import LockedEnvironment, read_lock
 from telescope_envs.registry.lookup import locate_release, open_registry
-from telescope_envs.registry.resolve import Request, matches, parse_request
+from telescope_envs.registry.resolving import Request, matches, parse_request
 from telescope_envs.user_config import read_user_config, user_file
 
 

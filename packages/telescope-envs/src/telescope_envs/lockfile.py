@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from telescope_core.errors import ConfigError, nearest
 from telescope_envs.filelocks import locked
+from telescope_envs.inventory import LOCK_NAME, find_lock
 from telescope_envs.registry.records import Sha256
 
-FILENAME = "telescope.lock"
 FORMAT_VERSION = 1
 _HEAD = "# Written by telescope; commit it. `telescope env sync` installs exactly this."
 _REMEDY = (
@@ -102,16 +102,9 @@ def digest_of(requirements: Iterable[str]) -> str:
     return hashlib.sha256("".join(f"{line}\n" for line in requirements).encode()).hexdigest()
 
 
-def find_lock(folder: Path | None = None) -> Path | None:
-    """Return the nearest telescope.lock in `folder` (default: here) or above it; None: none."""
-    start = (folder or Path.cwd()).resolve()
-    paths = (above / FILENAME for above in (start, *start.parents))
-    return next((path for path in paths if path.is_file()), None)
-
-
 def lock_path(folder: Path | None = None) -> Path:
     """Return the telescope.lock to write for `folder`: the nearest above, else one in it."""
-    return find_lock(folder) or (folder or Path.cwd()).resolve() / FILENAME
+    return find_lock(folder) or (folder or Path.cwd()).resolve() / LOCK_NAME
 
 
 def read_lock(path: Path) -> Lock:
@@ -140,7 +133,7 @@ def read_lock(path: Path) -> Lock:
 def write_lock(path: Path, lock: Lock) -> None:
     """Write a lock, whole or not at all; equal locks give equal bytes."""
     scratch = tempfile.NamedTemporaryFile(  # noqa: SIM115
-        "w", dir=path.parent, prefix=f".{FILENAME}.", delete=False, encoding="utf-8"
+        "w", dir=path.parent, prefix=f".{LOCK_NAME}.", delete=False, encoding="utf-8"
     )
     try:
         with scratch:

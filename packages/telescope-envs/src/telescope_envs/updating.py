@@ -12,7 +12,7 @@ from packaging.version import Version
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolve import resolve
+from telescope_envs.registry.resolving import resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+import msgspec
 
 from telescope_core.errors import ConfigError, nearest, unknown_name
 from telescope_envs.addresses import FORMS, Address, parse_address
@@ -35,10 +36,8 @@ class AttestationMode(StrEnum):
     """A release without one is not installed."""
 
 
-class NamedRegistry(BaseModel):
+class NamedRegistry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of `[registries]`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     address: str
     insecure: bool = False
@@ -54,10 +53,8 @@ class NamedRegistry(BaseModel):
         return parse_address(self.address)
 
 
-class UserConfig(BaseModel):
+class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the file says of registries; other tables of it are not read here."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     registry: str = ""
     """Name or address of the default registry; empty = not chosen."""
@@ -66,32 +63,6 @@ class UserConfig(BaseModel):
     """For every registry that has no word of its own."""
     trusted_root: str = ""
     """A trusted_root.json of another Sigstore; empty = the public one."""
-
-    @field_validator("registries", mode="before")
-    @classmethod
-    def _addresses_alone_are_fine(cls, table: object) -> object:
-        if not isinstance(table, dict):
-            return table
-        lines: dict[object, object] = {**table}  # pyright: ignore[reportUnknownArgumentType]
-        return {
-            name: {"address": line} if isinstance(line, str) else line
-            for name, line in lines.items()
-        }
-
-    @field_validator("registries")
-    @classmethod
-    def _names_are_plain(cls, table: dict[str, NamedRegistry]) -> dict[str, NamedRegistry]:
-        for name, line in table.items():
-            if not _NAME.fullmatch(name) or name in _MEANS_SOMETHING_ELSE:
-                raise ValueError(
-                    f"a registry cannot be named {name!r}; use lower-case letters, digits and "
-                    f"hyphens, and none of {', '.join(sorted(_MEANS_SOMETHING_ELSE))}"
-                )
-            try:
-                parse_address(line.address)
-            except ConfigError as error:
-                raise ValueError(f"{name}: {error}") from None
-        return table
 
     def place_of(self, text: str) -> Address:
         """Return the place that `text` means: one of the names, else an address."""
@@ -159,19 +130,53 @@ def read_user_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
     """Return what the user's file says; raises ConfigError that names the file and the line."""
     path = user_file(environ)
     if not path.is_file():
-        return UserConfig.model_construct()  # all defaults, without the cost of a validator
+        return UserConfig()
     try:
         table = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
     for key in table:
-        close = nearest(key, UserConfig.model_fields)
-        if close and key not in UserConfig.model_fields:
+        known = UserConfig.__struct_fields__
+        close = nearest(key, known)
+        if close and key not in known:
             raise ConfigError(f"{path}: unknown setting {key!r}; did you mean {close[0]!r}?")
     try:
-        return UserConfig.model_validate(table)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        message = str(first["msg"]).removeprefix("Value error, ")
-        raise ConfigError(f"{path}: {field}: {message}; a registry is {FORMS}") from None
+        return parse_user_config(table)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}; a registry is {FORMS}") from None
+
+
+def parse_user_config(table: Mapping[str, object]) -> UserConfig:
+    """Return what the tables of the file say; raises ConfigError that names the line."""
+    lines = table.get("registries", {})
+    if not isinstance(lines, dict):
+        raise ConfigError(f"registries: expected a table of names, got {lines!r}")
+    named = cast(dict[str, object], lines)
+    registries = {name: _named_registry(name, line) for name, line in named.items()}
+    return _converted({**table, "registries": registries}, UserConfig)
+
+
+def _named_registry(name: str, line: object) -> NamedRegistry:
+    if not _NAME.fullmatch(name) or name in _MEANS_SOMETHING_ELSE:
+        raise ConfigError(
+            f"registries: a registry cannot be named {name!r}; use lower-case letters, digits and "
+            f"hyphens, and none of {', '.join(sorted(_MEANS_SOMETHING_ELSE))}"
+        )
+    found = {"address": line} if isinstance(line, str) else line
+    try:
+        registry = _converted(found, NamedRegistry)
+        parse_address(registry.address)
+    except ConfigError as error:
+        raise ConfigError(f"registries.{name}: {error}") from None
+    return registry
+
+
+_Record = TypeVar("_Record")
+
+
+def _converted(table: object, record: type[_Record]) -> _Record:
+    try:
+        return msgspec.convert(table, record)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).replace("`", "").partition(" - at $.")
+        raise ConfigError(f"{place}: {message}" if place else message) from None

@@ -24,7 +24,8 @@ from telescope_envs.installing.bundling import (
     part_of_registry,
 )
 from telescope_envs.installing.steps import InstallOptions
-from telescope_envs.lockfile import Lock, LockedEnvironment, find_lock, read_lock
+from telescope_envs.inventory import find_lock
+from telescope_envs.lockfile import Lock, LockedEnvironment, read_lock
 from telescope_envs.registry import Opening, Registry, locate_release, open_registry
 
 

@@ -14,8 +14,9 @@ from telescope_cli.env.options import JsonOption, RegistryOption, complete_name
 from telescope_core.errors import TelescopeError, UnknownNameError
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.declared_settings import DeclaredSetting, declared_settings
+from telescope_envs.inventory import find_lock
 from telescope_envs.locator import InstalledLocator
-from telescope_envs.lockfile import LockedEnvironment, find_lock, read_lock
+from telescope_envs.lockfile import LockedEnvironment, read_lock
 from telescope_envs.registry import Registry, Release, Status, resolve
 from telescope_envs.registry.lookup import open_registry_of
 

@@ -24,8 +24,9 @@ from telescope_core.errors import ConfigError
 from telescope_envs.install import install as install_environment
 from telescope_envs.install import uninstall as uninstall_environment
 from telescope_envs.installing.steps import InstallOptions
+from telescope_envs.inventory import find_lock
 from telescope_envs.linked import unlink
-from telescope_envs.lockfile import find_lock, lock_path
+from telescope_envs.lockfile import lock_path
 from telescope_envs.registry import (
     Opening,
     Registry,

@@ -1,27 +1,28 @@
 """`telescope env list`: what is installed, linked, locked and to be had, one line each."""
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from packaging.version import InvalidVersion, Version
 
-from telescope_cli.env.options import JsonOption, RegistryOption
+from telescope_cli.env.options import JsonOption, RegistryOption, read_catalog
 from telescope_core.errors import TelescopeError, unknown_name
-from telescope_envs.installed import InstalledEnvironment, installed_environments
-from telescope_envs.linked import Link, links
-from telescope_envs.lockfile import find_lock, read_lock
+from telescope_envs.inventory import (
+    ListedInstallation,
+    find_lock,
+    listed_installations,
+    listed_links,
+)
 from telescope_envs.registry.catalog import CatalogRow
-from telescope_envs.registry.lookup import open_registry
 
 WIDTH = 80
 _WIDEST_ID = 34
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedEnvironment:
+class ListedEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a list."""
 
     id: str
@@ -58,7 +59,7 @@ def list_environments(
     Example: telescope env list --installed
     """
     needs_registry = outdated or not (installed or locked)
-    catalog = open_registry(registry).catalog() if needs_registry else []
+    catalog = read_catalog(registry).rows if needs_registry else []
     rows = listed_environments(catalog)
     wanted = [
         row
@@ -69,15 +70,15 @@ def list_environments(
         and not (owner and row.id.partition("/")[0] != owner)
     ]
     if as_json:
-        typer.echo(json.dumps([asdict(row) for row in wanted]))
+        typer.echo(msgspec.json.encode(wanted).decode())
     else:
         typer.echo(table(wanted) or _nothing(rows, owner))
 
 
 def listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment]:
     """Return the rows of `catalog` and what is here besides, by id."""
-    here = {found.id: found for found in installed_environments()}
-    linked = {link.id: link for link in links()}
+    here = {found.id: found for found in listed_installations()}
+    linked = listed_links()
     locked = _locked_versions()
     published = {row.id: row for row in catalog}
     ids = sorted({*published, *here, *locked, *linked})
@@ -90,19 +91,19 @@ def listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment
 def _listed(
     name: str,
     row: CatalogRow | None,
-    here: InstalledEnvironment | None,
-    link: Link | None,
+    here: ListedInstallation | None,
+    linked: Path | None,
     locked: str | None,
 ) -> ListedEnvironment:
     version = here.version if here is not None else None
     about = row.summary if row is not None else _own_summary(here)
-    if link is not None:
-        version, about = _linked_version(link), f"{link.folder}"
+    if linked is not None:
+        version, about = _linked_version(name, linked), f"{linked}"
     return ListedEnvironment(
         id=name,
         version=row.version if row is not None else version or locked or "",
         installed=version,
-        linked=str(link.folder) if link is not None else None,
+        linked=str(linked) if linked is not None else None,
         locked=locked,
         is_outdated=row is not None and version is not None and _is_older(version, row.version),
         deprecated=row.deprecated if row is not None else "",
@@ -111,23 +112,29 @@ def _listed(
     )
 
 
-def _linked_version(link: Link) -> str:
-    """Return the version in the project now; the project may be gone or broken."""
+def _linked_version(name: str, folder: Path) -> str:
+    """Return the version in the project now; the project may be gone, broken or another one."""
+    from telescope_envs.linked import linked_project
+
     try:
-        return link.project().version
+        return linked_project(name, folder).version
     except TelescopeError:
         return "broken"
 
 
-def _own_summary(here: InstalledEnvironment | None) -> str:
+def _own_summary(here: ListedInstallation | None) -> str:
     if here is None:
         return "locked, not installed, not in the registry"
-    return here.installation.release.summary if here.installation else "not from a registry"
+    return here.summary if here.is_from_registry else "not from a registry"
 
 
 def _locked_versions() -> dict[str, str]:
     path = find_lock()
-    return {one.id: one.version for one in read_lock(path).environments} if path else {}
+    if path is None:
+        return {}
+    from telescope_envs.lockfile import read_lock
+
+    return {one.id: one.version for one in read_lock(path).environments}
 
 
 def _is_older(version: str, newest: str) -> bool:

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from telescope_envs.installed import installed_environments
-from telescope_envs.linked import links
-from telescope_envs.registry.lookup import open_registry
+from telescope_envs.inventory import listed_installations, listed_links
+from telescope_envs.registry.quick import Catalog, quick_catalog
 
 RegistryOption = Annotated[
     str | None,
@@ -35,17 +34,28 @@ AllowSdistOption = Annotated[
 ]
 
 
+def read_catalog(registry: str | None = None) -> Catalog:
+    """Return what the registry holds, in short; the quick way where that is possible."""
+    quick = quick_catalog(registry)
+    if quick is not None:
+        return quick
+    from telescope_envs.registry import open_registry
+
+    opened = open_registry(registry)
+    return Catalog(opened.address, opened.catalog(), [*opened.aliases()])
+
+
 def complete_name(incomplete: str) -> list[str]:
     """Return the registry's names that begin so."""
-    registry = open_registry()
-    names = [*registry.aliases(), *registry.ids()]
+    catalog = read_catalog()
+    names = [*catalog.aliases, *(row.id for row in catalog.rows)]
     return sorted(name for name in names if name.startswith(incomplete))
 
 
 def complete_installed(incomplete: str) -> list[str]:
     """Return the installed names that begin so."""
-    names = {environment.name for environment in installed_environments()}
-    names |= {link.name for link in links()}
+    ids = [*(found.id for found in listed_installations()), *listed_links()]
+    names = {one.rpartition("/")[2] for one in ids}
     return sorted(name for name in names if name.startswith(incomplete))
 
 

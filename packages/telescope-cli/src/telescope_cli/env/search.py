@@ -1,18 +1,16 @@
 """`telescope env search`."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated
 
+import msgspec
 import typer
 
 from telescope_cli.env.listing import listed_environments, table
-from telescope_cli.env.options import JsonOption, RegistryOption
+from telescope_cli.env.options import JsonOption, RegistryOption, read_catalog
 from telescope_core.errors import nearest, unknown_name
 from telescope_envs.registry.catalog import CatalogRow
 from telescope_envs.registry.catalog import search as search_catalog
-from telescope_envs.registry.lookup import open_registry
 
 
 def search(
@@ -30,8 +28,7 @@ def search(
 
     Example: telescope env search arithmetic --tag math
     """
-    opened = open_registry(registry)
-    catalog = opened.catalog()
+    address, catalog, _ = read_catalog(registry)
     words, tags = " ".join(query or ()), tag or ()
     _require_tags(tags, catalog)
     found = search_catalog(catalog, words, tags)
@@ -39,13 +36,13 @@ def search(
     ranks = {row.id: rank for rank, row in enumerate(found)}
     rows = sorted((row for row in rows if row.id in ranks), key=lambda row: ranks[row.id])
     if as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows]))
+        typer.echo(msgspec.json.encode(rows).decode())
     elif rows:
         typer.echo(table(rows))
         if len(found) > limit:
             typer.echo(f"{len(found) - limit} more; say more, or raise --limit")
     else:
-        typer.echo(_nothing(words, catalog, opened.address))
+        typer.echo(_nothing(words, catalog, address))
 
 
 def _require_tags(tags: Sequence[str], catalog: Sequence[CatalogRow]) -> None:

@@ -17,7 +17,8 @@ from telescope_cli.env.outcomes import Outcome, attempt_all, report, state_of
 from telescope_core.errors import ConfigError
 from telescope_envs.installing.steps import InstallOptions
 from telescope_envs.installing.sync import prune, sync_environment
-from telescope_envs.lockfile import LockedEnvironment, find_lock, read_lock
+from telescope_envs.inventory import find_lock
+from telescope_envs.lockfile import LockedEnvironment, read_lock
 from telescope_envs.registry import Opening, Registry, open_registry
 
 _AT_ONCE = 4

@@ -12,12 +12,13 @@ from telescope_core.errors import ConfigError, RegistryError, TelescopeError, un
 from telescope_envs.install import install
 from telescope_envs.installed import Installation, installed_environments
 from telescope_envs.installing.steps import InstallOptions
+from telescope_envs.inventory import find_lock
 from telescope_envs.linked import links
-from telescope_envs.lockfile import Lock, find_lock, read_lock
+from telescope_envs.lockfile import Lock, read_lock
 from telescope_envs.registry.lookup import open_registry
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolve import parse_request
+from telescope_envs.registry.resolving import parse_request
 from telescope_envs.updating import UpdatePlan, plan_update
 
 

@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion, Version
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.registry.records import Deprecation, Release, Status
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolve import parse_request, resolve_id
+from telescope_envs.registry.resolving import parse_request, resolve_id
 from telescope_envs.registry.store import WritableStore
 
 

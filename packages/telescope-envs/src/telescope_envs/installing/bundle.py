@@ -26,7 +26,8 @@ from telescope_envs.installing.downloads import download_wheels
 from telescope_envs.installing.leftovers import lock_file
 from telescope_envs.installing.requirements import python_version
 from telescope_envs.installing.steps import Progress
-from telescope_envs.lockfile import FILENAME, Lock, LockedEnvironment, read_lock, write_lock
+from telescope_envs.inventory import LOCK_NAME
+from telescope_envs.lockfile import Lock, LockedEnvironment, read_lock, write_lock
 from telescope_envs.packages import packages_folder
 from telescope_envs.registry.records import Release, Sha256
 from telescope_envs.registry.store import is_registry_path
@@ -107,7 +108,7 @@ def write_bundle(parts: Sequence[Part], target: Path, *, progress: Progress) -> 
             shutil.copyfile(part.wheel, root / _ENVIRONMENTS / part.entry.wheel)
             lines = part.entry.requirements
             download_wheels(lines, root / _PACKAGES, needed_by=part.entry.id)
-        write_lock(root / FILENAME, Lock().merged(part.entry for part in parts))
+        write_lock(root / LOCK_NAME, Lock().merged(part.entry for part in parts))
         manifest = Manifest(
             python=python_version(),
             platform=this_platform(),
@@ -143,7 +144,7 @@ def opened_bundle(path: Path, *, progress: Progress) -> Generator[OpenBundle]:
                     _unpack(archive, file, root, path)
         except (OSError, zipfile.BadZipFile, EOFError, ValueError) as error:
             raise RegistryError(f"{path} is not a readable bundle: {error}; {_ADVICE}") from error
-        lock = read_lock(root / FILENAME)
+        lock = read_lock(root / LOCK_NAME)
         for one in manifest.environments:
             with locked(lock_file(one.release.id), what=f"{one.release.id} is installed"):
                 _keep_wheel(one, root, lock, path)
@@ -206,7 +207,7 @@ def _files(archive: zipfile.ZipFile, manifest: Manifest, path: Path) -> Sequence
     for name in listed:
         folder, _, last = name.rpartition("/")
         is_known = folder in (_ENVIRONMENTS, _PACKAGES) and last.endswith(".whl")
-        if not is_registry_path(name) or not (is_known or name == FILENAME):
+        if not is_registry_path(name) or not (is_known or name == LOCK_NAME):
             raise RegistryError(f"{path}: holds {name!r}, which bundles may not; {_ADVICE}")
     return manifest.files
 

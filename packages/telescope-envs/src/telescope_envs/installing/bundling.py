@@ -27,6 +27,7 @@ from telescope_envs.installing.sync import (
 from telescope_envs.lockfile import Lock, LockedEnvironment, read_lock
 from telescope_envs.packages import Uv
 from telescope_envs.registry.registry import Registry
+from telescope_envs.user_config import user_file
 
 
 def part_of_lock(
@@ -98,5 +99,7 @@ def _require_same_bytes(entry: LockedEnvironment, lock: Path) -> None:
 
 def _refuse(named: str) -> NoReturn:
     raise RegistryError(
-        f"the bundle lacks a wheel of the registry {named}; fetch or make the bundle again"
+        f"the bundle alone is not enough for what is from {named}: it lacks a wheel, so fetch or "
+        f"make it again, or {user_file()} asks for attestations, and no bundle shows who may "
+        "publish there: install from the registry"
     )

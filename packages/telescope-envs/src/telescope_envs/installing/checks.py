@@ -6,7 +6,7 @@ from telescope_core.errors import RegistryError
 from telescope_envs.installed import InstalledEnvironment
 from telescope_envs.lockfile import LockedEnvironment
 from telescope_envs.registry.records import Release, Status
-from telescope_envs.registry.resolve import Request
+from telescope_envs.registry.resolving import Request
 
 
 def check_no_downgrade(

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.attestations import require_attestation
+from telescope_envs.attestations import asks_for_attestation, require_attestation
 from telescope_envs.filelocks import locked
 from telescope_envs.installed import (
     Installation,
@@ -45,7 +45,7 @@ from telescope_envs.lockfile import (
 from telescope_envs.packages import Uv
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolve import parse_request, resolve_with_warnings
+from telescope_envs.registry.resolving import parse_request, resolve_with_warnings
 from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
 
 
@@ -93,14 +93,18 @@ def install_isolated(
     ) as held:
         uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
         entry = _known_entry(release, options)
-        if entry is None or find_built(entry) is None:
+        is_asked = asks_for_attestation(address_of(registry), release)
+        is_built = entry is not None and find_built(entry) is not None
+        if is_asked or not is_built:
             wheel = checked_wheel(registry, release, progress=progress)
             if entry is None:
                 progress(f"{label}: {Step.LOCK}")
                 lines = lock_requirements(release, uv, options=options)
                 entry = locked_environment(registry, release, lines)
-            plan = plan_of(address_of(registry), release, entry, wheel=wheel)
-            build_venv(plan, uv, options=options, progress=progress)
+            if not is_built:
+                plan = plan_of(address_of(registry), release, entry, wheel=wheel)
+                build_venv(plan, uv, options=options, progress=progress)
+        assert entry is not None, "what is built has an entry"
         is_new = activate(entry, progress=progress)
         if options.lock is not None:
             record_in_lock(options.lock, entry, progress=progress)

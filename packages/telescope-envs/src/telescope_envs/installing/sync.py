@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.attestations import asks_for_attestation
 from telescope_envs.filelocks import locked
 from telescope_envs.installed import InstalledEnvironment, installed_environments, remove_record
 from telescope_envs.installing.build import build_venv, find_built
@@ -67,11 +68,13 @@ def sync_environment(
         return Synced(entry=done.locked, is_new=True)
     what = f"{entry.id} is installed"
     with locked(lock_file(entry.id), what=what, progress=progress) as held:
-        if find_built(entry) is None:
-            uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
+        is_built = find_built(entry) is not None
+        if not is_built or asks_for_attestation(entry.registry, release):
             wheel = locked_wheel(entry, release, open_registry, progress)
-            plan = plan_of(entry.registry, release, entry, wheel=wheel)
-            build_venv(plan, uv, options=options, progress=progress)
+            if not is_built:
+                uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
+                plan = plan_of(entry.registry, release, entry, wheel=wheel)
+                build_venv(plan, uv, options=options, progress=progress)
         is_new = activate(entry, progress=progress)
         if options.lock is not None:
             remember_project(options.lock)
@@ -119,9 +122,13 @@ def locked_release(entry: LockedEnvironment, open_registry: OpenRegistry) -> Rel
 def locked_wheel(
     entry: LockedEnvironment, release: Release, open_registry: OpenRegistry, progress: Progress
 ) -> Path:
-    """Return the inspected wheel; the registry is opened only where the cache lacks it."""
+    """Return the inspected wheel.
+
+    The registry is opened where the cache lacks it, and where the user asks for an attestation.
+    """
     cached = find_cached(entry.sha256)
-    if cached is None or cached_wheel(cached.release) is None:
+    is_cached = cached is not None and cached_wheel(cached.release) is not None
+    if not is_cached or asks_for_attestation(entry.registry, release):
         return checked_wheel(open_registry(entry.registry), release, progress=progress)
     wheel = cached_wheel(release)
     assert wheel is not None, "the same hash is the same file"

@@ -1,15 +1,20 @@
 """Registries of environments: records, reading, resolving, building and publishing."""
 
-from telescope_envs.registry.lookup import (
-    LocatedRelease,
-    Opening,
-    locate_release,
-    open_registry,
-    open_writable,
-)
-from telescope_envs.registry.records import Release, Status
-from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolve import parse_request, resolve
+from typing import TYPE_CHECKING
+
+from telescope_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from telescope_envs.registry.choice import Opening
+    from telescope_envs.registry.lookup import (
+        LocatedRelease,
+        locate_release,
+        open_registry,
+        open_writable,
+    )
+    from telescope_envs.registry.records import Release, Status
+    from telescope_envs.registry.registry import Registry
+    from telescope_envs.registry.resolving import parse_request, resolve
 
 __all__ = [
     "LocatedRelease",
@@ -23,3 +28,6 @@ __all__ = [
     "parse_request",
     "resolve",
 ]
+
+if not TYPE_CHECKING:  # a typed `__getattr__` would let every misspelling pass
+    __getattr__ = lazy_names(__name__, __all__, ("choice", "records", "resolving", "lookup"))

@@ -1,55 +1,24 @@
-"""Which registry is meant, and opening it.
+"""Opening the registry that is meant: one is asked, and never another after it."""
 
-In order: the one that was named, `TELESCOPE_REGISTRY`, the user's file, the `registry/` of the
-enclosing checkout, the snapshot in this package. One registry is asked, and never another after it.
-"""
-
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
-from telescope_envs.addresses import FORMS, Address, parse_address
+from telescope_envs.addresses import FORMS, Address
 from telescope_envs.credentials import login_hint, token_for
 from telescope_envs.home import data_folder
+from telescope_envs.registry.choice import Opening, find_address
 from telescope_envs.registry.place import Opener, Place
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolve import parse_request, resolve
+from telescope_envs.registry.resolving import parse_request, resolve
 from telescope_envs.registry.store import Store, WritableStore
 from telescope_envs.registry.stores.local import LocalStore
-from telescope_envs.user_config import VARIABLE, UserConfig, read_user_config, user_file
+from telescope_envs.user_config import UserConfig, read_user_config, user_file
 
 GROUP = "telescope.registries"
 """Entry points: scheme of an address -> `place.Opener`."""
-
-__all__ = [
-    "VARIABLE",
-    "LocatedRelease",
-    "Opening",
-    "find_address",
-    "locate_release",
-    "open_registry",
-    "open_registry_of",
-    "open_writable",
-    "user_file",
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """How registries are opened."""
-
-    offline: bool = False
-    """Whether to read only what was fetched before."""
-    tell: Callable[[str], None] = lambda message: None
-    """Is told what a person should know, such as how old what is read offline is."""
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    working_directory: Path | None = None
-    """None: the current one."""
 
 
 class LocatedRelease(NamedTuple):
@@ -92,21 +61,6 @@ def open_registry_of(
     """Open the registry that the request `text` names, else `registry`, else the default one."""
     named = parse_request(text).registry
     return open_registry(_agreed(named, registry, opening or Opening(), text), opening)
-
-
-def find_address(text: str | None, opening: Opening) -> Address:
-    """Return where the registry is that `text` means; None: the default one."""
-    config = read_user_config(opening.environ)
-    if text:
-        return config.place_of(text)
-    chosen = config.default(opening.environ)
-    if chosen is not None:
-        return chosen
-    for start in (opening.working_directory or Path.cwd(), Path(__file__).resolve()):
-        for folder in (start, *start.parents):
-            if (folder / "registry" / "index").is_dir():
-                return parse_address(str(folder / "registry"))
-    return parse_address(str(Path(__file__).resolve().parent.parent / "snapshot"))
 
 
 def _agreed(named: str, registry: str | None, opening: Opening, text: str) -> str | None:

@@ -11,6 +11,8 @@ from packaging.version import InvalidVersion, Version
 
 from telescope_core.errors import RegistryError
 
+FORMAT_VERSION = 1
+"""Of a registry's records: the newest that this package reads, and what it writes."""
 ENTRY_POINT_GROUP = "telescope.environments"
 """Where a wheel names its environment."""
 WORDS = r"^[a-z0-9]+(-[a-z0-9]+)*$"

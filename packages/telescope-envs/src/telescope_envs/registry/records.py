@@ -18,6 +18,7 @@ from pydantic import (
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.names import (
+    FORMAT_VERSION,
     NAME_LENGTHS,
     OWNER_LENGTHS,
     PRINTABLE,
@@ -25,7 +26,6 @@ from telescope_envs.registry.names import (
     check_version,
 )
 
-FORMAT_VERSION = 1
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Owner = Annotated[
     str, Field(pattern=WORDS, min_length=OWNER_LENGTHS[0], max_length=OWNER_LENGTHS[1])

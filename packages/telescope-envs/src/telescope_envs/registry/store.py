@@ -4,14 +4,18 @@ A store moves bytes and checks nothing in them: `Registry` parses records, insta
 Every store passes the same contract test.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.catalog import CatalogRow
-from telescope_envs.registry.records import Release, Status
+
+if TYPE_CHECKING:  # whoever only lists a registry does not wait for its records' validators
+    from telescope_envs.registry.records import Release, Status
 
 
 class Store(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from telescope_envs.validation.records import Level, Severity
 
-POLICY_VERSION = "1"
+POLICY_VERSION = "2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ _LOAD = (
     ),
     _fail(
         "load.import_time",
-        "Importing it takes at most 2 seconds.",
+        "Importing it takes at most 2 seconds, or the time of the same work on a slower machine.",
         "Every worker process imports it before its first rollout.",
         "Import heavy packages in the methods that use them.",
     ),

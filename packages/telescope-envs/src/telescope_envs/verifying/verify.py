@@ -19,8 +19,9 @@ from telescope_envs.dependency_tree import packages_of, site_packages_of
 from telescope_envs.installed import Installation, installed_environments
 from telescope_envs.installing.build import find_built
 from telescope_envs.installing.cache import cached_wheel
+from telescope_envs.inventory import find_lock
 from telescope_envs.locator import InstalledLocator
-from telescope_envs.lockfile import find_lock, read_lock
+from telescope_envs.lockfile import read_lock
 from telescope_envs.packages import Uv
 from telescope_envs.registry.lookup import open_registry
 from telescope_envs.registry.registry import Registry

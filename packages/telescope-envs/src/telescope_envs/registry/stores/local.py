@@ -12,64 +12,20 @@ from pathlib import Path
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.admission import changed_status, index_line, is_new
-from telescope_envs.registry.catalog import CatalogRow, catalog_row
 from telescope_envs.registry.records import Status
-from telescope_envs.registry.store import Publication, artifact_files, is_registry_path
+from telescope_envs.registry.store import Publication, artifact_files
 from telescope_envs.registry.stores.files import locked, remove_file, replace_file
+from telescope_envs.registry.stores.folder import Folder
 
 _LOCK_WAIT_S = 30.0
-_CHUNK_BYTES = 64 * 1024
 
 
-class LocalStore:
+class LocalStore(Folder):
     """Reads and appends to the registry at `root`; a writer waits `lock_wait_s` for others."""
 
     def __init__(self, root: Path, *, lock_wait_s: float = _LOCK_WAIT_S) -> None:
-        self.root = root
+        super().__init__(root)
         self._lock_wait_s = lock_wait_s
-
-    @property
-    def address(self) -> str:
-        """The folder."""
-        return str(self.root)
-
-    @property
-    def revision(self) -> str:
-        """Empty: a folder is what it is now."""
-        return ""
-
-    def read(self, path: str) -> bytes | None:
-        """Return the file at `path` below the root; None when there is none."""
-        return self._read(path, max_bytes=None)
-
-    def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
-        """Return the artefact at the relative `url`; None when it is not below the root."""
-        return self._read(url, max_bytes=max_bytes)
-
-    def catalog(self) -> list[CatalogRow]:
-        """Return one row per environment, by id."""
-        owners = _names(self.root / "index", is_folder=True)
-        rows = [row for owner in owners for row in self._rows_of(owner)]
-        return sorted(rows, key=lambda row: row.id)
-
-    def _rows_of(self, owner: str) -> Iterator[CatalogRow]:
-        """Yield the rows of an owner; a file is opened only where the listing has it."""
-        root = str(self.root)
-        stated = set(_names(self.root / "status" / owner))
-        for file in _names(self.root / "index" / owner):
-            name = file.removesuffix(".jsonl")
-            if name == file:
-                continue
-            index = _bytes_of(f"{root}/index/{owner}/{file}")
-            status = f"{root}/status/{owner}/{name}.json"
-            found = catalog_row(
-                f"{owner}/{name}", index, _bytes_of(status) if f"{name}.json" in stated else None
-            )
-            if found is not None:
-                yield found
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def publish(self, publication: Publication) -> bool:
         """Store the wheel, then the index line: no reader sees a line without its file."""
@@ -132,55 +88,3 @@ class LocalStore:
                 f"registry {self.address} cannot be changed: {os.strerror(error.errno or 0)}"
                 f"{f' ({error.filename})' if error.filename else ''}; nothing was changed"
             ) from error
-
-    def _read(self, path: str, *, max_bytes: int | None) -> bytes | None:
-        found = self._inside(path)
-        if found is None:
-            return None
-        try:
-            with found.open("rb") as file:
-                data = file.read(-1 if max_bytes is None else max_bytes + 1)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-        except OSError as error:
-            reason = os.strerror(error.errno or 0)
-            raise RegistryError(f"{found} cannot be read: {reason}") from error
-        if max_bytes is not None and len(data) > max_bytes:
-            raise RegistryError(f"{found}: longer than {max_bytes} bytes, the most a wheel may be")
-        return data
-
-    def _inside(self, path: str) -> Path | None:
-        """Return the file of a relative address; None for one that leaves the registry."""
-        if not is_registry_path(path):
-            return None
-        found = (self.root / path).resolve()
-        return found if found.is_relative_to(self.root.resolve()) else None
-
-
-def _names(folder: Path, *, is_folder: bool = False) -> list[str]:
-    """Return the names of the files, or the folders, in `folder`, sorted; no links, no hidden."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(
-                entry.name
-                for entry in entries
-                if not entry.name.startswith(".")
-                and (entry.is_dir if is_folder else entry.is_file)(follow_symlinks=False)
-            )
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _bytes_of(path: str) -> bytes:
-    """Return a whole file; half the time of `open`, which counts for thousands of small ones."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        data = os.read(descriptor, _CHUNK_BYTES)
-        if len(data) < _CHUNK_BYTES:
-            return data
-        chunks = [data]
-        while chunks[-1]:
-            chunks.append(os.read(descriptor, _CHUNK_BYTES))
-        return b"".join(chunks)
-    finally:
-        os.close(descriptor)

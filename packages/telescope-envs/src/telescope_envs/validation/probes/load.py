@@ -21,6 +21,7 @@ from telescope_core.types import Example, Split
 from telescope_envs.validation.probes.answers import Answers
 from telescope_envs.validation.probes.guards import AUDIT_HOOK, Guard, cut_off_network
 from telescope_envs.validation.probes.job import Job
+from telescope_envs.validation.probes.pace import slowness
 from telescope_envs.validation.probes.schema_check import schema_problems
 from telescope_envs.validation.probes.waiting import WaitClock
 
@@ -93,6 +94,7 @@ def _imported(job: Job, answers: Answers, guard: Guard) -> type[Environment] | N
         found.append(load_environment_class(job.factory))
     # Without what it waited for a processor: the machine may be busy with something else.
     answers.data("import_s", time.perf_counter() - clock.waited_s() - started_s)
+    answers.data("slowness", slowness())
     guard.phase = ""
     for attempt in guard.seen("network", "import"):
         answers.found("load.import_offline", f"{attempt.where} reaches for {attempt.what}")

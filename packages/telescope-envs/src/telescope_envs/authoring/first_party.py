@@ -1,7 +1,7 @@
-"""Publishing the first-party environments: `python -m telescope_envs.registry.build`.
+"""Publishing the first-party environments: `python -m telescope_envs.authoring.first_party`.
 
 Give it the registry's folder, then projects.
-What it shares with `telescope env push` is in `telescope_envs.authoring`.
+What it shares with `telescope env push` is beside it.
 """
 
 import argparse

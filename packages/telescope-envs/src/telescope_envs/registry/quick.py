@@ -1,0 +1,59 @@
+"""The rows of a registry in a folder, without what only those need who use its records.
+
+Listing and searching are asked for often, and importing the records' validators takes longer than
+reading ten thousand releases. Whatever is not plain here is left to `lookup.open_registry`, which
+says what is wrong.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import msgspec.toml
+from packaging.version import InvalidVersion, Version
+
+from telescope_envs.distributions import version_of
+from telescope_envs.registry.catalog import CatalogRow
+from telescope_envs.registry.choice import Opening, find_address
+from telescope_envs.registry.names import FORMAT_VERSION
+from telescope_envs.registry.stores.folder import Folder
+
+
+class Catalog(NamedTuple):
+    """What a registry holds, in short."""
+
+    address: str
+    rows: list[CatalogRow]
+    aliases: list[str]
+    """Bare names."""
+
+
+class _Config(msgspec.Struct):
+    """The fields of config.json that say whether this client can read the rest."""
+
+    name: str
+    format: int = FORMAT_VERSION
+    minimum_client: str = "0.1.0"
+
+
+class _Aliases(msgspec.Struct):
+    aliases: dict[str, str] = {}
+
+
+_CONFIG = msgspec.json.Decoder(_Config)
+
+
+def quick_catalog(text: str | None = None, opening: Opening | None = None) -> Catalog | None:
+    """Return the rows of the registry that `text` means; None: it has to be opened in full."""
+    place = find_address(text, opening or Opening())
+    if place.scheme != "file":
+        return None
+    folder = Folder(Path(place.text))
+    try:
+        config = _CONFIG.decode(folder.read("config.json") or b"")
+        aliases = msgspec.toml.decode(folder.read("aliases.toml") or b"", type=_Aliases).aliases
+        ours = Version(version_of("telescope-envs") or "0")
+        is_ours = config.format == FORMAT_VERSION and ours >= Version(config.minimum_client)
+    except (msgspec.DecodeError, UnicodeDecodeError, InvalidVersion):
+        return None
+    return Catalog(folder.address, folder.catalog(), [*aliases]) if is_ours else None
