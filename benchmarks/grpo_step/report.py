@@ -17,12 +17,14 @@ Steps = Mapping[tuple[str, str, int], list[StepRecord]]
 """By workload, side and seed."""
 
 
-def speeds(records: Sequence[StepRecord]) -> list[float]:
-    """Return tokens per second of each whole step after the warm-up."""
-    return [
-        one.tokens / (one.ended_s - before.ended_s)
-        for before, one in zip(records[WARM_UP - 1 :], records[WARM_UP:], strict=False)
-    ]
+def seconds(records: Sequence[StepRecord]) -> float:
+    """Return how long the steps after the warm-up took together."""
+    return records[-1].ended_s - records[WARM_UP - 1].ended_s
+
+
+def tokens(records: Sequence[StepRecord]) -> int:
+    """Return the tokens they trained on."""
+    return sum(record.tokens for record in records[WARM_UP:])
 
 
 def summarise(workload: str, side: str, steps: Steps) -> dict[str, Any]:
@@ -31,22 +33,16 @@ def summarise(workload: str, side: str, steps: Steps) -> dict[str, Any]:
         seed: found for (name, of, seed), found in steps.items() if (name, of) == (workload, side)
     }
     timed = [record for records in runs.values() for record in records[WARM_UP:]]
-    by_seed = [statistics.median(speeds(records)) for records in runs.values()]
+    total_s = sum(map(seconds, runs.values()))
     return {
         "workload": workload,
         "side": side,
-        "tokens_per_s": statistics.median([x for r in runs.values() for x in speeds(r)]),
-        "tokens_per_s_by_seed": by_seed,
-        "step_s": statistics.median(
-            [
-                one.ended_s - before.ended_s
-                for records in runs.values()
-                for before, one in zip(records[WARM_UP - 1 :], records[WARM_UP:], strict=False)
-            ]
-        ),
+        "tokens_per_s": sum(map(tokens, runs.values())) / total_s,
+        "tokens_per_s_by_seed": [tokens(one) / seconds(one) for one in runs.values()],
+        "step_s": total_s / len(timed),
         "tokens_per_step": statistics.mean([record.tokens for record in timed]),
         "parts_s": {
-            part: statistics.median([record.parts[part] for record in timed])
+            part: statistics.mean([record.parts[part] for record in timed])
             for part in timed[0].parts
         },
         "first_reward": statistics.mean(

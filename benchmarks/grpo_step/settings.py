@@ -23,8 +23,11 @@ class Workload:
     group_size: int = 16
     learning_rate: float = 2e-4
     adam_betas: tuple[float, float] = (0.9, 0.99)
-    start_accuracy: float = 0.25
-    """The warm start ends when a sampled answer is expected to be the gold one this often."""
+    start_accuracy: float = 0.2
+    """The warm start ends when a sampled answer is expected to be the gold one this often.
+
+    From a weaker one, all sides learn so slowly that their curves cannot be told apart.
+    """
 
     def environment_settings(self, seed: int) -> dict[str, int]:
         """Return the settings of the environment; `seed` orders its problems."""
