@@ -31,20 +31,24 @@ check: setup ## format, lint, types, import contracts, budgets, registry
 	$(BIN)/telescope hub check registry
 
 FAST := -m "not engine and not gpu" --numprocesses $(WORKERS)
-ENGINE := -m "engine and not gpu" --numprocesses $(WORKERS) --dist loadfile
+ENGINE := -m "engine and not gpu" --numprocesses $(WORKERS) --dist loadfile --durations 15
 
-test-fast: setup environments ## all tests that start no vLLM, no Ray and no second process
+test-fast: setup environments ## all tests but those that start engines or train for long
 	$(BIN)/pytest $(FAST)
 
 # Engine tests share fixtures that are slow to start, such as a server, so a file stays with one
 # worker. They run even where a fast test failed: one run then shows all that is broken.
-test: setup environments ## all tests but those that need a GPU
+test: setup environments browser ## all tests but those that need a GPU
 	@$(BIN)/pytest $(FAST); fast=$$?; $(BIN)/pytest $(ENGINE); engine=$$?; \
 		exit $$((fast > engine ? fast : engine))
 
 .PHONY: environments
 environments:
 	@$(BIN)/telescope env install --shared math-reasoning countdown wordle tool-calculator reasoning-gym
+
+.PHONY: browser
+browser:
+	@scripts/browser.sh
 
 bench: setup environments ## the benchmarks; results go to benchmarks/results
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python "$$file" || exit 1; done

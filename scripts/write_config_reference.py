@@ -49,7 +49,8 @@ def section(title: str, model: type[BaseModel]) -> str:
     for name, info in model.model_fields.items():
         kind = type_text(schema[name]).replace("|", "\\|")
         default = "required" if info.is_required() else f"`{default_text(info)}`"
-        rows.append(f"| `{name}` | {kind} | {default} | {info.description} |")
+        about = " ".join((info.description or "").split())
+        rows.append(f"| `{name}` | {kind} | {default} | {about} |")
     return "\n".join([*rows, ""])
 
 

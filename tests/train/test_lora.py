@@ -139,6 +139,7 @@ def test_the_reference_is_the_model_without_adapters(tiny, start):
     assert largest_difference(worker.logprobs(batches), moved) > 0.001
 
 
+@pytest.mark.engine
 def test_checkpoints_hold_adapters_alone_and_continue_bit_for_bit(tiny, start, tmp_path):
     batches = grpo_batches(seq_len=128)[0]
     settings = lora_settings(tiny, lr_scheduler="cosine", lora_dropout=0.1)

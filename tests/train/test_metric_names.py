@@ -68,6 +68,7 @@ def start():
     workers.pop().close()
 
 
+@pytest.mark.engine
 async def test_the_page_lists_exactly_what_steps_write(start, tmp_path):
     model = make_tiny_model(tmp_path / "tiny", seed=0)
     rollout = {"should_accept_fn": "telescope_train.accept:has_signal"}

@@ -302,3 +302,23 @@ def test_a_chat_template_that_cannot_be_used_is_a_problem(
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config))
     (found,) = make_plan(load_train_config([], [*flags, *more])).problems
     assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ([], "up to 1 version, weighted for it by use_tis (truncate, tis_cap 2)"),
+        (["--max_async_rollout", "0"], "none: they are drawn by the weights that they train"),
+        (["--use_tis", "false"], "up to 1 version, not corrected for it: use_tis is off"),
+        (
+            ["--max_async_rollout", "3", "--algorithm", "dapo"],
+            "up to 3 versions, corrected for it by the ratio in the loss",
+        ),
+        (
+            ["--use_ppo_clip", "--use_decoupled_loss"],
+            "up to 1 version, weighted for it by use_decoupled_loss",
+        ),
+    ],
+)
+def test_the_plan_says_how_old_rollouts_are_and_what_corrects_for_it(flags, more, expected):
+    assert make_plan(load_train_config([], [*flags, *more])).age_of_rollouts == expected

@@ -51,6 +51,7 @@ def same_rollouts(one: Path, other: Path) -> bool:
     return rows(one) == rows(other)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     "more",
     [
@@ -77,6 +78,7 @@ async def test_ten_steps_equal_five_and_a_resume_and_five(tiny, tmp_path, more):
     assert is_back_filled == ("--should_accept_fn" in more)
 
 
+@pytest.mark.engine
 async def test_another_run_can_begin_at_a_checkpoint(tiny, tmp_path):
     short = ("--number_of_steps", "2", "--checkpoint_every", "1")
     first = config_of(tmp_path, tiny, *short)

@@ -37,6 +37,7 @@ def config_file(tmp_path):
     return path
 
 
+@pytest.mark.engine
 def test_sft_lowers_the_loss_and_learns(config_file, tmp_path):
     rows = []
     output = run_sft(load_sft_config([config_file]), on_row=rows.append)
@@ -119,6 +120,7 @@ SAVED = ("--checkpoint_every", "5", "--num_examples", "20")
 LATEST = (*SAVED, "--resume_from_checkpoint", "latest")
 
 
+@pytest.mark.engine
 def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
     """To the bit: weights and every number measured. 20 examples are several epochs."""
     straight = trained(config_file, tmp_path / "straight", *SAVED)
@@ -151,6 +153,7 @@ def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
     assert [row["step"] for row in rows_of(forked)] == [6, 7, 8, 9, 10]
 
 
+@pytest.mark.engine
 def test_checkpoints_that_are_not_kept_go(config_file, tmp_path):
     flags = ("--checkpoint_every", "2", "--checkpoint_keep_last", "1", "--checkpoint_keep_every=4")
     output = trained(config_file, tmp_path / "a", *flags)

@@ -127,6 +127,7 @@ def test_conversations_that_are_too_long(tmp_path):
         dataset_samples(config_of(path, "--seq_len", "3", "--too_long", "drop"), TOKENIZER)
 
 
+@pytest.mark.engine
 def test_training_on_conversations_lowers_the_held_out_loss(tmp_path):
     path = write(tmp_path / "chats.jsonl", [conversation(n) for n in range(40)], field="chat")
     rows = []

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 import telescope_train
 from telescope_core.config import leaf_paths
 from telescope_core.errors import ConfigError
+from telescope_train.backends.protocol import BackendSettings
 from telescope_train.config import TrainConfig, load_train_config
 from telescope_train.config.names import FOREIGN_NAMES, PLANNED_NAMES
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry
@@ -99,7 +100,10 @@ def test_every_setting_is_read_by_the_trainer():
             ],
             "env_addresses has no effect with env_isolation = 'none'",
         ),
-        (["--tis_cap", "2.0"], "algorithm.tis_cap has no effect without use_tis"),
+        (
+            ["--tis_cap", "2.0", "--max_async_rollout", "0"],
+            "algorithm.tis_cap has no effect without use_tis",
+        ),
         (["--adam_betas", "[0.9, 1.0]"], "adam_betas[1] must be at least 0 and below 1, got 1"),
         (["--min_lr_ratio", "0.1"], "min_lr_ratio has no effect"),
         (["--lr_scheduler", "none", "--warmup_steps", "2"], "warmup_steps has no effect"),
@@ -197,7 +201,7 @@ def test_a_switch_with_more_than_two_positions():
 
 def test_all_problems_are_reported_at_once():
     with pytest.raises(ConfigError) as caught:
-        load("--temperature", "0", "--tis_cap", "3", "--group_size", "1")
+        load("--temperature", "0", "--clip_low", "0.1", "--group_size", "1")
     assert len(str(caught.value).splitlines()) == 3
 
 
@@ -208,3 +212,27 @@ def test_the_schema_needs_neither_torch_nor_transformers_nor_ray():
         "import telescope_train.config, telescope_train.plan, telescope_train.plan_text\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_weighted"),
+    [
+        ([], True),
+        (["--max_async_rollout", "0"], False),
+        (["--max_async_rollout", "0", "--number_of_minibatches", "2"], True),
+        (["--use_tis", "false"], False),
+        (["--max_async_rollout", "0", "--use_tis"], True),
+        (["--use_ppo_clip"], False),
+        (["--use_ppo_clip", "--use_decoupled_loss"], False),
+        (["--algorithm", "dapo"], False),
+        (["--algorithm", "cispo"], False),
+        (["--algorithm", "dapo", "--use_ppo_clip", "false"], True),
+        (["--algorithm", "rloo"], True),
+    ],
+)
+def test_late_rollouts_are_weighted_unless_the_loss_does_or_the_user_says_no(flags, is_weighted):
+    config = load_train_config([], [*RUN, *MATHS, *flags])
+    assert config.algorithm.use_tis is is_weighted
+    section = BackendSettings.from_config(config).algorithm
+    assert section is not None
+    assert section.use_tis is is_weighted

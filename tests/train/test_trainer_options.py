@@ -212,6 +212,7 @@ def test_what_needs_a_gpu_is_refused_without_one(tiny, start, options, expected)
         start(backend_settings(tiny, **options))
 
 
+@pytest.mark.engine
 def test_bfloat16_moments_continue_from_a_checkpoint(tiny, start, tmp_path):
     settings = backend_settings(tiny, optimizer="adamw_bf16")
     batches = grpo_batches(seq_len=128)[0]
@@ -240,6 +241,7 @@ def test_an_updated_reference_comes_back_with_a_checkpoint(tiny, start, tmp_path
     assert np.array_equal(worker.backend.reference_logprobs(batches[:1])[0], expected)
 
 
+@pytest.mark.engine
 def test_eight_bit_moments_train_and_continue(tiny, start, tmp_path, monkeypatch):
     """Its step is compiled for a GPU in a run; here it runs uncompiled, on sharded weights."""
     monkeypatch.syspath_prepend(Path(sys.prefix) / "low-bit-optimizers")

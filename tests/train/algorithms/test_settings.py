@@ -20,6 +20,7 @@ MATHS = ["--environments", '[{"name": "math-reasoning"}]']
 CLIP = "--use_ppo_clip"
 BATCH = ["--ppo_clip_ref_logprobs", "batch"]
 TIS = "--use_tis"
+IN_STEP = "--max_async_rollout=0"
 ICEPOP = [TIS, "--tis_mode", "icepop"]
 GSPO, SAPO, DR_GRPO = (["--algorithm", name] for name in ("gspo", "sapo", "dr_grpo"))
 
@@ -31,7 +32,7 @@ EFFECTIVE: dict[str, tuple[list[str], str]] = {
     "clip_high": (GSPO, "0.01"),
     "clip_ratio_c": ([CLIP], "1.05"),
     "ppo_clip_ref_logprobs": (SAPO, "batch"),
-    "use_tis": ([], "true"),
+    "use_tis": ([], "false"),
     "tis_cap": ([TIS], "1.1"),
     "tis_mode": ([TIS, "--tis_cap", "1.1"], "icepop"),
     "tis_floor": (ICEPOP, "0.9"),
@@ -58,10 +59,10 @@ NO_EFFECT: dict[str, list[tuple[list[str], str]]] = {
     "clip_high": [([], "0.1"), (SAPO, "0.1")],
     "clip_ratio_c": [([], "3"), (["--algorithm", "cispo"], "3"), (GSPO, "3"), (SAPO, "3")],
     "ppo_clip_ref_logprobs": [([], "batch"), ([CLIP, "--use_decoupled_loss"], "batch")],
-    "tis_cap": [([], "3")],
-    "tis_mode": [([], "icepop")],
-    "tis_floor": [([], "0.5"), ([TIS], "0.5")],
-    "tis_logprob_clamp": [([], "5")],
+    "tis_cap": [([IN_STEP], "3"), ([CLIP], "3")],
+    "tis_mode": [([IN_STEP], "icepop")],
+    "tis_floor": [([IN_STEP], "0.5"), ([TIS], "0.5")],
+    "tis_logprob_clamp": [([IN_STEP], "5"), (GSPO, "5")],
     "seq_is_mask_low": [([], "0.5")],
     "seq_is_mask_high": [([], "1.5")],
     "recompute_logprob": [([], "false"), ([CLIP], "false"), ([CLIP], "true")],

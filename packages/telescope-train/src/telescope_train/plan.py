@@ -14,6 +14,7 @@ from telescope_core.errors import TelescopeError
 from telescope_train.accept import load_accept_fn
 from telescope_train.chat_template import how_replies_are_read, template_problems
 from telescope_train.config.checks import max_tokens_problems
+from telescope_train.config.corrections import age_of_rollouts
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.environments import (
     environment_problems,
@@ -87,6 +88,8 @@ class Plan:
     num_parameters: int | None
     num_steps: int
     algorithm: str
+    age_of_rollouts: str
+    """How much older than the weights they train, and what corrects for it."""
     replies: str
     """How what the model writes is read."""
     max_model_len: int
@@ -133,6 +136,7 @@ def make_plan(config: TrainConfig) -> Plan:
         num_parameters=facts.num_parameters,
         num_steps=config.run.number_of_steps,
         algorithm=config.algorithm.algorithm,
+        age_of_rollouts=age_of_rollouts(config),
         replies=how_replies_are_read(config.model),
         max_model_len=limit,
         groups_per_step=config.rollout.prompts_batch_size_for_trainer,

@@ -81,6 +81,7 @@ def _batch(plan: Plan) -> Iterator[str]:
         f"{plan.groups_per_step} groups, {plan.rollouts_per_step:g} rollouts, at most "
         f"{plan.max_tokens_per_step:,} tokens ({plan.max_model_len:,} each)",
     )
+    yield _row("age of rollouts", plan.age_of_rollouts)
     yield _row("replies", f"read: {plan.replies}")
 
 

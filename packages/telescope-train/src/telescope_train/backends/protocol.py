@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from telescope_train.algorithms.terms import Terms, TokenLoss
 from telescope_train.batch import PackedBatch
 from telescope_train.checkpoint import Saving
+from telescope_train.config.corrections import algorithm_in_use
 from telescope_train.config.schema import (
     AlgorithmSection,
     ModelSection,
@@ -46,7 +47,7 @@ class BackendSettings:
         return cls(
             model=config.model,
             trainer=config.trainer,
-            algorithm=config.algorithm,
+            algorithm=algorithm_in_use(config),
             seed=config.run.seed,
             number_of_steps=config.num_optimizer_steps,
         )

@@ -12,6 +12,7 @@ from telescope_train.algorithms.record import (
     load_algorithm,
 )
 from telescope_train.config.algorithm_section import AlgorithmSection
+from telescope_train.config.corrections import algorithm_in_use, has_ratio
 from telescope_train.config.schema import TrainConfig
 from telescope_train.config.was_set import was_set
 
@@ -25,7 +26,7 @@ def algorithm_problems(config: TrainConfig) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
-    section = config.algorithm
+    section = algorithm_in_use(config)
     yield from _group_size_problems(config, algorithm)
     yield from _conflicts(section, algorithm)
     for fields, effect in _effects(section, algorithm):
@@ -35,11 +36,6 @@ def algorithm_problems(config: TrainConfig) -> Iterator[str]:
                 for field in fields
                 if was_set(section, field)
             )
-
-
-def has_ratio(section: AlgorithmSection, algorithm: Algorithm) -> bool:
-    """Whether the loss holds a ratio to old log-probs."""
-    return algorithm.has_ratio or bool(resolved(section, algorithm).use_ppo_clip)
 
 
 def _effects(

@@ -24,8 +24,9 @@ class AlgorithmSection(Section):
     """Dual clip: the loss of a token with a negative advantage A is at most this times -A."""
     ppo_clip_ref_logprobs: Literal["rollout", "batch"] = "rollout"
     """Old log-probs of the ratio: the sampler's, or recomputed by the trainer for each batch."""
-    use_tis: bool = False
-    """Weight tokens by the truncated ratio of trainer to sampler probability."""
+    use_tis: bool | None = None
+    """Weight tokens by the truncated ratio of trainer to sampler probability; null = where rollouts
+    can be older than the weights and the loss holds no ratio that corrects for it."""
     tis_cap: Positive = 2.0
     """Largest such weight, with `use_tis`."""
     tis_mode: Literal["truncate", "icepop"] = "truncate"

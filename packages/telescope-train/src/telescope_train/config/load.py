@@ -5,6 +5,7 @@ from pathlib import Path
 
 from telescope_core.config import load_config
 from telescope_train.config.checks import check_config
+from telescope_train.config.corrections import algorithm_in_use
 from telescope_train.config.names import FOREIGN_NAMES, PLANNED_NAMES
 from telescope_train.config.schema import TrainConfig
 
@@ -15,4 +16,4 @@ def load_train_config(files: Sequence[Path], flags: Sequence[str] = ()) -> Train
         TrainConfig, files, flags, known_names=PLANNED_NAMES, foreign_names=FOREIGN_NAMES
     )
     check_config(config)
-    return config
+    return config.model_copy(update={"algorithm": algorithm_in_use(config)})

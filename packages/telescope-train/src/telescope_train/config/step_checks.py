@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from telescope_core.errors import ConfigError
 from telescope_train.algorithms.record import load_algorithm
-from telescope_train.config.algorithm_checks import has_ratio
+from telescope_train.config.corrections import has_ratio
 from telescope_train.config.schema import TrainConfig
 from telescope_train.config.was_set import was_set
 

@@ -25,6 +25,9 @@ from telescope_train.inference.wire import (
 )
 
 CONTROL_DEADLINE_S = 120.0
+_PAUSES_S = (0.25, 0.5, 1.0)
+"""Between two tries of a control call."""
+_UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _JSON = {"content-type": "application/json"}
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -51,8 +54,10 @@ class TokenClient:
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
         self.num_in_flight = 0
+        # A control call each time on a connection of its own: between two steps a server may close
+        # one that is idle (vLLM after 5 s) in the very moment in which the next call goes out.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         )
         self._plane: Plane | None = None
@@ -82,12 +87,21 @@ class TokenClient:
         return parse_reply(reply, self.base_url)
 
     async def control(
-        self, path: str, body: dict[str, Any] | None = None, *, query: str = ""
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        query: str = "",
+        is_repeatable: bool = False,
     ) -> None:
-        """Call an administrative route; raises EndpointError when it does not succeed in time."""
+        """Call an administrative route; raises EndpointError when it does not succeed in time.
+
+        What never reached the server is tried again, a few times; what may have reached it only
+        when doing it twice is the same as doing it once (`is_repeatable`).
+        """
         try:
             async with asyncio.timeout(CONTROL_DEADLINE_S):
-                await self._post(f"{path}{query}", body or {})
+                await self._post_again(f"{path}{query}", body or {}, is_repeatable=is_repeatable)
         except TimeoutError:
             raise EndpointError(
                 f"{self.base_url}{path} did not answer within {CONTROL_DEADLINE_S:g} s"
@@ -116,17 +130,22 @@ class TokenClient:
                 self._plane = Plane(socket, url)
             return self._plane
 
-    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def _post_again(self, path: str, body: dict[str, Any], *, is_repeatable: bool) -> None:
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                return await self._post(path, body)
+            except aiohttp.ClientError as error:
+                if pause_s is None or not (is_repeatable or isinstance(error, _UNSENT)):
+                    raise _no_answer(f"{self.base_url}{path}", error) from error
+                await asyncio.sleep(pause_s)
+
+    async def _post(self, path: str, body: dict[str, Any]) -> None:
         url = f"{self.base_url}{path}"
-        try:
-            async with self._session.post(url, data=orjson.dumps(body), headers=_JSON) as response:
-                content = await response.read()
-        except aiohttp.ClientError as error:
-            raise _no_answer(url, error) from error
+        async with self._session.post(url, data=orjson.dumps(body), headers=_JSON) as response:
+            content = await response.read()
         if response.status != 200:
             text = content.decode(errors="replace")[:500]
             raise EndpointError(f"{url} answered HTTP {response.status}: {text}")
-        return orjson.loads(content)
 
 
 class Plane:

@@ -25,6 +25,9 @@ from telescope_core.errors import ConfigError, ProcessDiedError
 SERVED_MODEL_NAME = "policy"
 ENGINE_THREAD_VARIABLE = "TELESCOPE_VLLM_ENGINE_THREAD"
 """Set to 1, the engine runs in the API server's process (`vllm_plugin.engine_thread`)."""
+CPU_KERNELS_VARIABLE = "TELESCOPE_VLLM_CPU_KERNELS"
+"""Set to 1, an engine in the API server's process computes with fused kernels on CPU
+(`vllm_plugin.cpu_kernels`)."""
 STARTUP_DEADLINE_S = 300.0
 _POLL_S = 0.1
 _TOKEN_PLANE = "telescope_train.inference.vllm_plugin.token_plane.TokenPlane"
@@ -101,6 +104,7 @@ class ServerSettings:
             # The scheduler places threads better than fixed cores that the trainer uses as well.
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             environment.setdefault(ENGINE_THREAD_VARIABLE, "1")
+            environment.setdefault(CPU_KERNELS_VARIABLE, "1")
             # Nothing is compiled with enforce-eager but one helper of the sampler: it would cost
             # the first request 20 s of C++ compilation and gains nothing measurable.
             environment.setdefault("TORCHDYNAMO_DISABLE", "1")

@@ -71,7 +71,7 @@ class WeightPublisher:
 
     async def publish(self, version: WeightVersion) -> None:
         """Make `version` live everywhere; returns when every server samples from it."""
-        await self._everywhere(PAUSE_PATH, query=self._pause_query)
+        await self._everywhere(PAUSE_PATH, query=self._pause_query, is_repeatable=True)
         await self._everywhere("/start_weight_update")
         header_rows = [asdict(header) for header in self._headers]
         update = {
@@ -86,13 +86,18 @@ class WeightPublisher:
         await _together(self._sender.send_weights(), *receiving)
         await self._everywhere("/finish_weight_update", {"weight_version": str(version)})
         self._pool.version = version
-        await self._everywhere("/resume")
+        await self._everywhere("/resume", is_repeatable=True)
 
     async def _everywhere(
-        self, path: str, body: dict[str, object] | None = None, *, query: str = ""
+        self,
+        path: str,
+        body: dict[str, object] | None = None,
+        *,
+        query: str = "",
+        is_repeatable: bool = False,
     ) -> None:
         def call(client: TokenClient) -> Awaitable[None]:
-            return client.control(path, body, query=query)
+            return client.control(path, body, query=query, is_repeatable=is_repeatable)
 
         await _together(*(call(client) for client in self._pool.clients))
 

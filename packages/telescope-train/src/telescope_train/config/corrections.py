@@ -1,0 +1,43 @@
+"""Whether a run corrects for rollouts that are older than the weights they train."""
+
+from telescope_train.algorithms.objective import resolved
+from telescope_train.algorithms.record import Algorithm, load_algorithm
+from telescope_train.config.algorithm_section import AlgorithmSection
+from telescope_train.config.schema import TrainConfig
+
+
+def has_ratio(section: AlgorithmSection, algorithm: Algorithm) -> bool:
+    """Whether the loss holds a ratio to old log-probs."""
+    return algorithm.has_ratio or bool(resolved(section, algorithm).use_ppo_clip)
+
+
+def algorithm_in_use(config: TrainConfig) -> AlgorithmSection:
+    """Return `[algorithm]` with `use_tis` decided where it is null.
+
+    A plain policy gradient of samples that older weights drew is biased, so it is weighted unless
+    the user says otherwise; a loss with a ratio of its own corrects by that.
+    """
+    section = config.algorithm
+    if section.use_tis is not None:
+        return section
+    algorithm = load_algorithm(section.algorithm)
+    is_late = config.scheduling.max_async_rollout > 0 or section.number_of_minibatches > 1
+    is_corrected = section.use_decoupled_loss or has_ratio(section, algorithm)
+    return section.model_copy(update={"use_tis": is_late and not is_corrected})
+
+
+def age_of_rollouts(config: TrainConfig) -> str:
+    """Return how old rollouts can be and what corrects for that, for a person."""
+    ahead = config.scheduling.max_async_rollout
+    if not ahead:
+        return "none: they are drawn by the weights that they train"
+    section = algorithm_in_use(config)
+    if section.use_tis:
+        how = f"weighted for it by use_tis ({section.tis_mode}, tis_cap {section.tis_cap:g})"
+    elif section.use_decoupled_loss:
+        how = "weighted for it by use_decoupled_loss"
+    elif has_ratio(section, load_algorithm(section.algorithm)):
+        how = "corrected for it by the ratio in the loss"
+    else:
+        how = "not corrected for it: use_tis is off"
+    return f"up to {ahead} version{'s'[: ahead > 1]}, {how}"

@@ -1,0 +1,100 @@
+"""Control calls between steps, against servers and networks that drop some of them."""
+
+import asyncio
+import socket
+
+import pytest
+
+from telescope_core.errors import EndpointError
+from telescope_train.inference.client import TokenClient
+
+REPLY = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+DEADLINE_S = 30.0
+
+
+async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer the first request of a connection, and close it when the second one begins."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].split()[0])
+    await reader.readexactly(length)
+    writer.write(REPLY)
+    await writer.drain()
+    await reader.read(1)
+    writer.transport.abort()
+
+
+async def test_a_call_never_meets_a_connection_that_the_server_is_closing():
+    server = await asyncio.start_server(answer_once, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = TokenClient(f"http://127.0.0.1:{port}")
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            for _ in range(3):
+                await client.control("/pause")
+    finally:
+        await client.close()
+        server.close()
+
+
+class DroppingServer:
+    """Reads each request and drops the connection, until it has done so `num_dropped` times."""
+
+    def __init__(self, num_dropped: int) -> None:
+        self.num_dropped = num_dropped
+        self.num_requests = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_requests += 1
+        if self.num_requests > self.num_dropped:
+            await answer_once(reader, writer)
+            return
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+
+
+async def called(path: str, answer: DroppingServer, *, is_repeatable: bool) -> None:
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    client = TokenClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await client.control(path, is_repeatable=is_repeatable)
+    finally:
+        await client.close()
+        server.close()
+
+
+async def test_a_lost_answer_is_asked_for_again_where_twice_is_as_good_as_once():
+    answer = DroppingServer(num_dropped=2)
+    await called("/pause", answer, is_repeatable=True)
+    assert answer.num_requests == 3
+
+
+async def test_a_lost_answer_to_an_update_is_an_error_at_once():
+    answer = DroppingServer(num_dropped=1)
+    with pytest.raises(EndpointError, match=r"no answer from the inference server at .*/update"):
+        await called("/update_weights", answer, is_repeatable=False)
+    assert answer.num_requests == 1
+
+
+async def test_a_server_that_is_always_silent_is_given_up():
+    answer = DroppingServer(num_dropped=100)
+    with pytest.raises(EndpointError, match=r"no answer from the inference server at .*/pause"):
+        await called("/pause", answer, is_repeatable=True)
+    assert answer.num_requests == 4
+
+
+async def test_what_never_reached_the_server_is_sent_again():
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    client = TokenClient(f"http://127.0.0.1:{port}")
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            calling = asyncio.create_task(client.control("/update_weights"))
+            refused, _ = await asyncio.wait([calling], timeout=0.1)
+            assert not refused
+            server = await asyncio.start_server(answer_once, "127.0.0.1", port)
+            await calling
+            server.close()
+    finally:
+        await client.close()
