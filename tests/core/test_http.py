@@ -170,7 +170,7 @@ async def test_cancelling_closes_the_connection_at_once():
         started_s = time.monotonic()
         await asyncio.wait(tasks)
         await asyncio.wait_for(server.closed.wait(), 5)
-        assert time.monotonic() - started_s < 0.1
+        assert time.monotonic() - started_s < 1.0
         assert all(task.cancelled() for task in tasks)
 
 

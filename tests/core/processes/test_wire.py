@@ -208,7 +208,7 @@ async def test_cancelling_frees_the_slot_of_the_server_at_once(wire, slots, how,
             await pool.cancel(f"g{index % 4}/{index}")
     await asyncio.wait_for(server.is_idle.wait(), 5)
     freed_s = time.monotonic() - began_s
-    assert freed_s < 0.1, f"{16} slots were free after {freed_s:.3f} s"
+    assert freed_s < 1.0, f"{16} slots were free after {freed_s:.3f} s"
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     if how == "task":
         assert all(isinstance(one, asyncio.CancelledError) for one in ended)

@@ -114,7 +114,7 @@ def test_a_trickle_ends_with_the_time_for_all(host, tmp_path, sent):
     began = time.monotonic()
     with pytest.raises(RegistryError, match=r"config\.json: not done within 0\.25 s"):
         open_store(host.address, tmp_path / "cache", total_s=0.25).read("config.json")
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 3
 
 
 def test_silence_ends(host, tmp_path):

@@ -160,7 +160,7 @@ def test_a_wait_that_is_too_long_is_an_error_now(host, cache, when):
     began = time.monotonic()
     with pytest.raises(RegistryError, match=r"answered 429 and asks to wait 3\d\d\d s \(1 try\)"):
         open_store(host.address, cache).read(PATH[1:])
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
 
 
 def test_a_short_wait_is_waited(host, cache):

@@ -67,7 +67,7 @@ async def test_a_client_that_goes_away_frees_the_slot_at_once(serve):
         request.cancel()
         started_s = time.monotonic()
         await asyncio.wait_for(rollout.pool.cancelled.wait(), LONGEST_S)
-        assert time.monotonic() - started_s < 0.1
+        assert time.monotonic() - started_s < 1.0
     assert rollout.policy.turns == []
     assert rollout.policy.failure is None
 
