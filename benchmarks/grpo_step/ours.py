@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 from grpo_step.addition import NAME
-from grpo_step.settings import Block, StepRecord, load_block, save_records
+from grpo_step.settings import Block, Side, StepRecord, load_block, save_records
 from telescope_train.config.checks import check_config
 from telescope_train.config.schema import TrainConfig
 from telescope_train.run import run_training
 
+AHEAD: dict[Side, int] = {"ours-sync": 0, "ours-async": 1, "ours-async-2": 2}
 TIMES = ("generate_s", "train_s", "sync_s", "wait_s")
 
 
@@ -36,7 +37,7 @@ def config_of(block: Block) -> TrainConfig:
                 # TRL trains on groups of equal rewards too; leaving them out would be faster.
                 "discard_group_zero_advantage": False,
             },
-            "scheduling": {"max_async_rollout": 1 if block.side == "ours-async" else 0},
+            "scheduling": {"max_async_rollout": AHEAD[block.side]},
             "trainer": {
                 "learning_rate": workload.learning_rate,
                 "adam_betas": workload.adam_betas,
@@ -46,7 +47,7 @@ def config_of(block: Block) -> TrainConfig:
             },
             "inference": {"inference_base_port": block.port, "max_model_len": 512},
             "ray": {
-                "ray_inference_cpus_per_worker": block.threads,
+                "ray_inference_cpus_per_worker": block.server_threads,
                 "ray_trainer_cpus_per_worker": block.threads,
             },
         }

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-Side = Literal["ours-sync", "ours-async", "trl"]
+Side = Literal["ours-sync", "ours-async", "ours-async-2", "trl"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,9 @@ class Block:
     folder: str
     """Where the block writes; it must not exist yet."""
     threads: int
-    """CPU threads that each computing process of the side may use."""
+    """CPU threads of the trainer."""
+    server_threads: int
+    """CPU threads of the vLLM server; TRL has none."""
     port: int
 
     @property

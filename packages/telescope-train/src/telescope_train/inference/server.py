@@ -101,6 +101,8 @@ class ServerSettings:
         if self.device == "cpu":
             environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
             environment["OMP_NUM_THREADS"] = str(self.num_threads)
+            # Threads that wait for each other would spin on cores that the trainer uses as well.
+            environment.setdefault("OMP_WAIT_POLICY", "passive")
             # The scheduler places threads better than fixed cores that the trainer uses as well.
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             environment.setdefault(ENGINE_THREAD_VARIABLE, "1")

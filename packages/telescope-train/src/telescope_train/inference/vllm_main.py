@@ -8,6 +8,7 @@ import os
 import runpy
 import sys
 
+from telescope_core.collector import rare_collections
 from telescope_train.inference.server import CPU_KERNELS_VARIABLE, ENGINE_THREAD_VARIABLE
 from telescope_train.inference.vllm_plugin import cpu_kernels, engine_thread
 
@@ -19,7 +20,8 @@ def main() -> None:
         # Known in this process alone, so only where the engine is in it too.
         if os.environ.get(CPU_KERNELS_VARIABLE) == "1":
             sys.argv += cpu_kernels.install()
-    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+    with rare_collections():
+        runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
     # The server has closed. Taking the interpreter apart with all that vLLM loaded needs seconds
     # more, and whoever started the server waits for its memory and its port.
     sys.stdout.flush()

@@ -140,8 +140,9 @@ class Connection:
 
 @lru_cache(maxsize=256)
 def _sampling_params(content: bytes) -> SamplingParams:
-    """Return vLLM's parameters; the engine works on a copy of them."""
+    """Return vLLM's parameters. Each request gets a shallow copy: none changes what they hold."""
     params = SamplingParams(**msgspec.msgpack.decode(content))
+    params.skip_clone = True
     params.output_kind = RequestOutputKind.FINAL_ONLY
     params.flat_logprobs = True
     return params
