@@ -225,9 +225,9 @@ class RaySection(Section):
     ray_placement_timeout_s: Positive = 300.0
     """Seconds to wait for the cluster to have room."""
     ray_inference_cpus_per_worker: Positive = 1.0
-    """CPUs reserved for each inference server."""
+    """CPUs reserved for each inference server; without a GPU, also the threads it computes with."""
     ray_trainer_cpus_per_worker: Positive = 1.0
-    """CPUs reserved for each trainer process."""
+    """CPUs reserved for each trainer process, and the threads it computes with on a CPU."""
 
 
 class TrainConfig(Section):
