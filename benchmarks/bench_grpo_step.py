@@ -26,6 +26,15 @@ PORT = 8600
 BLOCK_DEADLINE_S = 900.0
 WORKLOADS = (
     Workload(
+        name="long",
+        max_first=19,
+        max_second=80,
+        by_counting=True,
+        shows_sum=True,
+        max_tokens=256,
+        steps=25,
+    ),
+    Workload(
         name="counting",
         max_first=69,
         max_second=30,
@@ -63,7 +72,8 @@ clock of those steps, all seeds together: one step ahead, steps that wait altern
 do not, and a median would leave the waiting out. `ours-sync` is `max_async_rollout = 0`,
 `ours-async` is 1, the default, and `ours-async-2` is 2.
 TRL generates with transformers in the training process; ours with a vLLM server over HTTP.
-`counting` answers `37+5` with `38,39,40,41,42`, up to 90 tokens; `sum` with `42`.
+`counting` answers `37+5` with `38,39,40,41,42`, up to 90 tokens; `sum` with `42`; `long` counts
+too, in answer to `12+63=75` and up to 240 tokens.
 Equal on both sides: model, problems and their order, 16 prompts with 16 completions each, sampling
 at temperature 1, longest completion, no KL term, one update per batch (nothing is clipped), token
 mean over the whole batch, AdamW, learning rate, float32, groups of equal rewards included. TRL has

@@ -1,7 +1,8 @@
 """Adding two numbers: the task both sides train on, and its reward.
 
 `37+5` is answered `42`, or by counting: `38,39,40,41,42`, whose length grows with the second
-number. The reward is 1 when the last number is right.
+number. `12+63=75` says where counting ends, so that long answers can be learnt soon. The reward is
+1 when the last number is right.
 """
 
 import random
@@ -23,6 +24,7 @@ class Addition(SingleTurnEnvironment):
         max_first: int = 99
         max_second: int = 99
         by_counting: bool = False
+        shows_sum: bool = False
         seed: int = 0
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
@@ -57,5 +59,6 @@ def score(text: str, answer: str) -> float:
 
 def _draw(config: Addition.Config, rng: random.Random) -> Example:
     first, second = rng.randint(10, config.max_first), rng.randint(1, config.max_second)
-    prompt = f"{first}+{second}"
-    return Example(id=prompt, prompt=prompt, answer=str(first + second))
+    sum_ = first + second
+    prompt = f"{first}+{second}={sum_}" if config.shows_sum else f"{first}+{second}"
+    return Example(id=prompt, prompt=prompt, answer=str(sum_))

@@ -16,6 +16,7 @@ class Workload:
     max_first: int
     max_second: int
     by_counting: bool
+    shows_sum: bool = False
     max_tokens: int
     """Longest completion."""
     steps: int
@@ -35,6 +36,7 @@ class Workload:
             "max_first": self.max_first,
             "max_second": self.max_second,
             "by_counting": self.by_counting,
+            "shows_sum": self.shows_sum,
             "seed": seed,
         }
 
