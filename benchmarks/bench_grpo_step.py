@@ -51,12 +51,6 @@ WORKLOADS = (
         steps=50,
     ),
 )
-MODULES: dict[Side, str] = {
-    "ours-sync": "grpo_step.ours",
-    "ours-async": "grpo_step.ours",
-    "ours-async-2": "grpo_step.ours",
-    "trl": "grpo_step.trl_peer",
-}
 THREADS: dict[Side, tuple[int, int]] = {
     "ours-sync": (2, 2),
     "ours-async": (1, 1),
@@ -132,7 +126,8 @@ def measure(
         print(f"{workload.name}: warm start", flush=True)
         run_module("grpo_step.start", blocks[0], blocks[0].model, threads=1)
         for block in blocks:
-            run_module(MODULES[block.side], block, threads=block.threads)
+            module = "grpo_step.trl_peer" if block.side == "trl" else "grpo_step.ours"
+            run_module(module, block, threads=block.threads)
             records = load_records(Path(block.folder))
             found[workload.name, block.side, block.seed] = records
             rewards = f"reward {records[0].reward:.3f} to {records[-1].reward:.3f}"

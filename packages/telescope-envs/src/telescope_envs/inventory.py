@@ -64,6 +64,11 @@ def record_paths() -> list[Path]:
     return sorted(records_folder().glob("*/*.json"))
 
 
+def link_paths() -> list[Path]:
+    """Return the records of links, in order."""
+    return sorted(links_folder().glob("*/*.json"))
+
+
 def is_there(distribution: str, version: str, interpreter: str) -> bool:
     """Whether what a record says is still there: its Python, or its package in this one."""
     if interpreter:
@@ -119,7 +124,7 @@ def listed_installations() -> list[ListedInstallation]:
 def listed_links() -> dict[str, Path]:
     """Return the folder of every link, those that are gone as well, by the link's id."""
     found: dict[str, Path] = {}
-    for path in sorted(links_folder().glob("*/*.json")):
+    for path in link_paths():
         try:
             link = _LINK.decode(path.read_bytes())
         except (msgspec.DecodeError, UnicodeDecodeError):

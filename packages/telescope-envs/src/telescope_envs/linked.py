@@ -19,7 +19,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError
-from telescope_envs.inventory import links_folder
+from telescope_envs.inventory import link_paths, links_folder
 from telescope_envs.registry.names import (
     ENTRY_POINT_GROUP,
     check_name,
@@ -115,7 +115,7 @@ def unlink(name: str) -> Link | None:
 def links() -> list[Link]:
     """Return every link, by id, those to folders that are gone as well."""
     found: list[Link] = []
-    for path in sorted(links_folder().glob("*/*.json")):
+    for path in link_paths():
         try:
             found.append(Link.model_validate_json(path.read_bytes()))
         except ValidationError:
