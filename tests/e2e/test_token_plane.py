@@ -76,6 +76,66 @@ async def test_tokens_keep_the_version_they_were_sampled_under(client: TokenClie
     assert len(generation.token_ids) == len(generation.logprobs) == LENGTH
 
 
+async def test_a_request_past_the_output_processor_ends_as_one_through_it(
+    client: TokenClient,
+) -> None:
+    # A stop string takes text, so it takes vLLM's output processor; this one is never met.
+    never = {"stop": ["no such words"], "detokenize": True}
+    for params in ({"seed": 1}, {"seed": 2, "temperature": 0.5}, {"seed": 3, "top_k": 4}):
+        past, through = await asyncio.gather(
+            generate(client, 30, **params), generate(client, 30, **params, **never)
+        )
+        assert past == through
+    stopping = {**params, "stop_token_ids": [past.token_ids[4]]}
+    past, through = await asyncio.gather(
+        generate(client, 30, **stopping), generate(client, 30, **stopping, **never)
+    )
+    assert past.finish_reason == "stop"
+    assert past == through
+
+
+async def test_an_engine_that_fails_fails_what_waits_for_it() -> None:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    from telescope_train.inference.vllm_plugin.engine_thread import EngineThreadClient
+
+    class Broken:
+        """An engine whose first step raises."""
+
+        def __init__(self, *_: Any) -> None:
+            """Need no model."""
+
+        def put(self, *_: Any) -> None:
+            """Take a request."""
+
+        def turn(self) -> None:
+            """Fail."""
+            raise MemoryError("no room for a step")
+
+    core = EngineThreadClient(None, None, False, engine_class=Broken)  # type: ignore[arg-type]
+    request = EngineCoreRequest(
+        "one",
+        PROMPT,
+        None,
+        SamplingParams(),
+        None,
+        0.0,
+        None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+    waiting = asyncio.create_task(core.complete(request))
+    await asyncio.sleep(0)
+    with pytest.raises(EngineDeadError):
+        await core.get_output_async()
+    with pytest.raises(EngineDeadError):
+        await asyncio.wait_for(waiting, DEADLINE_S)
+    with pytest.raises(EngineDeadError):
+        await core.complete(request)
+
+
 async def test_a_draining_pause_lets_running_requests_end(client: TokenClient) -> None:
     running = asyncio.create_task(generate(client, LENGTH))
     await until_running(client, 1)

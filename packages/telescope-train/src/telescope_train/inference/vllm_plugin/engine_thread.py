@@ -12,12 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import (
     EngineCoreOutput,
@@ -30,8 +28,10 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
-from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import RequestStatus
+
+from telescope_train.inference.vllm_plugin.completions import Completion, Completions
+from telescope_train.inference.vllm_plugin.held_outputs import HeldOutputs
 
 logger = init_logger("vllm.telescope")
 _IDLE_S = 0.001
@@ -49,6 +49,17 @@ def _make_client(
     return EngineThreadClient(vllm_config, executor_class, log_stats)
 
 
+class Turn(NamedTuple):
+    """What one step of the engine brought."""
+
+    outputs: list[EngineCoreOutputs]
+    """For vLLM's output processor."""
+    completions: list[Completion]
+    """Ended ones, for those who wait for them."""
+    has_more: bool
+    """Whether there is more to do."""
+
+
 class EngineThread(EngineCore):
     """The engine with what its own process would add: requests in, outputs out, a draining pause.
 
@@ -59,33 +70,37 @@ class EngineThread(EngineCore):
         self, vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool
     ) -> None:
         super().__init__(vllm_config, executor_class, log_stats)
-        self._inbox: deque[EngineCoreRequest] = deque()
+        self._inbox: deque[tuple[EngineCoreRequest, Completion | None]] = deque()
         self._aborts: deque[list[str]] = deque()
+        self._completions = Completions()
         self._held = HeldOutputs()
         self._ready: list[EngineCoreOutputs] = []
         self._drain: tuple[Future[None], bool] | None = None
 
-    def put(self, request: EngineCoreRequest) -> None:
-        """Schedule `request` before the next step."""
-        self._inbox.append(request)
+    def put(self, request: EngineCoreRequest, completion: Completion | None = None) -> None:
+        """Schedule `request` before the next step; what is sampled goes to its `completion`."""
+        self._inbox.append((request, completion))
 
     def abort(self, request_ids: list[str]) -> None:
         """Stop requests before the next step."""
         self._aborts.append(request_ids)
 
-    def turn(self) -> tuple[list[EngineCoreOutputs], bool]:
-        """Take in what arrived and step once. Returns (outputs, whether there is more to do)."""
+    def turn(self) -> Turn:
+        """Take in what arrived and step once."""
         self._admit()
         outputs, model_executed = self.step_fn()
         self.post_step(model_executed)
         if outputs and 0 in outputs:
-            self._ready += self._held.release(outputs[0])
+            step = outputs[0]
+            step.outputs = self._completions.take(step.outputs, step.weight_version)
+            self._ready += self._held.release(step)
         self._end_drain()
         ready, self._ready = self._ready, []
         has_work = self.scheduler.has_requests() or bool(self.batch_queue)
         if has_work and not model_executed:
             time.sleep(_IDLE_S)  # a grammar is being compiled elsewhere, for example
-        return ready, has_work or bool(self._inbox) or bool(self._aborts)
+        has_more = has_work or bool(self._inbox) or bool(self._aborts)
+        return Turn(ready, self._completions.ended(), has_more)
 
     def pause_scheduler(
         self, mode: PauseMode = "abort", clear_cache: bool = True
@@ -117,99 +132,39 @@ class EngineThread(EngineCore):
 
     def _end(self, request_ids: list[str], reason: FinishReason) -> None:
         ends = [EngineCoreOutput(one, [], finish_reason=reason) for one in request_ids]
-        if ends:
+        if ends := self._completions.take(ends, None):
             self._ready.append(EngineCoreOutputs(outputs=ends))
 
     def _admit(self) -> None:
         """Add what arrived, then abort."""
         while self._inbox:
-            request = self._inbox.popleft()
+            request, completion = self._inbox.popleft()
+            if completion is not None:
+                self._completions.watch(completion)
             try:
                 self.add_request(*self.preprocess_add_request(request))
             except Exception:
                 logger.exception("cannot add request %s", request.request_id)
                 self._end([request.request_id], FinishReason.ERROR)
                 continue
-            self._held.watch(request)
+            if completion is None:
+                self._held.watch(request)
         while self._aborts:
             request_ids = self._aborts.popleft()
             self.abort_requests(request_ids)
+            self._completions.forget(request_ids)
             self._held.forget(request_ids)
-
-
-class HeldOutputs:
-    """Keeps the tokens of a request that wants only its final output until it ends.
-
-    The API server works through each output it gets, token by token; one output with all tokens
-    costs it little more than one with a single token. A change of the weight version releases
-    what was sampled before it, so that each token keeps its version.
-    """
-
-    def __init__(self) -> None:
-        self._parts: dict[str, list[EngineCoreOutput]] = {}
-        self._version: str | None = None
-
-    def watch(self, request: EngineCoreRequest) -> None:
-        """Hold the outputs of `request`, unless somebody reads them as they come."""
-        params = request.sampling_params
-        if params is None or params.stop or params.output_kind != RequestOutputKind.FINAL_ONLY:
-            return
-        self._parts[request.request_id] = []
-
-    def forget(self, request_ids: list[str]) -> None:
-        """Drop what is held of aborted requests."""
-        for request_id in request_ids:
-            self._parts.pop(request_id, None)
-
-    def release(self, step: EngineCoreOutputs) -> list[EngineCoreOutputs]:
-        """Take in a step's outputs; returns what is to be passed on now."""
-        earlier: list[EngineCoreOutputs] = []
-        if step.weight_version != self._version:
-            earlier = self._flush()
-            self._version = step.weight_version
-        passed: list[EngineCoreOutput] = []
-        for output in step.outputs:
-            parts = self._parts.get(output.request_id)
-            if parts is None:
-                passed.append(output)
-                continue
-            parts.append(output)
-            if output.finish_reason is not None:
-                passed.append(merge(parts))
-                del self._parts[output.request_id]
-        step.outputs = passed
-        return [*earlier, step]
-
-    def _flush(self) -> list[EngineCoreOutputs]:
-        held = [merge(parts) for parts in self._parts.values() if parts]
-        for parts in self._parts.values():
-            parts.clear()
-        return [EngineCoreOutputs(outputs=held, weight_version=self._version)] if held else []
-
-
-def merge(parts: list[EngineCoreOutput]) -> EngineCoreOutput:
-    """Return one output with the tokens and log-probs of successive `parts` of a request."""
-    last = parts[-1]
-    if len(parts) == 1:
-        return last
-    last.prefill_stats = next((one.prefill_stats for one in parts if one.prefill_stats), None)
-    last.new_token_ids = [token for one in parts for token in one.new_token_ids]
-    last.events = [event for one in parts for event in one.events or ()] or None
-    columns = [one.new_logprobs for one in parts if one.new_logprobs is not None]
-    if columns:
-        last.new_logprobs = LogprobsLists(
-            np.concatenate([one.logprob_token_ids for one in columns]),
-            np.concatenate([one.logprobs for one in columns]),
-            np.concatenate([one.sampled_token_ranks for one in columns]),
-        )
-    return last
 
 
 class EngineThreadClient(AsyncMPClient):
     """What vLLM's `AsyncLLM` talks to: the calls of its multi-process client, without a process."""
 
     def __init__(
-        self, vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool
+        self,
+        vllm_config: VllmConfig,
+        executor_class: type[Executor],
+        log_stats: bool,
+        engine_class: type[EngineThread] = EngineThread,
     ) -> None:
         # The base class opens sockets and starts processes: its constructor is left out.
         self.vllm_config = vllm_config
@@ -219,9 +174,10 @@ class EngineThreadClient(AsyncMPClient):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         # In the thread that will run it: thread counts and autograd modes belong to a thread.
         self._engine = self._thread.submit(
-            EngineThread, vllm_config, executor_class, log_stats
+            engine_class, vllm_config, executor_class, log_stats
         ).result()
         self._ready: deque[EngineCoreOutputs] = deque()
+        self._awaited: dict[str, asyncio.Future[Completion]] = {}
         self._has_work = asyncio.Event()
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -238,23 +194,41 @@ class EngineThreadClient(AsyncMPClient):
             await self._has_work.wait()
             self._has_work.clear()
             try:
-                ready, has_more = await self._in_thread(self._engine.turn)
+                turn: Turn = await self._in_thread(self._engine.turn)
             except Exception as error:
                 self.resources.engine_dead = True
                 logger.exception("the engine failed")
+                for future in self._awaited.values():
+                    if not future.done():
+                        future.set_exception(EngineDeadError())
                 raise EngineDeadError from error
-            self._ready.extend(one for one in ready if one.outputs or one.scheduler_stats)
-            if has_more:
+            for completion in turn.completions:
+                future = self._awaited.get(completion.request_id)
+                if future is not None and not future.done():
+                    future.set_result(completion)
+            self._ready.extend(one for one in turn.outputs if one.outputs or one.scheduler_stats)
+            if turn.has_more:
                 self._has_work.set()
         return self._ready.popleft()
 
+    async def complete(self, request: EngineCoreRequest) -> Completion:
+        """Run `request` to its end, past the output processor; cancelling aborts it.
+
+        Stop strings are not matched: that takes text. Raises EngineDeadError.
+        """
+        future = self._awaited[request.request_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._start(request, Completion(request.request_id))
+            return await future
+        except asyncio.CancelledError:
+            await self.abort_requests_async([request.request_id])
+            raise
+        finally:
+            del self._awaited[request.request_id]
+
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """Start `request` with the next step."""
-        if self.resources.engine_dead:
-            raise EngineDeadError
-        request.client_index = 0
-        self._engine.put(request)
-        self._has_work.set()
+        self._start(request, None)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Stop requests with the next step."""
@@ -274,6 +248,13 @@ class EngineThreadClient(AsyncMPClient):
     async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
         """Call a method of the only engine there is."""
         return [await self.call_utility_async(method, *args)]
+
+    def _start(self, request: EngineCoreRequest, completion: Completion | None) -> None:
+        if self.resources.engine_dead:
+            raise EngineDeadError
+        request.client_index = 0
+        self._engine.put(request, completion)
+        self._has_work.set()
 
     def _in_thread(self, function: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
         return asyncio.get_running_loop().run_in_executor(self._thread, function, *args)

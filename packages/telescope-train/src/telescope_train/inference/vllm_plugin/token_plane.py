@@ -12,12 +12,14 @@ from itertools import count
 from typing import Any
 
 import msgspec
-from vllm.engine.protocol import EngineClient
 from vllm.inputs import tokens_input
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
 
+from telescope_train.inference.vllm_plugin.completions import Completion
+from telescope_train.inference.vllm_plugin.engine_thread import EngineThreadClient
 from telescope_train.inference.wire import (
     PAUSE_PATH,
     TOKEN_PLANE_PATH,
@@ -46,7 +48,7 @@ class TokenPlane:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         if scope["type"] == "websocket" and scope["path"] == TOKEN_PLANE_PATH:
-            engine: EngineClient = scope["app"].state.engine_client
+            engine: AsyncLLM = scope["app"].state.engine_client
             await Connection(engine, receive, send).serve()
         elif scope["type"] == "http" and scope["path"] == PAUSE_PATH:
             await _pause(scope["app"].state.engine_client, scope["query_string"].decode(), send)
@@ -69,7 +71,7 @@ async def _pause(engine: Any, query: str, send: Send) -> None:
 class Connection:
     """One client: its requests in progress, and the replies that wait to be sent."""
 
-    def __init__(self, engine: EngineClient, receive: Receive, send: Send) -> None:
+    def __init__(self, engine: AsyncLLM, receive: Receive, send: Send) -> None:
         self._engine = engine
         self._receive = receive
         self._send = send
@@ -110,29 +112,37 @@ class Connection:
 
     async def _answer(self, request: TokenRequest) -> None:
         try:
-            output = await self._generate(request)
-            self._outbox.put(_reply(request.id, output))
+            self._outbox.put(await self._sample(request))
         except Exception as error:  # noqa: BLE001 - a boundary: the client is told
             text = f"{type(error).__name__}: {error}"
             self._outbox.put(TokenReply(request.id, error=text))
         finally:
             del self._running[request.id]
 
-    async def _generate(self, request: TokenRequest) -> RequestOutput:
+    async def _sample(self, request: TokenRequest) -> TokenReply:
         prompt_ids = array("i")
         prompt_ids.frombytes(request.prompt_ids)
-        outputs = self._engine.generate(
-            tokens_input(prompt_ids.tolist(), cache_salt=request.cache_salt),
-            _sampling_params(bytes(request.sampling)),
-            f"{self._name}-{request.id}",
-            priority=request.priority,
-        )
+        prompt = tokens_input(prompt_ids.tolist(), cache_salt=request.cache_salt)
+        params = _sampling_params(bytes(request.sampling))
+        request_id = f"{self._name}-{request.id}"
+        core = self._engine.engine_core
+        if isinstance(core, EngineThreadClient) and not params.stop:
+            engine_request = self._engine.input_processor.process_inputs(
+                request_id,
+                prompt,
+                params,
+                supported_tasks=await self._engine.get_supported_tasks(),
+                priority=request.priority,
+            )
+            return _reply_of_completion(request.id, await core.complete(engine_request))
         final: RequestOutput | None = None
-        async for output in outputs:
+        async for output in self._engine.generate(
+            prompt, params, request_id, priority=request.priority
+        ):
             final = output
         if final is None:
             raise RuntimeError("the engine ended the request without an output")
-        return final
+        return _reply_of_output(request.id, final)
 
     async def _send_frame(self, replies: list[TokenReply]) -> None:
         await self._send({"type": "websocket.send", "bytes": self._encoder.encode(replies)})
@@ -148,7 +158,17 @@ def _sampling_params(content: bytes) -> SamplingParams:
     return params
 
 
-def _reply(request_id: int, output: RequestOutput) -> TokenReply:
+def _reply_of_completion(request_id: int, completion: Completion) -> TokenReply:
+    return TokenReply(
+        request_id,
+        token_ids=completion.token_ids.tobytes(),
+        logprobs=completion.logprobs.tobytes(),
+        finish_reason=completion.finish_reason,
+        versions=tuple(completion.versions),
+    )
+
+
+def _reply_of_output(request_id: int, output: RequestOutput) -> TokenReply:
     choice = output.outputs[0]
     logprobs = choice.logprobs
     columns: list[float] = [] if logprobs is None else _sampled(logprobs)

@@ -1,0 +1,74 @@
+"""Whole completions straight from the engine's thread, past vLLM's output processor.
+
+The output processor detokenizes, matches stop strings and keeps an object per token for its
+log-prob. A request of the token plane without stop strings needs none of it: its tokens and
+log-probs are columns as soon as they are sampled.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vllm.v1.engine import EngineCoreOutput
+
+from telescope_train.inference.wire import VersionSpan
+
+
+@dataclass(slots=True)
+class Completion:
+    """What was sampled for one request; grows with each step of the engine until it ends."""
+
+    request_id: str
+    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    """Nats, one per token, of the distribution sampled from."""
+    versions: list[VersionSpan] = field(default_factory=list)
+    """Which weights sampled which tokens."""
+    finish_reason: str = ""
+    """`stop`, `length`, `abort` or `error`; empty until it ends."""
+
+    def add(self, output: EngineCoreOutput, version: str | None) -> None:
+        """Append what a step under weight version `version` sampled."""
+        if output.new_token_ids:
+            if version is not None and (not self.versions or self.versions[-1].version != version):
+                self.versions.append(VersionSpan(version, len(self.token_ids)))
+            self.token_ids.extend(output.new_token_ids)
+            if output.new_logprobs is not None:  # the sampled token's is in the first column
+                self.logprobs.extend(output.new_logprobs.logprobs[:, 0].tolist())
+        if output.finish_reason is not None:
+            self.finish_reason = str(output.finish_reason)
+
+
+class Completions:
+    """The completions that grow in an engine, by request id."""
+
+    def __init__(self) -> None:
+        self._growing: dict[str, Completion] = {}
+        self._ended: list[Completion] = []
+
+    def watch(self, completion: Completion) -> None:
+        """Collect what is sampled for `completion`."""
+        self._growing[completion.request_id] = completion
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drop the completions of aborted requests."""
+        for request_id in request_ids:
+            self._growing.pop(request_id, None)
+
+    def take(self, outputs: list[EngineCoreOutput], version: str | None) -> list[EngineCoreOutput]:
+        """Collect a step's outputs; returns those that belong to nobody here."""
+        others: list[EngineCoreOutput] = []
+        for output in outputs:
+            completion = self._growing.get(output.request_id)
+            if completion is None:
+                others.append(output)
+                continue
+            completion.add(output, version)
+            if completion.finish_reason:
+                self._ended.append(self._growing.pop(output.request_id))
+        return others
+
+    def ended(self) -> list[Completion]:
+        """Return what ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
