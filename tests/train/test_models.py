@@ -13,6 +13,7 @@ from telescope_core.types import Message
 from telescope_train.model_location import locate_model
 from telescope_train.models import load_model, load_tokenizer, make_tiny_model
 from telescope_train.models.attention import _packed_attention, packed_layout
+from telescope_train.models.linears import _is_made_by_amd, replace_linears
 from telescope_train.models.norms import replace_rms_norms
 from telescope_train.models.render import render_conversations
 
@@ -176,3 +177,52 @@ def test_faster_norms_are_equal_with_their_gradients(tiny):
         assert difference < 1e-5, name  # transformers takes norms in float32
     norm = torch.nn.Module()
     assert replace_rms_norms(norm) == 0
+
+
+def test_faster_linears_are_equal_with_their_gradients(tiny):
+    exact = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64)
+    faster = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    assert replace_linears(faster) == 3 * 7 + 1
+    ids = torch.arange(40)[None] + 7
+    for model in (exact, faster):
+        model(ids, labels=ids, use_cache=False).loss.backward()
+    for name, value in exact.named_parameters():
+        found = dict(faster.named_parameters())[name].grad.double()
+        difference = (found - value.grad).norm() / value.grad.norm()
+        assert difference < 1e-5, name
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 5, 3), (300, 3), (3,), (0, 3)])
+def test_a_faster_linear_has_a_bias_and_any_number_of_rows(shape):
+    linear = torch.nn.Linear(3, 7)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(shape, generator=generator, requires_grad=True)
+    upstream = torch.randn((*shape[:-1], 7), generator=generator)
+    inputs = [values, linear.weight, linear.bias]
+    expected = linear(values)
+    wanted = torch.autograd.grad(expected, inputs, upstream)
+    assert replace_linears(linear) == 1
+    found = linear(values)
+    assert torch.allclose(found, expected, atol=1e-6)
+    for one, other in zip(torch.autograd.grad(found, inputs, upstream), wanted, strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+    only_bias = torch.autograd.grad(linear(values), [linear.bias], upstream)
+    assert torch.allclose(only_bias[0], wanted[2], rtol=1e-5, atol=1e-5)
+
+
+def test_other_linears_keep_their_forward():
+    class Doubling(torch.nn.Linear):
+        def forward(self, values):
+            return 2 * super().forward(values)
+
+    others = torch.nn.ModuleList([Doubling(3, 3), torch.nn.Linear(3, 3, dtype=torch.float64)])
+    assert replace_linears(others) == 0
+
+
+def test_the_maker_of_a_cpu_is_read_where_linux_says_it(tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    assert not _is_made_by_amd(cpuinfo)
+    cpuinfo.write_text("processor\t: 0\nvendor_id\t: GenuineIntel\n")
+    assert not _is_made_by_amd(cpuinfo)
+    cpuinfo.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\n")
+    assert _is_made_by_amd(cpuinfo)

@@ -11,6 +11,7 @@ from telescope_train.models.activation_checkpointing import checkpoint_activatio
 from telescope_train.models.attention_choice import AttentionChoice, choose_attention
 from telescope_train.models.compiled import compile_layers
 from telescope_train.models.context_parallel import ContextGroup, check_context, join_context
+from telescope_train.models.linears import is_onednn_faster, replace_linears
 from telescope_train.models.load import load_model, torch_dtype
 from telescope_train.models.lora import add_adapters
 from telescope_train.models.norms import replace_rms_norms
@@ -60,7 +61,7 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
     if trainer.compile:
         compile_layers(decoder_layers(loaded.model))
     else:
-        _speed_up_norms(loaded.model, device, dtype)
+        _speed_up(loaded.model, device, dtype)
     if trainer.gradient_checkpointing:
         kind = "full" if trainer.gradient_checkpointing is True else trainer.gradient_checkpointing
         checkpoint_activations(decoder_layers(loaded.model), kind)
@@ -86,7 +87,7 @@ def load_reference(
         trust_remote_code=settings.model.trust_remote_code,
     )
     loaded.model.to(dtype)
-    _speed_up_norms(loaded.model, device, dtype)
+    _speed_up(loaded.model, device, dtype)
     policy = PackedPolicy(
         loaded.model,
         chunk_size=settings.trainer.entropy_chunk_size,
@@ -98,6 +99,10 @@ def load_reference(
     return policy
 
 
-def _speed_up_norms(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    if device.type == "cpu" and dtype == torch.float32:
-        replace_rms_norms(model)
+def _speed_up(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Replace, on a CPU without a compiler, what costs most by what costs less."""
+    if device.type != "cpu" or dtype != torch.float32:
+        return
+    replace_rms_norms(model)
+    if is_onednn_faster():
+        replace_linears(model)
