@@ -92,11 +92,14 @@ def test_checkpointing_keeps_less_and_gives_the_same_gradient(tiny, start):
         assert torch.equal(found[kind], found[False])
     assert again[True] == again["full"]
     assert kept["full"] < 0.3 * kept[False]
-    dear, cheap, layers = "aten.mm.default", "aten.silu.default", 3
+    cheap, layers = "aten.silu.default", 3
+    products = ("aten.mm.default", "mkldnn._linear_pointwise.default")
+    dear = {kind: sum(counts[one] for one in products) for kind, counts in again.items()}
     assert again[False][cheap] == 0
     assert again["selective"][cheap] == again["full"][cheap] == layers
-    assert again["selective"][dear] == again[False][dear]
-    assert again["full"][dear] == again[False][dear] + 6 * layers
+    assert dear["selective"] == dear[False]
+    # Torch stops before the last product of a layer, unless it is a function of ours.
+    assert dear["full"] - dear[False] in (6 * layers, 7 * layers)
     attention = {k: sum(n for op, n in again[k].items() if "dot_product" in op) for k in again}
     assert attention["selective"] == attention[False] < attention["full"]
 

@@ -19,7 +19,12 @@ from torch.utils.checkpoint import (
 
 CheckpointingKind = Literal["full", "selective"]
 _KEPT_PRODUCTS = frozenset(
-    {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
+    {
+        "aten.mm.default",
+        "aten.addmm.default",
+        "aten.bmm.default",
+        "mkldnn._linear_pointwise.default",
+    }
 )
 _KEPT_WORDS = ("attention", "attn", "flex")
 """In the names of the operators of every attention there is."""
@@ -37,5 +42,6 @@ def _selective_contexts() -> Any:
 
 
 def _keep_what_is_dear(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    is_dear = operator in _KEPT_PRODUCTS or any(word in str(operator) for word in _KEPT_WORDS)
+    name = str(operator)
+    is_dear = name in _KEPT_PRODUCTS or any(word in name for word in _KEPT_WORDS)
     return CheckpointPolicy.MUST_SAVE if is_dear else CheckpointPolicy.PREFER_RECOMPUTE
