@@ -164,17 +164,21 @@ def test_packed_attention_equals_attention_of_each_sequence(lengths, data):
         assert torch.allclose(found, wanted, atol=1e-12)
 
 
+def assert_equal_gradients(exact, faster):
+    ids = torch.arange(40)[None] + 7
+    for model in (exact, faster):
+        model(ids, labels=ids, use_cache=False).loss.backward()
+    for name, value in exact.named_parameters():
+        found = dict(faster.named_parameters())[name].grad.double()
+        difference = (found - value.grad).norm() / value.grad.norm()
+        assert difference < 1e-5, name
+
+
 def test_faster_norms_are_equal_with_their_gradients(tiny):
     plain = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64)
     faster = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64)
     assert replace_rms_norms(faster) == 3 * 4 + 1
-    ids = torch.arange(40)[None] + 7
-    for model in (plain, faster):
-        model(ids, labels=ids, use_cache=False).loss.backward()
-    for name, value in plain.named_parameters():
-        found = dict(faster.named_parameters())[name].grad
-        difference = (found - value.grad).norm() / value.grad.norm()
-        assert difference < 1e-5, name  # transformers takes norms in float32
+    assert_equal_gradients(plain, faster)  # transformers takes norms in float32
     norm = torch.nn.Module()
     assert replace_rms_norms(norm) == 0
 
@@ -183,13 +187,7 @@ def test_faster_linears_are_equal_with_their_gradients(tiny):
     exact = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64)
     faster = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     assert replace_linears(faster) == 3 * 7 + 1
-    ids = torch.arange(40)[None] + 7
-    for model in (exact, faster):
-        model(ids, labels=ids, use_cache=False).loss.backward()
-    for name, value in exact.named_parameters():
-        found = dict(faster.named_parameters())[name].grad.double()
-        difference = (found - value.grad).norm() / value.grad.norm()
-        assert difference < 1e-5, name
+    assert_equal_gradients(exact, faster)
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 5, 3), (300, 3), (3,), (0, 3)])
