@@ -22,13 +22,13 @@ import pyarrow.parquet
 from machine import facts_of_run, table, write_results
 from rollouts.problems import reply
 
-from telescope_core.chat_replies import read_token_completion
+from telescope_core.chat.replies import read_token_completion
 from telescope_core.records import RolloutRow, row_of
 from telescope_core.records.parquet import write_rows
 from telescope_core.records.rows import row_to_json
 from telescope_core.types import Message, Rollout, Turn
-from telescope_train.filters import has_gibberish
-from telescope_train.samples import samples_from_rollout
+from telescope_train.batches.samples import samples_from_rollout
+from telescope_train.step.filters import has_gibberish
 
 NUM_ROLLOUTS, NUM_REPLIES, REPEATS = 4096, 64, 5
 RARE, OFFSET, VOCAB = 100_000, 2.0, 150_000

@@ -1,7 +1,7 @@
 """One GRPO step of Telescope against TRL's `GRPOTrainer`, on CPU, side by side in one run.
 
 Both train the same tiny model on the same problems in the same order, with the same batch, lengths
-and optimiser. Each block is a process of its own; the sides take turns, and every second seed
+and optimizer. Each block is a process of its own; the sides take turns, and every second seed
 runs them in reverse. Run: python benchmarks/bench_grpo_step.py [--quick] [--seeds N]
 """
 

@@ -19,7 +19,7 @@ import torch
 from machine import facts_of_run, table, write_results
 from torch import Tensor
 
-from telescope_train.logprobs import chunked_logprobs
+from telescope_train.models.logprobs import chunked_logprobs
 
 COMMAND = "OMP_NUM_THREADS=1 python benchmarks/bench_logprobs.py"
 CHUNK_SIZE = 1024

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from machine import facts_of_run, table, write_results
 
-from telescope_train.batch import TrainingSample
-from telescope_train.binning import best_fit, deal, sample_costs, spread_over_ranks
-from telescope_train.packing import pack
-from telescope_train.weighting import token_weights
+from telescope_train.batches.batch import TrainingSample
+from telescope_train.batches.binning import best_fit, deal, sample_costs, spread_over_ranks
+from telescope_train.batches.packing import pack
+from telescope_train.batches.weighting import token_weights
 
 SEQ_LEN, NUM_PROMPT, SEEDS, REPEATS = 4096, 100, (0, 1, 2), 3
 PACK_SIZES, PLAN_SIZES = (512, 2048), (512, 2048, 8192)

@@ -22,12 +22,12 @@ from machine import RESULTS, facts_of_run, table, write_results
 from training.shapes import QWEN3, TINY, Shape, peak_flops, write_random_model
 
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.batch import PackedBatch, TrainingSample
+from telescope_train.batches.batch import PackedBatch, TrainingSample
+from telescope_train.batches.packing import pack
+from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
-from telescope_train.logprobs import chunked_logprobs
-from telescope_train.packing import pack
-from telescope_train.weighting import token_weights
-from telescope_train.worker import TrainerWorker
+from telescope_train.models.logprobs import chunked_logprobs
+from telescope_train.trainer.worker import TrainerWorker
 
 COMMAND = "python benchmarks/bench_training.py"
 WARM_UP, STEPS, BATCHES = 2, 3, 4

@@ -37,7 +37,7 @@ The naive runner plays the same answers, with a process for each check.
 PLAY = """
 import asyncio, sys
 sys.path[:0] = [sys.argv[1]]
-from telescope_core.open import load_environment_class
+from telescope_core.locate import load_environment_class
 from telescope_envs.validation.probes.completions import tries_of
 from telescope_envs.validation.probes.playing import asked_of, play_in_turn
 

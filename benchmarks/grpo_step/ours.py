@@ -9,8 +9,8 @@ from pathlib import Path
 
 from grpo_step.addition import NAME
 from grpo_step.settings import Block, Side, StepRecord, load_block, save_records
-from telescope_train.config.checks import check_config
 from telescope_train.config.schema import TrainConfig
+from telescope_train.plan.checks.config import check_config
 from telescope_train.run import run_training
 
 AHEAD: dict[Side, int] = {"ours-sync": 0, "ours-async": 1, "ours-async-2": 2}

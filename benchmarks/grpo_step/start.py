@@ -8,8 +8,8 @@ from pathlib import Path
 
 from grpo_step.addition import NAME
 from grpo_step.settings import load_block
-from telescope_train.config.sft_schema import SftConfig, SftEnvironment
-from telescope_train.sft import SftRow, run_sft
+from telescope_train.sft.config import SftConfig, SftEnvironment
+from telescope_train.sft.run import SftRow, run_sft
 
 SFT_SEED = 1000
 """The warm start sees other problems than the training after it."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rollouts.problems import MODEL, NUM_PROBLEMS, NUM_TOKENS, answer, question, score
 from telescope_core import Example, ListSource, Rollout, Sampling, SingleTurnEnvironment, Split
-from telescope_core.chat import ChatClient
+from telescope_core.chat.client import ChatClient
 from telescope_core.environments import reward
 from telescope_core.evals import EvalSettings, run_eval
 from telescope_core.in_process import InProcessEnvironment

@@ -14,8 +14,8 @@ from tests.hub.loopback_hub import loopback_hub
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from telescope_cli.main import main
-from telescope_train.models import make_tiny_model
-from telescope_train.run_checkpoints import complete_checkpoints
+from telescope_train.checkpoints.folders import complete_checkpoints
+from telescope_train.models.tiny import make_tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from resume_run import config_of, run

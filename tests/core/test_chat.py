@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from telescope_core.chat import ChatClient
+from telescope_core.chat.client import ChatClient
+from telescope_core.chat.http import HttpPool, RequestLimits
 from telescope_core.errors import ConfigError, EndpointError, UnknownNameError
-from telescope_core.http import HttpPool, RequestLimits
 from telescope_core.types import Message, Sampling, ToolCall
 
 SAMPLING = Sampling(max_tokens=8, temperature=0.5, stop=("x",), seed=3, top_k=4)

@@ -3,7 +3,7 @@
 import pytest
 
 from telescope_core import ChatEndpoint, Episode, Example, Sampling
-from telescope_core.chat import ChatClient
+from telescope_core.chat.client import ChatClient
 from telescope_core.errors import ConfigError, EndpointError
 from telescope_core.scripted import ScriptedClient
 

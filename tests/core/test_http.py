@@ -8,9 +8,9 @@ from email.utils import format_datetime
 
 import pytest
 
-from telescope_core import http
+from telescope_core.chat import http
+from telescope_core.chat.http import HttpPool, RequestLimits
 from telescope_core.errors import EndpointError
-from telescope_core.http import HttpPool, RequestLimits
 
 QUICK = RequestLimits(request_timeout_s=5.0, retry_budget_s=2.0)
 

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from telescope_train.backends.protocol import BackendSettings
+from telescope_train.batches.batch import StepPlan
+from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.server import ServerSettings, free_port, running
-from telescope_train.minibatches import StepPlan
+from telescope_train.inference.server import ServerSettings, running
 from telescope_train.models.tiny import make_tiny_model
-from telescope_train.runtime.ranks import RankActor
-from telescope_train.weights.gloo import TensorHeader
+from telescope_train.trainer.ranks import RankActor
 from telescope_train.weights.publish import WeightPublisher
+from telescope_train.weights.transport import TensorHeader
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Whoever starts tests in the background may have them ignore Ctrl-C, and children inherit that.

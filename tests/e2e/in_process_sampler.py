@@ -13,7 +13,7 @@ from telescope_core.environments.base import Environment
 from telescope_core.protocols import PlayRequest
 from telescope_core.rollout import play_rollout
 from telescope_core.types import Completion, Group, Message, Sampling, Split
-from telescope_train.models.render import template_message
+from telescope_train.chat.template import template_message
 
 
 class InProcessPolicy:

@@ -19,17 +19,18 @@ from telescope_core.protocols import PlayRequest
 from telescope_core.records import RunFolder
 from telescope_core.types import Completion, Group, Rollout, RolloutStatus, Sampling, Split
 from telescope_train.algorithms import load_algorithm
-from telescope_train.batch import TrainingSample
+from telescope_train.batches.batch import TrainingSample
+from telescope_train.batches.packing import Packing
+from telescope_train.chat.renderer import load_renderer
+from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import TrainConfig
-from telescope_train.credit import CreditRules, assign_credit
 from telescope_train.gateway import Gateway
 from telescope_train.inference.client import Generation
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.renderer import load_renderer
-from telescope_train.inference.server import free_port
-from telescope_train.minibatches import Packing, plan_step
-from telescope_train.recorded import RecordedEnvironment
+from telescope_train.inference.recorded import RecordedEnvironment
+from telescope_train.step.credit import CreditRules, assign_credit
+from telescope_train.step.minibatches import plan_step
 
 sys.path.insert(0, str(Path(__file__).parent))
 from agent_environment import AskedTwice

@@ -1,4 +1,4 @@
-"""Every algorithm learns the same tiny task, from rollouts to the optimiser, in one process.
+"""Every algorithm learns the same tiny task, from rollouts to the optimizer, in one process.
 
 From random weights a completion holds a digit about once in ten characters; the reward is the share
 of its four places that hold one. Real rollouts, credit, packing, loss and FSDP2; only the inference
@@ -16,12 +16,13 @@ from telescope_core.examples import GeneratedSource
 from telescope_core.types import Example, Sampling
 from telescope_train.algorithms import known_algorithms, load_algorithm
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.config.algorithm_checks import algorithm_problems
+from telescope_train.batches.packing import Packing
 from telescope_train.config.schema import TrainConfig
-from telescope_train.credit import CreditRules, assign_credit
-from telescope_train.minibatches import Packing, plan_step
-from telescope_train.models import make_tiny_model
-from telescope_train.worker import TrainerWorker
+from telescope_train.models.tiny import make_tiny_model
+from telescope_train.plan.checks.algorithm import algorithm_problems
+from telescope_train.step.credit import CreditRules, assign_credit
+from telescope_train.step.minibatches import plan_step
+from telescope_train.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parent))
 from in_process_sampler import InProcessPolicy, play_groups

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 import torch
-from tests.train.templates.families import (
+from tests.train.chat.templates.families import (
     BY_NAME,
     CHATML_MARKS,
     FIXTURES,
@@ -17,17 +17,13 @@ from tests.train.templates.families import (
     QWEN_PLAIN,
     Family,
 )
-from tests.train.templates.play import SCENARIOS, TOOLS, play
+from tests.train.chat.templates.play import SCENARIOS, TOOLS, play
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from telescope_core.chat_messages import message_to_json
+from telescope_core.chat.messages import message_to_json
 from telescope_core.types import Message
-from telescope_train.inference.server import (
-    SERVED_MODEL_NAME,
-    ServerSettings,
-    free_port,
-    running,
-)
+from telescope_train.cluster.ports import free_port
+from telescope_train.inference.server import SERVED_MODEL_NAME, ServerSettings, running
 
 pytestmark = pytest.mark.engine
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from telescope_core.chat import ChatClient
+from telescope_core.chat.client import ChatClient
 from telescope_core.open import open_environment
 from telescope_core.processes import Isolation, ProcessSettings
 from telescope_core.protocols import EnvironmentClient, PlayRequest

@@ -17,14 +17,10 @@ import pytest
 
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.types import Completion, Message, Rollout, RolloutStatus, Turn
-from telescope_train.inference.server import (
-    SERVED_MODEL_NAME,
-    ServerSettings,
-    free_port,
-    running,
-)
+from telescope_train.batches.samples import samples_from_rollout
+from telescope_train.cluster.ports import free_port
+from telescope_train.inference.server import SERVED_MODEL_NAME, ServerSettings, running
 from telescope_train.models.tiny import make_tiny_model
-from telescope_train.samples import samples_from_rollout
 
 sys.path.insert(0, str(Path(__file__).parent))
 from taught import teach

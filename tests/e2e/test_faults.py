@@ -12,7 +12,8 @@ import pandas
 import psutil
 import pytest
 
-from telescope_train.inference.server import ENGINE_THREAD_VARIABLE, free_port
+from telescope_train.cluster.ports import free_port
+from telescope_train.inference.server import ENGINE_THREAD_VARIABLE
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cli_runs import TELESCOPE, environment, finish, train_command
@@ -75,7 +76,7 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 def server_process(driver: int) -> psutil.Process:
     """Return the first process of the run's server."""
     for process in psutil.Process(driver).children(recursive=True):
-        if "telescope_train.inference.vllm_main" in process.cmdline():
+        if "telescope_train.inference.vllm_plugin.main" in process.cmdline():
             return process
     raise AssertionError("the run has no inference server")
 

@@ -7,13 +7,13 @@ import pytest
 from tests.e2e.conftest import LocalRanks, backend_settings, connected
 from tests.e2e.test_weight_updates import TEMPERATURE, rollout_of, sample
 
+from telescope_train.batches.batch import StepPlan
+from telescope_train.batches.packing import pack
+from telescope_train.batches.samples import samples_from_rollout
+from telescope_train.batches.weighting import token_weights
+from telescope_train.chat.renderer import load_renderer
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.renderer import load_renderer
-from telescope_train.minibatches import StepPlan
-from telescope_train.packing import pack
-from telescope_train.samples import samples_from_rollout
-from telescope_train.weighting import token_weights
 
 pytestmark = pytest.mark.engine
 

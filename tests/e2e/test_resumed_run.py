@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from telescope_core.records import RunFolder
-from telescope_train.inference.server import free_port
-from telescope_train.run_checkpoints import complete_checkpoints
+from telescope_train.checkpoints.folders import complete_checkpoints
+from telescope_train.cluster.ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cli_runs import environment, finish, train_command

@@ -12,10 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.batch import PackedBatch, TrainingSample
+from telescope_train.batches.batch import PackedBatch, TrainingSample
+from telescope_train.batches.packing import pack
+from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
-from telescope_train.packing import pack
-from telescope_train.weighting import token_weights
 
 VOCAB = 103
 RANK_SCRIPT = Path(__file__).parent / "rank_script.py"

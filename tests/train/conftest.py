@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.batch import TrainingSample
-from telescope_train.models import make_tiny_model
-from telescope_train.worker import TrainerWorker
+from telescope_train.batches.batch import TrainingSample
+from telescope_train.models.tiny import make_tiny_model
+from telescope_train.trainer.worker import TrainerWorker
 
 
 @pytest.fixture(scope="session")

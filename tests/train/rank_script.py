@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from backend_cases import VOCAB, backend_settings, grpo_batches
 
-from telescope_train.self_check import check_packing
-from telescope_train.worker import TrainerWorker
+from telescope_train.diagnostics.rank_checks import check_packing
+from telescope_train.trainer.worker import TrainerWorker
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from backend_cases import backend_settings, grpo_batches
 
-from telescope_train.checkpoint import FileSystemWriter
-from telescope_train.worker import TrainerWorker
+from telescope_train.backends.distributed_checkpoint import FileSystemWriter
+from telescope_train.trainer.worker import TrainerWorker
 
 
 def main() -> None:

@@ -17,17 +17,18 @@ from telescope_core.records import RunFolder
 from telescope_core.types import Completion, Example, Message
 from telescope_train.algorithms import load_algorithm
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.checkpointer import Checkpointer, SavedRun
-from telescope_train.config import TrainConfig, load_train_config
-from telescope_train.credit import CreditRules, RewardRange
+from telescope_train.batches.packing import Packing
+from telescope_train.checkpoints.resume import open_run_folder, resume_point
+from telescope_train.checkpoints.saver import Checkpointer, SavedRun
+from telescope_train.config.schema import TrainConfig
 from telescope_train.loop import LoopParts, train
-from telescope_train.minibatches import Packing
-from telescope_train.mix import make_sampler, training_environments
-from telescope_train.model_facts import read_model_facts
+from telescope_train.models.facts import read_model_facts
 from telescope_train.models.tiny import END, character_tokenizer
-from telescope_train.resume import open_run_folder, resume_point
-from telescope_train.throughput import Machine
-from telescope_train.worker import TrainerWorker
+from telescope_train.plan.load import load_train_config
+from telescope_train.rollouts.mix import make_sampler, training_environments
+from telescope_train.step.credit import CreditRules, RewardRange
+from telescope_train.step.throughput import Machine
+from telescope_train.trainer.worker import TrainerWorker
 
 TOKENIZER = character_tokenizer()
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from telescope_core.types import RolloutStatus
-from telescope_train.batch import TrainingSample
+from telescope_train.batches.batch import TrainingSample
+from telescope_train.batches.packing import pack
 from telescope_train.loop import train
-from telescope_train.packing import pack
 from telescope_train.summary import make_summary
-from telescope_train.worker import TrainerWorker
+from telescope_train.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy_run import toy_config, toy_parts
@@ -44,13 +44,13 @@ async def run(config, folder, start):
     return parts, parts.folder.metrics()
 
 
-async def test_minibatches_and_epochs_are_optimiser_steps(tiny, start, tmp_path):
+async def test_minibatches_and_epochs_are_optimizer_steps(tiny, start, tmp_path):
     config = toy_config(
         tiny,
         number_of_minibatches=2,
         ppo_epochs=2,
         use_ppo_clip=True,
-        rollout={"should_accept_fn": "telescope_train.accept:has_signal"},
+        rollout={"should_accept_fn": "telescope_train.rollouts.accept:has_signal"},
     )
     parts, rows = await run(config, tmp_path / "run", start)
     assert [row["optimizer/steps"] for row in rows] == [4, 4]
@@ -71,7 +71,7 @@ async def test_minibatches_and_epochs_are_optimiser_steps(tiny, start, tmp_path)
     assert summary["rewards"] != [row["reward/mean"] for row in rows]
 
 
-async def test_metrics_of_several_optimiser_steps_are_over_all_their_tokens(tiny, start, tmp_path):
+async def test_metrics_of_several_optimizer_steps_are_over_all_their_tokens(tiny, start, tmp_path):
     """At learning rate 0 the weights stay, so two minibatches see what one batch does."""
     rows = {}
     for number in (1, 2):

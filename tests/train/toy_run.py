@@ -14,14 +14,15 @@ from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Completion, Message, Sampling
 from telescope_train.algorithms import load_algorithm
 from telescope_train.backends.protocol import BackendSettings
+from telescope_train.batches.batch import Shards, StepPlan
+from telescope_train.batches.packing import Packing
 from telescope_train.config.schema import TrainConfig
-from telescope_train.credit import CreditRules, RewardRange
 from telescope_train.loop import LoopParts
-from telescope_train.minibatches import Packing, Shards, StepPlan
-from telescope_train.mix import make_sampler, training_environments
-from telescope_train.model_facts import read_model_facts
-from telescope_train.throughput import Machine
-from telescope_train.worker import TrainerWorker
+from telescope_train.models.facts import read_model_facts
+from telescope_train.rollouts.mix import make_sampler, training_environments
+from telescope_train.step.credit import CreditRules, RewardRange
+from telescope_train.step.throughput import Machine
+from telescope_train.trainer.worker import TrainerWorker
 
 VOCAB = 103
 

@@ -8,10 +8,10 @@ import pytest
 from aiohttp import web
 from wire_cases import WireInThisProcess, request
 
-from telescope_core.chat import ChatClient
+from telescope_core.chat.client import ChatClient
 from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.open import load_environment_class
+from telescope_core.locate import load_environment_class
 from telescope_core.processes import StageDeadlines
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import (

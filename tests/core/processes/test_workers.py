@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from wire_cases import QUICK, request
 
-from telescope_core.chat import ChatClient
+from telescope_core.chat.client import ChatClient
 from telescope_core.errors import ConfigError, EnvironmentLoadError, EnvironmentProcessError
 from telescope_core.open import open_environment
 from telescope_core.processes import Isolation, ProcessSettings, StageDeadlines
@@ -339,7 +339,7 @@ def broken_interpreter(tmp_path, monkeypatch):
         location = EnvironmentLocation(
             id="acme/toy", version="1", factory="worker_toys:Echo", interpreter=str(path)
         )
-        monkeypatch.setattr("telescope_core.open.locate_environment", lambda name: location)
+        monkeypatch.setattr("telescope_core.locate.locate_environment", lambda name: location)
 
     return use
 

@@ -21,9 +21,9 @@ from telescope_train.algorithms import (
     resolved,
     weighting_of,
 )
-from telescope_train.batch import TrainingSample
+from telescope_train.batches.batch import TrainingSample
+from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import AlgorithmSection
-from telescope_train.weighting import token_weights
 
 LIMIT = 24
 load = cache(load_algorithm)

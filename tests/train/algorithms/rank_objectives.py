@@ -18,11 +18,11 @@ from telescope_train.algorithms import (
     loss_function,
     weighting_of,
 )
-from telescope_train.batch import PackedBatch
+from telescope_train.batches.batch import PackedBatch
+from telescope_train.batches.packing import pack
+from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import AlgorithmSection
-from telescope_train.packing import pack
-from telescope_train.weighting import token_weights
-from telescope_train.worker import TrainerWorker
+from telescope_train.trainer.worker import TrainerWorker
 
 OTHERS = {"kl_penalty_tau": 0.1, "kl_estimator": "k3", "entropy_coef": 0.05}
 OBJECTIVES = {

@@ -15,8 +15,8 @@ from slow import Rollout, Token
 
 from telescope_train.algorithms.kl import kl_estimate
 from telescope_train.algorithms.terms import Terms, shared_metrics
+from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
 from telescope_train.config.schema import AlgorithmSection
-from telescope_train.metrics import metric_row, reduce_metrics
 
 
 def policy_only(algorithm: str) -> list[str]:

@@ -12,8 +12,8 @@ from cases import advantages_of, loss_of, terms_of, weights_of
 from slow import Rollout, Token
 
 from telescope_core.errors import ConfigError
-from telescope_train.config import load_train_config
 from telescope_train.config.schema import AlgorithmSection
+from telescope_train.plan.load import load_train_config
 
 RUN = ["--name", "toy", "--number_of_steps", "10", "--model", "a/b"]
 MATHS = ["--environments", '[{"name": "math-reasoning"}]']
@@ -101,7 +101,7 @@ ELSEWHERE = {
     "kl_in_reward",
     "reference_update_every",
 }
-"""What becomes of a batch before the loss: tests/train/test_credit.py, test_minibatches.py,
+"""What becomes of a batch before the loss: tests/train/step/test_credit.py, test_minibatches.py,
 test_filters.py and test_loop.py."""
 
 

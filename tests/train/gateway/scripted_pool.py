@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from telescope_core.types import Sampling
+from telescope_train.chat.renderer import Renderer
 from telescope_train.inference.client import Generation
-from telescope_train.inference.renderer import Renderer
 from telescope_train.models.tiny import character_tokenizer
 
 TEMPLATE = """\

@@ -6,7 +6,7 @@ import json
 import openai
 import pytest
 
-from telescope_train.samples import samples_from_rollout
+from telescope_train.batches.samples import samples_from_rollout
 
 ASK = [{"role": "user", "content": "1+1="}]
 TOOLS = [

@@ -7,7 +7,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from test_openai_client import TWO_CALLS, as_rollout, client_of
 
-from telescope_train.samples import samples_from_rollout
+from telescope_train.batches.samples import samples_from_rollout
 
 
 def agent_of(client, **options) -> Agent:

@@ -16,7 +16,7 @@ from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
 from telescope_core.types import Example, Message, RolloutStatus, Sampling, Split, StopReason
 from telescope_train.gateway import Gateway
-from telescope_train.recorded import RecordedEnvironment
+from telescope_train.inference.recorded import RecordedEnvironment
 
 LONGEST_S = 5.0
 

@@ -11,8 +11,8 @@ import typer
 from telescope_core.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from telescope_train.export import Exported
-    from telescope_train.run_checkpoints import RunCheckpoint
+    from telescope_train.checkpoints.export import Exported
+    from telescope_train.checkpoints.folders import RunCheckpoint
 
 DTYPES = ("float32", "bfloat16")
 
@@ -57,8 +57,8 @@ def export_command(
     """
     _check_options(dtype, max_shard_size, push=push, private=private)
     checkpoints = _chosen(Path(source).expanduser(), steps=steps, is_all=is_all)
-    from telescope_train.export import export_checkpoint, hub_token
-    from telescope_train.export import push as upload
+    from telescope_train.checkpoints.export import export_checkpoint, hub_token
+    from telescope_train.checkpoints.export import push as upload
 
     token = hub_token() if push is not None else ""
     written: list[dict[str, object]] = []
@@ -95,7 +95,7 @@ def _check_options(dtype: str | None, size: str, *, push: str | None, private: b
 
 def _chosen(source: Path, *, steps: str | None, is_all: bool) -> "list[RunCheckpoint]":
     """Return the checkpoints to export, the oldest first."""
-    from telescope_train.run_checkpoints import complete_checkpoints, read_checkpoint
+    from telescope_train.checkpoints.folders import complete_checkpoints, read_checkpoint
 
     if steps is not None and is_all:
         raise ConfigError("--steps and --all exclude each other; give one of them")

@@ -17,7 +17,7 @@ VERBS = {
         target="telescope_cli.env.app:app", help="Find, install, check and remove environments."
     ),
     "eval": Verb(
-        target="telescope_cli.eval:eval_command",
+        target="telescope_cli.eval.command:eval_command",
         help="Measure a model on an environment: pass@k with intervals.",
         takes_settings=True,
     ),

@@ -9,8 +9,8 @@ from telescope_core.config import split_arguments
 from telescope_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from telescope_train.config.sft_schema import SftConfig
-    from telescope_train.sft import SftRow
+    from telescope_train.sft.config import SftConfig
+    from telescope_train.sft.run import SftRow
 
 
 def sft_command(
@@ -33,7 +33,7 @@ def sft_command(
 
       telescope sft chat.toml --dataset conversations.jsonl --too_long truncate
     """
-    from telescope_train.config.sft_schema import load_sft_config
+    from telescope_train.sft.config import load_sft_config
 
     files, flags = split_arguments(context.args)
     if not files:
@@ -53,7 +53,7 @@ def sft_command(
 
 
 def _left_out(row: "SftRow") -> str:
-    from telescope_train.sft import DROPPED, TRUNCATED
+    from telescope_train.sft.run import DROPPED, TRUNCATED
 
     truncated, dropped = row.metrics[TRUNCATED], row.metrics[DROPPED]
     if not truncated and not dropped:
@@ -66,7 +66,7 @@ def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from telescope_train.sft import run_sft
+    from telescope_train.sft.run import run_sft
 
     rows: list[SftRow] = []
     progress = Progress(

@@ -33,9 +33,9 @@ def train_command(
 
       telescope train run.toml --resume_from_checkpoint latest
     """
-    from telescope_train.config import load_train_config
-    from telescope_train.plan import make_plan
-    from telescope_train.plan_text import render_plan
+    from telescope_train.plan.load import load_train_config
+    from telescope_train.plan.plan import make_plan
+    from telescope_train.plan.text import render_plan
 
     files, flags = split_arguments(context.args)
     if not files:

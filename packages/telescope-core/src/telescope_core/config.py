@@ -7,7 +7,6 @@ and a value out of range are each a ConfigError that says where, what was expect
 """
 
 import json
-import os
 import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from telescope_core.config_files import read_settings_file
 from telescope_core.errors import ConfigError, nearest, unknown_name
+from telescope_core.records.folders import whole_file
 from telescope_core.types import JsonValue
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -87,9 +87,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 def save_resolved(config: BaseModel, path: Path) -> None:
     """Write every setting, defaults included, as JSON; the file appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with whole_file(path) as temporary:
+        temporary.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def read_resolved(schema: type[Schema], path: Path) -> Schema:

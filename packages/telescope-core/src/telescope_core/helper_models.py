@@ -9,11 +9,11 @@ from typing import Annotated, Protocol, TypeVar
 
 from pydantic import Field
 
-from telescope_core.chat import ChatClient
+from telescope_core.chat.client import ChatClient
+from telescope_core.chat.http import RequestLimits
 from telescope_core.environments.settings import Settings
 from telescope_core.environments.usage import count
 from telescope_core.errors import ConfigError, EndpointError, JudgeError
-from telescope_core.http import RequestLimits
 from telescope_core.parsers import without_thinking
 from telescope_core.types import Completion, Message, Sampling
 

@@ -1,1 +1,1 @@
-"""Telescope train."""
+"""The trainer of Telescope: `docs/explanation/story-of-a-step.md` follows one step through it."""

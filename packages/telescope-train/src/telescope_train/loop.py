@@ -15,21 +15,23 @@ from numpy.typing import NDArray
 
 from telescope_core.records import RunFolder
 from telescope_core.types import WeightVersion
+from telescope_train.batches.batch import Shards, StepPlan
+from telescope_train.batches.packing import Packing
 from telescope_train.config.schema import TrainConfig
-from telescope_train.credit import CreditRules, assign_credit
-from telescope_train.minibatches import Packing, Shards, StepPlan, plan_step
-from telescope_train.reference_kl import kl_penalties
-from telescope_train.sampler import RolloutSampler
-from telescope_train.step_records import record_rollouts
-from telescope_train.step_row import StepClock, StepResult, step_row
-from telescope_train.throughput import Machine
+from telescope_train.rollouts.sampler import RolloutSampler
+from telescope_train.step.credit import CreditRules, assign_credit
+from telescope_train.step.metrics import StepClock, StepResult, step_row
+from telescope_train.step.minibatches import plan_step
+from telescope_train.step.records import record_rollouts
+from telescope_train.step.reference_kl import kl_penalties
+from telescope_train.step.throughput import Machine
 
 
 class Trainer(Protocol):
     """The trainer ranks, seen from the loop."""
 
     async def train_step(self, plan: StepPlan, version: WeightVersion) -> dict[str, float]:
-        """Take the optimiser steps of `plan`; returns metrics over all of them and all ranks."""
+        """Take the optimizer steps of `plan`; returns metrics over all of them and all ranks."""
         ...
 
     async def reference_logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:

@@ -14,40 +14,36 @@ from telescope_core.reports.train_report import write_train_report
 from telescope_core.types import WeightVersion
 from telescope_train.algorithms import load_algorithm
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.checkpointer import Checkpointer, SavedRun
+from telescope_train.batches.packing import Packing
+from telescope_train.chat.probe import probe_template
+from telescope_train.chat.renderer import Renderer, load_renderer
+from telescope_train.chat.tokenizer import load_tokenizer
+from telescope_train.checkpoints.resume import ResumePoint, open_run_folder, resume_point
+from telescope_train.checkpoints.saver import Checkpointer, SavedRun
+from telescope_train.cluster.ray_cluster import Bundle, placed, ray_cluster, reserve
+from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig
-from telescope_train.credit import CreditRules, RewardRange
-from telescope_train.diagnoses import diagnoses
-from telescope_train.engine_check import check_engine
-from telescope_train.environments import OpenedEnvironments, open_environments
+from telescope_train.diagnostics.engine_check import check_engine
+from telescope_train.diagnostics.step_rules import diagnoses
+from telescope_train.evals.live import AFTER, BEFORE, LiveEvals
 from telescope_train.gateway import Gateway
+from telescope_train.inference.fleet import ServerGroup, server_settings
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.probe import probe_template
-from telescope_train.inference.renderer import Renderer, load_renderer
-from telescope_train.inference.server import (
-    SERVED_MODEL_NAME,
-    STARTUP_DEADLINE_S,
-    ServerSettings,
-    default_device,
-)
-from telescope_train.live_evals import AFTER, BEFORE, LiveEvals
+from telescope_train.inference.recorded import RecordedEnvironment
+from telescope_train.inference.server import SERVED_MODEL_NAME, STARTUP_DEADLINE_S, ServerSettings
 from telescope_train.loop import LoopParts, train
-from telescope_train.minibatches import Packing
-from telescope_train.mix import Mix, make_sampler, training_environments
-from telescope_train.model_facts import read_model_facts
-from telescope_train.models.load import load_tokenizer
-from telescope_train.plan import make_plan, max_model_len
-from telescope_train.recorded import RecordedEnvironment
-from telescope_train.resume import ResumePoint, open_run_folder, resume_point
-from telescope_train.runtime.cluster import Bundle, placed, ray_cluster, reserve
-from telescope_train.runtime.ranks import RankGroup
-from telescope_train.runtime.servers import ServerGroup, server_settings
-from telescope_train.runtime.supervision import supervised
-from telescope_train.sampler import RolloutSampler
+from telescope_train.models.device import compute_dtype, machine_device
+from telescope_train.models.facts import read_model_facts
+from telescope_train.observability.terminal import LiveView, print_resume, print_summary
+from telescope_train.plan.plan import make_plan, max_model_len
+from telescope_train.rollouts.environments import OpenedEnvironments, open_environments
+from telescope_train.rollouts.mix import Mix, make_sampler, training_environments
+from telescope_train.rollouts.sampler import RolloutSampler
+from telescope_train.step.credit import CreditRules, RewardRange
+from telescope_train.step.throughput import Machine
 from telescope_train.summary import make_summary
-from telescope_train.throughput import Machine
-from telescope_train.view import LiveView, print_resume, print_summary
+from telescope_train.trainer.ranks import RankGroup
 from telescope_train.weights.publish import WeightPublisher
 
 
@@ -97,7 +93,7 @@ class _Run:
         self.environments = _recorded(environments.training)
         self.eval_environments = _recorded(environments.evals)
         self.checkpoint = point.checkpoint if point is not None else None
-        self.device = default_device()
+        self.device = machine_device()
         self.facts = read_model_facts(config.model.model)
         self.max_model_len = max_model_len(config, self.facts)
 
@@ -189,8 +185,7 @@ class _Run:
 
     @property
     def _compute_dtype(self) -> str:
-        own = "bfloat16" if self.device == "cuda" else "float32"
-        return self.config.model.mixed_precision_dtype or own
+        return compute_dtype(self.config.model.mixed_precision_dtype, self.device)
 
     @property
     def _hidden_size(self) -> int:

@@ -5,10 +5,10 @@ from typing import Any
 from telescope_core.evals import EvalResult, read_result
 from telescope_core.records import RunFolder
 from telescope_core.reports.overview import reward_curve
+from telescope_train.checkpoints.folders import FINAL, checkpoints_folder
 from telescope_train.config.schema import TrainConfig
-from telescope_train.live_evals import AFTER, BEFORE
-from telescope_train.run_checkpoints import FINAL, checkpoints_folder
-from telescope_train.step_row import first_and_last
+from telescope_train.evals.live import AFTER, BEFORE
+from telescope_train.step.metrics import first_and_last
 
 
 def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:

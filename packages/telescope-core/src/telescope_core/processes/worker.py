@@ -16,7 +16,7 @@ from pathlib import Path
 
 from telescope_core.collector import rare_collections
 from telescope_core.errors import ConfigError, TelescopeError
-from telescope_core.open import load_environment_class, locate_environment, use_search_path
+from telescope_core.locate import load_environment_class, locate_environment, use_search_path
 from telescope_core.processes.frames import Beat
 from telescope_core.processes.handshake import Identity, version_of
 from telescope_core.processes.keeper import go_on_in_kept_child

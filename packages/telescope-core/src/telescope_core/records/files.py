@@ -7,18 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from telescope_core.records.folders import whole_file
 from telescope_core.types import JsonValue
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to a temporary file beside `path` and rename it: readers never see half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    """Write `text` to `path`, whole or not at all."""
+    with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: JsonValue) -> None:

@@ -1,7 +1,6 @@
 """Rollout rows as Parquet: one schema for every status, zstd, written then renamed."""
 
 import json
-import os
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from telescope_core.errors import ConfigError
+from telescope_core.records.folders import whole_file
 from telescope_core.records.rows import TOKEN_FIELDS, RolloutRow, row_from_json, row_to_json
 from telescope_core.types import RolloutStatus
 
@@ -29,9 +29,7 @@ def write_rows(path: Path, rows: Sequence[RolloutRow]) -> None:
         ],
         schema=schema,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with whole_file(path) as temporary:
         # Of ids and log-probs few repeat: dictionaries of them cost twice the time of plain columns
         # and make the file larger.
         parquet.write_table(
@@ -41,9 +39,6 @@ def write_rows(path: Path, rows: Sequence[RolloutRow]) -> None:
             use_dictionary=[name for name in _leaves(schema) if not name.startswith(TOKEN_FIELDS)],
             use_byte_stream_split=["logprobs.list.element.list.element"],
         )
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_rows(paths: Iterable[Path]) -> list[RolloutRow]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from telescope_core.chat_messages import message_from_json, message_to_json
+from telescope_core.chat.messages import message_from_json, message_to_json
 from telescope_core.types import JsonValue, Message, Rollout, RolloutStatus, StopReason, TurnInfo
 
 

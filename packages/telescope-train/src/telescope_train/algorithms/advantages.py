@@ -53,7 +53,7 @@ def equal_in_group(
     return np.bincount(group_N, weights=differs_N)[group_N] == 0
 
 
-def normalised(
+def normalized(
     rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
 ) -> NDArray[np.float64]:
     """Centre in the group, then divide by the standard deviation (ddof 1).

@@ -9,7 +9,7 @@ would cut the gradient of unlikely tokens, which this loss is there to keep.
 
 from typing import TYPE_CHECKING
 
-from telescope_train.algorithms.advantages import normalised
+from telescope_train.algorithms.advantages import normalized
 from telescope_train.algorithms.ratios import clip_range, ratios
 from telescope_train.algorithms.record import Algorithm
 from telescope_train.algorithms.terms import Terms, TokenLoss, above, below, metric_sums
@@ -36,7 +36,7 @@ def loss(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
 ALGORITHM = Algorithm(
     name="cispo",
     paper="arXiv:2506.13585",
-    advantage=normalised,
+    advantage=normalized,
     loss=loss,
     weighting="token",
     has_ratio=True,

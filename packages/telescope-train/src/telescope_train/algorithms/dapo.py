@@ -6,14 +6,14 @@ A preset: dynamic sampling is discard_group_zero_advantage, on by default; the s
 length is overlong_penalty_factor with overlong_buffer_tokens, to be set to the task's lengths.
 """
 
-from telescope_train.algorithms.advantages import normalised
+from telescope_train.algorithms.advantages import normalized
 from telescope_train.algorithms.policy_gradient import policy_gradient
 from telescope_train.algorithms.record import Algorithm
 
 ALGORITHM = Algorithm(
     name="dapo",
     paper="arXiv:2503.14476",
-    advantage=normalised,
+    advantage=normalized,
     loss=policy_gradient,
     weighting="token",
     use_ppo_clip=True,

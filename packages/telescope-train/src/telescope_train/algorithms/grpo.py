@@ -6,14 +6,14 @@ Deviations: tokens weigh the same over the whole step, not 1 / |o_i| per rollout
 KL term are settings and off by default; the deviation has ddof 1 and 1e-4 added.
 """
 
-from telescope_train.algorithms.advantages import normalised
+from telescope_train.algorithms.advantages import normalized
 from telescope_train.algorithms.policy_gradient import policy_gradient
 from telescope_train.algorithms.record import Algorithm
 
 ALGORITHM = Algorithm(
     name="grpo",
     paper="arXiv:2402.03300",
-    advantage=normalised,
+    advantage=normalized,
     loss=policy_gradient,
     weighting="token",
     use_ppo_clip=False,

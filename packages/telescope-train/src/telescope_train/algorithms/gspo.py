@@ -9,7 +9,7 @@ Deviation: a rollout whose history was rewritten is several samples; each has a 
 
 from typing import TYPE_CHECKING
 
-from telescope_train.algorithms.advantages import normalised
+from telescope_train.algorithms.advantages import normalized
 from telescope_train.algorithms.policy_gradient import clipped_surrogate
 from telescope_train.algorithms.ratios import log_ratios, sequence_mean
 from telescope_train.algorithms.record import Algorithm
@@ -28,7 +28,7 @@ def loss(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
 ALGORITHM = Algorithm(
     name="gspo",
     paper="arXiv:2507.18071",
-    advantage=normalised,
+    advantage=normalized,
     loss=loss,
     weighting="sequence",
     has_ratio=True,

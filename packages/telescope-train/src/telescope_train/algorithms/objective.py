@@ -15,10 +15,9 @@ from telescope_train.algorithms.importance_sampling import (
     tis_weights,
 )
 from telescope_train.algorithms.kl import reference_kl
-from telescope_train.algorithms.record import Algorithm, load_algorithm
+from telescope_train.algorithms.record import Algorithm, Weighting, load_algorithm
 from telescope_train.algorithms.sequence_masking import sequence_mask
 from telescope_train.algorithms.terms import Terms, TokenLoss, all_true, metric_sums
-from telescope_train.weighting import Weighting
 
 if TYPE_CHECKING:
     from telescope_train.config.algorithm_section import AlgorithmSection

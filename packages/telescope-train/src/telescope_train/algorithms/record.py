@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from telescope_core.errors import ConfigError, unknown_name
 from telescope_train.algorithms.advantages import Advantage
-from telescope_train.weighting import Weighting
+
+Weighting: TypeAlias = Literal["token", "sequence", "constant"]
+"""token: every trained token counts the same. sequence: every rollout counts the same.
+constant: every token counts 1 / (rollouts * max_tokens), whatever was written."""
 
 if TYPE_CHECKING:
     from telescope_train.algorithms.terms import Terms, TokenLoss

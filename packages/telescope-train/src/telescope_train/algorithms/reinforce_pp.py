@@ -1,6 +1,6 @@
 """REINFORCE++: rewards whitened over the whole batch; needs no groups.
 
-Paper: arXiv:2501.03262, section 3 (advantages normalised over the global batch).
+Paper: arXiv:2501.03262, section 3 (advantages normalized over the global batch).
     A_i = (r_i - mean of the batch) / (std of the batch + 1e-4); loss: the policy gradient
 The only algorithm here that learns from one rollout per example.
 Deviations: the clip is a setting and off by default, and so is the KL in the reward (kl_in_reward);

@@ -10,7 +10,7 @@ kl_estimator = "k2"); whitening is over rollouts, not over tokens.
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_train.algorithms.advantages import normalised
+from telescope_train.algorithms.advantages import normalized
 from telescope_train.algorithms.policy_gradient import policy_gradient
 from telescope_train.algorithms.record import Algorithm
 
@@ -19,7 +19,7 @@ def advantage(
     rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
 ) -> NDArray[np.float64]:
     """Return centred rewards over their deviation in the batch; `norm` is not used."""
-    return normalised(rewards_N, groups_N, "batch")
+    return normalized(rewards_N, groups_N, "batch")
 
 
 ALGORITHM = Algorithm(

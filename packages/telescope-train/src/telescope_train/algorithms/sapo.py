@@ -8,7 +8,7 @@ has slope 1 at u = 1, so the on-policy gradient is the plain one. Each sequence 
 
 from typing import TYPE_CHECKING
 
-from telescope_train.algorithms.advantages import normalised
+from telescope_train.algorithms.advantages import normalized
 from telescope_train.algorithms.policy_gradient import with_slope
 from telescope_train.algorithms.ratios import ratios
 from telescope_train.algorithms.record import Algorithm
@@ -32,7 +32,7 @@ def loss(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
 ALGORITHM = Algorithm(
     name="sapo",
     paper="arXiv:2511.20347",
-    advantage=normalised,
+    advantage=normalized,
     loss=loss,
     weighting="sequence",
     has_ratio=True,

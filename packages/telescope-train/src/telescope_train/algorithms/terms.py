@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from telescope_train.metrics import SPREAD, MetricSum, MetricSums
+from telescope_train.algorithms.token_metrics import SPREAD, MetricSum, MetricSums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class Terms:
     entropy_T: "Tensor"
     """[T] of the policy's distribution, nats; requires grad where `entropy_coef` is above 0."""
     proximal_logprobs_T: "Tensor | None" = None
-    """[T] recomputed by the trainer before the first optimiser step of the batch, nats."""
+    """[T] recomputed by the trainer before the first optimizer step of the batch, nats."""
     reference_logprobs_T: "Tensor | None" = None
     """[T] of the reference model, nats."""
 

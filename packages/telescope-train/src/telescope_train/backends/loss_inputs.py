@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from telescope_train.algorithms.terms import Terms
-from telescope_train.batch import PackedBatch
+from telescope_train.batches.batch import PackedBatch
 
 
 class LossInputs(NamedTuple):

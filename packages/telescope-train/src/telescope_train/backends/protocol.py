@@ -1,11 +1,11 @@
-"""The seam to a trainer backend: one rank's share of the model, and one optimiser step at a time.
+"""The seam to a trainer backend: one rank's share of the model, and one optimizer step at a time.
 
 Every method is collective: all ranks call it, in the same order, with equally many batches. Ranks
 that share rows (`fsdp_context_parallel_size`, neighbours) are given the same batches.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -13,18 +13,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from telescope_train.algorithms.corrections import algorithm_in_use
 from telescope_train.algorithms.terms import Terms, TokenLoss
-from telescope_train.batch import PackedBatch
-from telescope_train.checkpoint import Saving
-from telescope_train.config.corrections import algorithm_in_use
+from telescope_train.algorithms.token_metrics import MetricSum
+from telescope_train.backends.distributed_checkpoint import Saving
+from telescope_train.batches.batch import PackedBatch
 from telescope_train.config.schema import (
     AlgorithmSection,
     ModelSection,
     TrainConfig,
     TrainerSection,
 )
-from telescope_train.metrics import MetricSum
-from telescope_train.models.attention_choice import AttentionChoice
+from telescope_train.models.attention.choice import AttentionChoice
+from telescope_train.models.device import Device, compute_dtype, machine_device
 
 Loss: TypeAlias = Callable[[Terms], TokenLoss]
 
@@ -39,7 +40,14 @@ class BackendSettings:
     """None = supervised: the negative log-likelihood of the trained tokens."""
     seed: int
     number_of_steps: int
-    """Optimiser steps; the learning-rate schedule ends there."""
+    """Optimizer steps; the learning-rate schedule ends there."""
+    device: Device = field(default_factory=machine_device)
+    """What the ranks compute on; decided once, by the driver."""
+
+    @property
+    def compute_dtype(self) -> str:
+        """Name of the dtype that layers compute in."""
+        return compute_dtype(self.model.mixed_precision_dtype, self.device)
 
     @classmethod
     def from_config(cls, config: TrainConfig) -> "BackendSettings":
@@ -70,7 +78,7 @@ class UpdateResult:
     """Global, before clipping."""
     learning_rate: float
     is_skipped: bool
-    """The norm was not finite; weights and optimiser are as before."""
+    """The norm was not finite; weights and optimizer are as before."""
 
 
 class TrainerBackend(Protocol):
@@ -94,11 +102,11 @@ class TrainerBackend(Protocol):
         ...
 
     def apply_gradient(self) -> UpdateResult:
-        """Clip, step the optimiser and the schedule, and forget the gradient."""
+        """Clip, step the optimizer and the schedule, and forget the gradient."""
         ...
 
     def rehearse_step(self) -> int:
-        """Step at learning rate 0, forget the gradient and what the optimiser learned from it.
+        """Step at learning rate 0, forget the gradient and what the optimizer learned from it.
 
         Returns how many weight tensors changed by a bit, over all ranks; only before the first
         step.

@@ -61,7 +61,7 @@ class AlgorithmSection(Section):
     dr_grpo_loss_agg_mode: Literal["token_sum_norm", "token_mean"] = "token_sum_norm"
     """Dr. GRPO divides by rollouts times `max_tokens`, or by the step's tokens."""
     number_of_minibatches: Count = 1
-    """Optimiser steps that one batch is dealt into, whole groups each."""
+    """Optimizer steps that one batch is dealt into, whole groups each."""
     ppo_epochs: Count = 1
     """How often the trainer goes through one batch."""
     filter_overlong: bool = False

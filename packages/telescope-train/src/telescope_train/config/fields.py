@@ -19,3 +19,8 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+def was_set(section: BaseModel, field: str) -> bool:
+    """Return whether `field` was given a value in a file or by a flag."""
+    return field in section.model_fields_set and getattr(section, field) is not None

@@ -49,7 +49,7 @@ class ModelSection(Section):
     model: Annotated[str, Field(min_length=1)]
     """Folder of a Hugging Face model, or its id on the Hugging Face Hub."""
     model_dtype: Dtype = "float32"
-    """Type of the weights that the optimiser updates."""
+    """Type of the weights that the optimizer updates."""
     mixed_precision_dtype: Dtype | None = None
     """Type used in forward and backward; null = bfloat16 on CUDA, float32 on CPU."""
     chat_template: str | None = None
@@ -98,7 +98,7 @@ class RolloutSection(Section):
     group_size: Count = 8
     """Rollouts per prompt; their rewards are compared with one another."""
     prompts_batch_size_for_trainer: Count = 16
-    """Groups in one optimiser step."""
+    """Groups in one optimizer step."""
     temperature: NotNegative = 1.0
     """Sampling temperature; above 0."""
     max_tokens: Count = 256
@@ -248,6 +248,6 @@ class TrainConfig(Section):
 
     @property
     def num_optimizer_steps(self) -> int:
-        """Optimiser steps of the whole run, where no minibatch is left empty."""
+        """Optimizer steps of the whole run, where no minibatch is left empty."""
         section = self.algorithm
         return self.run.number_of_steps * section.number_of_minibatches * section.ppo_epochs

@@ -1,4 +1,4 @@
-"""The settings of `[trainer]`: the optimiser and the processes it runs in."""
+"""The settings of `[trainer]`: the optimizer and the processes it runs in."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from telescope_train.config.fields import Count, Index, NotNegative, Positive, R
 
 
 class TrainerSection(Section):
-    """The optimiser and the processes it runs in."""
+    """The optimizer and the processes it runs in."""
 
     train_backend: str = "fsdp"
     """Name of an installed backend."""
@@ -17,7 +17,7 @@ class TrainerSection(Section):
     optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit"] = "adamw"
     """AdamW with moments of 32, 16 or 8 bits; `adamw_8bit` needs a GPU and torchao."""
     optimizer_cpu_offload: bool = False
-    """Keep weights, gradients and optimiser state in CPU memory and step there; needs a GPU."""
+    """Keep weights, gradients and optimizer state in CPU memory and step there; needs a GPU."""
     gradient_checkpointing: bool | Literal["full", "selective"] = True
     """Compute activations again in backward instead of keeping them: all of them (`full`, true),
     or all but those of attention and matrix products (`selective`)."""
@@ -34,7 +34,7 @@ class TrainerSection(Section):
     lr_scheduler: Literal["constant", "none", "linear", "cosine"] = "constant"
     """Shape of the learning rate after warm-up; `none` has no warm-up either."""
     warmup_steps: Index = 0
-    """Optimiser steps over which the learning rate rises from 0."""
+    """Optimizer steps over which the learning rate rises from 0."""
     min_lr_ratio: Ratio = 0.0
     """Share of the peak at which `linear` and `cosine` end."""
     seq_len: Count = 4096

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from telescope_core.errors import ContextLengthError, EndpointError
 from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Turn
+from telescope_train.chat.chains import Chain, prompt_for
+from telescope_train.chat.renderer import Prompt, Renderer
 from telescope_train.gateway import Gateway, Session
-from telescope_train.inference.chains import Chain, prompt_for
 from telescope_train.inference.client import Generation
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.renderer import Prompt, Renderer
 
 
 class TokenPolicySource:

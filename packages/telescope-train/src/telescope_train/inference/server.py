@@ -7,7 +7,6 @@ Log-probs are those of the distribution that was sampled (`processed_logprobs`).
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,9 @@ from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-from telescope_core.errors import ConfigError, ProcessDiedError
+from telescope_core.errors import ProcessDiedError
+from telescope_train.cluster.ports import free_port, require_free_port
+from telescope_train.models.device import machine_device
 
 SERVED_MODEL_NAME = "policy"
 ENGINE_THREAD_VARIABLE = "TELESCOPE_VLLM_ENGINE_THREAD"
@@ -65,7 +66,7 @@ class ServerSettings:
     def arguments(self) -> list[str]:
         """Return the command line."""
         arguments = [
-            *(sys.executable, "-m", "telescope_train.inference.vllm_main"),
+            *(sys.executable, "-m", "telescope_train.inference.vllm_plugin.main"),
             *("--model", self.model_path, "--served-model-name", SERVED_MODEL_NAME),
             *("--host", self.host, "--port", str(self.port), "--dtype", self.dtype),
             *("--max-num-seqs", str(self.max_num_seqs)),
@@ -83,7 +84,10 @@ class ServerSettings:
             arguments += ["--gpu-memory-utilization", str(self.gpu_memory_utilization)]
         if self.weight_transport is not None:
             arguments += [
-                *("--worker-extension-cls", "telescope_train.weights.extension.WorkerExtension"),
+                *(
+                    "--worker-extension-cls",
+                    "telescope_train.weights.vllm_extension.WorkerExtension",
+                ),
                 *("--weight-transfer-config", json.dumps({"backend": self.weight_transport})),
             ]
         if self.trust_remote_code:
@@ -238,7 +242,7 @@ def serve_model(
     max_model_len: int | None = None,
 ) -> Iterator[ServedModel]:
     """Serve `model_path` for as long as the context lasts, on a free port unless one is given."""
-    device = default_device()
+    device = machine_device()
     settings = ServerSettings(
         model_path=model_path,
         port=port if port is not None else free_port(),
@@ -250,33 +254,6 @@ def serve_model(
     )
     with running(settings):
         yield ServedModel(base_url=f"{settings.base_url}/v1", model=SERVED_MODEL_NAME)
-
-
-def default_device() -> str:
-    """Return `cuda` when this machine has a usable GPU, else `cpu`."""
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port nobody listens on now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-def require_free_port(host: str, port: int) -> None:
-    """Raise ConfigError when something already listens on `port`."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"port {port} on {host} is in use ({error.strerror}); end what listens there, "
-                "or set inference_base_port to another port"
-            ) from None
 
 
 def tail(path: Path, *, num_lines: int = 15) -> str:

@@ -1,6 +1,5 @@
-"""Models the trainer runs: loading them, making a tiny one, rendering chats for them."""
+"""The model a rank computes with: finding, loading and adapting it, and its log-probs.
 
-from telescope_train.models.load import LoadedModel, load_model, load_tokenizer
-from telescope_train.models.tiny import make_tiny_model
-
-__all__ = ["LoadedModel", "load_model", "load_tokenizer", "make_tiny_model"]
+`facts` and `location` read a model folder without torch, for the plan; the rest runs in the trainer
+ranks.
+"""

@@ -11,14 +11,14 @@ import torch
 from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
-from telescope_train.logprobs import chunked_logprobs
-from telescope_train.models.attention_kinds import SDPA, AttentionKind
-from telescope_train.models.context_parallel import (
+from telescope_train.models.attention.context_parallel import (
     CONTEXT_ATTENTION,
     ContextGroup,
     GatherTokens,
     register_context_attention,
 )
+from telescope_train.models.attention.kinds import SDPA, AttentionKind
+from telescope_train.models.logprobs import chunked_logprobs
 from telescope_train.models.row import PackedRow
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from telescope_train.batch import PackedBatch
-from telescope_train.models.attention import PackedLayout, packed_layout
+from telescope_train.batches.batch import PackedBatch
+from telescope_train.models.attention.blocks import PackedLayout, packed_layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

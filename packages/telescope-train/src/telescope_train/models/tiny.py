@@ -3,7 +3,6 @@
 It is what the quickstart and the tests train: real code paths, seconds instead of hours.
 """
 
-import os
 import shutil
 import string
 from pathlib import Path
@@ -12,8 +11,9 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from telescope_train.checkpoint import require_replaceable
-from telescope_train.models.quiet import no_progress_bars
+from telescope_core.records.folders import partial_folder, put_in_place
+from telescope_train.models.load import no_progress_bars
+from telescope_train.models.location import require_replaceable
 
 PAD, UNK, END = "<|pad|>", "<|unk|>", "<|end|>"
 MAX_TOKENS = 2048
@@ -36,18 +36,14 @@ def make_tiny_model(folder: str | Path, *, seed: int) -> Path:
     """
     folder = Path(folder)
     require_replaceable(folder)
-    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    partial = partial_folder(folder)
+    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    try:
-        tokenizer = character_tokenizer()
-        tokenizer.save_pretrained(partial)
-        with no_progress_bars():
-            _random_model(tokenizer, seed).save_pretrained(partial)
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    tokenizer = character_tokenizer()
+    tokenizer.save_pretrained(partial)
+    with no_progress_bars():
+        _random_model(tokenizer, seed).save_pretrained(partial)
+    put_in_place(folder)
     return folder
 
 

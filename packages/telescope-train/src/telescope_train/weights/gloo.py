@@ -1,21 +1,20 @@
 """`GlooPublisher`: trainer rank 0's side of a weight transfer over gloo."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
+from torch.distributed import (
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroup,
+    ProcessGroupGloo,
+    TCPStore,
+)
 
 from telescope_train.weights.buckets import flattened, in_buckets
-from telescope_train.weights.gloo_group import GlooGroup
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorHeader:
-    """What a receiver must know before a tensor comes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+TRANSFER_DEADLINE_S = 120.0
 
 
 class GlooPublisher:
@@ -30,11 +29,25 @@ class GlooPublisher:
             self._group.broadcast(flattened(bucket))
 
 
-def headers(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[TensorHeader]:
-    """Describe `tensors` for the receivers."""
-    return [
-        TensorHeader(
-            name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape)
+class GlooGroup:
+    """Broadcasts from rank 0 to all other ranks. Every wait ends after `TRANSFER_DEADLINE_S`."""
+
+    def __init__(self, *, host: str, port: int, rank: int, world_size: int) -> None:
+        timeout = timedelta(seconds=TRANSFER_DEADLINE_S)
+        # The tcp store must outlive the group: gloo keeps no reference to it.
+        self._tcp_store = TCPStore(
+            host, port, world_size, is_master=rank == 0, timeout=timeout, wait_for_workers=False
         )
-        for name, tensor in tensors
-    ]
+        store = PrefixStore("telescope-weights", self._tcp_store)
+        backend = ProcessGroupGloo(store, rank, world_size, timeout=timeout)
+        backend._set_sequence_number_for_group()
+        self._group = ProcessGroup(store, rank, world_size)
+        self._group._set_default_backend(ProcessGroup.BackendType.GLOO)
+        self._group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Send `tensor` from rank 0, or receive into it on the others. Returns when it is there."""
+        options = BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        self._group.broadcast([tensor], options).wait()

@@ -13,7 +13,7 @@ from telescope_core.types import WeightVersion
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.wire import PAUSE_PATH
-from telescope_train.weights.gloo import TensorHeader
+from telescope_train.weights.transport import TensorHeader
 
 InFlight = Literal["continue", "pause"]
 _PAUSE_MODES = {"continue": "keep", "pause": "wait"}

@@ -1,6 +1,6 @@
 """Fused kernels for a model on CPU: vLLM's CPU build has them, and computes with torch instead.
 
-A normalisation by torch is seven operations, one after the other; with a tiny model, starting
+A normalization by torch is seven operations, one after the other; with a tiny model, starting
 them costs more than what they compute.
 """
 

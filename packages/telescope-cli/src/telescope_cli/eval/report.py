@@ -1,0 +1,147 @@
+"""`telescope eval --report FOLDER`: what the folder of a run or an eval holds, killed or not."""
+
+import json
+from pathlib import Path
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from telescope_cli.eval.view import WIDTH, format_interval, print_result, stderr_console
+from telescope_core.errors import ConfigError
+from telescope_core.evals import EvalFolder
+from telescope_core.evals.folder import result_to_json
+from telescope_core.records import RunFolder
+from telescope_core.records.files import plain
+from telescope_core.records.identity import RunInfo, RunState
+from telescope_core.reports import RunOverview, overview_of, sparkline, write_train_report
+from telescope_core.types import JsonValue
+
+
+def show_folder(path: Path, *, as_json: bool) -> None:
+    """Print what `path` holds; raises ConfigError when it is neither a run nor an eval."""
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such folder; expected the folder of a run or of an eval")
+    if EvalFolder.holds_eval(path):
+        _show_eval(EvalFolder(path), as_json=as_json)
+    elif (path / "run.json").is_file():
+        run = RunFolder.open(path)
+        _show_run(overview_of(run), as_json=as_json)
+        if not as_json:
+            _refresh_report(run)
+    else:
+        raise ConfigError(
+            f"{path} holds neither a run (run.json) nor an eval (eval.json); "
+            "expected one of their folders"
+        )
+
+
+def _show_eval(folder: EvalFolder, *, as_json: bool) -> None:
+    result, info, rows = folder.result(), folder.info(), folder.rows()
+    if as_json:
+        fields: dict[str, JsonValue] = {
+            "path": str(folder.path),
+            "state": info.observed_state if info else None,
+            "num_rollouts_recorded": len(rows),
+            "result": result_to_json(result) if result else None,
+        }
+        typer.echo(json.dumps(plain(fields), indent=2))
+        return
+    if result is not None:
+        print_result(result, folder.path)
+        return
+    assert info is not None, "an eval without results has its manifest"
+    scored = [row.reward for row in rows if row.reward is not None]
+    console = Console(width=WIDTH, highlight=False)
+    console.print(Text(f"eval {folder.path}", style="bold"), soft_wrap=True)
+    console.print(_state_line(info, info.observed_state))
+    mean = f", mean reward {sum(scored) / len(scored):.3f} so far" if scored else ""
+    console.print(f"{len(rows)} rollouts recorded, {len(scored)} scored{mean}")
+
+
+def _show_run(overview: RunOverview, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(_overview_to_json(overview), indent=2))
+        return
+    console = Console(width=WIDTH, highlight=False)
+    console.print(Text(f"run {overview.info.name}", style="bold"))
+    console.print(_state_line(overview.info, overview.state))
+    console.print(f"{overview.num_steps} steps recorded")
+    curve = sparkline(overview.rewards, width=50)
+    if curve and overview.first_mean is not None and overview.last_mean is not None:
+        first, last = overview.first_mean, overview.last_mean
+        console.print(f"reward {first:.3f} {curve} {last:.3f}")
+    if overview.counts:
+        console.print(_count_table(overview))
+    if overview.evals:
+        console.print(_eval_table(overview))
+    if overview.unfinished_evals:
+        console.print(f"evals without a result: {', '.join(overview.unfinished_evals)}")
+
+
+def _refresh_report(run: RunFolder) -> None:
+    """Write the page of `run` anew: a killed run never came to write its own."""
+    try:
+        path = write_train_report(run)
+    except OSError as error:
+        stderr_console().print(Text(f"report.html is not written: {error}"), soft_wrap=True)
+        return
+    Console(width=WIDTH, highlight=False).print(Text(f"Report: {path}"), soft_wrap=True)
+
+
+def _state_line(info: RunInfo, state: RunState) -> Text:
+    texts = {
+        RunState.RUNNING: f"running, process {info.pid} on {info.host}",
+        RunState.FINISHED: f"finished {info.ended_at}",
+        RunState.FAILED: f"failed {info.ended_at}: {info.reason}",
+        RunState.INTERRUPTED: f"interrupted: process {info.pid} is gone and wrote no end",
+    }
+    styles = {RunState.FAILED: "red", RunState.INTERRUPTED: "yellow"}
+    return Text(f"{texts[state]} (started {info.started_at})", style=styles.get(state, ""))
+
+
+def _count_table(overview: RunOverview) -> Table:
+    statuses = sorted({status for counts in overview.counts.values() for status in counts})
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("rollouts of")
+    for status in statuses:
+        table.add_column(status, justify="right")
+    for environment, counts in overview.counts.items():
+        table.add_row(environment, *(str(counts.get(status, 0)) for status in statuses))
+    return table
+
+
+def _eval_table(overview: RunOverview) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("eval")
+    for name in ("pass@1", "95 % interval", "reward", "scored"):
+        table.add_column(name, justify="right")
+    for name, result in overview.evals.items():
+        solved = result.pass_at.get(1)
+        table.add_row(
+            name,
+            f"{solved.mean:.3f}" if solved else "-",
+            format_interval(solved) if solved else "-",
+            f"{result.reward.mean:.3f}" if result.reward else "-",
+            f"{result.num_scored}/{result.num_rollouts}",
+        )
+    return table
+
+
+def _overview_to_json(overview: RunOverview) -> JsonValue:
+    return plain(
+        {
+            "path": str(overview.path),
+            "state": overview.state,
+            "info": overview.info.model_dump(mode="json"),
+            "num_steps": overview.num_steps,
+            "rewards": overview.rewards,
+            "first_mean": overview.first_mean,
+            "last_mean": overview.last_mean,
+            "counts": overview.counts,
+            "evals": {name: result_to_json(result) for name, result in overview.evals.items()},
+            "unfinished_evals": overview.unfinished_evals,
+        }
+    )

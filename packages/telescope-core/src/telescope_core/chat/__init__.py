@@ -1,0 +1,13 @@
+"""Chat endpoints: `ChatClient` speaks to any that is compatible with OpenAI's."""
+
+from typing import TYPE_CHECKING
+
+from telescope_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from telescope_core.chat.client import ChatClient
+
+__all__ = ["ChatClient"]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, __all__, ("client",))

@@ -1,0 +1,177 @@
+"""The bytes of a chat endpoint's replies, read into our types or refused with what is wrong.
+
+Only the fields that are used are decoded, straight into typed structs; tokens become columns, and
+no object per token outlives the call.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, TypeVar
+
+import msgspec
+
+from telescope_core.chat.http import quote
+from telescope_core.errors import EndpointError
+from telescope_core.types import Completion, Message, ToolCall
+
+Expected = TypeVar("Expected")
+FinishReason = Literal["stop", "length", "tool_calls"]
+_FINISH_REASONS: dict[str | None, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "stop",
+    None: "stop",
+}
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function
+    id: str | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    choices: Sequence[_Choice]
+    usage: _Usage | None = None
+
+
+class _TokenLogprob(msgspec.Struct, gc=False):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_TokenLogprob] | None = None
+
+
+class _TokenChoice(_Choice):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _TokenReply(_Reply, frozen=True):
+    choices: Sequence[_TokenChoice]
+    prompt_token_ids: list[int] | None = None
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_REPLY = msgspec.json.Decoder(_Reply)
+_TOKEN_REPLY = msgspec.json.Decoder(_TokenReply)
+_MODELS = msgspec.json.Decoder(_Models)
+
+
+def read_completion(content: bytes, *, where: str) -> Completion:
+    """Return the first choice of a reply, without tokens; `where` names the endpoint in errors."""
+    return _completion(_decode(_REPLY, content, "a chat completion", where), content, where)
+
+
+def read_token_completion(content: bytes, *, where: str) -> Completion:
+    """Return the first choice with its token ids and log-probs, which must be one for one."""
+    reply = _decode(_TOKEN_REPLY, content, "a chat completion with tokens", where)
+    completion = _completion(reply, content, where)
+    choice = reply.choices[0]
+    prompt_ids, token_ids = reply.prompt_token_ids or [], choice.token_ids or []
+    entries = (choice.logprobs and choice.logprobs.content) or []
+    if not prompt_ids or len(entries) != len(token_ids):
+        raise EndpointError(
+            f"{where} answered with {len(prompt_ids)} prompt ids, {len(token_ids)} completion ids "
+            f"and {len(entries)} log-probs; expected prompt ids, and one log-prob for each "
+            "completion id, as vLLM answers to return_token_ids and logprobs"
+        )
+    return replace(
+        completion,
+        prompt_ids=array("i", prompt_ids),
+        completion_ids=array("i", token_ids),
+        logprobs=array("f", [entry.logprob for entry in entries]),
+        num_prompt_tokens=len(prompt_ids),
+        num_completion_tokens=len(token_ids),
+    )
+
+
+def read_models(content: bytes, *, where: str) -> list[str]:
+    """Return the ids in a list of models."""
+    return [model.id for model in _decode(_MODELS, content, "a list of models", where).data]
+
+
+def _decode(
+    decoder: msgspec.json.Decoder[Expected], content: bytes, expected: str, where: str
+) -> Expected:
+    try:
+        return decoder.decode(content)
+    except msgspec.ValidationError as error:
+        problem = f"with JSON that is not {expected} ({error})"
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        problem = f"with something that is not whole JSON ({error})"
+    raise EndpointError(
+        f"{where} answered {problem}: {quote(content) or 'nothing'!r}; "
+        "is this the address of an OpenAI-compatible endpoint (it usually ends in /v1)?"
+    )
+
+
+def _completion(reply: _Reply, content: bytes, where: str) -> Completion:
+    if not reply.choices:
+        raise EndpointError(
+            f"{where} answered with a chat completion without choices: {quote(content)!r}; "
+            "look at the log of the server"
+        )
+    choice = reply.choices[0]
+    if choice.finish_reason not in _FINISH_REASONS:
+        raise EndpointError(
+            f"{where} ended a completion with finish_reason {choice.finish_reason!r}; "
+            f"expected one of {', '.join(name for name in _FINISH_REASONS if name)}"
+        )
+    usage = reply.usage or _Usage()
+    return Completion(
+        message=_message(choice.message),
+        finish_reason=(
+            "tool_calls" if choice.message.tool_calls else _FINISH_REASONS[choice.finish_reason]
+        ),
+        num_prompt_tokens=usage.prompt_tokens or 0,
+        num_completion_tokens=usage.completion_tokens or 0,
+    )
+
+
+def _message(message: _Message) -> Message:
+    return Message(
+        role="assistant",
+        content=message.content or "",
+        reasoning=message.reasoning_content or message.reasoning or "",
+        tool_calls=tuple(
+            ToolCall(
+                id=call.id or "",
+                name=call.function.name,
+                arguments=call.function.arguments or "{}",
+            )
+            for call in message.tool_calls or ()
+        ),
+    )

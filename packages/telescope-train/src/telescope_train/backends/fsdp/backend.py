@@ -1,0 +1,253 @@
+"""Backend `fsdp`: torch FSDP2, one model over data-parallel ranks; gloo on CPU, NCCL on CUDA.
+
+Master weights stay in `model_dtype`; `mixed_precision_dtype` is what layers compute in. Gradients
+are summed over micro-batches and ranks, never averaged: the weights of the tokens already hold
+the only denominator. Dims: T tokens of a row, M trained tokens.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from telescope_core.errors import TelescopeError
+from telescope_train.algorithms.terms import TokenLoss, shared_metrics
+from telescope_train.algorithms.token_metrics import MetricSum, reduce_metrics
+from telescope_train.backends.distributed_checkpoint import Saving, save_state, start_saving
+from telescope_train.backends.fsdp import state as fsdp_state
+from telescope_train.backends.fsdp.optimizer import make_optimizer, set_learning_rate
+from telescope_train.backends.fsdp.policy import ShardedPolicy, load_policy, load_reference
+from telescope_train.backends.fsdp.reference import AdaptersAside, FrozenCopy, Reference, load_moved
+from telescope_train.backends.fsdp.sharding import gather_values, local_part, reshard, whole
+from telescope_train.backends.loss_inputs import loss_inputs
+from telescope_train.backends.protocol import (
+    BackendSettings,
+    GradientResult,
+    Loss,
+    UpdateResult,
+)
+from telescope_train.backends.schedule import learning_rate_factor
+from telescope_train.batches.batch import PackedBatch
+from telescope_train.models.lora import adapter_weights, dropout_on, merged_weights
+from telescope_train.models.packed import PackedPolicy
+from telescope_train.models.row import PackedRow, packed_row
+
+MAX_SKIPPED_IN_A_ROW = 5
+_BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16}
+"""Type of the weights -> integers of the same size."""
+
+
+class FsdpBackend:
+    """One rank; see `TrainerBackend`."""
+
+    def __init__(self, settings: BackendSettings, loss: Loss, device: torch.device) -> None:
+        self._settings = settings
+        self._loss = loss
+        self._device = device
+        loaded = load_policy(settings, device)
+        self._policy, self.attention = loaded.policy, loaded.attention
+        self._reference = self._make_reference(loaded)
+        self._optimizer = make_optimizer(self._policy.parameters(), settings.trainer, device)
+        self._progress = fsdp_state.Progress()
+
+    def _make_reference(self, trained: ShardedPolicy) -> Reference | None:
+        algorithm = self._settings.algorithm
+        if algorithm is None or not algorithm.needs_reference:
+            return None
+        if self._settings.trainer.use_lora:
+            return AdaptersAside(self._policy)
+        copy = load_reference(self._settings, self._device, trained)
+        return FrozenCopy(self._policy, copy)
+
+    def accumulate_gradient(
+        self, batches: Sequence[PackedBatch], *, version: int
+    ) -> GradientResult:
+        """Forward and backward over `batches`, one at a time."""
+        total, parts = 0.0, []
+        with dropout_on(self._policy.lm):
+            for batch in batches:
+                loss, metrics = self._accumulate_one(batch, version)
+                total += loss
+                parts.append(metrics)
+        # Ranks that share rows have the same numbers: one of each group is counted.
+        step = self._settings.trainer.fsdp_context_parallel_size
+        per_rank = gather_values((total, reduce_metrics(parts)))[::step]
+        return GradientResult(
+            loss=sum(loss for loss, _ in per_rank),
+            metrics=reduce_metrics(metrics for _, metrics in per_rank),
+        )
+
+    def _accumulate_one(
+        self, batch: PackedBatch, version: int
+    ) -> tuple[float, dict[str, MetricSum]]:
+        row = self._row(batch)
+        logprobs_M, entropy_M = self._policy(row)
+        terms, weights_M, same_version_M = loss_inputs(
+            batch, row.trained_M.cpu().numpy(), logprobs_M, entropy_M, version=version
+        )
+        token_loss: TokenLoss = self._loss(terms)
+        loss = (token_loss.loss_T * weights_M).sum()
+        loss.backward()
+        shared = shared_metrics(terms, same_version_T=same_version_M)
+        return loss.item(), {**token_loss.metrics, **shared}
+
+    def apply_gradient(self) -> UpdateResult:
+        """Clip to `grad_clip` by the global norm; a norm that is not finite skips the step."""
+        trainer = self._settings.trainer
+        factor = learning_rate_factor(
+            self._progress.step,
+            trainer.lr_scheduler,
+            warmup_steps=trainer.warmup_steps,
+            number_of_steps=self._settings.number_of_steps,
+            min_lr_ratio=trainer.min_lr_ratio,
+        )
+        rate = trainer.learning_rate * factor
+        set_learning_rate(self._optimizer, rate)
+        norm = self._clip(trainer.grad_clip)
+        is_skipped = not math.isfinite(norm)
+        if not is_skipped:
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._progress = self._progress.after(is_skipped=is_skipped)
+        if self._progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise TelescopeError(
+                f"the gradient norm was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row "
+                f"(now {norm}); lower learning_rate, or look at the last batch's log-probs"
+            )
+        return UpdateResult(gradient_norm=norm, learning_rate=rate, is_skipped=is_skipped)
+
+    def rehearse_step(self) -> int:
+        """Compare checksums of the bits: copies would take as much memory as the weights."""
+        assert self._progress.step == 0, "a step was taken already"
+        before = self._checksums()
+        set_learning_rate(self._optimizer, 0.0)
+        self._clip(self._settings.trainer.grad_clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._optimizer.state.clear()
+        changed = sum(old != new for old, new in zip(before, self._checksums(), strict=True))
+        return max(gather_values(changed))
+
+    def _checksums(self) -> list[int]:
+        reshard(self._policy)
+        return [
+            int(local_part(parameter.detach()).view(_BITS[parameter.dtype]).sum(dtype=torch.int64))
+            for parameter in self._policy.parameters()
+        ]
+
+    def _clip(self, max_norm: float) -> float:
+        """Scale the gradient to a norm of at most `max_norm`, if not 0; returns what it was."""
+        gradients = [
+            local_part(parameter.grad)
+            for parameter in self._policy.parameters()
+            if parameter.grad is not None
+        ]
+        assert gradients, "apply_gradient before accumulate_gradient"
+        square = torch.nn.utils.get_total_norm(gradients).double().to(self._device) ** 2
+        dist.all_reduce(square)
+        norm = math.sqrt(square.item()) if square.isfinite() else square.item()
+        if max_norm and math.isfinite(norm) and norm > max_norm:
+            torch._foreach_mul_(gradients, max_norm / norm)
+        return norm
+
+    @torch.no_grad()
+    def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Forward over `batches`, without a gradient."""
+        return [self._logprobs(self._policy, batch) for batch in batches]
+
+    @torch.no_grad()
+    def transformers_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Forward through the model's own head."""
+        return [self._logprobs(self._policy, batch, by_transformers=True) for batch in batches]
+
+    @torch.no_grad()
+    def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Forward through the reference."""
+        assert self._reference is not None, "these settings need no reference model"
+        with self._reference.ready() as policy:
+            return [self._logprobs(policy, batch) for batch in batches]
+
+    @torch.no_grad()
+    def update_reference(self) -> None:
+        """Every rank its shards."""
+        assert self._reference is not None, "these settings need no reference model"
+        self._reference.update()
+
+    def _row(self, batch: PackedBatch) -> PackedRow:
+        trainer = self._settings.trainer
+        multiple_of = math.lcm(trainer.pad_to_multiple_of, trainer.fsdp_context_parallel_size)
+        return packed_row(batch, self._device, multiple_of=multiple_of)
+
+    def _logprobs(
+        self, policy: PackedPolicy, batch: PackedBatch, *, by_transformers: bool = False
+    ) -> NDArray[np.float32]:
+        row = self._row(batch)
+        found = policy(row, by_transformers=by_transformers).logprobs_M.cpu().numpy()
+        logprobs_T = np.zeros(len(batch.token_ids_T), dtype=np.float32)
+        logprobs_T[row.trained_M.cpu().numpy()] = found
+        logprobs_T[~batch.mask_T] = 0.0
+        return logprobs_T
+
+    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Gather one tensor at a time; every rank receives it. Adapters are merged in."""
+        reshard(self._policy)
+        for name, value in merged_weights(self._policy.lm, self._whole):
+            yield name, value.cpu()
+
+    def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """With LoRA the adapted blocks alone: a server has loaded the rest itself."""
+        reshard(self._policy)
+        only = self._settings.trainer.use_lora
+        for name, value in merged_weights(self._policy.lm, self._whole, siblings_only=only):
+            yield name, value.cpu()
+
+    def _whole(self, value: torch.Tensor) -> torch.Tensor:
+        return whole(value, self._device)
+
+    def export_gradient(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Gather what `accumulate_gradient` left, in the shape of `export_weights`; for checks."""
+        reshard(self._policy)
+        for name, parameter in self._policy.lm.named_parameters():
+            if parameter.requires_grad:
+                assert parameter.grad is not None, f"{name} has no gradient"
+                yield name, self._whole(parameter.grad).cpu()
+
+    def save_checkpoint(self, folder: str | Path) -> None:
+        """Write weights, optimizer, progress and random state."""
+        save_state(folder, self._training_state())
+
+    def start_checkpoint(self, folder: str | Path, *, with_training_state: bool) -> Saving:
+        """Copy them, or the weights alone, to CPU memory and write the copy in the background."""
+        state = self._training_state()
+        return start_saving(folder, state if with_training_state else {"model": state["model"]})
+
+    def _training_state(self) -> dict[str, Any]:
+        reshard(self._policy)
+        state = fsdp_state.training_state(self._policy, self._optimizer, self._progress)
+        if self._reference is not None and self._reference.has_moved:
+            state["reference"] = self._reference.state()
+        return state
+
+    def load_checkpoint(self, folder: str | Path) -> None:
+        """Take them back."""
+        reshard(self._policy)
+        self._progress = fsdp_state.load(folder, self._policy, self._optimizer)
+        if self._reference is not None:
+            load_moved(folder, self._reference)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Gather the weights on rank 0 and write them with config and tokenizer.
+
+        With LoRA they are merged, and the adapter by itself lies in the folder `adapter`.
+        """
+        lm, is_writer = self._policy.lm, dist.get_rank() == 0
+        weights = {name: value.clone() for name, value in self.export_weights() if is_writer}
+        adapter = {
+            name: value.cpu() for name, value in adapter_weights(lm, self._whole) if is_writer
+        }
+        fsdp_state.export(folder, lm, weights, self._settings.model, adapter=adapter)

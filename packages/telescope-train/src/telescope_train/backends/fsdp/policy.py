@@ -1,0 +1,102 @@
+"""From settings to the policies of a rank: loaded, given an attention, sharded."""
+
+from dataclasses import dataclass
+
+import torch
+
+from telescope_core.errors import ConfigError
+from telescope_train.backends.fsdp.sharding import decoder_layers, shard
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.models.attention.choice import AttentionChoice, choose_attention
+from telescope_train.models.attention.context_parallel import (
+    ContextGroup,
+    check_context,
+    join_context,
+)
+from telescope_train.models.cpu_kernels import is_onednn_faster, replace_linears, replace_rms_norms
+from telescope_train.models.layers import checkpoint_activations, compile_layers
+from telescope_train.models.load import load_model, torch_dtype
+from telescope_train.models.lora import add_adapters
+from telescope_train.models.packed import PackedPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedPolicy:
+    """A model that is ready, and what was decided on the way."""
+
+    policy: PackedPolicy
+    attention: AttentionChoice
+    context: ContextGroup | None
+    """The ranks this one shares rows with; None = none."""
+
+
+def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolicy:
+    """Return the model that is trained."""
+    trainer, dtype = settings.trainer, torch_dtype(settings.compute_dtype)
+    if trainer.optimizer_cpu_offload and device.type == "cpu":
+        raise ConfigError(
+            "optimizer_cpu_offload has no effect without a GPU: everything is in CPU memory "
+            "already; remove it"
+        )
+    loaded = load_model(
+        settings.model.model,
+        dtype=settings.model.model_dtype,
+        trust_remote_code=settings.model.trust_remote_code,
+    )
+    size = trainer.fsdp_context_parallel_size
+    check_context(loaded.model, size)
+    attention = choose_attention(loaded.model, device, dtype, is_row_shared=size > 1)
+    context = join_context(size)
+    if trainer.use_lora:
+        # Every rank keeps a shard of its own copy, so all must draw the same start.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            add_adapters(loaded.model, trainer, model_name=settings.model.model)
+    if trainer.compile:
+        compile_layers(decoder_layers(loaded.model))
+    else:
+        _speed_up(loaded.model, device, dtype)
+    if trainer.gradient_checkpointing:
+        kind = "full" if trainer.gradient_checkpointing is True else trainer.gradient_checkpointing
+        checkpoint_activations(decoder_layers(loaded.model), kind)
+    policy = PackedPolicy(
+        loaded.model,
+        chunk_size=trainer.entropy_chunk_size,
+        vocab_size=loaded.vocab_size,
+        entropy_grad=settings.algorithm is not None and settings.algorithm.entropy_coef > 0,
+    ).eval()
+    policy.use_attention(attention.kind, context)
+    shard(policy, device, dtype, offload=trainer.optimizer_cpu_offload)
+    return ShardedPolicy(policy=policy, attention=attention, context=context)
+
+
+def load_reference(
+    settings: BackendSettings, device: torch.device, like: ShardedPolicy
+) -> PackedPolicy:
+    """Return a frozen copy of the initial model, in the dtype of the layers, run `like` another."""
+    dtype = torch_dtype(settings.compute_dtype)
+    loaded = load_model(
+        settings.model.model,
+        dtype=settings.model.model_dtype,
+        trust_remote_code=settings.model.trust_remote_code,
+    )
+    loaded.model.to(dtype)
+    _speed_up(loaded.model, device, dtype)
+    policy = PackedPolicy(
+        loaded.model,
+        chunk_size=settings.trainer.entropy_chunk_size,
+        vocab_size=loaded.vocab_size,
+    ).eval()
+    policy.requires_grad_(False)
+    policy.use_attention(like.attention.kind, like.context)
+    shard(policy, device, dtype, offload=settings.trainer.optimizer_cpu_offload)
+    return policy
+
+
+def _speed_up(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Replace, on a CPU without a compiler, what costs most by what costs less."""
+    if device.type != "cpu" or dtype != torch.float32:
+        return
+    replace_rms_norms(model)
+    if is_onednn_faster():
+        replace_linears(model)

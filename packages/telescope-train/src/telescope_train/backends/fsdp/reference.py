@@ -1,0 +1,139 @@
+"""The reference model of a run: a frozen copy of the policy, or the policy without its adapters.
+
+It starts as the model the run started from; a checkpoint holds it only once it was updated.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from telescope_train.backends.distributed_checkpoint import load_state, saved_keys
+from telescope_train.backends.fsdp.sharding import local_part, reshard
+from telescope_train.backends.fsdp.state import set_weights, weights_of
+from telescope_train.models.lora import adapters_off
+from telescope_train.models.packed import PackedPolicy
+
+_KEY = "reference"
+
+
+class Reference(Protocol):
+    """What log-probs are compared with."""
+
+    @property
+    def has_moved(self) -> bool:
+        """It was updated, so it is not the initial model any more."""
+        ...
+
+    @contextmanager
+    def ready(self) -> Iterator[PackedPolicy]:
+        """Give the policy that answers; only inside."""
+        ...
+
+    def update(self) -> None:
+        """Become equal to the policy that is trained."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return its sharded weights."""
+        ...
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take them back."""
+        ...
+
+
+def load_moved(folder: str | Path, reference: Reference) -> None:
+    """Read the reference from a checkpoint, if it was no longer the initial model there."""
+    if any(key.startswith(f"{_KEY}.") for key in saved_keys(folder)):
+        state = {_KEY: reference.state()}
+        load_state(folder, state)
+        reference.set_state(state[_KEY])
+
+
+class FrozenCopy:
+    """A second model, sharded like the first."""
+
+    def __init__(self, policy: PackedPolicy, copy: PackedPolicy) -> None:
+        self._policy, self._copy = policy, copy
+        self.has_moved = False
+
+    @contextmanager
+    def ready(self) -> Iterator[PackedPolicy]:
+        """Give the copy."""
+        yield self._copy
+
+    def update(self) -> None:
+        """Copy this rank's shards."""
+        reshard(self._copy)
+        reshard(self._policy)
+        pairs = zip(self._copy.parameters(), self._policy.parameters(), strict=True)
+        for frozen, current in pairs:
+            local_part(frozen).copy_(local_part(current))
+        self.has_moved = True
+
+    def state(self) -> dict[str, Any]:
+        """Return its sharded weights."""
+        reshard(self._copy)
+        return weights_of(self._copy)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take them back."""
+        reshard(self._copy)
+        set_weights(self._copy, state)
+        self.has_moved = True
+
+
+class AdaptersAside:
+    """With LoRA: the same model with its adapters off, or as they were at the last update."""
+
+    def __init__(self, policy: PackedPolicy) -> None:
+        self._policy = policy
+        self._kept: dict[str, torch.Tensor] | None = None
+
+    @property
+    def has_moved(self) -> bool:
+        """It has adapters, those of the last update."""
+        return self._kept is not None
+
+    @contextmanager
+    def ready(self) -> Iterator[PackedPolicy]:
+        """Give the policy, changed for as long as this lasts."""
+        if self._kept is None:
+            with adapters_off(self._policy.lm):
+                yield self._policy
+            return
+        current = self._adapters()
+        self._put(self._kept)
+        try:
+            yield self._policy
+        finally:
+            self._put(current)
+
+    def update(self) -> None:
+        """Keep the adapters as they are now."""
+        self._kept = self._adapters()
+
+    def state(self) -> dict[str, Any]:
+        """Return the sharded adapters."""
+        return self._adapters() if self._kept is None else dict(self._kept)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take them back."""
+        self._kept = state
+
+    def _adapters(self) -> dict[str, torch.Tensor]:
+        reshard(self._policy)
+        return {
+            name: parameter.detach().clone()
+            for name, parameter in self._policy.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def _put(self, values: dict[str, torch.Tensor]) -> None:
+        reshard(self._policy)
+        for name, parameter in self._policy.named_parameters():
+            if name in values:
+                parameter.detach().copy_(values[name])

@@ -1,0 +1,144 @@
+"""What a sharded model leaves on disk: checkpoints to continue from, and Hugging Face exports."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from transformers import PreTrainedModel
+
+from telescope_core.errors import ConfigError
+from telescope_train.backends.distributed_checkpoint import load_state, saved_keys, whole_folder
+from telescope_train.backends.seeding import random_state, set_random_state
+from telescope_train.chat.tokenizer import load_tokenizer
+from telescope_train.config.schema import ModelSection
+from telescope_train.models.load import no_progress_bars
+from telescope_train.models.lora import ADAPTER_FOLDER, write_adapter
+
+_TRAINED = StateDictOptions(ignore_frozen_params=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far training is."""
+
+    step: int = 0
+    """Steps done, skipped ones included; the place in the learning-rate schedule."""
+    num_skipped: int = 0
+    skipped_in_a_row: int = 0
+
+    @property
+    def num_taken(self) -> int:
+        """Steps in which the optimizer moved the weights."""
+        return self.step - self.num_skipped
+
+    def after(self, *, is_skipped: bool) -> "Progress":
+        """Return the progress one step later."""
+        return replace(
+            self,
+            step=self.step + 1,
+            num_skipped=self.num_skipped + is_skipped,
+            skipped_in_a_row=self.skipped_in_a_row + 1 if is_skipped else 0,
+        )
+
+
+def training_state(
+    policy: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+) -> dict[str, Any]:
+    """Return everything a later run needs to continue; every rank calls it.
+
+    An optimizer that took no step yet has no moments: asking torch for them would make it take
+    one, and Adam would count it.
+    """
+    state: dict[str, Any] = {
+        "model": weights_of(policy),
+        "progress": asdict(progress),
+        _random_key(): random_state(),
+    }
+    if progress.num_taken:
+        state["optimizer"] = get_optimizer_state_dict(policy, optimizer, options=_TRAINED)
+    return state
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the sharded weights of `model`, as a checkpoint holds them.
+
+    Where some are frozen (LoRA) only the others: a run starts from the same model again.
+    """
+    named = list(model.named_parameters(remove_duplicate=False))
+    frozen = {name for name, parameter in named if not parameter.requires_grad}
+    weights = get_model_state_dict(model)
+    if len(frozen) == len(named):
+        return weights
+    return {name: value for name, value in weights.items() if name not in frozen}
+
+
+def set_weights(model: torch.nn.Module, weights: dict[str, Any]) -> None:
+    """Put back what `weights_of` gave."""
+    set_model_state_dict(model, weights, options=StateDictOptions(strict=False))
+
+
+def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+    """Read a checkpoint into the model and optimizer; returns the progress.
+
+    A rank that the checkpoint has no random state for keeps the one it was seeded with.
+    """
+    keys = saved_keys(folder)
+    if not any(key.startswith("progress.") for key in keys):
+        raise ConfigError(
+            f"{str(folder)!r} holds weights alone (checkpoint_save_training_state = false), so "
+            "training cannot continue from it; use `telescope export`, and start from the export"
+        )
+    state: dict[str, Any] = {
+        "model": weights_of(policy),
+        "progress": asdict(Progress()),
+    }
+    if any(key.startswith("optimizer.") for key in keys):
+        state["optimizer"] = get_optimizer_state_dict(policy, optimizer, options=_TRAINED)
+    has_random_state = any(key.startswith(f"{_random_key()}.") for key in keys)
+    if has_random_state:
+        state[_random_key()] = random_state()
+    load_state(folder, state)
+    set_weights(policy, state["model"])
+    if "optimizer" in state:
+        set_optimizer_state_dict(policy, optimizer, state["optimizer"], options=_TRAINED)
+    if has_random_state:
+        set_random_state(state[_random_key()])
+    return Progress(**state["progress"])
+
+
+def export(
+    folder: str | Path,
+    lm: PreTrainedModel,
+    weights: dict[str, Tensor],
+    settings: ModelSection,
+    *,
+    adapter: dict[str, Tensor],
+) -> None:
+    """Write a Hugging Face folder on rank 0, whole or not at all; every rank calls it."""
+    with whole_folder(Path(folder)) as partial:
+        if dist.get_rank() != 0:
+            return
+        with no_progress_bars():
+            lm.save_pretrained(partial, state_dict=weights)
+        if adapter:
+            write_adapter(partial / ADAPTER_FOLDER, lm, adapter)
+        tokenizer = load_tokenizer(
+            settings.model,
+            chat_template=settings.chat_template,
+            trust_remote_code=settings.trust_remote_code,
+        )
+        tokenizer.save_pretrained(partial)
+
+
+def _random_key() -> str:
+    return f"random-{dist.get_rank()}"

@@ -1,0 +1,4 @@
+"""Rollouts as tensors: samples, their weights, and packing them for the ranks. Numpy alone.
+
+Runs in the driver and in the ranks.
+"""

@@ -1,0 +1,117 @@
+"""What the trainer is fed: one `TrainingSample` per chain of tokens, packed into `PackedBatch`es.
+
+Plain numpy, so that it travels between processes without torch. Every `_T` array is aligned with
+the token it describes: entry t of the mask, log-probs and weights belongs to `token_ids[t]`, which
+the model predicts from position t-1. So the first token of a sequence is never trained on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainingSample:
+    """One chain of tokens of one rollout, with what is needed to learn from it. L = its length."""
+
+    token_ids: NDArray[np.int32]
+    """[L] prompt, completions and what stood between them, exactly as the server saw it."""
+    mask: NDArray[np.bool_]
+    """[L] True where the policy wrote the token in this chain."""
+    behavior_logprobs: NDArray[np.float32]
+    """[L] log-prob under the distribution that was sampled, nats; NaN where the mask is False."""
+    advantage: float
+    temperature: float
+    """The sampler's; the trainer divides its logits by the same number."""
+    oldest_version: int
+    """Weights that sampled the first of its tokens."""
+    newest_version: int
+    """Weights that sampled the last of its tokens."""
+    group_id: str
+    rollout_index: int
+    environment: str
+
+    def __post_init__(self) -> None:
+        """Refuse arrays that do not describe one sequence of at least one trained token."""
+        lengths = (len(self.token_ids), len(self.mask), len(self.behavior_logprobs))
+        if len(set(lengths)) != 1:
+            raise ValueError(f"{self.label}: ids, mask and log-probs have lengths {lengths}")
+        if not self.mask.any() or self.mask[0]:
+            raise ValueError(f"{self.label}: expected a prompt followed by trained tokens")
+
+    def __len__(self) -> int:
+        """Tokens in the chain, prompt included."""
+        return len(self.token_ids)
+
+    @property
+    def label(self) -> str:
+        """How messages name this sample."""
+        return f"rollout {self.rollout_index} of group {self.group_id!r} ({self.environment})"
+
+    @property
+    def rollout_key(self) -> tuple[str, int]:
+        """The rollout it came from; the chains of one rollout share it."""
+        return self.group_id, self.rollout_index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedBatch:
+    """Samples laid end to end: one forward and backward pass of one rank. T = tokens in it."""
+
+    token_ids_T: NDArray[np.int32]
+    positions_T: NDArray[np.int32]
+    """[T] 0, 1, 2 ... restarting at each sample."""
+    sequence_ids_T: NDArray[np.int32]
+    """[T] which sample a token is of, counted from 0 in this batch; -1 for padding."""
+    mask_T: NDArray[np.bool_]
+    """[T] True where the policy wrote the token."""
+    behavior_logprobs_T: NDArray[np.float32]
+    """[T] nats; 0 where the mask is False."""
+    advantages_T: NDArray[np.float32]
+    weights_T: NDArray[np.float32]
+    """[T] share of the token in the step's loss; 0 where the mask is False. Only ever summed."""
+    temperatures_T: NDArray[np.float32]
+    versions_T: NDArray[np.int32]
+    """[T] the oldest weights of the token's sample: equal to the trainer's version only when every
+    token of the sample was sampled under it. -1 for padding."""
+    proximal_logprobs_T: NDArray[np.float32] | None = None
+    """[T] by the trainer itself before the first optimizer step of the batch, nats; None = not
+    recomputed."""
+    reference_logprobs_T: NDArray[np.float32] | None = None
+    """[T] by the reference model, nats; None = no reference model."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are not padding."""
+        return int(np.count_nonzero(self.sequence_ids_T >= 0))
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Tokens the policy wrote."""
+        return int(np.count_nonzero(self.mask_T))
+
+
+Shards: TypeAlias = Sequence[Sequence[PackedBatch]]
+"""[rank][batch], equally many batches on each rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What the trainer does with one batch of rollouts."""
+
+    minibatches: Sequence[Shards]
+    """[minibatch][rank][batch]; no minibatch is empty."""
+    order: Sequence[int]
+    """The minibatch of each optimizer step, epoch after epoch."""
+
+    @property
+    def packed(self) -> list[PackedBatch]:
+        """All batches, each once, whatever the number of epochs."""
+        return [batch for shards in self.minibatches for shard in shards for batch in shard]
+
+    def of_rank(self, rank: int) -> list[Sequence[PackedBatch]]:
+        """Return the share of `rank` in each minibatch."""
+        return [shards[rank] for shards in self.minibatches]

@@ -1,0 +1,20 @@
+"""How each family of models writes thinking and tool calls, read back from what was sampled."""
+
+from telescope_train.chat.formats.choose import (
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    ParsedReply,
+    ReplyFormat,
+    choose_format,
+)
+from telescope_train.chat.formats.same import same_message, same_words
+
+__all__ = [
+    "REASONING_PARSERS",
+    "TOOL_CALL_PARSERS",
+    "ParsedReply",
+    "ReplyFormat",
+    "choose_format",
+    "same_message",
+    "same_words",
+]

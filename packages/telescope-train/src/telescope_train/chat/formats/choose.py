@@ -1,0 +1,139 @@
+"""Which parsers a model needs: told by its chat template, or named in the settings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from telescope_core.errors import unknown_name
+from telescope_train.chat.formats.harmony import HARMONY, HARMONY_REASONING
+from telescope_train.chat.formats.listed import (
+    COMMAND_R,
+    DEEPSEEK,
+    LLAMA3_JSON,
+    MISTRAL,
+    PHI4,
+)
+from telescope_train.chat.formats.reply import (
+    Calls,
+    CallText,
+    ReasoningParser,
+    ToolCallParser,
+    ToolSchemas,
+)
+from telescope_train.chat.formats.tagged import GLM45, HERMES, QWEN3_CODER
+from telescope_train.chat.formats.thinking import (
+    COMMAND_THINK,
+    MISTRAL_THINK,
+    NO_REASONING,
+    THINK,
+)
+
+AUTO = "auto"
+Parser = TypeVar("Parser", ToolCallParser, ReasoningParser)
+
+
+def _all_text(text: str, tools: ToolSchemas) -> Calls:
+    return Calls(text)
+
+
+NO_CALLS = ToolCallParser(name="none", read=_all_text)
+_TOOL_CALLS = (
+    (HARMONY, ("<|channel|>", "<|call|>")),
+    (DEEPSEEK, (DEEPSEEK.marks[2],)),
+    (MISTRAL, ("[TOOL_CALLS]",)),
+    (COMMAND_R, ("<|START_ACTION|>",)),
+    (QWEN3_CODER, ("<function=", "<parameter=")),
+    (GLM45, ("<arg_key>",)),
+    (HERMES, ("<tool_call>",)),
+    (PHI4, ("<|tool_call|>",)),
+    (PHI4, ("functools[",)),
+    (LLAMA3_JSON, ("<|python_tag|>",)),
+    (LLAMA3_JSON, ("<|eot_id|>", "ipython")),
+)
+"""Parser, and what a template of its family holds. The first that fits is taken."""
+_REASONING = (
+    (HARMONY_REASONING, ("<|channel|>", "analysis")),
+    (COMMAND_THINK, ("<|START_THINKING|>",)),
+    (MISTRAL_THINK, ("[THINK]",)),
+    (THINK, ("</think>",)),
+)
+TOOL_CALL_PARSERS = {one.name: one for one in (NO_CALLS, *(one for one, _ in _TOOL_CALLS))}
+REASONING_PARSERS = {one.name: one for one in (NO_REASONING, *(one for one, _ in _REASONING))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedReply:
+    """A sampled text, taken apart."""
+
+    content: str
+    reasoning: str
+    calls: tuple[CallText, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyFormat:
+    """How the replies of one model are read."""
+
+    tool_calls: ToolCallParser
+    reasoning: ReasoningParser
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """The special tokens that parsers look for."""
+        return frozenset((*self.tool_calls.marks, *self.reasoning.marks))
+
+    def opens_thinking(self, generation_prompt: str) -> bool:
+        """Return whether the prompt leaves the model in the middle of its thinking."""
+        opening = self.reasoning.opening
+        return bool(opening) and generation_prompt.rstrip().endswith(opening)
+
+    def forbids_thinking(self, generation_prompt: str) -> bool:
+        """Return whether the prompt ends the thinking before it began."""
+        closing = self.reasoning.closing
+        return bool(closing) and generation_prompt.rstrip().endswith(closing)
+
+    def marks_alike(self, one: str, other: str) -> bool:
+        """Return whether both texts have the marks of thinking, or neither.
+
+        A template that takes an empty block of thinking out shows another turn.
+        """
+        marks = filter(None, (self.reasoning.opening, self.reasoning.closing))
+        return all((mark in one) == (mark in other) for mark in marks)
+
+    def parse(self, text: str, *, tools: ToolSchemas = (), opened: bool = False) -> ParsedReply:
+        """Take `text` apart; `opened` when the prompt began the thinking.
+
+        Without tools there are no calls: what looks like one is left in the text, where an
+        environment that describes its tools in words looks for it.
+        """
+        thought = self.reasoning.split(self.reasoning.opening + text if opened else text)
+        calls = Calls(thought.rest)
+        if tools or self.tool_calls.is_envelope:
+            calls = self.tool_calls.read(thought.rest, tools)
+        return ParsedReply(content=calls.content, reasoning=thought.reasoning, calls=calls.calls)
+
+
+def choose_format(
+    template: str, *, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
+) -> ReplyFormat:
+    """Return the parsers named, or those that fit the text of the chat template."""
+    return ReplyFormat(
+        tool_calls=_chosen(
+            "tool_call_parser", tool_call_parser, TOOL_CALL_PARSERS, _fitting(template, _TOOL_CALLS)
+        ),
+        reasoning=_chosen(
+            "reasoning_parser", reasoning_parser, REASONING_PARSERS, _fitting(template, _REASONING)
+        ),
+    )
+
+
+def _chosen(setting: str, name: str, known: Mapping[str, Parser], fitting: Parser | None) -> Parser:
+    if name == AUTO:
+        return fitting if fitting is not None else known["none"]
+    if name not in known:
+        raise unknown_name(setting, name, (AUTO, *known))
+    return known[name]
+
+
+def _fitting(template: str, families: Sequence[tuple[Parser, tuple[str, ...]]]) -> Parser | None:
+    return next((one for one, signs in families if all(sign in template for sign in signs)), None)

@@ -1,0 +1,81 @@
+"""gpt-oss's harmony: a reply is several messages, each with a channel and maybe a recipient.
+
+`analysis` is thinking, `final` and a `commentary` to nobody are text, and what is addressed to
+`functions.NAME` is a call. The generation prompt ends with `<|start|>assistant`.
+"""
+
+import re
+from typing import NamedTuple
+
+from telescope_train.chat.formats.reply import (
+    Calls,
+    CallText,
+    ReasoningParser,
+    Thought,
+    ToolCallParser,
+    ToolSchemas,
+)
+
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_MARKS = (_START, _CHANNEL, _MESSAGE, "<|constrain|>", *_ENDS)
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_NAME_OF_CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
+
+
+class _Part(NamedTuple):
+    text: str
+    """As written, its end mark included."""
+    header: str
+    body: str
+
+    @property
+    def channel(self) -> str:
+        match = _NAME_OF_CHANNEL.search(self.header)
+        return match[1] if match else ""
+
+    @property
+    def recipient(self) -> str:
+        match = _RECIPIENT.search(self.header)
+        return match[1] if match else ""
+
+
+def split_harmony(text: str) -> Thought:
+    """Take the messages of the analysis channel out."""
+    parts = _parts(text)
+    thoughts = [part for part in parts if part.channel == "analysis" and not part.recipient]
+    rest = [part.text for part in parts if part not in thoughts]
+    return Thought("\n".join(part.body for part in thoughts), "".join(rest))
+
+
+def read_harmony(text: str, tools: ToolSchemas) -> Calls:
+    """Return what is said to the user, and the calls; where no tools are offered, all is text."""
+    said: list[str] = []
+    calls: list[CallText] = []
+    for part in _parts(text):
+        if part.recipient and tools:
+            calls.append(CallText(part.recipient.removeprefix("functions."), part.body.strip()))
+        elif part.header and not part.recipient:
+            said.append(part.body)
+        else:
+            said.append(part.text)
+    return Calls("\n".join(said), tuple(calls))
+
+
+def _parts(text: str) -> list[_Part]:
+    """Cut `text` into messages; one without a header is text by itself."""
+    parts: list[_Part] = []
+    for piece in re.split(f"(?={re.escape(_START)})", text):
+        header, found, body = piece.partition(_MESSAGE)
+        if not piece:
+            continue
+        if not found:
+            header, body = "", piece
+        for end in _ENDS:
+            body = body.partition(end)[0]
+        parts.append(_Part(piece, header, body))
+    return parts
+
+
+HARMONY_REASONING = ReasoningParser(name="harmony", split=split_harmony, marks=_MARKS)
+HARMONY = ToolCallParser(name="harmony", read=read_harmony, marks=_MARKS, is_envelope=True)

@@ -1,0 +1,160 @@
+"""Tool calls as JSON behind a mark: Llama, Mistral, Phi-4, Command, DeepSeek."""
+
+import re
+
+from telescope_train.chat.formats.reply import (
+    Calls,
+    CallText,
+    ToolCallParser,
+    ToolSchemas,
+    broken_call,
+    calls_of_list,
+    decode_json,
+    joined,
+    load_json,
+)
+
+_PYTHON_TAG = "<|python_tag|>"
+_MISTRAL = "[TOOL_CALLS]"
+_MISTRAL_NAMED = re.compile(
+    r"\s*(?P<name>[\w.\-]+)(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(?P<arguments>\{.*)", re.DOTALL
+)
+_PHI = re.compile(r"(?:<\|tool_call\|>|functools)(.*?)(?:<\|/tool_call\|>|\Z)", re.DOTALL)
+_ACTION = re.compile(r"<\|START_ACTION\|>(.*?)(?:<\|END_ACTION\|>|\Z)", re.DOTALL)
+_BAR, _GAP = "\uff5c", "\u2581"
+_DEEPSEEK_MARKS = tuple(
+    f"<{_BAR}tool{_GAP}{part}{_BAR}>"
+    for part in (
+        f"calls{_GAP}begin",
+        f"calls{_GAP}end",
+        f"call{_GAP}begin",
+        f"call{_GAP}end",
+        "sep",
+    )
+)
+_CALLS_BEGIN, _CALLS_END, _CALL_BEGIN, _CALL_END, _SEPARATOR = _DEEPSEEK_MARKS
+_FENCED = re.compile(r"(?P<name>[^\n]+)\n```json\n(?P<arguments>.*?)\n?```\s*", re.DOTALL)
+
+
+def read_llama3_json(text: str, tools: ToolSchemas) -> Calls:
+    """Read a reply that is nothing but JSON calls, several of them set apart by `;`."""
+    body = text.strip().removeprefix(_PYTHON_TAG)
+    calls: list[CallText] = []
+    position = 0
+    while position < len(body):
+        if body[position] in " \t\r\n;,":
+            position += 1
+            continue
+        try:
+            value, position = decode_json(body, position)
+        except ValueError:
+            found = ()
+        else:
+            found = calls_of_list(value)
+        if not found:
+            broken = broken_call(body) if not calls else None
+            return Calls("", (broken,)) if broken else Calls(text)
+        calls += found
+    return Calls("", tuple(calls)) if calls else Calls(text)
+
+
+def read_mistral(text: str, tools: ToolSchemas) -> Calls:
+    """Read `[TOOL_CALLS]` followed by a JSON list, or by `NAME[ARGS]{...}` for each call."""
+    content, *blocks = text.split(_MISTRAL)
+    pieces, calls = [content], list[CallText]()
+    for block in blocks:
+        found, rest = _mistral_calls(block)
+        calls += found
+        pieces.append(rest if found else _MISTRAL + block)
+    return Calls(joined(pieces), tuple(calls)) if calls else Calls(text)
+
+
+def _mistral_calls(block: str) -> tuple[tuple[CallText, ...], str]:
+    """Return the calls of one block, and the text behind them."""
+    body = block.lstrip()
+    if body.startswith(("[", "{")):
+        try:
+            value, stop = decode_json(body, 0)
+        except ValueError:
+            broken = broken_call(body.strip().removeprefix("[").removesuffix("]"))
+            return ((broken,) if broken else (), "")
+        return calls_of_list(value), body[stop:]
+    match = _MISTRAL_NAMED.fullmatch(body)
+    if match is None:
+        return (), ""
+    try:
+        _, stop = decode_json(match["arguments"], 0)
+    except ValueError:
+        return (CallText(match["name"], match["arguments"].strip()),), ""
+    return (CallText(match["name"], match["arguments"][:stop]),), match["arguments"][stop:]
+
+
+def read_phi4(text: str, tools: ToolSchemas) -> Calls:
+    """Read `<|tool_call|>[...]<|/tool_call|>` or `functools[...]`."""
+    return _lists(text, _PHI)
+
+
+def read_command_r(text: str, tools: ToolSchemas) -> Calls:
+    """Read `<|START_ACTION|>[...]<|END_ACTION|>`, and unwrap the response."""
+    bare = text.replace("<|START_RESPONSE|>", "").replace("<|END_RESPONSE|>", "")
+    return _lists(bare, _ACTION) if tools else Calls(bare)
+
+
+def _lists(text: str, pattern: re.Pattern[str]) -> Calls:
+    pieces: list[str] = []
+    calls: list[CallText] = []
+    position = 0
+    for match in pattern.finditer(text):
+        try:
+            found = calls_of_list(load_json(match[1]))
+        except ValueError:
+            broken = broken_call(match[1].strip().removeprefix("[").removesuffix("]"))
+            found = (broken,) if broken else ()
+        if found:
+            calls += found
+            pieces.append(text[position : match.start()])
+            position = match.end()
+    return Calls(joined([*pieces, text[position:]]), tuple(calls)) if calls else Calls(text)
+
+
+def read_deepseek(text: str, tools: ToolSchemas) -> Calls:
+    """Read calls between DeepSeek's marks, with fenced arguments (V3, R1) or plain ones (V3.1)."""
+    content, found, block = text.partition(_CALLS_BEGIN)
+    if not found:
+        return Calls(text)
+    inside, _, after = block.partition(_CALLS_END)
+    before, *parts = inside.split(_CALL_BEGIN)
+    pieces, calls = [content, before], list[CallText]()
+    for part in parts:
+        written, _, rest = part.partition(_CALL_END)
+        call = _deepseek_call(written)
+        if call is None:
+            pieces.append(_CALL_BEGIN + part)
+        else:
+            calls.append(call)
+            pieces.append(rest)
+    return Calls(joined([*pieces, after]), tuple(calls)) if calls else Calls(text)
+
+
+def _deepseek_call(text: str) -> CallText | None:
+    first, found, second = text.partition(_SEPARATOR)
+    if not found:
+        return None
+    if first.strip() == "function":
+        match = _FENCED.fullmatch(second)
+        return CallText(match["name"].strip(), match["arguments"]) if match else None
+    return CallText(first.strip(), second.strip()) if first.strip() else None
+
+
+LLAMA3_JSON = ToolCallParser(name="llama3_json", read=read_llama3_json, marks=(_PYTHON_TAG,))
+MISTRAL = ToolCallParser(name="mistral", read=read_mistral, marks=(_MISTRAL, "[ARGS]", "[CALL_ID]"))
+PHI4 = ToolCallParser(
+    name="phi4_mini_json", read=read_phi4, marks=("<|tool_call|>", "<|/tool_call|>")
+)
+COMMAND_R = ToolCallParser(
+    name="command_r",
+    read=read_command_r,
+    marks=("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    is_envelope=True,
+)
+DEEPSEEK = ToolCallParser(name="deepseek", read=read_deepseek, marks=_DEEPSEEK_MARKS)

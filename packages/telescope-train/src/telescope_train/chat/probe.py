@@ -1,0 +1,123 @@
+"""What a chat template does to turns that were sampled, tried on short conversations. Pure.
+
+A template that shows an earlier turn otherwise than it was written makes each such turn a training
+sample of its own: exact, but its history is computed once more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from telescope_core.errors import ConfigError
+from telescope_core.types import JsonValue, Message, ToolCall
+from telescope_train.chat.formats import same_words
+from telescope_train.chat.renderer import Renderer, Tools
+
+_ID = "PROBE1234"
+_SYSTEM = Message(role="system", content="Add the numbers.")
+_USER = Message(role="user", content="What is 2 + 2?")
+_AGAIN = Message(role="user", content="And 3 + 3?")
+_RESULT = Message(role="tool", content="4", tool_call_id=_ID)
+_CALL = ToolCall(id=_ID, name="add", arguments='{"a": 2, "b": 2}')
+_THOUGHT = "I add the two."
+_TOOLS: Tools = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+                "required": ["a", "b"],
+            },
+        },
+    }
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateReport:
+    """What was found. Of what the template cannot say at all, None."""
+
+    tool_call_parser: str
+    reasoning_parser: str
+    takes_system: bool
+    ends_turns: bool
+    """Whether an answer in history ends with a token that ends a completion."""
+    keeps_answers: bool | None
+    """Whether an answer stays as it was written once the user writes again."""
+    keeps_thinking: bool | None
+    """The same of an answer with thinking."""
+    keeps_calls: bool | None
+    """Whether a call, with its thinking, stays once its result is there."""
+
+    @property
+    def text(self) -> str:
+        """One line for a person."""
+        kept = {"answers": self.keeps_answers, "thinking": self.keeps_thinking}
+        if self.keeps_calls is not None:
+            kept["tool calls"] = self.keeps_calls
+        stay = [name for name, stays in kept.items() if stays]
+        go = [name for name, stays in kept.items() if stays is False]
+        parts = [f"thinking is read as {self.reasoning_parser}, calls as {self.tool_call_parser}"]
+        if stay:
+            parts.append(f"later turns keep {', '.join(stay)} as sampled")
+        if go:
+            parts.append(
+                f"later turns change {', '.join(go)}, so that each is a training sample of its own"
+            )
+            parts.append("a template that only appends is set with chat_template")
+        if not self.ends_turns:
+            parts.append(
+                "no answer ends with a token that ends a completion: the policy will write on "
+                "until max_tokens; correct eos_token_id in the model's generation_config.json"
+            )
+        return "chat template: " + "; ".join(parts)
+
+    def row(self) -> dict[str, JsonValue]:
+        """Return the fields as JSON, for `run.json`."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def probe_template(renderer: Renderer) -> TemplateReport:
+    """Try the conversations that break templates: thinking, a call, its result, another turn."""
+    form = renderer.format
+    takes_system = _is_taken(renderer, [_SYSTEM, _USER])
+    start = [_SYSTEM, _USER] if takes_system else [_USER]
+    opening = renderer.text(start, add_generation_prompt=True)
+    thinks = form.reasoning.name != "none" and not form.forbids_thinking(opening)
+    thought = _THOUGHT if thinks else ""
+    has_tools = form.tool_calls.name != "none" and renderer.shows_tools(_TOOLS)
+    answer = Message(role="assistant", content="It is 4.")
+    thinking = Message(role="assistant", content="It is 4.", reasoning=_THOUGHT)
+    call = Message(role="assistant", content="", reasoning=thought, tool_calls=(_CALL,))
+    return TemplateReport(
+        tool_call_parser=form.tool_calls.name,
+        reasoning_parser=form.reasoning.name,
+        takes_system=takes_system,
+        ends_turns=renderer.ends_turns(),
+        keeps_answers=_keeps(renderer, start, answer, _AGAIN),
+        keeps_thinking=_keeps(renderer, start, thinking, _AGAIN) if thinks else None,
+        keeps_calls=_keeps(renderer, start, call, _RESULT, tools=_TOOLS) if has_tools else None,
+    )
+
+
+def _is_taken(renderer: Renderer, messages: Sequence[Message]) -> bool:
+    try:
+        renderer.text(messages, add_generation_prompt=True)
+    except ConfigError:
+        return False
+    return True
+
+
+def _keeps(
+    renderer: Renderer, start: Sequence[Message], said: Message, then: Message, *, tools: Tools = ()
+) -> bool | None:
+    """Return whether the template shows `said`, an answer to `start`, once `then` follows."""
+    try:
+        prompt = renderer.prompt(start, tools=tools)
+        after = renderer.text([*start, said, then], tools=tools, add_generation_prompt=True)
+    except ConfigError:
+        return None
+    shown = renderer.shown_turn(prompt, after, tools=tools)
+    return shown is not None and same_words(said, shown)

@@ -1,0 +1,287 @@
+"""Messages to tokens and back, with the model's own tokenizer and chat template.
+
+What the model sampled is only ever read, never encoded again: `extended` adds to sampled ids what
+the template writes after them, or says that the template shows the turn otherwise.
+"""
+
+import hashlib
+from base64 import b32encode
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import orjson
+from jinja2 import TemplateError
+
+from telescope_core.errors import ConfigError
+from telescope_core.types import JsonValue, Message, ToolCall
+from telescope_train.chat.formats import choose_format, same_words
+from telescope_train.chat.formats.choose import AUTO, NO_CALLS
+from telescope_train.chat.special_tokens import SpecialTokens
+from telescope_train.chat.template import require_thinking_choice, template_message, template_text
+from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
+from telescope_train.config.schema import ModelSection
+
+MAX_ENCODED = 1024
+"""Texts and conversations that are remembered: a group's rollouts open with the same prompt."""
+Tools = Sequence[dict[str, JsonValue]]
+_REFUSALS = (TemplateError, TypeError, ValueError)
+_ANYBODY = (Message(role="user", content="hello"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a completion is asked for: the conversation, its text, and the ids that stand for it."""
+
+    messages: tuple[Message, ...]
+    text: str
+    """As the template writes it now. Sampled turns may be spelled otherwise in the ids."""
+    token_ids: tuple[int, ...]
+    num_ends_added: int = 0
+    """End-of-turn tokens that stand for ones the model did not get to write, the whole chain."""
+
+
+class Renderer:
+    """Renders conversations exactly as the model's template writes them."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        stop_token_ids: Sequence[int],
+        arguments: Mapping[str, object] | None = None,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> None:
+        """`arguments` go to the template, such as `enable_thinking`."""
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                "the model's tokenizer has no chat template; set chat_template to a Jinja "
+                "template, or use an instruction-tuned model"
+            )
+        if not stop_token_ids:
+            raise ConfigError(
+                "the model names no end-of-turn token; set eos_token_id in its "
+                "generation_config.json, so that a completion can end"
+            )
+        self._tokenizer = tokenizer
+        # The date in a header must not change between the turns of a rollout.
+        self._arguments = {"strftime_now": _clock_stopped_at(datetime.now()), **(arguments or {})}
+        self.stop_token_ids = tuple(stop_token_ids)
+        self.template = template_text(tokenizer)
+        self.format = choose_format(
+            self.template, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
+        )
+        self._special = SpecialTokens(
+            tokenizer, stop_token_ids=self.stop_token_ids, marks=self.format.marks
+        )
+        self._encoded: dict[str, tuple[int, ...]] = {}
+        self._prompts: dict[tuple[tuple[Message, ...], bytes], Prompt] = {}
+        self._shows_tools: bool | None = None
+
+    def text(
+        self, messages: Sequence[Message], *, tools: Tools = (), add_generation_prompt: bool
+    ) -> str:
+        """Return the template's text for `messages`; ConfigError where it refuses them."""
+        try:
+            return self._apply(messages, tools, add_generation_prompt)
+        except _REFUSALS as error:
+            with suppress(*_REFUSALS):
+                return self._apply(messages, tools, add_generation_prompt, wrap_broken=True)
+            roles = ", ".join(message.role for message in messages)
+            raise ConfigError(
+                f"the model's chat template refuses a conversation of {roles}: {error}; change "
+                "what the environment sends, or set chat_template to a template that takes it"
+            ) from None
+
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        tools: Tools,
+        add_generation_prompt: bool,
+        *,
+        wrap_broken: bool = False,
+    ) -> str:
+        return self._tokenizer.apply_chat_template(
+            [self.plain(message, wrap_broken=wrap_broken) for message in messages],
+            tools=list(tools) or None,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+            **self._arguments,
+        )
+
+    def plain(self, message: Message, *, wrap_broken: bool = False) -> dict[str, Any]:
+        """Return `message` in the names by which the template reads it."""
+        return template_message(message, self.template, wrap_broken=wrap_broken)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokenize rendered text; the template wrote the special tokens, so none is added."""
+        token_ids = self._encoded.get(text)
+        if token_ids is None:
+            token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+            if len(self._encoded) >= MAX_ENCODED:
+                self._encoded.pop(next(iter(self._encoded)))
+            self._encoded[text] = token_ids
+        return list(token_ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a completion, without special tokens."""
+        return self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    def prompt(self, messages: Sequence[Message], *, tools: Tools = ()) -> Prompt:
+        """Render a conversation of which nothing was sampled in its present form."""
+        key = (tuple(messages), orjson.dumps(tools) if tools else b"")
+        prompt = self._prompts.get(key)
+        if prompt is None:
+            self._require_tools_shown(tools)
+            text = self.text(messages, tools=tools, add_generation_prompt=True)
+            prompt = Prompt(messages=key[0], text=text, token_ids=tuple(self.encode(text)))
+            if len(self._prompts) >= MAX_ENCODED:
+                self._prompts.pop(next(iter(self._prompts)))
+            self._prompts[key] = prompt
+        return prompt
+
+    def parse(
+        self, token_ids: Sequence[int], *, tools: Tools = (), prompt: Prompt | None = None
+    ) -> Message:
+        """Return what was sampled as a message: thinking, text and tool calls apart.
+
+        `prompt` is what it answers: it may have begun the thinking, and it makes the ids of calls
+        differ from turn to turn.
+        """
+        before = self.prompt(_ANYBODY) if prompt is None else prompt
+        text = self._special.decode_reply(token_ids)
+        return self._message(text, tools, before, sampled=token_ids)
+
+    def extended(
+        self,
+        prompt: Prompt,
+        completion_ids: Sequence[int],
+        messages: Sequence[Message],
+        *,
+        tools: Tools = (),
+    ) -> Prompt | None:
+        """Return the prompt for `messages`, which begin with `prompt.messages` and its completion.
+
+        The ids of `prompt` and of the completion stay as they are. None when the template now
+        shows something of them otherwise: then they cannot be carried over.
+        """
+        self._require_tools_shown(tools)
+        text = self.text(messages, tools=tools, add_generation_prompt=True)
+        if not text.startswith(prompt.text):
+            return None
+        turn = text[len(prompt.text) :]
+        said = self._special.decode_exactly(completion_ids)
+        is_ended = completion_ids[-1] in self.stop_token_ids
+        if turn.startswith(said):
+            bridge = turn[len(said) :]
+        elif is_ended and (end := self._special.first_end(turn)) is not None:
+            shown, sampled = turn[: end.start], messages[len(prompt.messages)]
+            if (
+                end.token_id != completion_ids[-1]
+                or not self.format.marks_alike(said, shown)
+                or not same_words(sampled, self._message(shown, tools, prompt))
+            ):
+                return None
+            bridge = turn[end.stop :]
+        else:
+            return None
+        after = self._special.encode_after(completion_ids[-1] if is_ended else None, bridge)
+        return Prompt(
+            messages=tuple(messages),
+            text=text,
+            token_ids=(*prompt.token_ids, *completion_ids, *after),
+            num_ends_added=prompt.num_ends_added + (not is_ended),
+        )
+
+    def shown_turn(self, prompt: Prompt, text: str, *, tools: Tools = ()) -> Message | None:
+        """Return the answer to `prompt` that stands in `text`, the template's text of more turns.
+
+        None when `text` does not continue the prompt, or no end of a turn follows.
+        """
+        end = self._special.first_end(text[len(prompt.text) :])
+        if not text.startswith(prompt.text) or end is None:
+            return None
+        return self._message(text[len(prompt.text) :][: end.start], tools, prompt)
+
+    def ends_turns(self) -> bool:
+        """Return whether the template ends an answer with a token that ends a completion."""
+        answer = Message(role="assistant", content="good day")
+        asked = [*_ANYBODY, answer]
+        last = self.text(asked, add_generation_prompt=False)
+        earlier = self.text([*asked, *_ANYBODY], add_generation_prompt=True)
+        behind = (text.partition(answer.content)[2] for text in (last, earlier))
+        return any(self._special.first_end(text) is not None for text in behind)
+
+    def _message(
+        self, text: str, tools: Tools, prompt: Prompt, *, sampled: Sequence[int] = ()
+    ) -> Message:
+        opened = self.format.opens_thinking(prompt.text)
+        reply = self.format.parse(text, tools=tools, opened=opened)
+        salt = repr(list(sampled)) if reply.calls else ""
+        calls = [
+            ToolCall(
+                id=_call_id(f"{len(prompt.messages)} {number} {salt}"),
+                name=call.name,
+                arguments=call.arguments,
+            )
+            for number, call in enumerate(reply.calls)
+        ]
+        return Message(
+            role="assistant",
+            content=reply.content,
+            reasoning=reply.reasoning,
+            tool_calls=tuple(calls),
+        )
+
+    def _require_tools_shown(self, tools: Tools) -> None:
+        if not tools or self._shows_tools:
+            return
+        if self.format.tool_calls is NO_CALLS:
+            raise ConfigError(
+                "tools are offered, but nothing is known of how this model writes tool calls; set "
+                "tool_call_parser, or let the environment describe its tools in tags "
+                '(tool_style = "tags")'
+            )
+        if not self.shows_tools(tools):
+            raise ConfigError(
+                "tools are offered, but the model's chat template leaves them out; let the "
+                'environment describe its tools in tags (tool_style = "tags"), or set chat_template'
+            )
+
+    def shows_tools(self, tools: Tools) -> bool:
+        """Return whether the template writes down the tools that it is given."""
+        if self._shows_tools is None:
+            bare = self.text(_ANYBODY, add_generation_prompt=True)
+            shown = self.text(_ANYBODY, tools=tools, add_generation_prompt=True)
+            self._shows_tools = bare != shown
+        return self._shows_tools
+
+
+def load_renderer(model: ModelSection) -> Renderer:
+    """Return the renderer of the config's model."""
+    tokenizer = load_tokenizer(
+        model.model, chat_template=model.chat_template, trust_remote_code=model.trust_remote_code
+    )
+    require_thinking_choice(model, template_text(tokenizer))
+    thinking = {"enable_thinking": model.enable_thinking}
+    return Renderer(
+        tokenizer,
+        stop_token_ids=load_stop_ids(model.model),
+        arguments=thinking if model.enable_thinking is not None else None,
+        tool_call_parser=model.tool_call_parser,
+        reasoning_parser=model.reasoning_parser,
+    )
+
+
+def _clock_stopped_at(moment: datetime) -> Callable[[str], str]:
+    return moment.strftime
+
+
+def _call_id(of: str) -> str:
+    """Return 9 letters and digits, which is the form that the strictest templates ask for."""
+    return b32encode(hashlib.blake2b(of.encode(), digest_size=6).digest()).decode()[:9]

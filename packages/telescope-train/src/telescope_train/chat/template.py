@@ -1,0 +1,143 @@
+"""Where a model's chat template comes from, and what it says of replies. Imports no transformers.
+
+What a template does to turns that were sampled is tried at the start of a run, in
+`chat.probe`: that takes the model's tokenizer.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from telescope_core.errors import ConfigError
+from telescope_core.types import Message, ToolCall
+from telescope_train.chat.formats import choose_format
+from telescope_train.config.schema import ModelSection
+
+_REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+"""What templates call the thinking in a message."""
+
+_SHIPPED = Path(__file__).parent / "templates"
+SHIPPED_MARKS = {"chatml-keeps-thinking": ("<|im_start|>", "<|im_end|>")}
+"""Shipped template -> tokens that a model must have for it."""
+
+
+def read_chat_template(name: str) -> str:
+    """Return the Jinja text of the file `name`, or of the shipped template of that name."""
+    shipped = {path.stem: path for path in _SHIPPED.glob("*.jinja")}
+    path = shipped.get(name, Path(name).expanduser())
+    if not path.is_file():
+        raise ConfigError(
+            f"chat_template must be a Jinja file or a shipped template "
+            f"({', '.join(sorted(shipped))}), got {name!r}"
+        )
+    return path.read_text(encoding="utf-8")
+
+
+def require_thinking_choice(model: ModelSection, template: str) -> None:
+    """Raise ConfigError when `enable_thinking` is set and the template does not ask for it."""
+    if model.enable_thinking is not None and "enable_thinking" not in template:
+        raise ConfigError(
+            "model.enable_thinking has no effect: the model's chat template does not ask for it; "
+            "remove it"
+        )
+
+
+def template_problems(model: ModelSection) -> Iterator[str]:
+    """Yield why the chat template cannot be used, as far as files on this machine tell."""
+    try:
+        template = _template_here(model)
+        if template is not None:
+            require_thinking_choice(model, template)
+    except ConfigError as error:
+        yield str(error)
+        return
+    if template == "":
+        yield f"model {model.model!r} has no chat template; set chat_template to the path of one"
+
+
+def how_replies_are_read(model: ModelSection) -> str:
+    """Return it in words; raises ConfigError where a setting names what there is not."""
+    try:
+        template = _template_here(model)
+    except ConfigError:
+        template = None
+    settings = (model.tool_call_parser, model.reasoning_parser)
+    if template is None and "auto" in settings:
+        return "thinking and tool calls as the chat template shows, once it is there"
+    form = choose_format(template or "", tool_call_parser=settings[0], reasoning_parser=settings[1])
+    return f"thinking as {form.reasoning.name}, tool calls as {form.tool_calls.name}"
+
+
+def _template_here(model: ModelSection) -> str | None:
+    """Return the template, "" where the model has none, None where that is not known yet."""
+    if model.chat_template is not None:
+        return read_chat_template(model.chat_template)
+    folder = Path(model.model).expanduser()
+    single = folder / "chat_template.jinja"
+    if single.is_file():
+        return single.read_text(encoding="utf-8")
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return _in_config(config)
+
+
+def _in_config(config: Any) -> str:
+    """Older tokenizers keep the template in their config, some several of them by name."""
+    template = config.get("chat_template") if isinstance(config, dict) else None
+    if isinstance(template, list):
+        return "\n".join(str(one.get("template", "")) for one in template)
+    return template if isinstance(template, str) else ""
+
+
+def template_text(tokenizer: Any) -> str:
+    """Return the chat template of `tokenizer`; of one that has several, all of them."""
+    template = tokenizer.chat_template
+    return template if isinstance(template, str) else "\n".join(template.values())
+
+
+def template_message(
+    message: Message, template: str = "", *, wrap_broken: bool = False
+) -> dict[str, Any]:
+    """Return `message` as chat templates expect it: the arguments of a tool call as an object.
+
+    Arguments that are no JSON object stay the text that the policy wrote, or with `wrap_broken`
+    become an object that holds it, for templates that go through the keys. The thinking has the
+    name that `template` reads it by.
+    """
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        names = [name for name in _REASONING_NAMES if _reads(template, name)]
+        plain[names[0] if names else _REASONING_NAMES[0]] = message.reasoning
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": _function(call, wrap_broken)}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    return plain
+
+
+def _function(call: ToolCall, wrap_broken: bool) -> dict[str, object]:
+    arguments = _arguments(call.arguments)
+    if wrap_broken and isinstance(arguments, str):
+        arguments = {"arguments": arguments}
+    return {"name": call.name, "arguments": arguments}
+
+
+def _reads(template: str, name: str) -> bool:
+    """Whether the template takes `name` from a message: as an attribute, or by a quoted key."""
+    return re.search(rf"\.{name}\b|['\"]{name}['\"]", template) is not None
+
+
+def _arguments(text: str) -> object:
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # half a surrogate pair cannot be encoded: ValueError
+        return text
+    return value if isinstance(value, dict) else text

@@ -1,0 +1,193 @@
+"""From a checkpoint to a model in Hugging Face format, on one process, without Ray or servers.
+
+Weights come from the distributed checkpoint, whatever number of ranks wrote it; everything else
+from the description that was saved beside them, so the original model need not be around.
+"""
+
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HFValidationError, HTTPError
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.records.folders import partial_folder, put_in_place
+from telescope_train.checkpoints.folders import RunCheckpoint
+from telescope_train.config.schema import ModelSection, TrainerSection
+from telescope_train.models.load import load_model, no_progress_bars, torch_dtype
+from telescope_train.models.location import require_replaceable
+from telescope_train.models.lora import (
+    ADAPTER_FOLDER,
+    adapter_weights,
+    add_adapters,
+    merged_weights,
+    write_adapter,
+)
+
+_WEIGHTS = "model.lm."
+"""How the names of the weights begin in a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """One exported model."""
+
+    path: Path
+    step: int
+    num_parameters: int
+    num_files: int
+    """Of weights."""
+
+
+def export_checkpoint(
+    checkpoint: RunCheckpoint, output: Path, *, dtype: str | None, max_shard_size: str
+) -> Exported:
+    """Write the model of `checkpoint` to `output`, whole or not at all.
+
+    `dtype`: of the written weights; None = as they were trained. `max_shard_size`: of one file of
+    weights, such as "5GB". A model that is already in `output` is replaced.
+    """
+    require_replaceable(output)
+    config = checkpoint.manifest.config
+    settings = ModelSection.model_validate(config["model"])
+    trainer = TrainerSection.model_validate(config["trainer"])
+    wanted = torch_dtype(dtype or settings.model_dtype)
+    partial = partial_folder(output)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    weights = read_weights(checkpoint.state_path)
+    if trainer.use_lora:
+        weights = _merge(weights, settings, trainer, adapter_folder=partial / ADAPTER_FOLDER)
+    weights = {name: value.to(wanted) for name, value in weights.items()}
+    model = _model_with(weights, checkpoint, wanted)
+    for path in checkpoint.model_path.iterdir():
+        shutil.copy2(path, partial / path.name)
+    with no_progress_bars():
+        model.save_pretrained(partial, max_shard_size=max_shard_size)
+    kept = checkpoint.model_path / "generation_config.json"
+    if kept.is_file():
+        shutil.copy2(kept, partial / kept.name)
+    put_in_place(output)
+    return Exported(
+        path=output,
+        step=checkpoint.step,
+        num_parameters=model.num_parameters(),
+        num_files=len(list(output.glob("*.safetensors"))),
+    )
+
+
+def read_weights(state_path: Path) -> dict[str, Tensor]:
+    """Return the weights that ranks saved as whole CPU tensors, in Hugging Face names."""
+    reader = FileSystemReader(state_path)
+    state = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if name.startswith(_WEIGHTS) and isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*load in a single process")  # what is meant
+        dcp.load(state, storage_reader=reader, no_dist=True)
+    return {name.removeprefix(_WEIGHTS): value for name, value in state.items()}
+
+
+def push(
+    folder: Path,
+    repository: str,
+    *,
+    token: str,
+    is_private: bool,
+    message: str,
+) -> str:
+    """Upload `folder` to the Hub as one commit of model `repository`; returns its address."""
+    api = HfApi(token=token)
+    try:
+        created = api.create_repo(repository, private=is_private, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=created.repo_id, folder_path=folder, commit_message=message
+        )
+    except HFValidationError as error:
+        raise ConfigError(f"--push takes owner/name, got {repository!r}: {error}") from error
+    # HTTPError is that of whichever HTTP client the library uses: lost connections are no OSError.
+    except (HTTPError, OSError) as error:
+        raise TelescopeError(
+            f"{repository!r} could not be written on {api.endpoint}: {_plain(error)}; the export "
+            f"in {folder} is whole; check that the token may write there, and push again"
+        ) from error
+    return done.commit_url
+
+
+def hub_token() -> str:
+    """Return the token of this machine's user; raises ConfigError when there is none."""
+    token = get_token()
+    if token is None:
+        raise ConfigError(
+            "pushing needs a token of the Hugging Face Hub that may write, and there is none; "
+            "set HF_TOKEN, or run: hf auth login"
+        )
+    return token
+
+
+def _merge(
+    adapters: dict[str, Tensor],
+    settings: ModelSection,
+    trainer: TrainerSection,
+    *,
+    adapter_folder: Path,
+) -> dict[str, Tensor]:
+    """Return the weights of the base model with the adapters in them.
+
+    A checkpoint of adapters holds nothing else, so the base model has to be where it was. The
+    adapters by themselves are written too.
+    """
+    lm = load_model(
+        settings.model,
+        dtype=settings.model_dtype,
+        trust_remote_code=settings.trust_remote_code,
+    ).model
+    add_adapters(lm, trainer, model_name=settings.model)
+    left = lm.load_state_dict(adapters, strict=False)
+    missing = [name for name in left.missing_keys if ".lora_" in name]
+    if missing or left.unexpected_keys:
+        raise ConfigError(
+            f"the adapters do not fit model {settings.model!r}: missing {missing[:3]}, "
+            f"unknown {left.unexpected_keys[:3]}; put back the model that they were trained on"
+        )
+    write_adapter(adapter_folder, lm, dict(adapter_weights(lm, _itself)))
+    return {name: value.detach() for name, value in merged_weights(lm, _itself)}
+
+
+def _itself(value: Tensor) -> Tensor:
+    return value
+
+
+def _model_with(
+    weights: Mapping[str, Tensor], checkpoint: RunCheckpoint, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Return the model of the checkpoint around `weights`, which are not copied."""
+    trust = bool(checkpoint.manifest.config["model"]["trust_remote_code"])
+    config = AutoConfig.from_pretrained(checkpoint.model_path, trust_remote_code=trust)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
+    left = model.load_state_dict(dict(weights), strict=False, assign=True)
+    model.tie_weights()
+    empty = [name for name, value in model.named_parameters() if value.is_meta]
+    if empty or left.unexpected_keys:
+        raise ConfigError(
+            f"{str(checkpoint.path)!r} does not fit the model it describes: missing "
+            f"{empty[:3] or 'nothing'}, unknown {list(left.unexpected_keys)[:3] or 'nothing'}"
+        )
+    return model
+
+
+def _plain(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

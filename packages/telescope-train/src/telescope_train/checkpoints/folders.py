@@ -1,0 +1,143 @@
+"""The checkpoints of a run as folders: what is in one, which are complete, which may go.
+
+A checkpoint appears by a rename once everything is in it; what a crash leaves behind begins with a
+dot and is never taken for one. Imports no torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from telescope_core.environment_record import EnvironmentRecord
+from telescope_core.errors import ConfigError
+from telescope_core.records.files import read_json, write_json
+from telescope_train.config.run_folder import run_folder
+from telescope_train.config.schema import TrainConfig
+from telescope_train.rollouts.sampled import SamplerState
+
+FINAL = "final"
+_MANIFEST = "checkpoint.json"
+_SAMPLER = "sampler.json"
+_STATE = TypeAdapter(SamplerState)
+
+
+class CheckpointManifest(BaseModel):
+    """`checkpoint.json`: what a checkpoint is of."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    format_version: int = 1
+    run: str
+    """Name of the run."""
+    step: int
+    """Steps done, and the version of the weights."""
+    created_at: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    num_ranks: int
+    has_training_state: bool
+    config: dict[str, Any]
+    """Every setting of the run, defaults included."""
+    environment_records: dict[str, EnvironmentRecord] = Field(default_factory=dict)
+    """Which code each environment was, by the names of its settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCheckpoint:
+    """One complete checkpoint."""
+
+    path: Path
+    manifest: CheckpointManifest
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.manifest.step
+
+    @property
+    def state_path(self) -> Path:
+        """What the trainer ranks wrote: a distributed checkpoint of torch."""
+        return self.path / "state"
+
+    @property
+    def model_path(self) -> Path:
+        """Config, tokenizer and generation config of the model, without weights."""
+        return self.path / "model"
+
+    @property
+    def export_path(self) -> Path:
+        """Where an export to Hugging Face format goes unless told otherwise."""
+        return self.path / "hf"
+
+    def sampler_state(self) -> SamplerState:
+        """Return where sampling stood, the rollouts that wait for training included."""
+        return _STATE.validate_json((self.path / _SAMPLER).read_bytes())
+
+
+def checkpoints_folder(config: TrainConfig) -> Path:
+    """Return the folder that holds the checkpoints of the run of `config`."""
+    shared = config.checkpoint.checkpoint_dir
+    if shared is not None:
+        return Path(shared).expanduser() / config.run.name
+    return run_folder(config) / "checkpoints"
+
+
+def write_manifest(folder: Path, manifest: CheckpointManifest, state: SamplerState | None) -> None:
+    """Write the driver's part of a checkpoint; `state` is None where nothing is sampled."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if state is not None:
+        # Tokens and log-probs are arrays, which pydantic reads as sequences and cannot write.
+        (folder / _SAMPLER).write_bytes(_STATE.dump_json(state, fallback=list))
+    write_json(folder / _MANIFEST, manifest.model_dump(mode="json"))
+
+
+def read_checkpoint(path: Path) -> RunCheckpoint:
+    """Return the checkpoint in `path`; raises ConfigError when there is no complete one."""
+    fields = read_json(path / _MANIFEST)
+    if fields is None or not (path / "state" / ".metadata").is_file():
+        raise ConfigError(
+            f"{str(path)!r} holds no checkpoint; expected {_MANIFEST} and a folder state, as "
+            "`telescope train` writes them to checkpoints/step-000100"
+        )
+    try:
+        return RunCheckpoint(path=path, manifest=CheckpointManifest.model_validate(fields))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{path / _MANIFEST}: {where}: {first['msg']}") from None
+
+
+def complete_checkpoints(folder: Path) -> list[RunCheckpoint]:
+    """Return the complete checkpoints in `folder`, the oldest first."""
+    found = [
+        read_checkpoint(path)
+        for path in folder.glob("*")
+        if not path.name.startswith(".")
+        and (path / _MANIFEST).is_file()
+        and (path / "state" / ".metadata").is_file()
+    ]
+    return sorted(found, key=lambda one: (one.step, one.path.name == FINAL))
+
+
+def expendable(
+    checkpoints: Sequence[RunCheckpoint],
+    *,
+    keep_last: int | None,
+    keep_every: int | None,
+    never: Path | None,
+) -> list[RunCheckpoint]:
+    """Return which of a run's `checkpoints` retention removes; the newest is never among them.
+
+    `never`: the checkpoint that the run was resumed from.
+    """
+    if keep_last is None:
+        return []
+    periodic = [one for one in checkpoints if one.path.name != FINAL]
+    return [
+        one
+        for one in periodic[: -max(1, keep_last)]
+        if not (keep_every and one.step % keep_every == 0)
+        and (never is None or one.path.resolve() != never.resolve())
+    ]

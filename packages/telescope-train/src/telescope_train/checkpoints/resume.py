@@ -1,0 +1,195 @@
+"""What `resume_from_checkpoint` means for a run: where it continues, and what may differ.
+
+`latest` continues a run in its own folder; the path of a checkpoint starts another run from it.
+Imports no torch.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from telescope_core.environment_record import all_changes
+from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.records import Resume, RunFolder, RunState
+from telescope_core.records.identity import now
+from telescope_train.checkpoints.folders import (
+    RunCheckpoint,
+    checkpoints_folder,
+    complete_checkpoints,
+    read_checkpoint,
+)
+from telescope_train.config.run_folder import run_folder, run_folder_problems
+from telescope_train.config.schema import TrainConfig
+from telescope_train.rollouts.environments import environment_records
+
+LATEST = "latest"
+_IGNORED = re.compile(r"(run\.(name|output_dir|debug)|checkpoint|ray)(\.|$)")
+_FIXED = re.compile(
+    r"(run\.seed|model\.(model|model_dtype|chat_template|enable_thinking|trust_remote_code)"
+    r"|environments\[\d+\]\.(name|weight|env)|trainer\.(train_backend|optimizer|use_lora|lora_)"
+    r")"
+)
+"""Settings without which the weights, the optimizer or the place in the data mean nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """Where a run continues."""
+
+    checkpoint: RunCheckpoint
+    is_same_run: bool
+    """In the same folder; otherwise a new run begins with the checkpoint's state."""
+    changed: tuple[str, ...]
+    """Settings that differ from the checkpoint's and may, one line each."""
+
+
+def resume_point(config: TrainConfig) -> ResumePoint | None:
+    """Return where the run continues; None when it starts from the beginning.
+
+    Raises ConfigError when it cannot: no such checkpoint, or settings that have to be the same.
+    """
+    given = config.checkpoint.resume_from_checkpoint
+    if given is None:
+        return None
+    own = checkpoints_folder(config)
+    if given == LATEST:
+        checkpoint, is_same_run = _newest(own, config), True
+    else:
+        checkpoint, is_same_run = read_checkpoint(Path(given).expanduser()), False
+        if checkpoint.path.resolve().parent == own.resolve():
+            raise ConfigError(
+                f"{given!r} is a checkpoint of this run; continue its newest one with "
+                f"resume_from_checkpoint = {LATEST!r}, or start another run from it with a "
+                "--name of its own"
+            )
+    if not checkpoint.manifest.has_training_state:
+        raise ConfigError(
+            f"{str(checkpoint.path)!r} holds weights alone (checkpoint_save_training_state = "
+            "false); use `telescope export`, and train the export as a new model"
+        )
+    if checkpoint.step >= config.run.number_of_steps:
+        raise ConfigError(
+            f"{str(checkpoint.path)!r} has {checkpoint.step} steps, and number_of_steps is "
+            f"{config.run.number_of_steps}: nothing is left to do; raise number_of_steps"
+        )
+    before, now_ = checkpoint.manifest.config, config.model_dump(mode="json")
+    return ResumePoint(
+        checkpoint=checkpoint,
+        is_same_run=is_same_run,
+        changed=(*_allowed_changes(before, now_), *_environment_changes(checkpoint, config)),
+    )
+
+
+def location_problems(config: TrainConfig) -> list[str]:
+    """Return why the run cannot be written or resumed where the config says."""
+    try:
+        point = resume_point(config)
+    except ConfigError as error:
+        return [str(error)]
+    if point is None or not point.is_same_run:
+        return run_folder_problems(config)
+    try:
+        state = RunFolder.open(run_folder(config)).info().observed_state
+    except TelescopeError as error:
+        return [str(error)]
+    if state is RunState.RUNNING:
+        return [f"the run in {run_folder(config)} is going on; stop it before it is resumed"]
+    return []
+
+
+def open_run_folder(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
+    """Return the folder to write in: a new one, or the one that is continued."""
+    folder = _opened(config, point)
+    folder.note_environments(environment_records(config))
+    return folder
+
+
+def _opened(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
+    path, settings = run_folder(config), config.model_dump(mode="json")
+    if point is None:
+        return RunFolder.create(path, config=settings, name=config.run.name)
+    resume = Resume(
+        at=now(),
+        step=point.checkpoint.step,
+        checkpoint=str(point.checkpoint.path),
+        changed=point.changed,
+    )
+    if point.is_same_run:
+        return RunFolder.resume(path, config=settings, resume=resume)
+    folder = RunFolder.create(path, config=settings, name=config.run.name)
+    folder.note_resume(resume)
+    source = _run_of(point.checkpoint)
+    if source is not None:
+        folder.adopt_metrics(source, point.checkpoint.step)
+    return folder
+
+
+def _newest(folder: Path, config: TrainConfig) -> RunCheckpoint:
+    found = complete_checkpoints(folder)
+    if not found:
+        raise ConfigError(
+            f"resume_from_checkpoint = {LATEST!r}: {str(folder)!r} holds no complete checkpoint; "
+            "remove the setting to start from the beginning, or give the folder of one"
+        )
+    newest = found[-1]
+    if newest.manifest.run != config.run.name:
+        raise ConfigError(
+            f"{str(newest.path)!r} belongs to the run {newest.manifest.run!r}, not to "
+            f"{config.run.name!r}; give its path to start from it"
+        )
+    return newest
+
+
+def _allowed_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the differences; raises ConfigError when one of them is of a fixed setting."""
+    old, new = dict(_flat(before)), dict(_flat(after))
+    changed = {
+        name: f"{name}: {old.get(name, 'not set')!r} -> {new.get(name, 'not set')!r}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name) and not _IGNORED.match(name)
+    }
+    fixed = [line for name, line in changed.items() if _FIXED.match(name)]
+    if fixed:
+        raise ConfigError(
+            "a run can be resumed only with the model, optimizer, environments and seed that it "
+            f"had; set these back, or start from an export of the weights:\n{_lines(fixed)}"
+        )
+    return tuple(changed.values())
+
+
+def _environment_changes(checkpoint: RunCheckpoint, config: TrainConfig) -> list[str]:
+    """Return what differs in the environments' code; raises ConfigError unless that is allowed."""
+    changed = all_changes(checkpoint.manifest.environment_records, environment_records(config))
+    if changed and not config.checkpoint.allow_changed_environments:
+        raise ConfigError(
+            f"environments are not those that {str(checkpoint.path)!r} was trained on, and rewards "
+            "may not compare. Get them back (telescope env sync, with the telescope.lock of then), "
+            f"or pass --allow-changed-environments:\n{_lines(changed)}"
+        )
+    return [f"environment {line}" for line in changed]
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting as (dotted name, value)."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(item, f"{name}.{key}" if name else str(key))
+    elif name == "environments":
+        for index, item in enumerate(value):
+            yield from _flat(item, f"{name}[{index}]")
+    else:
+        yield name, value
+
+
+def _lines(changed: Sequence[str]) -> str:
+    return "\n".join(f"  {line}" for line in changed)
+
+
+def _run_of(checkpoint: RunCheckpoint) -> RunFolder | None:
+    """Return the run that wrote `checkpoint`, where its folder is still around it."""
+    try:
+        return RunFolder.open(checkpoint.path.resolve().parent.parent)
+    except ConfigError:
+        return None

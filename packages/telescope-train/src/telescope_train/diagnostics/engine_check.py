@@ -1,0 +1,97 @@
+"""What a run proves before training once servers are up: engine and trainer agree on log-probs.
+
+A few short answers are sampled through the run's own policy and template, then scored by the
+trainer. A wrong temperature, template, dtype or set of weights shows here and not as a slow drift.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telescope_core.errors import EndpointError
+from telescope_core.protocols import PolicySource
+from telescope_core.types import Completion, Message, Rollout, Sampling, Turn
+from telescope_train.batches.batch import Shards, TrainingSample
+from telescope_train.batches.packing import Packing, pack
+from telescope_train.batches.samples import samples_from_rollout
+from telescope_train.diagnostics.rank_checks import SelfTest
+
+PROMPTS = ("2 + 2 =", "one, two, three", "Hello!", "a b c d")
+MAX_TOKENS = 8
+DEADLINE_S = 120.0
+LIMITS = {"float32": 1e-3, "bfloat16": 5e-2}
+"""Type that either side computes in -> mean difference, nats, that rounding explains."""
+
+
+async def check_engine(
+    policies: PolicySource,
+    sampling: Mapping[str, Sampling],
+    packing: Packing,
+    logprobs: Callable[[Shards], Awaitable[list[list[NDArray[np.float32]]]]],
+    *,
+    dtype: str,
+) -> SelfTest:
+    """Return how far apart the log-probs are on average over the tokens of a few answers.
+
+    `logprobs` is the trainer's. Raises ConfigError when that is more than rounding explains.
+    """
+    kinds = list(sampling.values())
+    asked = [(prompt, kinds[n % len(kinds)]) for n, prompt in enumerate(PROMPTS)]
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            answers = await asyncio.gather(
+                *(_ask(policies, n, prompt, how) for n, (prompt, how) in enumerate(asked))
+            )
+    except TimeoutError:
+        raise EndpointError(
+            f"the inference servers did not answer {len(PROMPTS)} short prompts within "
+            f"{DEADLINE_S:g} s; the logs in the run folder may say why"
+        ) from None
+    samples = [sample for answer in answers for sample in answer]
+    shards = pack(
+        samples,
+        np.ones(len(samples)),
+        seq_len=packing.seq_len,
+        num_ranks=packing.num_ranks,
+        hidden_size=packing.hidden_size,
+    )
+    return SelfTest(
+        name="engine and trainer agree",
+        value=mean_difference(shards, await logprobs(shards)),
+        limit=LIMITS[dtype],
+        unit="nats on average",
+        remedy="the servers do not sample from the model that is trained, or not as its log-probs "
+        "say; compare model, chat_template and mixed_precision_dtype of the two",
+    ).require()
+
+
+def mean_difference(shards: Shards, logprobs: Sequence[Sequence[NDArray[np.float32]]]) -> float:
+    """Return the mean of |trainer - engine| over all trained tokens of [rank][batch], nats."""
+    differences = [
+        np.abs(found_T - batch.behavior_logprobs_T)[batch.mask_T]
+        for shard, answer in zip(shards, logprobs, strict=True)
+        for batch, found_T in zip(shard, answer, strict=True)
+    ]
+    return float(np.concatenate(differences).mean())
+
+
+async def _ask(
+    policies: PolicySource, number: int, prompt: str, sampling: Sampling
+) -> list[TrainingSample]:
+    policy = policies.policy(f"self-test.{number}/0")
+    short = replace(sampling, max_tokens=min(MAX_TOKENS, sampling.max_tokens), stop=())
+    answer = await policy.complete((Message(role="user", content=prompt),), short)
+    return samples_from_rollout(_rollout(answer, number), 0.0, sampling.temperature)
+
+
+def _rollout(completion: Completion, number: int) -> Rollout:
+    return Rollout(
+        environment="self-test",
+        example_id=f"{number}",
+        group_id=f"self-test.{number}",
+        index=0,
+        turns=(Turn(completion=completion, started_s=0.0, ended_s=0.0),),
+    )

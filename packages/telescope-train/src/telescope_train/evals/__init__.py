@@ -1,0 +1,1 @@
+"""Evals that a run plays itself, on the weights of the moment. Runs in the driver."""

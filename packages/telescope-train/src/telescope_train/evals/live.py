@@ -1,0 +1,88 @@
+"""Evals on the run's own servers: the same code as `telescope eval`, over token-exact policies."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, run_eval
+from telescope_core.protocols import EnvironmentClient, PolicySource
+from telescope_core.records import RunFolder
+from telescope_core.types import Sampling, Split
+from telescope_train.config.schema import EvalEntry, TrainConfig
+from telescope_train.rollouts.held_out import eval_split
+
+BEFORE = "before"
+AFTER = "after"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveEvals:
+    """The evals of a run. `run` plays those that are due and records them."""
+
+    config: TrainConfig
+    environments: Mapping[str, EnvironmentClient]
+    """By the name of the eval entry."""
+    policies: PolicySource
+    folder: RunFolder
+    concurrency: int
+
+    async def run(
+        self, entries: Sequence[EvalEntry], tag: str, *, on_progress: Callable[[str], None]
+    ) -> dict[str, EvalResult]:
+        """Play `entries` one after the other; returns results by environment."""
+        results: dict[str, EvalResult] = {}
+        for entry in entries:
+            on_progress(f"eval {tag}: {entry.name}")
+            results[entry.name] = await self._one(entry, tag)
+        return results
+
+    def due(self, step: int) -> list[EvalEntry]:
+        """Return the evals that are due after `step`."""
+        return [
+            entry
+            for entry in self.config.evals.evals
+            if entry.eval_every and step % entry.eval_every == 0
+        ]
+
+    async def _one(self, entry: EvalEntry, tag: str) -> EvalResult:
+        description = await self.environments[entry.name].describe()
+        settings = eval_settings(
+            entry,
+            self.config,
+            concurrency=self.concurrency,
+            split=eval_split(entry, description),
+        )
+        name = entry.name.replace("/", "-").replace(":", "-")
+        folder = EvalFolder.create(
+            self.folder.evals_path / f"{name}-{tag}",
+            manifest={"tag": tag, **entry.model_dump(mode="json")},
+        )
+        result = await run_eval(
+            self.environments[entry.name],
+            self.policies,
+            settings,
+            model=f"{self.config.run.name} ({tag})",
+            on_rollout=folder.append,
+        )
+        record = self.folder.info().environments.get(entry.name)
+        result = replace(result, environment_record=record)
+        folder.finish(result)
+        return result
+
+
+def eval_settings(
+    entry: EvalEntry, config: TrainConfig, *, concurrency: int, split: Split = Split.EVAL
+) -> EvalSettings:
+    """Return what `entry` asks for."""
+    return EvalSettings(
+        num_examples=entry.num_samples,
+        rollouts=entry.rollouts,
+        ks=entry.pass_k,
+        sampling=Sampling(
+            max_tokens=entry.max_tokens or config.rollout.max_tokens,
+            temperature=entry.temperature,
+            stop=config.rollout.stop,
+        ),
+        concurrency=concurrency,
+        split=split,
+        deadline_s=config.rollout.rollout_timeout_s,
+    )

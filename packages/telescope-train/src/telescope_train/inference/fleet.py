@@ -1,0 +1,118 @@
+"""The inference servers of a run: one Ray actor keeps each vLLM process where it was placed."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from telescope_core.errors import ProcessDiedError
+from telescope_train.cluster.ray_cluster import answer
+from telescope_train.inference.server import ServerProcess, ServerSettings
+
+WATCH_EVERY_S = 1.0
+
+
+class ServerKeeper:
+    """Runs on the server's node: starts it, watches it, ends it."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._server = ServerProcess(settings)
+
+    def pid(self) -> int:
+        """Return the process id of the server."""
+        return self._server.pid
+
+    def is_healthy(self) -> bool:
+        """Whether the server answers; raises ProcessDiedError once it has ended."""
+        return self._server.is_healthy()
+
+    def check(self) -> None:
+        """Raise ProcessDiedError once the server or its engine has ended."""
+        self._server.check()
+        self._server.check_engine()
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerHandle:
+    """One server, seen from the driver."""
+
+    settings: ServerSettings
+    keeper: Any
+
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        return f"the keeper of inference server {self.settings.base_url}"
+
+
+class ServerGroup:
+    """All inference servers of a run."""
+
+    def __init__(self, servers: Sequence[ServerHandle]) -> None:
+        self.servers = list(servers)
+
+    @classmethod
+    def start(
+        cls, settings: Sequence[ServerSettings], places: Sequence[dict[str, Any]]
+    ) -> "ServerGroup":
+        """Start one server per place; returns at once, `wait_until_healthy` waits."""
+        keeper_class = ray.remote(ServerKeeper)
+        return cls(
+            [
+                ServerHandle(settings=one, keeper=keeper_class.options(**place).remote(one))
+                for one, place in zip(settings, places, strict=True)
+            ]
+        )
+
+    @property
+    def base_urls(self) -> list[str]:
+        """Addresses of all servers."""
+        return [server.settings.base_url for server in self.servers]
+
+    async def wait_until_healthy(self, deadline_s: float) -> None:
+        """Return once every server answers its health check."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await asyncio.gather(*(_until_healthy(server) for server in self.servers))
+        except TimeoutError:
+            raise ProcessDiedError(
+                f"the inference servers were not all healthy within {deadline_s:g} s; "
+                f"their logs are in {self.servers[0].settings.log_path.parent}"
+            ) from None
+
+    async def watch(self) -> None:
+        """Never return; raises ProcessDiedError as soon as a server has ended."""
+        while True:
+            for server in self.servers:
+                await answer(server.keeper.check.remote(), process=server.label)
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    async def close(self) -> None:
+        """End all servers; one that is already gone is passed over."""
+        closing = [server.keeper.close.remote() for server in self.servers]
+        await asyncio.gather(
+            *(asyncio.wait_for(one, 30.0) for one in closing), return_exceptions=True
+        )
+
+
+async def _until_healthy(server: ServerHandle) -> None:
+    while not await answer(server.keeper.is_healthy.remote(), process=server.label):  # noqa: ASYNC110 (another process: there is no event to wait for)
+        await asyncio.sleep(0.1)
+
+
+def server_settings(first: ServerSettings, *, num_servers: int) -> list[ServerSettings]:
+    """Return settings for consecutive ports, each with a log file of its own."""
+    return [
+        replace(
+            first,
+            port=first.port + index,
+            log_path=first.log_path.with_name(f"inference-{index}.log"),
+        )
+        for index in range(num_servers)
+    ]

@@ -1,0 +1,33 @@
+"""The program of a vLLM server: `python -m telescope_train.inference.vllm_plugin.main ...`.
+
+vLLM's own console script is not used: its lookup of the distribution `vllm` fails where the
+CPU build is installed under another distribution name.
+"""
+
+import os
+import runpy
+import sys
+
+from telescope_core.collector import rare_collections
+from telescope_train.inference.server import CPU_KERNELS_VARIABLE, ENGINE_THREAD_VARIABLE
+from telescope_train.inference.vllm_plugin import cpu_kernels, engine_thread
+
+
+def main() -> None:
+    """Run vLLM's OpenAI-compatible server with this process's arguments."""
+    if os.environ.get(ENGINE_THREAD_VARIABLE) == "1":
+        engine_thread.install()
+        # Known in this process alone, so only where the engine is in it too.
+        if os.environ.get(CPU_KERNELS_VARIABLE) == "1":
+            sys.argv += cpu_kernels.install()
+    with rare_collections():
+        runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+    # The server has closed. Taking the interpreter apart with all that vLLM loaded needs seconds
+    # more, and whoever started the server waits for its memory and its port.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Attention over rows of packed samples. Runs in the ranks."""

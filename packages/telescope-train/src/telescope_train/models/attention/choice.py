@@ -1,0 +1,166 @@
+"""Which attention a run uses: the first that proves, at the start, to keep packed samples apart.
+
+The proof runs a copy of the architecture with a layer of each kind, the real head sizes and random
+weights: two samples in one row must give the hidden states and the gradient that they give one by
+one through transformers' own attention. The whole model is checked again by `self_check`.
+"""
+
+import copy
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from telescope_core.errors import ConfigError
+from telescope_train.models.attention.kinds import (
+    ATTENTION_KINDS,
+    SDPA,
+    AttentionKind,
+    AttentionNeeds,
+)
+from telescope_train.models.row import find_sequences
+
+LENGTHS = (19, 13)
+"""Tokens of the two samples."""
+PROBE_VOCAB = 64
+_HALF_TOLERANCE, _TOLERANCE = 0.05, 1e-3
+"""Largest relative difference that rounding explains. A leak shows as one of about 0.5."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionChoice:
+    """The attention of a run, and why it is no faster one."""
+
+    kind: AttentionKind
+    difference: float
+    """Packed against one by one, relative."""
+    tolerance: float
+    """Largest such difference that rounding explains."""
+    refused: dict[str, str]
+    """Name of each kind that was not taken -> the reason."""
+
+    @property
+    def reasons(self) -> str:
+        """Why it is no faster one, for people."""
+        return "; ".join(f"not {name}: {reason}" for name, reason in self.refused.items())
+
+
+def choose_attention(
+    lm: PreTrainedModel,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    is_row_shared: bool = False,
+    kinds: Sequence[AttentionKind] = ATTENTION_KINDS,
+) -> AttentionChoice:
+    """Return the first of `kinds` that works for the architecture of `lm`; ConfigError if none.
+
+    `is_row_shared`: for context parallelism, which takes only some kinds.
+    """
+    layer_types = getattr(lm.config.get_text_config(), "layer_types", None) or ()
+    has_windows = any("sliding" in kind for kind in layer_types)
+    needs = AttentionNeeds(
+        device=device, dtype=dtype, has_windows=has_windows, is_row_shared=is_row_shared
+    )
+    probe = _Probe(lm, needs)
+    refused: dict[str, str] = {}
+    for kind in kinds:
+        reason = _reason_against(kind, needs)
+        difference = float("nan")
+        if reason is None:
+            difference, reason = probe.test(kind)
+        if reason is None:
+            choice = AttentionChoice(
+                kind=kind, difference=difference, tolerance=probe.tolerance, refused=refused
+            )
+            _log.info("attention: %s; %s", kind.name, choice.reasons)
+            return choice
+        refused[kind.name] = reason
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    advice = "set fsdp_context_parallel_size = 1" if is_row_shared else "train another model"
+    raise ConfigError(
+        f"no attention keeps packed samples of {type(lm).__name__} apart ({reasons}); {advice}"
+    )
+
+
+def _reason_against(kind: AttentionKind, needs: AttentionNeeds) -> str | None:
+    if needs.is_row_shared and not kind.takes_sequences:
+        return "cannot share a row between ranks"
+    return kind.reason_against(needs)
+
+
+class _Probe:
+    """The architecture, small enough to be tried out."""
+
+    def __init__(self, lm: PreTrainedModel, needs: AttentionNeeds) -> None:
+        self._needs = needs
+        self.tolerance = _HALF_TOLERANCE if needs.dtype.itemsize == 2 else _TOLERANCE
+        self._lm = _small_copy(lm, needs)
+        generator = torch.Generator().manual_seed(0)
+        ids = [torch.randint(PROBE_VOCAB, (length,), generator=generator) for length in LENGTHS]
+        self._ids = [one.to(needs.device) for one in ids]
+        one_by_one = [self._run(SDPA, [ids]) for ids in self._ids]
+        self._hidden_TH = torch.cat([hidden_TH for hidden_TH, _ in one_by_one])
+        self._gradient = sum(gradient for _, gradient in one_by_one)
+
+    def test(self, kind: AttentionKind) -> tuple[float, str | None]:
+        """Return (relative difference, why `kind` is refused)."""
+        try:
+            hidden_TH, gradient = self._run(kind, self._ids)
+        except (ImportError, RuntimeError, ValueError, TypeError, AssertionError) as error:
+            text = str(error).strip().splitlines()
+            return float("nan"), f"failed: {text[0] if text else type(error).__name__}"
+        difference = max(_relative(hidden_TH, self._hidden_TH), _relative(gradient, self._gradient))
+        if not difference <= self.tolerance:
+            return difference, (
+                f"leaks between packed samples: they differ from single ones by {difference:.2g}, "
+                f"at most {self.tolerance:g} is rounding"
+            )
+        return difference, None
+
+    def _run(self, kind: AttentionKind, ids: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+        """Return (hidden_TH, gradient of the embeddings) of the samples `ids` in one row."""
+        kind.prepare()
+        self._lm.set_attn_implementation(kind.implementation)
+        positions_T = np.concatenate([np.arange(len(one)) for one in ids])
+        sequences = find_sequences(positions_T, self._needs.device)
+        weight = self._lm.get_input_embeddings().weight
+        weight.grad = None
+        with torch.enable_grad():
+            output = self._lm.base_model(
+                input_ids=torch.cat(list(ids))[None],
+                position_ids=sequences.positions_T[None],
+                use_cache=False,
+                **kind.arguments(sequences),
+            )
+            hidden_TH = output.last_hidden_state[0].float()
+            (hidden_TH * hidden_TH.detach().cos()).sum().backward()
+        return hidden_TH.detach(), weight.grad.float()
+
+
+def _small_copy(lm: PreTrainedModel, needs: AttentionNeeds) -> PreTrainedModel:
+    """Return one layer of each kind, random weights of size 1 / sqrt(inputs)."""
+    config = copy.deepcopy(lm.config)
+    text = config.get_text_config()
+    text.vocab_size, text.pad_token_id, text.tie_word_embeddings = PROBE_VOCAB, None, False
+    layer_types = getattr(text, "layer_types", None)
+    kinds = list(dict.fromkeys(layer_types)) if layer_types else [None]
+    text.num_hidden_layers = len(kinds)
+    if layer_types:
+        text.layer_types = kinds
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        probe = type(lm)(config)
+        for parameter in probe.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    return probe.to(device=needs.device, dtype=needs.dtype).eval()
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())

@@ -1,0 +1,144 @@
+"""Context parallelism: several ranks share one packed row, each with a slice of its tokens.
+
+All layers work on the slice; attention needs whole sequences, so there ranks exchange heads for
+tokens: each gets all tokens of its share of the heads, and gives the result back.
+Paper: arXiv:2309.14509, section 3.1. Deviation: key and value heads are repeated where there are
+fewer of them than ranks.
+Dims: T tokens of the row, C tokens of a slice, R ranks, H heads, D head size, M trained tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+
+from telescope_core.errors import ConfigError
+from telescope_train.models.facts import context_problem
+
+CONTEXT_ATTENTION = "telescope_context"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextGroup:
+    """The ranks that share rows, seen from one of them."""
+
+    group: dist.ProcessGroup
+    rank: int
+    """Place in the group: slices are dealt in this order."""
+    size: int
+
+    def slice_of(self, num_tokens: int) -> slice:
+        """Return this rank's part of a row, whose length is a multiple of `size`."""
+        width = num_tokens // self.size
+        return slice(self.rank * width, (self.rank + 1) * width)
+
+
+def join_context(size: int) -> ContextGroup | None:
+    """Make groups of `size` neighbouring ranks; None for 1. Every rank calls it."""
+    if size == 1:
+        return None
+    rank, mine = dist.get_rank(), None
+    for first in range(0, dist.get_world_size(), size):
+        group = dist.new_group(list(range(first, first + size)))
+        if first <= rank < first + size:
+            mine = group
+    assert isinstance(mine, dist.ProcessGroup), "the number of ranks is a multiple of the size"
+    return ContextGroup(group=mine, rank=rank % size, size=size)
+
+
+def check_context(lm: PreTrainedModel, size: int) -> None:
+    """Raise ConfigError when the heads of `lm` cannot be dealt to `size` ranks."""
+    config = lm.config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    problem = context_problem(size, num_heads=heads, num_kv_heads=kv_heads)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def register_context_attention() -> None:
+    """Make `attn_implementation = CONTEXT_ATTENTION` known to transformers. Idempotent."""
+    AttentionInterface.register(CONTEXT_ATTENTION, _context_attention)
+
+
+@torch.compiler.disable
+def _context_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    context: tuple[str, ContextGroup | None],
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """[1, H, C, D] of the slice in, [1, C, H, D] out; `context` is (attention inside, group)."""
+    inner, group = context
+    attend = AttentionInterface()[inner]
+    if group is None:
+        return attend(module, query, key, value, attention_mask, **options)
+    times = max(1, group.size // key.shape[1])
+    states = [query, *(states.repeat_interleave(times, dim=1) for states in (key, value))]
+    whole = [_tokens_for_heads(one, group) for one in states]
+    output, _ = attend(module, *whole, attention_mask, **options)
+    return _heads_for_tokens(output, group), None
+
+
+def _tokens_for_heads(states: Tensor, group: ContextGroup) -> Tensor:
+    """[1, H, C, D] -> [1, H / R, T, D]."""
+    chunks_RHCD = states[0].unflatten(0, (group.size, -1))
+    mine_RHCD = _AllToAll.apply(chunks_RHCD, group.group)
+    return mine_RHCD.transpose(0, 1).flatten(1, 2).unsqueeze(0)
+
+
+def _heads_for_tokens(output: Tensor, group: ContextGroup) -> Tensor:
+    """[1, T, H / R, D] -> [1, C, H, D]."""
+    chunks_RCHD = output[0].unflatten(0, (group.size, -1))
+    mine_RCHD = _AllToAll.apply(chunks_RCHD, group.group)
+    return mine_RCHD.transpose(0, 1).flatten(1, 2).unsqueeze(0)
+
+
+class _AllToAll(torch.autograd.Function):
+    """Chunk j goes to rank j, chunk i comes from rank i; backward is the same way back."""
+
+    @staticmethod
+    def forward(ctx: Any, chunks: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _exchange(chunks, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _exchange(grad, ctx.group), None
+
+
+def _exchange(chunks: Tensor, group: dist.ProcessGroup) -> Tensor:
+    chunks = chunks.contiguous()
+    received = torch.empty_like(chunks)
+    dist.all_to_all_single(received, chunks, group=group)
+    return received
+
+
+class GatherTokens(torch.autograd.Function):
+    """This rank's values to all of them, in the order of the row; each rank keeps its gradient.
+
+    Every rank of the group computes the same loss from all values, so the gradient of a value is
+    used once, where the value was made.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, places: Tensor, size: int, group: Any) -> Tensor:
+        """`places`: where `values` stand among all `size` of them."""
+        ctx.save_for_backward(places)
+        everything_M = values.new_zeros(size)
+        everything_M[places] = values
+        dist.all_reduce(everything_M, group=group)
+        return everything_M
+
+    @staticmethod
+    def backward(ctx: Any, grad_M: Tensor) -> tuple[Tensor, None, None, None]:
+        """Take this rank's part."""
+        (places,) = ctx.saved_tensors
+        return grad_M[places], None, None, None

@@ -1,0 +1,140 @@
+"""Replacing a module's forward by a faster one, where it proves equal."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+@torch.no_grad()
+def replace_forward(
+    module: Any, forward: Callable[[Tensor], Tensor], *, rtol: float, atol: float
+) -> bool:
+    """Give `module` this `forward` if both agree on two rows; returns whether it did.
+
+    The rows are no multiples of one another and have as many columns as the module's weight. A
+    kernel that is missing or refuses them is not equal either.
+    """
+    width, dtype = module.weight.shape[-1], module.weight.dtype
+    values = torch.linspace(-3.0, 2.0, 2 * width, dtype=dtype).reshape(2, width).cos()
+    expected = module(values)
+    try:
+        is_equal = torch.allclose(forward(values), expected, rtol=rtol, atol=atol)
+    except (AttributeError, RuntimeError):
+        return False
+    if is_equal:
+        module.forward = forward
+    return is_equal
+
+
+def replace_rms_norms(model: torch.nn.Module) -> int:
+    """Give every RMSNorm of `model` that computes x / rms(x) * weight a faster forward.
+
+    Returns how many. Parameters, names and results stay as they were.
+    """
+    replaced = 0
+    for module in model.modules():
+        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
+            continue
+        forward = partial(_rms_norm, module, epsilon)
+        replaced += replace_forward(module, forward, rtol=1e-5, atol=1e-6)
+    return replaced
+
+
+def _rms_norm(module: Any, epsilon: float, values: Tensor) -> Tensor:
+    return _RmsNorm.apply(values, module.weight, epsilon)
+
+
+class _RmsNorm(torch.autograd.Function):
+    """y = n * w with n = x * s and s = 1 / sqrt(mean(x^2) + epsilon)."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        scale = torch.linalg.vector_norm(values, dim=-1, keepdim=True).square_()
+        scale = scale.div_(values.shape[-1]).add_(epsilon).rsqrt_()
+        normed = values * scale
+        ctx.save_for_backward(normed, weight, scale)
+        return normed * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        """For x: s * (g w - n * mean(g w n)). For w: the sum of g n over all rows."""
+        normed, weight, scale = ctx.saved_tensors
+        product = grad * normed
+        grad_weight = product.flatten(0, -2).sum(0)
+        mean = (product @ weight).div_(weight.shape[-1]).unsqueeze(-1)
+        grad_values = (grad * weight).addcmul_(normed, mean, value=-1).mul_(scale)
+        return grad_values, grad_weight, None
+
+
+def replace_linears(model: torch.nn.Module) -> int:
+    """Give every plain float32 Linear of `model` a faster forward; returns how many.
+
+    Parameters and names stay as they were, results up to rounding.
+    """
+    replaced = 0
+    for module in model.modules():
+        if type(module) is torch.nn.Linear and module.weight.dtype == torch.float32:
+            replaced += replace_forward(module, partial(_linear, module), rtol=1e-4, atol=1e-5)
+    return replaced
+
+
+def is_onednn_faster() -> bool:
+    """Whether this machine is one on which MKL leaves half of each core unused."""
+    return (
+        torch.backends.mkldnn.is_available()
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and _is_made_by_amd(Path("/proc/cpuinfo"))
+    )
+
+
+def _is_made_by_amd(cpuinfo: Path) -> bool:
+    """Read what Linux says; on another system nothing is known."""
+    try:
+        with cpuinfo.open() as lines:
+            return any(
+                line.split(":")[-1].strip() == "AuthenticAMD"
+                for line in lines
+                if line.startswith("vendor_id")
+            )
+    except OSError:
+        return False
+
+
+def _linear(module: torch.nn.Linear, values: Tensor) -> Tensor:
+    if values.dim() < 2 or not values.numel():  # oneDNN takes rows, and at least one
+        return F.linear(values, module.weight, module.bias)
+    return _OnednnLinear.apply(values, module.weight, module.bias)
+
+
+def _product(left_XK: Tensor, right_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """Return left @ right.T + bias; neither needs to be contiguous."""
+    return torch.ops.mkldnn._linear_pointwise(left_XK, right_NK, bias_N, "none", [], "")
+
+
+class _OnednnLinear(torch.autograd.Function):
+    """y = x @ w.T + b."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(values, weight)
+        return _product(values, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """For x: g @ w. For w: g.T @ x over all rows. For b: the sum of g."""
+        values, weight = ctx.saved_tensors
+        for_values, for_weight, for_bias = ctx.needs_input_grad
+        rows = grad.flatten(0, -2)
+        return (
+            _product(grad, weight.T) if for_values else None,
+            _product(rows.T, values.flatten(0, -2).T) if for_weight else None,
+            rows.sum(0) if for_bias else None,
+        )

@@ -1,0 +1,51 @@
+"""Which device this machine computes on, and in which dtype: decided here, for all processes.
+
+Imports no torch, so that a dry run stays quick.
+"""
+
+import os
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+Device: TypeAlias = Literal["cpu", "cuda"]
+
+DEVICES = Path("/dev")
+"""Where Linux lists GPUs: `nvidia0` and on, or `dxg` under Windows."""
+
+
+def machine_device() -> Device:
+    """Return `cuda` when this process can compute on an NVIDIA GPU, else `cpu`.
+
+    That takes a GPU that this machine or container can open and `CUDA_VISIBLE_DEVICES` does not
+    hide, and a torch that was built for CUDA. A driver alone says little: containers without a
+    GPU see the one of their host.
+    """
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+    has_gpu = any(DEVICES.glob("nvidia[0-9]*")) or (DEVICES / "dxg").exists()
+    return "cuda" if has_gpu and not is_hidden and _torch_has_cuda() else "cpu"
+
+
+def compute_dtype(mixed_precision_dtype: str | None, device: str) -> str:
+    """Return the name of the dtype that layers compute in; None = the usual one of the device."""
+    return mixed_precision_dtype or ("bfloat16" if device == "cuda" else "float32")
+
+
+@cache
+def _torch_has_cuda() -> bool:
+    """Whether the installed torch is a CUDA build, read from its files.
+
+    Importing torch takes seconds. Without torch nothing runs; the plan then describes what the
+    machine could do.
+    """
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return True
+    version = Path(spec.origin).with_name("version.py")
+    try:
+        text = version.read_text(encoding="utf-8")
+    except OSError:
+        return True
+    return re.search(r"^cuda\b[^=]*=\s*['\"]", text, re.MULTILINE) is not None

@@ -1,0 +1,120 @@
+"""What a model folder's `config.json` says about size and limits. Imports no torch.
+
+Covers dense decoders of the Llama and Qwen kind; for others the parameter count is unknown
+rather than guessed.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from telescope_core.errors import ConfigError
+from telescope_train.models.location import locate_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Sizes that memory and length checks need."""
+
+    num_parameters: int | None
+    vocab_size: int | None
+    max_positions: int | None
+    """Longest sequence the model was made for."""
+    kv_values_per_token: int | None
+    """Numbers in the key-value cache for one token, over all layers."""
+    hidden_size: int | None = None
+    num_body_parameters: int | None = None
+    """In all layers, without embeddings and output head."""
+    num_head_parameters: int | None = None
+    """In the product of the output head."""
+    attention_width: int | None = None
+    """Heads times their size, over all layers."""
+    num_heads: int | None = None
+    """Attention heads of a layer."""
+    num_kv_heads: int | None = None
+    """Key and value heads of a layer."""
+
+
+UNKNOWN_FACTS = ModelFacts(
+    num_parameters=None, vocab_size=None, max_positions=None, kv_values_per_token=None
+)
+
+
+def read_model_facts(model: str, *, output_dir: str = "runs") -> ModelFacts:
+    """Return the facts of a local folder, or unknown ones for an id on the Hugging Face Hub.
+
+    Raises ConfigError for a path that does not exist and for a folder that holds no model.
+    What starts with `output_dir` was meant as a path, never as an id.
+    """
+    path = Path(locate_model(model, output_dir=output_dir)) / "config.json"
+    if not path.is_file():
+        return UNKNOWN_FACTS
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model {model!r}: {path} is not JSON: {error}") from None
+    return facts_of(cast(Mapping[str, object], config))
+
+
+def facts_of(config: Mapping[str, object]) -> ModelFacts:
+    """Return the facts in a parsed `config.json`; raises ConfigError for mixtures of experts."""
+    sizes = {key: value for key, value in config.items() if type(value) is int}
+    _require_dense(sizes)
+    hidden, heads = sizes.get("hidden_size"), sizes.get("num_attention_heads")
+    layers, vocab_size = sizes.get("num_hidden_layers"), sizes.get("vocab_size")
+    if not (hidden and heads and layers and vocab_size):
+        return ModelFacts(
+            num_parameters=None,
+            vocab_size=vocab_size,
+            max_positions=sizes.get("max_position_embeddings"),
+            kv_values_per_token=None,
+            hidden_size=hidden,
+        )
+    head_dim = sizes.get("head_dim") or hidden // heads
+    kv_heads = sizes.get("num_key_value_heads") or heads
+    width = sizes.get("intermediate_size")
+    mlp = 3 * hidden * width if width else None
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+    norms = 2 * hidden + (2 * head_dim if str(config.get("model_type")).startswith("qwen3") else 0)
+    if config.get("attention_bias") or config.get("model_type") == "qwen2":
+        norms += head_dim * (heads + 2 * kv_heads)
+    embeddings = vocab_size * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    total = None if mlp is None else embeddings + hidden + layers * (attention + mlp + norms)
+    return ModelFacts(
+        num_parameters=total,
+        vocab_size=vocab_size,
+        max_positions=sizes.get("max_position_embeddings"),
+        kv_values_per_token=2 * layers * kv_heads * head_dim,
+        hidden_size=hidden,
+        num_body_parameters=None if total is None else total - embeddings,
+        num_head_parameters=vocab_size * hidden,
+        attention_width=layers * heads * head_dim,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+    )
+
+
+def context_problem(size: int, *, num_heads: int, num_kv_heads: int) -> str | None:
+    """Return why heads cannot be dealt to `size` ranks that share rows; None when they can."""
+    if num_heads % size:
+        return (
+            f"fsdp_context_parallel_size ({size}) must divide the model's {num_heads} attention "
+            "heads; lower it"
+        )
+    if num_kv_heads % size and size % num_kv_heads:
+        return (
+            f"fsdp_context_parallel_size ({size}) and the model's {num_kv_heads} key-value heads: "
+            "one must divide the other; choose another size"
+        )
+    return None
+
+
+def _require_dense(sizes: Mapping[str, int]) -> None:
+    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if sizes.get(key):
+            raise ConfigError(
+                f"model: {key} = {sizes[key]} makes it a mixture of experts; "
+                "this version trains dense models"
+            )

@@ -1,0 +1,53 @@
+"""Activation checkpointing: a decoder layer keeps less for backward and computes it again there.
+
+"full" keeps only what goes into a layer. "selective" also keeps what attention and matrix products
+gave, so that only cheap operations (norms, rotations, activation functions) run twice.
+Forwards are replaced, not modules: names of parameters stay as they were.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
+
+CheckpointingKind = Literal["full", "selective"]
+_KEPT_PRODUCTS = frozenset(
+    {
+        "aten.mm.default",
+        "aten.addmm.default",
+        "aten.bmm.default",
+        "mkldnn._linear_pointwise.default",
+    }
+)
+_KEPT_WORDS = ("attention", "attn", "flex")
+"""In the names of the operators of every attention there is."""
+
+
+def checkpoint_activations(layers: Iterable[torch.nn.Module], kind: CheckpointingKind) -> None:
+    """Make each of `layers` recompute its activations in backward."""
+    contexts = noop_context_fn if kind == "full" else _selective_contexts
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
+
+
+def _selective_contexts() -> Any:
+    return create_selective_checkpoint_contexts(_keep_what_is_dear)
+
+
+def _keep_what_is_dear(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    name = str(operator)
+    is_dear = name in _KEPT_PRODUCTS or any(word in name for word in _KEPT_WORDS)
+    return CheckpointPolicy.MUST_SAVE if is_dear else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def compile_layers(layers: Iterable[torch.nn.Module]) -> None:
+    """Compile the forward of each layer when it first runs; names of parameters stay."""
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)

@@ -1,0 +1,71 @@
+"""What a model name means: a folder on this machine, or an id on the Hugging Face Hub."""
+
+import os
+from pathlib import Path
+
+from telescope_core.errors import ConfigError, nearest
+from telescope_core.records.files import read_json
+
+
+def locate_model(name: str, *, output_dir: str = "runs") -> str:
+    """Return the folder or hub id that `name` means; raises ConfigError when it can be neither.
+
+    `owner/name` that is no folder is taken for a hub id, unless its first part is a folder here
+    or where runs are written: then it is a path that was mistyped or not made yet.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f"model {name!r} is a folder without config.json, so it holds no model; "
+                "give the folder that a model was saved to"
+            )
+        return str(path)
+    if path.exists():
+        raise ConfigError(f"model {name!r} is a file; give the folder that holds config.json")
+    looks_local = name.startswith((".", "~", "/")) or name.count("/") != 1
+    if looks_local or path.parent.is_dir() or path.is_relative_to(output_dir):
+        raise ConfigError(f"model {name!r} does not exist{_advice(path)}")
+    return name
+
+
+def _advice(path: Path) -> str:
+    if not path.parent.is_dir():
+        return (
+            f": there is no folder {str(path.parent)!r} either; give the folder of a model "
+            "(`telescope sft` makes one), or a hub id such as 'Qwen/Qwen3-0.6B'"
+        )
+    folders = [
+        entry.name
+        for entry in path.parent.iterdir()
+        if (entry / "config.json").is_file() and any(entry.glob("*.safetensors"))
+    ]
+    close = nearest(path.name, folders) or sorted(folders)[:5]
+    if not close:
+        return f"; {str(path.parent)!r} holds no model folders (`telescope sft` makes one)"
+    return f"; did you mean {' or '.join(repr(str(path.parent / name)) for name in close)}?"
+
+
+def require_replaceable(folder: Path) -> None:
+    """Raise ConfigError when `folder` holds something that is neither a model nor a checkpoint."""
+    if not folder.exists():
+        return
+    is_ours = _is_model(folder) or (folder / ".metadata").is_file()
+    if not folder.is_dir() or (any(folder.iterdir()) and not is_ours):
+        raise ConfigError(
+            f"{str(folder)!r} exists and holds no model or checkpoint that could be replaced; "
+            "name another folder, or remove it"
+        )
+
+
+def _is_model(folder: Path) -> bool:
+    """Runs and other things have a config.json as well; that of a model says its type."""
+    fields = read_json(folder / "config.json")
+    return fields is not None and "model_type" in fields
+
+
+def first_line(error: Exception) -> str:
+    """Return what a library's error says in its first line, and whether it may not download."""
+    text = str(error).strip().splitlines()
+    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
+    return f"{text[0] if text else type(error).__name__}{offline}"

@@ -1,0 +1,1 @@
+"""What leaves a run for people: the view in the terminal. Runs in the driver."""

@@ -1,0 +1,1 @@
+"""Which settings fit together. Pure; every message says what to change."""

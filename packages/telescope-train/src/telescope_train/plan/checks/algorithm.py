@@ -1,0 +1,185 @@
+"""Which settings of `[algorithm]` fit together, and which would have no effect."""
+
+import math
+from collections.abc import Iterator
+
+from telescope_core.errors import ConfigError
+from telescope_train.algorithms.corrections import algorithm_in_use, has_ratio
+from telescope_train.algorithms.objective import resolved
+from telescope_train.algorithms.record import (
+    OWN_SETTINGS,
+    Algorithm,
+    known_algorithms,
+    load_algorithm,
+)
+from telescope_train.config.algorithm_section import AlgorithmSection
+from telescope_train.config.fields import was_set
+from telescope_train.config.schema import TrainConfig
+
+TWICE = "which would count the ratio to the sampler twice"
+
+
+def algorithm_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield what does not fit in `[algorithm]`."""
+    try:
+        algorithm = load_algorithm(config.algorithm.algorithm)
+    except ConfigError as error:
+        yield str(error)
+        return
+    section = algorithm_in_use(config)
+    yield from _group_size_problems(config, algorithm)
+    yield from _conflicts(section, algorithm)
+    for fields, effect in _effects(section, algorithm):
+        if effect is not None:
+            yield from (
+                f"algorithm.{field} has no effect {effect}, or remove {field}"
+                for field in fields
+                if was_set(section, field)
+            )
+
+
+def _effects(
+    section: AlgorithmSection, algorithm: Algorithm
+) -> Iterator[tuple[tuple[str, ...], str | None]]:
+    """Yield settings and why they have no effect and what to do; None where they have one."""
+    name = algorithm.name
+    is_clipped = bool(resolved(section, algorithm).use_ppo_clip)
+    for field in OWN_SETTINGS:
+        if field not in algorithm.reads and was_set(section, field):
+            yield (field,), f"with {name}, which does not read it: use {_readers(field)}"
+    if algorithm.use_ppo_clip is None:
+        yield ("use_ppo_clip",), f"with {name}, which has a loss of its own: use grpo or dapo"
+        has_bounds = algorithm.clip_low is not None
+        missing = f"with {name}, which clips nothing: use grpo with use_ppo_clip = true"
+        yield ("clip_low", "clip_high"), None if has_bounds else missing
+        dual = f"with {name}: a dual clip belongs to use_ppo_clip; use grpo with it"
+        yield ("clip_ratio_c",), dual
+    elif not is_clipped:
+        yield ("clip_low", "clip_high", "clip_ratio_c"), _unless("use_ppo_clip")
+    yield from _ratio_effects(section, has_ratio(section, algorithm))
+    yield (
+        ("tis_cap", "tis_mode", "tis_logprob_clamp"),
+        None if section.use_tis else _unless("use_tis"),
+    )
+    is_icepop = section.use_tis and section.tis_mode == "icepop"
+    yield ("tis_floor",), None if is_icepop else 'unless tis_mode is "icepop": set it with use_tis'
+    bounds = None if section.seq_is_masking else _unless("seq_is_masking")
+    yield ("seq_is_mask_low", "seq_is_mask_high"), bounds
+    is_penalised = section.kl_penalty_tau > 0
+    yield ("kl_estimator",), None if is_penalised else "without kl_penalty_tau: set it above 0"
+
+
+def _ratio_effects(
+    section: AlgorithmSection, has_ratio: bool
+) -> Iterator[tuple[tuple[str, ...], str | None]]:
+    if not has_ratio:
+        reason = "without a ratio to old log-probs: set use_ppo_clip = true"
+        yield ("ppo_clip_ref_logprobs",), reason
+    elif section.use_decoupled_loss:
+        yield (
+            ("ppo_clip_ref_logprobs",),
+            (
+                "with use_decoupled_loss, whose ratio is always to recomputed log-probs: "
+                "set use_decoupled_loss = false"
+            ),
+        )
+    is_weighted = section.use_decoupled_loss and section.recompute_logprob
+    yield (
+        ("behave_imp_weight_cap",),
+        (
+            None
+            if is_weighted
+            else "without a weight to bound: set use_decoupled_loss and recompute_logprob to true"
+        ),
+    )
+    is_read = section.use_decoupled_loss or section.ppo_clip_ref_logprobs == "batch"
+    yield (
+        ("recompute_logprob",),
+        (
+            None
+            if is_read
+            else "while nothing reads recomputed log-probs: set use_decoupled_loss = true or "
+            'ppo_clip_ref_logprobs = "batch"'
+        ),
+    )
+
+
+def _conflicts(section: AlgorithmSection, algorithm: Algorithm) -> Iterator[str]:
+    with_ratio = has_ratio(section, algorithm)
+    settings = resolved(section, algorithm)
+    loss = "use_ppo_clip" if settings.use_ppo_clip else f"the loss of {algorithm.name}"
+    if section.use_tis and section.use_decoupled_loss:
+        yield (
+            "algorithm: use_tis and use_decoupled_loss both weight a token by its ratio to the "
+            f"sampler, {TWICE}; turn one of them off"
+        )
+    elif section.use_tis and with_ratio and not section.needs_proximal:
+        yield (
+            f"algorithm: use_tis and {loss} both weight a token by its ratio to the sampler, "
+            f'{TWICE}; turn use_tis off, or set ppo_clip_ref_logprobs = "batch" '
+            "(with recompute_logprob)"
+        )
+    if section.use_decoupled_loss and not with_ratio:
+        yield (
+            "algorithm: use_decoupled_loss needs a ratio to old log-probs, which "
+            f"{algorithm.name} has only with use_ppo_clip; set use_ppo_clip = true"
+        )
+    if settings.clip_low == 1 and (settings.use_ppo_clip or algorithm.name == "gspo"):
+        yield (
+            "algorithm.clip_low must be below 1, got 1: a ratio never falls below 0, so its lower "
+            "side would never bind; use the algorithm's own, or a value such as 0.2"
+        )
+    if section.use_tis:
+        yield from _tis_conflicts(section)
+    if not algorithm.takes_negative_rewards:
+        yield from (
+            f"algorithm.{penalty} would push rewards below 0, which {algorithm.name} cannot take; "
+            f"remove {penalty}, or use grpo"
+            for penalty in ("kl_in_reward", "overlong_penalty_factor")
+            if getattr(section, penalty)
+        )
+
+
+def _tis_conflicts(section: AlgorithmSection) -> Iterator[str]:
+    highest = math.exp(min(section.tis_logprob_clamp, 700.0))
+    if highest <= section.tis_cap:
+        yield (
+            f"algorithm.tis_cap ({section.tis_cap:g}) is never reached: tis_logprob_clamp "
+            f"({section.tis_logprob_clamp:g}) already holds weights to {highest:.3g}; "
+            "lower tis_cap or raise tis_logprob_clamp"
+        )
+    if section.tis_mode == "icepop" and section.tis_floor:
+        if section.tis_floor >= section.tis_cap:
+            yield (
+                f"algorithm.tis_floor ({section.tis_floor:g}) must be below tis_cap "
+                f"({section.tis_cap:g}): no weight lies between them; lower tis_floor"
+            )
+        elif section.tis_floor <= 1 / highest:
+            yield (
+                f"algorithm.tis_floor ({section.tis_floor:g}) is never reached: tis_logprob_clamp "
+                f"({section.tis_logprob_clamp:g}) keeps weights above {1 / highest:.3g}; "
+                "raise one of them"
+            )
+
+
+def _group_size_problems(config: TrainConfig, algorithm: Algorithm) -> Iterator[str]:
+    sizes = {"rollout": config.rollout.group_size}
+    for index, entry in enumerate(config.environments):
+        if entry.group_size is not None:
+            sizes[f"environments[{index}] ({entry.name})"] = entry.group_size
+    for where, size in sizes.items():
+        if size < algorithm.min_group_size:
+            yield (
+                f"{where}: group_size must be at least {algorithm.min_group_size} for "
+                f"{algorithm.name}, got {size}: a rollout is judged against the others of its "
+                "group; raise it, or use reinforce_pp, which needs no group"
+            )
+
+
+def _readers(field: str) -> str:
+    names = [name for name in known_algorithms() if field in load_algorithm(name).reads]
+    return " or ".join(names)
+
+
+def _unless(switch: str) -> str:
+    return f"without {switch}: set {switch} = true"

@@ -1,0 +1,172 @@
+"""Which settings fit together. Pure; every message says what to change.
+
+A setting that would have no effect is refused when the user gave it, so that nothing is
+accepted and ignored.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from importlib.metadata import entry_points
+
+from telescope_core.errors import ConfigError, unknown_name
+from telescope_train.chat.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
+from telescope_train.chat.formats.choose import AUTO
+from telescope_train.config.names import PLANNED_BACKENDS, PLANNED_TRANSPORTS
+from telescope_train.config.schema import EnvironmentEntry, TrainConfig
+from telescope_train.plan.checks.algorithm import algorithm_problems
+from telescope_train.plan.checks.checkpoint import checkpoint_problems
+from telescope_train.plan.checks.environments import process_problems
+from telescope_train.plan.checks.step import step_problems
+from telescope_train.plan.checks.trainer import trainer_problems
+
+_PARSERS = {"tool_call_parser": TOOL_CALL_PARSERS, "reasoning_parser": REASONING_PARSERS}
+
+
+def check_config(config: TrainConfig) -> None:
+    """Raise ConfigError with one line for each problem."""
+    problems = [
+        *_environment_problems(config),
+        *process_problems(config),
+        *_length_problems(config),
+        *algorithm_problems(config),
+        *trainer_problems(config),
+        *checkpoint_problems(config.checkpoint, config.run.number_of_steps),
+        *step_problems(config),
+        *_eval_problems(config),
+        *_gateway_problems(config),
+        *_name_problems(config),
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _environment_problems(config: TrainConfig) -> Iterator[str]:
+    names = Counter(entry.name for entry in config.environments)
+    for name in sorted(name for name, count in names.items() if count > 1):
+        yield (
+            f"environments: {name!r} is listed {names[name]} times; "
+            "keep one entry and give it the sum of the weights"
+        )
+    if config.rollout.temperature == 0:
+        yield _temperature_problem("rollout.temperature")
+    for index, entry in enumerate(config.environments):
+        where = f"environments[{index}] ({entry.name})"
+        if entry.weight <= 0:
+            yield (
+                f"{where}: weight must be above 0, got {entry.weight:g}; "
+                "raise it, or remove the environment"
+            )
+        if entry.temperature == 0:
+            yield _temperature_problem(f"{where}: temperature")
+        yield from _reward_range_problems(entry, where)
+
+
+def _temperature_problem(where: str) -> str:
+    return (
+        f"{where} must be above 0 in training, got 0: greedy rollouts of one prompt are all the "
+        "same and teach nothing; use 1.0 (evals may use 0)"
+    )
+
+
+def _reward_range_problems(entry: EnvironmentEntry, where: str) -> Iterator[str]:
+    if (entry.reward_min is None) != (entry.reward_max is None):
+        given, missing = ("reward_min", "reward_max")[:: 1 if entry.reward_max is None else -1]
+        yield f"{where}: {given} needs {missing} as well; give both, or neither"
+        return
+    low, high = entry.reward_min or 0.0, entry.reward_max or 0.0
+    if entry.reward_min is not None and low >= high:
+        yield f"{where}: reward_min must be below reward_max, got {low:g} and {high:g}"
+
+
+def _length_problems(config: TrainConfig) -> Iterator[str]:
+    seq_len, limit = config.trainer.seq_len, config.inference.max_model_len
+    if limit is not None and limit > seq_len:
+        yield (
+            f"inference.max_model_len ({limit}) must not exceed trainer.seq_len ({seq_len}): "
+            "a longer rollout could not be trained on; raise seq_len or lower max_model_len"
+        )
+    limit = min(limit or seq_len, seq_len)
+    which = "inference.max_model_len" if limit < seq_len else "trainer.seq_len"
+    yield from max_tokens_problems(config, limit, which)
+
+
+def max_tokens_problems(config: TrainConfig, limit: int, which: str) -> Iterator[str]:
+    """Yield each `max_tokens` that leaves no room for a prompt within `limit` tokens."""
+    lengths = {"rollout.max_tokens": config.rollout.max_tokens}
+    for index, entry in enumerate(config.environments):
+        lengths[f"environments[{index}] ({entry.name}): max_tokens"] = entry.max_tokens or 1
+    for index, entry in enumerate(config.evals.evals):
+        lengths[f"evals[{index}] ({entry.name}): max_tokens"] = entry.max_tokens or 1
+    for where, max_tokens in lengths.items():
+        if max_tokens >= limit:
+            yield (
+                f"{where} ({max_tokens}) must be below {which} ({limit}), which holds the prompt "
+                f"as well; lower max_tokens or raise {which.rpartition('.')[2]}"
+            )
+
+
+def _eval_problems(config: TrainConfig) -> Iterator[str]:
+    section = config.evals
+    names = Counter(entry.name for entry in section.evals)
+    for name in sorted(name for name, count in names.items() if count > 1):
+        yield f"evals: {name!r} is listed {names[name]} times; keep one"
+    around = section.eval_before_training or section.eval_after_training
+    if around and not section.evals:
+        yield (
+            "evals: eval_before_training and eval_after_training need at least one [[evals]] "
+            "entry; add one, or turn them off"
+        )
+    for index, entry in enumerate(section.evals):
+        where = f"evals[{index}] ({entry.name})"
+        if max(entry.pass_k) > entry.rollouts:
+            yield (
+                f"{where}: pass_k {max(entry.pass_k)} needs at least that many rollouts per "
+                f"example, got rollouts = {entry.rollouts}; raise rollouts or lower pass_k"
+            )
+        if not around and not entry.eval_every:
+            yield (
+                f"{where}: would never run; set eval_every, eval_before_training or "
+                "eval_after_training, or remove it"
+            )
+
+
+def _gateway_problems(config: TrainConfig) -> Iterator[str]:
+    section = config.inference
+    if section.gateway_host in ("0.0.0.0", "::", "*"):
+        yield (
+            f"inference.gateway_host is {section.gateway_host!r}, which no program can connect to; "
+            "give the address of this machine at which environments reach it"
+        )
+    first = section.inference_base_port
+    last = first + section.inference_num_workers - 1
+    if section.gateway_port and first <= section.gateway_port <= last:
+        yield (
+            f"inference.gateway_port ({section.gateway_port}) is a port of the inference servers "
+            f"({first} to {last}); use another one, or 0 for any that is free"
+        )
+
+
+def _name_problems(config: TrainConfig) -> Iterator[str]:
+    yield from _unknown_plugin(
+        "train_backend", config.trainer.train_backend, "telescope.backends", PLANNED_BACKENDS
+    )
+    for setting, parsers in _PARSERS.items():
+        name = getattr(config.model, setting)
+        if name != AUTO and name not in parsers:
+            yield str(unknown_name(f"model.{setting}", name, (AUTO, *parsers)))
+    transport = config.weights.weight_transport
+    if transport != "auto":
+        yield from _unknown_plugin(
+            "weight_transport", transport, "telescope.weight_transports", PLANNED_TRANSPORTS
+        )
+
+
+def _unknown_plugin(setting: str, name: str, group: str, planned: Collection[str]) -> Iterator[str]:
+    installed = entry_points(group=group).names
+    if name in installed:
+        return
+    if name in planned:
+        known = ", ".join(sorted(installed))
+        yield f"{setting} {name!r} is known, but not available in this version; use {known}"
+    else:
+        yield str(unknown_name(setting, name, installed))

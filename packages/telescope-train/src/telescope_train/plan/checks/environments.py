@@ -1,0 +1,50 @@
+"""Which settings of environment processes fit together, and which would have no effect."""
+
+from collections.abc import Iterator
+
+from telescope_core.errors import ConfigError
+from telescope_core.processes.settings import split_address
+from telescope_train.config.fields import was_set
+from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
+from telescope_train.rollouts.environments import starts_processes
+
+
+def process_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield what does not fit in where environments run."""
+    section = config.rollout
+    started = [
+        entry
+        for entry in (*config.environments, *config.evals.evals)
+        if starts_processes(entry, section.env_isolation)
+    ]
+    if not started:
+        for field in ("env_workers", "env_memory_limit_mb"):
+            if was_set(section, field):
+                yield (
+                    f"rollout.{field} has no effect: no environment of this run starts a process "
+                    f"here; set env_isolation = 'process', or remove {field}"
+                )
+    for kind, entries in (("environments", config.environments), ("evals", config.evals.evals)):
+        for index, entry in enumerate(entries):
+            yield from _entry_problems(entry, f"{kind}[{index}] ({entry.name})", config)
+
+
+def _entry_problems(
+    entry: EnvironmentEntry | EvalEntry, where: str, config: TrainConfig
+) -> Iterator[str]:
+    isolation = config.rollout.env_isolation
+    for address in entry.env_addresses:
+        try:
+            split_address(address)
+        except ConfigError as error:
+            yield f"{where}: {error}"
+    if entry.env_addresses and isolation == "none":
+        yield (
+            f"{where}: env_addresses has no effect with env_isolation = 'none'; remove one of them"
+        )
+    is_given = isinstance(entry, EnvironmentEntry) and entry.env_workers is not None
+    if is_given and not starts_processes(entry, isolation):
+        yield (
+            f"{where}: env_workers has no effect: it starts no process here; set env_isolation = "
+            "'process', or remove env_workers (and env_addresses, where it has them)"
+        )

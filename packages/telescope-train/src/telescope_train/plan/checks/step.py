@@ -1,0 +1,94 @@
+"""Which settings of a step fit together: minibatches, filters, shaping, the reference model."""
+
+import re
+from collections.abc import Iterator
+
+from telescope_core.errors import ConfigError
+from telescope_train.algorithms.corrections import has_ratio
+from telescope_train.algorithms.record import load_algorithm
+from telescope_train.config.fields import was_set
+from telescope_train.config.schema import TrainConfig
+
+SWITCHES = {
+    "overlong_buffer_tokens": ("overlong_penalty_factor", "overlong_penalty_factor above 0"),
+    "gibberish_token_threshold": ("filter_gibberish", "filter_gibberish = true"),
+    "gibberish_logprob_offset": ("filter_gibberish", "filter_gibberish = true"),
+    "repetition_compression_threshold": ("filter_repetition", "filter_repetition = true"),
+    "kl_in_reward": ("kl_penalty_tau", "kl_penalty_tau above 0"),
+    "reference_update_every": ("kl_penalty_tau", "kl_penalty_tau above 0"),
+}
+"""Setting -> the setting without which it has no effect, and what to set that to."""
+
+
+def step_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield what does not fit in how a step is made of its batch."""
+    section = config.algorithm
+    for field, (switch, remedy) in SWITCHES.items():
+        if was_set(section, field) and getattr(section, field) and not getattr(section, switch):
+            yield (
+                f"algorithm.{field} has no effect without {switch}; set {remedy}, or remove {field}"
+            )
+    accept = config.rollout.should_accept_fn
+    if accept is not None and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", accept):
+        yield (
+            f"rollout.should_accept_fn must be module:function, got {accept!r}; "
+            "telescope_train.rollouts.accept:has_signal is one"
+        )
+    yield from _minibatch_problems(config)
+    yield from _epoch_problems(config)
+    yield from _overlong_problems(config)
+    every = section.reference_update_every
+    if every >= config.run.number_of_steps and section.kl_penalty_tau:
+        yield (
+            f"algorithm.reference_update_every ({every}) must be below run.number_of_steps "
+            f"({config.run.number_of_steps}): the reference would never be updated; "
+            "lower it, or use 0 for a frozen reference"
+        )
+
+
+def _minibatch_problems(config: TrainConfig) -> Iterator[str]:
+    groups = config.rollout.prompts_batch_size_for_trainer
+    number = config.algorithm.number_of_minibatches
+    if groups % number:
+        yield (
+            f"algorithm.number_of_minibatches ({number}) must divide "
+            f"rollout.prompts_batch_size_for_trainer ({groups}): minibatches are equal and hold "
+            f"whole groups; use {_nearest_divisor(groups, number)}, or change the batch size"
+        )
+
+
+def _epoch_problems(config: TrainConfig) -> Iterator[str]:
+    section = config.algorithm
+    if section.ppo_epochs == 1 or section.use_tis:
+        return
+    try:
+        algorithm = load_algorithm(section.algorithm)
+    except ConfigError:
+        return  # reported with the algorithm
+    if not has_ratio(section, algorithm):
+        yield (
+            f"algorithm.ppo_epochs ({section.ppo_epochs}) goes through a batch again with other "
+            f"weights, and {algorithm.name} without use_ppo_clip has no ratio that corrects for "
+            "that; set use_ppo_clip = true, or ppo_epochs = 1"
+        )
+
+
+def _nearest_divisor(total: int, wanted: int) -> int:
+    divisors = [number for number in range(1, total + 1) if total % number == 0]
+    return min(divisors, key=lambda number: abs(number - wanted))
+
+
+def _overlong_problems(config: TrainConfig) -> Iterator[str]:
+    if not config.algorithm.overlong_penalty_factor:
+        return
+    limits = {"rollout.max_tokens": config.rollout.max_tokens}
+    for index, entry in enumerate(config.environments):
+        if entry.max_tokens is not None:
+            limits[f"environments[{index}] ({entry.name}): max_tokens"] = entry.max_tokens
+    buffer = config.algorithm.overlong_buffer_tokens
+    for where, limit in limits.items():
+        if buffer >= limit:
+            yield (
+                f"algorithm.overlong_buffer_tokens ({buffer}) must be below {where} ({limit}), or "
+                "every answer is penalised; lower it, or raise max_tokens"
+            )

@@ -1,0 +1,19 @@
+"""From files and flags to a checked `TrainConfig`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from telescope_core.config import load_config
+from telescope_train.algorithms.corrections import algorithm_in_use
+from telescope_train.config.names import FOREIGN_NAMES, PLANNED_NAMES
+from telescope_train.config.schema import TrainConfig
+from telescope_train.plan.checks.config import check_config
+
+
+def load_train_config(files: Sequence[Path], flags: Sequence[str] = ()) -> TrainConfig:
+    """Return settings that fit together; raises ConfigError naming every one that does not."""
+    config = load_config(
+        TrainConfig, files, flags, known_names=PLANNED_NAMES, foreign_names=FOREIGN_NAMES
+    )
+    check_config(config)
+    return config.model_copy(update={"algorithm": algorithm_in_use(config)})

@@ -1,0 +1,133 @@
+"""A plan as text for a terminal, at most 80 columns wide."""
+
+import textwrap
+from collections.abc import Iterator
+
+from telescope_core.protocols import EnvironmentPlace
+from telescope_train.plan.memory import MemoryPlan
+from telescope_train.plan.plan import Plan
+
+WIDTH = 80
+_PLACES = {
+    EnvironmentPlace.IMPORTABLE: "imported as it is",
+    EnvironmentPlace.LINKED: "linked to its project",
+    EnvironmentPlace.SHARED: "in this Python",
+    EnvironmentPlace.ISOLATED: "in a virtual environment of its own",
+    EnvironmentPlace.ELSEWHERE: "played by workers elsewhere",
+}
+
+
+def render_plan(plan: Plan) -> str:
+    """Return the text that `telescope train --dry-run` prints."""
+    lines = [
+        *_head(plan),
+        "",
+        "environments",
+        *_codes(plan),
+        "",
+        "processes",
+        *(_row(f"{part.count} x {part.name}", part.detail) for part in plan.processes),
+        "",
+        "one step",
+        *_batch(plan),
+        "",
+        "memory, each",
+        *_memory(plan),
+        "",
+    ]
+    if plan.evals:
+        rows = (
+            _row(part.name, f"{part.num_rollouts} rollouts: {part.when}") for part in plan.evals
+        )
+        lines += ["evaluations", *rows, ""]
+    lines += _wrapped(f"written to {plan.run_folder}", "")
+    lines += [*(_row(name, what) for name, what in plan.outputs), "", *_verdict(plan)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    size = "size unknown before download"
+    if plan.num_parameters is not None:
+        size = f"{_count(plan.num_parameters)} parameters"
+    yield from _wrapped(f"{plan.num_steps} steps of {plan.algorithm} on {plan.model} ({size})", "")
+
+
+def _codes(plan: Plan) -> Iterator[str]:
+    for name, code in plan.codes.items():
+        parts = [f"{code.id} {code.version}".rstrip(), _PLACES[code.place]]
+        if code.lock_digest:
+            parts.append(f"digest {code.lock_digest[:12]}")
+        yield _row(name, ", ".join(parts))
+    if not plan.codes:
+        yield "  none of them is here"
+
+
+def _row(name: str, detail: str) -> str:
+    wrapped = textwrap.wrap(
+        detail, WIDTH - 24, subsequent_indent=" " * 24, break_on_hyphens=False
+    ) or [""]
+    name = name if len(name) <= 20 else f"{name[:17]}..."
+    return "\n".join([f"  {name:<22}{wrapped[0]}", *wrapped[1:]])
+
+
+def _batch(plan: Plan) -> Iterator[str]:
+    for share in plan.environments:
+        yield _row(
+            share.name,
+            f"{share.share:.0%} of the prompts: {share.groups:g} groups x {share.group_size} = "
+            f"{share.rollouts:g} rollouts{_version(share.version)}",
+        )
+    yield _row(
+        "together",
+        f"{plan.groups_per_step} groups, {plan.rollouts_per_step:g} rollouts, at most "
+        f"{plan.max_tokens_per_step:,} tokens ({plan.max_model_len:,} each)",
+    )
+    yield _row("age of rollouts", plan.age_of_rollouts)
+    yield _row("replies", f"read: {plan.replies}")
+
+
+def _version(version: str) -> str:
+    return "" if version == "0" else f" ({version})"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    if not plan.memory:
+        yield "  unknown: the model's config.json is not on this machine, or of another kind"
+    for part in plan.memory:
+        yield _row(part.process, _memory_text(part))
+    if plan.memory:
+        yield "  Not counted: activations, the libraries themselves, environments."
+
+
+def _memory_text(part: MemoryPlan) -> str:
+    inner = " + ".join(f"{_size(size)} {what}" for what, size in part.parts)
+    return f"{_size(part.total_bytes)} = {inner}"
+
+
+def _verdict(plan: Plan) -> Iterator[str]:
+    if not plan.problems:
+        yield "Nothing was started. The run can start on this machine."
+        return
+    yield "Nothing was started. The run cannot start:"
+    for problem in plan.problems:
+        yield from _wrapped(problem, "- ")
+
+
+def _wrapped(text: str, mark: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), break_on_hyphens=False
+    )
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def _size(num_bytes: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes} B"

@@ -1,0 +1,1 @@
+"""Which examples are played, when, and by whom. Runs in the driver."""

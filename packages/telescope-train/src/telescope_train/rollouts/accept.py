@@ -1,0 +1,82 @@
+"""Which groups are worth training on: `should_accept_fn`, and the one that is built in.
+
+A function takes a Group and returns True to keep it, False to reject it, or a text: rejected, for
+that reason. Rejected groups are replaced by new draws, so the batch stays full.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+from telescope_core.errors import ConfigError, nearest
+from telescope_core.types import Group, RolloutStatus
+
+AcceptFn: TypeAlias = Callable[[Group], bool | str]
+
+REJECTED = "rejected"
+"""The reason where the function gives none."""
+
+
+def has_signal(group: Group) -> bool | str:
+    """Accept a group whose rewards differ: only those move the policy.
+
+    Paper: arXiv:2503.14476, section 3.2 (dynamic sampling).
+    """
+    rewards = {rollout.reward for rollout in group.rollouts if rollout.reward is not None}
+    return len(rewards) > 1 or "all_equal"
+
+
+def load_accept_fn(path: str) -> AcceptFn:
+    """Import `module:function`; raises ConfigError when there is no such function."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name.isidentifier():
+        raise ConfigError(
+            f"should_accept_fn must be module:function, got {path!r}; "
+            "telescope_train.rollouts.accept:has_signal is one"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"should_accept_fn {path!r}: no module {error.name!r}; install its package, or put "
+            "its folder on PYTHONPATH"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        close = ", ".join(nearest(name, vars(module))) or "nothing close to it"
+        raise ConfigError(
+            f"should_accept_fn {path!r}: {module_name} has no function {name!r}, but {close}"
+        )
+    return function
+
+
+def rejection(group: Group, accept: AcceptFn) -> str | None:
+    """Return why `accept` rejects `group`; None when it accepts it."""
+    verdict = accept(group)
+    if isinstance(verdict, str) and verdict:
+        return verdict
+    if isinstance(verdict, bool):
+        return None if verdict else REJECTED
+    raise ConfigError(
+        f"should_accept_fn must return True, False or the reason as a text, got {verdict!r} for "
+        f"group {group.id!r}"
+    )
+
+
+def is_scored(group: Group) -> bool:
+    """Return whether any rollout of `group` has a reward."""
+    return any(rollout.reward is not None for rollout in group.rollouts)
+
+
+def discarded(group: Group, reason: str) -> Group:
+    """Return `group` with its finished rollouts marked as discarded for `reason`."""
+    return replace(
+        group,
+        rollouts=tuple(
+            replace(rollout, status=RolloutStatus.DISCARDED, status_reason=reason)
+            if rollout.status is RolloutStatus.KEPT
+            else rollout
+            for rollout in group.rollouts
+        ),
+    )

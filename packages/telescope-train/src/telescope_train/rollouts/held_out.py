@@ -1,0 +1,101 @@
+"""Keeping evals out of training: `separate_eval_samples`, by example id.
+
+Ids decide, not places in a list and not the names in the settings, so an example is held out
+even where both splits come from one source, or where it is trained on under another name.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.locate import locate_environment
+from telescope_core.protocols import EnvironmentClient
+from telescope_core.types import EnvironmentDescription, Split
+from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
+
+_AT_A_TIME = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """What one environment must not give to training."""
+
+    ids: frozenset[str] = frozenset()
+    indices: frozenset[int] = field(default_factory=frozenset[int])
+    """Of those, the ones found in the training split: all of them in a finite one, and in an
+    endless one those at the indices that the evals use."""
+
+
+def eval_split(entry: EvalEntry, description: EnvironmentDescription) -> Split:
+    """Return the split an eval plays: training's own where that is all there is, held out of it."""
+    if entry.separate_eval_samples and Split.EVAL not in description.num_examples:
+        return Split.TRAIN
+    return Split.EVAL
+
+
+async def hold_out(
+    config: TrainConfig,
+    training: Mapping[str, EnvironmentClient],
+    evals: Mapping[str, EnvironmentClient],
+    descriptions: Mapping[str, EnvironmentDescription],
+) -> dict[str, HeldOut]:
+    """Return training environment -> what is held out of it; reads the examples' ids once."""
+    found: dict[str, HeldOut] = {}
+    for entry in config.environments:
+        ids: set[str] = set()
+        for eval_entry in _separated(config):
+            if environment_id(eval_entry) == environment_id(entry):
+                client = evals[eval_entry.name]
+                split = eval_split(eval_entry, await client.describe())
+                ids.update(await _ids(client, split, range(eval_entry.num_samples)))
+        if ids:
+            size = descriptions[entry.name].num_examples.get(Split.TRAIN)
+            held = await _found_in(training[entry.name], frozenset(ids), size)
+            if size is not None and len(held.indices) == size:
+                raise ConfigError(
+                    f"evals hold out all {size} examples of {entry.name!r}, and nothing is left to "
+                    "train on; lower num_samples, or turn separate_eval_samples off"
+                )
+            found[entry.name] = held
+    return found
+
+
+def held_out_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield the evals whose `separate_eval_samples` would have no effect."""
+    for entry in _separated(config):
+        with suppress(TelescopeError):  # told where environments are opened
+            trained = {environment_id(one) for one in config.environments}
+            if environment_id(entry) not in trained:
+                yield (
+                    f"evals ({entry.name}): separate_eval_samples has no effect, because this "
+                    "environment is not trained on; remove it"
+                )
+
+
+def environment_id(entry: EnvironmentEntry | EvalEntry) -> str:
+    """Return what is the same for every name of one environment."""
+    if entry.env_addresses:
+        return entry.name.partition("@")[0]
+    return locate_environment(entry.name).id
+
+
+def _separated(config: TrainConfig) -> list[EvalEntry]:
+    return [entry for entry in config.evals.evals if entry.separate_eval_samples]
+
+
+async def _found_in(client: EnvironmentClient, ids: frozenset[str], size: int | None) -> HeldOut:
+    indices = range(len(ids) if size is None else size)
+    here = await _ids(client, Split.TRAIN, indices)
+    held = (index for index, name in zip(indices, here, strict=True) if name in ids)
+    return HeldOut(ids=ids, indices=frozenset(held))
+
+
+async def _ids(client: EnvironmentClient, split: Split, indices: Sequence[int]) -> list[str]:
+    found: list[str] = []
+    for start in range(0, len(indices), _AT_A_TIME):
+        part = indices[start : start + _AT_A_TIME]
+        examples = await asyncio.gather(*(client.example(split, index) for index in part))
+        found += [example.id for example in examples]
+    return found

@@ -1,0 +1,104 @@
+"""The environments of a run and their shares: from config entries to a sampler."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from telescope_core.errors import ConfigError
+from telescope_core.protocols import EnvironmentClient, PolicySource
+from telescope_core.types import EnvironmentDescription, Sampling, Split
+from telescope_train.config.schema import EnvironmentEntry, TrainConfig
+from telescope_train.rollouts.accept import load_accept_fn
+from telescope_train.rollouts.draw import ExampleDraw, Source
+from telescope_train.rollouts.held_out import HeldOut, hold_out
+from telescope_train.rollouts.sampler import RolloutSampler, SamplerSettings, TrainingEnvironment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """What is trained on."""
+
+    playing: Mapping[str, TrainingEnvironment]
+    descriptions: Mapping[str, EnvironmentDescription]
+    held_out: Mapping[str, HeldOut]
+    """By environment; only where an eval asks for it."""
+
+
+async def training_environments(
+    config: TrainConfig,
+    clients: Mapping[str, EnvironmentClient],
+    eval_clients: Mapping[str, EnvironmentClient],
+) -> Mix:
+    """Ask each environment what it declares, and join that with the config's overrides."""
+    described = await asyncio.gather(*(client.describe() for client in clients.values()))
+    descriptions = dict(zip(clients, described, strict=True))
+    held_out = await hold_out(config, clients, eval_clients, descriptions)
+    return Mix(
+        playing={
+            entry.name: TrainingEnvironment(
+                client=clients[entry.name],
+                group_size=entry.group_size or config.rollout.group_size,
+                sampling=sampling_of(entry, config),
+                held_out=_still_to_look_for(held_out.get(entry.name), descriptions[entry.name]),
+            )
+            for entry in config.environments
+        },
+        descriptions=descriptions,
+        held_out=held_out,
+    )
+
+
+def sampling_of(entry: EnvironmentEntry, config: TrainConfig) -> Sampling:
+    """Return how rollouts of `entry` are sampled."""
+    rollout = config.rollout
+    return Sampling(
+        max_tokens=entry.max_tokens or rollout.max_tokens,
+        temperature=rollout.temperature if entry.temperature is None else entry.temperature,
+        stop=rollout.stop,
+    )
+
+
+def make_sampler(
+    config: TrainConfig, mix: Mix, policies: PolicySource, *, num_servers: int
+) -> RolloutSampler:
+    """Return the sampler of a run over `mix`."""
+    sources = [
+        Source(
+            environment=entry.name,
+            weight=entry.weight,
+            num_examples=_train_size(mix.descriptions[entry.name]),
+            held_out=mix.held_out.get(entry.name, HeldOut()).indices,
+        )
+        for entry in config.environments
+    ]
+    largest_group = max(one.group_size for one in mix.playing.values())
+    groups_at_a_time = config.scheduling.max_concurrent_prompts_per_server * num_servers
+    accept = config.rollout.should_accept_fn
+    return RolloutSampler(
+        mix.playing,
+        ExampleDraw(sources, seed=config.run.seed),
+        policies,
+        SamplerSettings(
+            num_batches=config.run.number_of_steps,
+            groups_per_batch=config.rollout.prompts_batch_size_for_trainer,
+            max_async_rollout=config.scheduling.max_async_rollout,
+            max_concurrent_rollouts=groups_at_a_time * largest_group,
+            rollout_timeout_s=config.rollout.rollout_timeout_s,
+            accept=load_accept_fn(accept) if accept else None,
+        ),
+    )
+
+
+def _train_size(description: EnvironmentDescription) -> int | None:
+    if Split.TRAIN not in description.num_examples:
+        raise ConfigError(
+            f"{description.name!r} has no train split, only "
+            f"{', '.join(description.num_examples) or 'none'}; use it in [[evals]]"
+        )
+    return description.num_examples[Split.TRAIN]
+
+
+def _still_to_look_for(held: HeldOut | None, description: EnvironmentDescription) -> frozenset[str]:
+    """Return the ids that a draw may still bring: of an endless split not all were looked at."""
+    is_endless = description.num_examples.get(Split.TRAIN) is None
+    return held.ids if held is not None and is_endless else frozenset()

@@ -1,1 +1,0 @@
-"""Processes of a run, placed by Ray: trainer ranks and inference servers."""

@@ -1,0 +1,176 @@
+"""Checkpoints of `telescope sft`: where training continues, and saving between steps.
+
+The folders are those of `telescope train`; where the data stands follows from the seed and the
+number of steps done, so nothing of it is saved.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Protocol
+
+from telescope_core.errors import ConfigError
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.checkpoints.folders import RunCheckpoint, complete_checkpoints, read_checkpoint
+from telescope_train.checkpoints.resume import LATEST
+from telescope_train.checkpoints.saver import Checkpointer, SavedRun
+from telescope_train.sft.config import SftConfig, checkpoint_section
+
+MAY_DIFFER = frozenset(
+    {
+        *("output", "make_tiny_model", "number_of_steps", "stop_at_accuracy", "loss_log_every"),
+        *("learning_rate", "lr_scheduler", "warmup_steps", "min_lr_ratio", "weight_decay"),
+        *("grad_clip", "gradient_checkpointing", "entropy_chunk_size", "mixed_precision_dtype"),
+        *("checkpoint_every", "checkpoint_keep_last", "checkpoint_keep_every"),
+        "resume_from_checkpoint",
+    }
+)
+"""Settings that a resumed training may change; with another of the rest, the weights or the place
+in the data would mean something else."""
+
+
+class SavableRanks(Protocol):
+    """What saving needs of the trainer ranks."""
+
+    @property
+    def num_ranks(self) -> int:
+        """How many."""
+        ...
+
+    def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
+        """Copy the state and begin to write it."""
+        ...
+
+    def checkpoint_is_written(self) -> bool:
+        """Return whether nothing is left to write, or writing failed."""
+        ...
+
+    def finish_checkpoint(self) -> None:
+        """Raise when it failed."""
+        ...
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Export the model."""
+        ...
+
+
+def log_folder(config: SftConfig) -> Path:
+    """Return the folder of settings, measurements and checkpoints: `<output>-log`."""
+    output = Path(config.output)
+    return output.with_name(f"{output.name}-log")
+
+
+def sft_resume_point(config: SftConfig) -> RunCheckpoint | None:
+    """Return the checkpoint to continue from; None for a start from the beginning.
+
+    Raises ConfigError when there is none, when settings differ that must not, and when a start
+    from the beginning would mix its checkpoints with older ones.
+    """
+    own = log_folder(config) / "checkpoints"
+    found, given = complete_checkpoints(own), config.resume_from_checkpoint
+    if given == LATEST:
+        if not found:
+            raise ConfigError(
+                f"resume_from_checkpoint = {LATEST!r}: {str(own)!r} holds no complete checkpoint; "
+                "remove the setting to start from the beginning, or give the folder of one"
+            )
+        return _checked(found[-1], config)
+    if found:
+        raise ConfigError(
+            f"{str(own)!r} holds checkpoints of an earlier training; continue the newest with "
+            f"resume_from_checkpoint = {LATEST!r}, or choose another output, or delete them"
+        )
+    return None if given is None else _checked(read_checkpoint(Path(given).expanduser()), config)
+
+
+def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
+    where, before = str(checkpoint.path), checkpoint.manifest.config.get("sft")
+    if before is None:
+        raise ConfigError(
+            f"{where!r} is of `telescope train`; export it, and give the export as model"
+        )
+    now = config.model_dump(mode="json")
+    changed = [
+        f"  {name}: {before.get(name, 'not set')!r} -> {now.get(name, 'not set')!r}"
+        for name in sorted({*before, *now} - MAY_DIFFER)
+        if before.get(name) != now.get(name)
+    ]
+    if changed:
+        raise ConfigError(
+            f"training can be resumed only with the model, examples, batch size and seed that it "
+            f"had in {where!r}; set these back:\n" + "\n".join(changed)
+        )
+    if checkpoint.step >= config.number_of_steps:
+        raise ConfigError(
+            f"{where!r} has {checkpoint.step} steps, and number_of_steps is "
+            f"{config.number_of_steps}: nothing is left to do; raise number_of_steps"
+        )
+    return checkpoint
+
+
+def rows_until(path: Path, step: int) -> list[str]:
+    """Return the lines of `metrics.jsonl` up to `step`: what came later is measured again."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [line for line in lines if json.loads(line)["step"] <= step]
+
+
+class SftCheckpointer:
+    """Saves between steps; training goes on once the checkpoint is complete."""
+
+    def __init__(
+        self,
+        config: SftConfig,
+        settings: BackendSettings,
+        ranks: SavableRanks,
+        *,
+        resumed_from: RunCheckpoint | None,
+    ) -> None:
+        run = SavedRun(
+            name=Path(config.output).name,
+            folder=(log_folder(config) / "checkpoints").absolute(),
+            number_of_steps=config.number_of_steps,
+            section=checkpoint_section(config),
+            model=settings.model,
+            config={
+                "sft": config.model_dump(mode="json"),
+                "model": settings.model.model_dump(mode="json"),
+                "trainer": settings.trainer.model_dump(mode="json"),
+            },
+        )
+        self._checkpointer = Checkpointer(
+            run,
+            _Awaitable(ranks),
+            sampler=None,
+            resumed_from=resumed_from.path if resumed_from else None,
+        )
+
+    def after_step(self, step: int) -> None:
+        """Save when it is due."""
+        asyncio.run(self._save(step))
+
+    async def _save(self, step: int) -> None:
+        await self._checkpointer.after_step(step)
+        await self._checkpointer.written()
+
+
+class _Awaitable:
+    """Ranks as the checkpointer of a run sees them."""
+
+    def __init__(self, ranks: SavableRanks) -> None:
+        self._ranks = ranks
+
+    @property
+    def num_ranks(self) -> int:
+        return self._ranks.num_ranks
+
+    async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
+        self._ranks.start_checkpoint(folder, with_training_state=with_training_state)
+
+    async def checkpoint_is_written(self) -> bool:
+        return self._ranks.checkpoint_is_written()
+
+    async def finish_checkpoint(self) -> None:
+        self._ranks.finish_checkpoint()
+
+    async def save_pretrained(self, folder: Path) -> None:
+        self._ranks.save_pretrained(folder)

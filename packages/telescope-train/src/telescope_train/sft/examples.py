@@ -1,0 +1,210 @@
+"""Gold answers of environments, or conversations of a dataset, as samples to learn from."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.open import open_environment
+from telescope_core.protocols import EnvironmentClient
+from telescope_core.types import Message, Rollout, RolloutStatus, Split
+from telescope_train.batches.batch import TrainingSample
+from telescope_train.chat.supervised import RenderedConversation, render_conversations
+from telescope_train.sft.config import SftConfig, SftEnvironment
+from telescope_train.sft.dataset import Conversation, read_conversations
+
+NUM_GOLDS = 8192
+"""Gold answers to learn unless the settings say otherwise."""
+_CONCURRENT_GOLDS = 64
+Render = Callable[[Sequence[Sequence[Message]]], list[list[RenderedConversation]]]
+"""Conversations to the samples of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldSamples:
+    """What is learnt, and what is kept aside to measure on."""
+
+    learnt: list[TrainingSample]
+    held_out: list[TrainingSample]
+    num_truncated: int = 0
+    """Conversations that were cut to `seq_len`."""
+    num_dropped: int = 0
+    """Conversations left out: longer than `seq_len`, or cut before the assistant's first word."""
+
+
+async def gold_samples(
+    config: SftConfig, tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int] = ()
+) -> GoldSamples:
+    """Draw gold answers by weight: what is learnt from train splits, the rest from eval splits.
+
+    `end_ids` are the tokens that end a turn, beside the tokenizer's EOS.
+    """
+    total_weight = sum(environment.weight for environment in config.environments)
+    learnt, held_out = [], []
+    for environment in config.environments:
+        share = environment.weight / total_weight
+        golds = await _golds(
+            environment,
+            {
+                Split.TRAIN: max(1, round(share * (config.num_examples or NUM_GOLDS))),
+                Split.EVAL: max(1, round(share * config.num_held_out)),
+            },
+        )
+        render = partial(render_conversations, tokenizer, end_ids=end_ids)
+        learnt += _samples(golds[Split.TRAIN], render, seq_len=config.seq_len)
+        held_out += _samples(golds[Split.EVAL], render, seq_len=config.seq_len)
+    return GoldSamples(learnt=learnt, held_out=held_out)
+
+
+async def _golds(
+    environment: SftEnvironment, wanted: Mapping[Split, int]
+) -> dict[Split, list[Rollout]]:
+    """Return up to so many gold rollouts of each split; fewer where it is smaller."""
+    client = open_environment(environment.name, dict(environment.env))
+    try:
+        description = await client.describe()
+        golds: dict[Split, list[Rollout]] = {}
+        for split, num_wanted in wanted.items():
+            size = description.num_examples.get(split, 0)
+            num_golds = num_wanted if size is None else min(size, num_wanted)
+            if num_golds == 0:
+                raise ConfigError(
+                    f"environment {environment.name!r} has no examples in its {split} split; "
+                    "the train split is learnt, the eval split measures"
+                )
+            golds[split] = []
+            for start in range(0, num_golds, _CONCURRENT_GOLDS):
+                indices = range(start, min(num_golds, start + _CONCURRENT_GOLDS))
+                found = await asyncio.gather(*(client.gold(split, i) for i in indices))
+                golds[split] += [
+                    _checked(client, rollout, description.success_threshold) for rollout in found
+                ]
+        return golds
+    finally:
+        await client.close()
+
+
+def _checked(client: EnvironmentClient, rollout: Rollout | None, threshold: float) -> Rollout:
+    if rollout is None:
+        raise ConfigError(
+            f"environment {client.name!r} has no gold answers, so nothing can be learnt from it; "
+            "remove it from environments"
+        )
+    if rollout.status is RolloutStatus.FAILED:
+        raise EnvironmentLoadError(
+            f"environment {client.name!r}: the gold answer of {rollout.example_id!r} failed: "
+            f"{rollout.error}"
+        )
+    if rollout.reward is None or rollout.reward < threshold:
+        raise EnvironmentLoadError(
+            f"environment {client.name!r}: the gold answer of {rollout.example_id!r} earns "
+            f"{rollout.reward}, below the success threshold {threshold:g}; correct the environment"
+        )
+    return rollout
+
+
+def _samples(rollouts: Sequence[Rollout], render: Render, *, seq_len: int) -> list[TrainingSample]:
+    rendered = render([rollout.messages for rollout in rollouts])
+    for rollout, parts in zip(rollouts, rendered, strict=True):
+        length = max(len(part.token_ids) for part in parts)
+        if length > seq_len:
+            raise ConfigError(
+                f"example {rollout.example_id!r} of {rollout.environment!r} has {length} tokens, "
+                f"but seq_len is {seq_len}; raise seq_len"
+            )
+    return [
+        _sample(part, source=rollout.environment, example_id=rollout.example_id)
+        for rollout, parts in zip(rollouts, rendered, strict=True)
+        for part in parts
+    ]
+
+
+def dataset_samples(
+    config: SftConfig, tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int] = ()
+) -> GoldSamples:
+    """Read the dataset: some conversations, drawn by the seed, are held out, the rest learnt.
+
+    `end_ids` are the tokens that end a turn, beside the tokenizer's EOS.
+    """
+    assert config.dataset is not None, "settings without a dataset have environments"
+    conversations = read_conversations(config)
+    num_held_out, limit = config.num_held_out, config.num_examples
+    if len(conversations) <= num_held_out:
+        raise ConfigError(
+            f"dataset {config.dataset!r} has {len(conversations)} conversations and num_held_out "
+            f"is {num_held_out}: none would be left to learn; lower num_held_out"
+        )
+    order = np.random.default_rng(config.seed).permutation(len(conversations))
+    chosen = order if limit is None else order[: num_held_out + limit]
+    render = partial(render_conversations, tokenizer, end_ids=end_ids)
+    parts = [
+        _fitted([conversations[index] for index in part], config, render)
+        for part in (chosen[num_held_out:], chosen[:num_held_out])
+    ]
+    learnt, held_out = parts
+    if not learnt.samples or not held_out.samples:
+        raise ConfigError(
+            f"no conversation of dataset {config.dataset!r} fits in seq_len = {config.seq_len}; "
+            "raise seq_len"
+        )
+    return GoldSamples(
+        learnt=learnt.samples,
+        held_out=held_out.samples,
+        num_truncated=sum(part.num_truncated for part in parts),
+        num_dropped=sum(part.num_dropped for part in parts),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fitted:
+    samples: list[TrainingSample]
+    num_truncated: int
+    num_dropped: int
+
+
+def _fitted(conversations: Sequence[Conversation], config: SftConfig, render: Render) -> _Fitted:
+    """Render conversations and apply `too_long`."""
+    assert config.dataset is not None, "settings without a dataset have environments"
+    samples: list[TrainingSample] = []
+    num_truncated = num_dropped = 0
+    rendered = render([one.messages for one in conversations])
+    for conversation, parts in zip(conversations, rendered, strict=True):
+        length, limit = max(len(part.token_ids) for part in parts), config.seq_len
+        if length > limit and config.too_long == "refuse":
+            raise ConfigError(
+                f"{conversation.label} has {length} tokens, but seq_len is {limit}; raise "
+                "seq_len, or set too_long to 'truncate' or 'drop'"
+            )
+        kept = [part for part in parts if _is_kept(part, config)]
+        num_dropped += not kept
+        num_truncated += any(len(part.token_ids) > limit for part in kept)
+        for part in kept:
+            cut = RenderedConversation(token_ids=part.token_ids[:limit], mask=part.mask[:limit])
+            samples.append(_sample(cut, source=config.dataset, example_id=conversation.label))
+    return _Fitted(samples=samples, num_truncated=num_truncated, num_dropped=num_dropped)
+
+
+def _is_kept(part: RenderedConversation, config: SftConfig) -> bool:
+    """Whether a sample fits in `seq_len`, or may be cut and still has something to learn."""
+    if len(part.token_ids) <= config.seq_len:
+        return True
+    return config.too_long == "truncate" and bool(part.mask[: config.seq_len].any())
+
+
+def _sample(rendered: RenderedConversation, *, source: str, example_id: str) -> TrainingSample:
+    return TrainingSample(
+        token_ids=rendered.token_ids,
+        mask=rendered.mask,
+        behavior_logprobs=np.where(rendered.mask, 0.0, np.nan).astype(np.float32),
+        advantage=1.0,
+        temperature=1.0,
+        oldest_version=0,
+        newest_version=0,
+        group_id=f"{source}/{example_id}",
+        rollout_index=0,
+        environment=source,
+    )

@@ -1,0 +1,318 @@
+"""`run_sft`: supervised training on environments' gold answers or on a dataset.
+
+The same samples, packing and trainer ranks as reinforcement learning, with another loss. Where
+the ranks run is behind `Ranks`; one rank in this process is enough for small models.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from telescope_core.config import save_resolved
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.batches.batch import PackedBatch, TrainingSample
+from telescope_train.batches.packing import pack
+from telescope_train.batches.weighting import token_weights
+from telescope_train.chat.template import read_chat_template
+from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
+from telescope_train.config.schema import ModelSection, TrainerSection
+from telescope_train.models.location import require_replaceable
+from telescope_train.models.tiny import character_tokenizer, make_tiny_model
+from telescope_train.sft.checkpoints import (
+    SftCheckpointer,
+    log_folder,
+    rows_until,
+    sft_resume_point,
+)
+from telescope_train.sft.config import SftConfig
+from telescope_train.sft.examples import GoldSamples, dataset_samples, gold_samples
+from telescope_train.trainer.worker import TrainerWorker
+
+TRUNCATED, DROPPED = "examples/truncated", "examples/dropped"
+RECORDED = (
+    *("loss/total", "entropy", "grad_norm", "learning_rate", "optimizer/skipped"),
+    *("examples/learnt", TRUNCATED, DROPPED),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftRow:
+    """One measurement."""
+
+    step: int
+    """Steps done."""
+    accuracy: float
+    """Expected share of sampled answers that are the gold one, on held-out examples."""
+    metrics: dict[str, float]
+    """Everything recorded, `accuracy` and `accuracy/<environment>` included."""
+
+
+class Ranks(Protocol):
+    """All trainer ranks together, wherever they run."""
+
+    @property
+    def num_ranks(self) -> int:
+        """How many."""
+        ...
+
+    def train_step(self, batches: Sequence[Sequence[PackedBatch]]) -> dict[str, float]:
+        """Take one step over the batches of each rank."""
+        ...
+
+    def logprobs(self, batches: Sequence[Sequence[PackedBatch]]) -> list[list[NDArray[np.float32]]]:
+        """Return logprobs_T of each rank's batches."""
+        ...
+
+    def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
+        """Copy the state and begin to write it."""
+        ...
+
+    def checkpoint_is_written(self) -> bool:
+        """Return whether nothing is left to write, or writing failed."""
+        ...
+
+    def finish_checkpoint(self) -> None:
+        """Raise when it failed."""
+        ...
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Continue from `folder`."""
+        ...
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Export the model."""
+        ...
+
+    def close(self) -> None:
+        """Stop the ranks. Idempotent."""
+        ...
+
+
+class OneRank:
+    """A single rank in this process."""
+
+    num_ranks = 1
+
+    def __init__(self, settings: BackendSettings) -> None:
+        self._worker = TrainerWorker(settings)
+
+    def train_step(self, batches: Sequence[Sequence[PackedBatch]]) -> dict[str, float]:
+        """Take one step."""
+        return self._worker.train_step(batches[0], version=0)
+
+    def logprobs(self, batches: Sequence[Sequence[PackedBatch]]) -> list[list[NDArray[np.float32]]]:
+        """Return logprobs_T of the batches."""
+        return [self._worker.logprobs(batches[0])]
+
+    def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
+        """Copy the state and begin to write it."""
+        self._worker.start_checkpoint(folder, with_training_state=with_training_state)
+
+    def checkpoint_is_written(self) -> bool:
+        """Return whether nothing is left to write."""
+        return self._worker.checkpoint_is_written()
+
+    def finish_checkpoint(self) -> None:
+        """Raise when it failed."""
+        self._worker.finish_checkpoint()
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Continue from `folder`."""
+        self._worker.load_checkpoint(folder)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Export the model."""
+        self._worker.save_pretrained(folder)
+
+    def close(self) -> None:
+        """Close the rank."""
+        self._worker.close()
+
+
+def run_sft(
+    config: SftConfig,
+    *,
+    on_row: Callable[[SftRow], None] = lambda row: None,
+    start_ranks: Callable[[BackendSettings], Ranks] = OneRank,
+) -> Path:
+    """Train, write the model to `config.output` and return that folder.
+
+    Settings, measurements and checkpoints go to `<output>-log/`. Nothing is written before the
+    settings, the tokenizer and the environments have proved usable.
+    """
+    output = Path(config.output)
+    require_replaceable(output)
+    if config.make_tiny_model:
+        require_replaceable(Path(config.model))
+    point = sft_resume_point(config)
+    tokenizer = _tokenizer(config)
+    ends = () if config.make_tiny_model else load_stop_ids(config.model)
+    if config.dataset is not None:
+        samples = dataset_samples(config, tokenizer, end_ids=ends)
+    else:
+        samples = asyncio.run(gold_samples(config, tokenizer, end_ids=ends))
+    if config.make_tiny_model and point is None:
+        make_tiny_model(config.model, seed=config.seed)
+    folder = log_folder(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_resolved(config, folder / "config.json")
+    settings = backend_settings(config)
+    ranks = start_ranks(settings)
+    try:
+        if point is not None:
+            ranks.load_checkpoint(point.state_path)
+        saving = SftCheckpointer(config, settings, ranks, resumed_from=point)
+        num_done = point.step if point else 0
+        known = rows_until(folder / "metrics.jsonl", num_done) if point else []
+        with (folder / "metrics.jsonl").open("w", encoding="utf-8") as rows:
+            rows.writelines(f"{line}\n" for line in known)
+            for row in train(config, samples, ranks, saving, num_done=num_done):
+                rows.write(json.dumps({"step": row.step, **row.metrics}) + "\n")
+                rows.flush()
+                on_row(row)
+        ranks.save_pretrained(output)
+    finally:
+        ranks.close()
+    return output
+
+
+def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of the model, also of one that is still to be made."""
+    if not config.make_tiny_model:
+        return load_tokenizer(
+            config.model,
+            chat_template=config.chat_template,
+            trust_remote_code=config.trust_remote_code,
+        )
+    tokenizer = character_tokenizer()
+    if config.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(config.chat_template)
+    return tokenizer
+
+
+def train(
+    config: SftConfig, samples: GoldSamples, ranks: Ranks, saving: SftCheckpointer, *, num_done: int
+) -> Iterator[SftRow]:
+    """Take the steps after `num_done`; yields a row before the first of all, then as configured."""
+    started_s = time.monotonic()
+    counts = {
+        "examples/learnt": float(len(samples.learnt)),
+        TRUNCATED: float(samples.num_truncated),
+        DROPPED: float(samples.num_dropped),
+    }
+    if not num_done:
+        yield _measure(0, counts, samples.held_out, ranks, config, started_s)
+    steps = islice(_draw(samples.learnt, config), num_done, config.number_of_steps)
+    for step, batch in enumerate(steps, start=num_done + 1):
+        metrics = ranks.train_step(_packed(batch, ranks, config)) | counts
+        if not step % config.loss_log_every or step == config.number_of_steps:
+            row = _measure(step, metrics, samples.held_out, ranks, config, started_s)
+            yield row
+            if config.stop_at_accuracy is not None and row.accuracy >= config.stop_at_accuracy:
+                return
+        saving.after_step(step)
+
+
+def backend_settings(config: SftConfig) -> BackendSettings:
+    """Return what the ranks need to know."""
+    return BackendSettings(
+        model=ModelSection(
+            model=config.model,
+            model_dtype=config.model_dtype,
+            mixed_precision_dtype=config.mixed_precision_dtype,
+            chat_template=config.chat_template,
+            trust_remote_code=config.trust_remote_code,
+        ),
+        trainer=TrainerSection(
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            grad_clip=config.grad_clip,
+            lr_scheduler=config.lr_scheduler,
+            warmup_steps=config.warmup_steps,
+            min_lr_ratio=config.min_lr_ratio,
+            gradient_checkpointing=config.gradient_checkpointing,
+            seq_len=config.seq_len,
+            entropy_chunk_size=config.entropy_chunk_size,
+        ),
+        algorithm=None,
+        seed=config.seed,
+        number_of_steps=config.number_of_steps,
+    )
+
+
+def _draw(samples: Sequence[TrainingSample], config: SftConfig) -> Iterator[list[TrainingSample]]:
+    """Yield batches for ever: every sample once, in a new order, before any a second time."""
+    generator = np.random.default_rng(config.seed)
+    waiting: list[int] = []
+    while True:
+        while len(waiting) < config.batch_size:
+            waiting += generator.permutation(len(samples)).tolist()
+        chosen, waiting = waiting[: config.batch_size], waiting[config.batch_size :]
+        yield [samples[index] for index in chosen]
+
+
+def _packed(
+    samples: Sequence[TrainingSample], ranks: Ranks, config: SftConfig
+) -> list[list[PackedBatch]]:
+    weights_N = token_weights(samples, "token", max_tokens=config.seq_len)
+    return pack(samples, weights_N, seq_len=config.seq_len, num_ranks=ranks.num_ranks)
+
+
+def _measure(
+    step: int,
+    metrics: dict[str, float],
+    held_out: Sequence[TrainingSample],
+    ranks: Ranks,
+    config: SftConfig,
+    started_s: float,
+) -> SftRow:
+    found = {
+        environment: measure_held_out(
+            [sample for sample in held_out if sample.environment == environment], ranks, config
+        )
+        for environment in dict.fromkeys(sample.environment for sample in held_out)
+    }
+    accuracy = sum(one.num_expected for one in found.values()) / len(held_out)
+    nll = sum(one.nll for one in found.values()) / sum(one.num_tokens for one in found.values())
+    recorded = {name: metrics[name] for name in RECORDED if name in metrics}
+    recorded |= {f"accuracy/{name}": one.num_expected / one.num for name, one in found.items()}
+    recorded |= {"accuracy": accuracy, "nll/held_out": nll, "time_s": time.monotonic() - started_s}
+    return SftRow(step=step, accuracy=accuracy, metrics=recorded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """How likely the assistant's words of some held-out examples are, at temperature 1."""
+
+    num: int
+    num_expected: float
+    """Of them that sampling is expected to write exactly."""
+    nll: float
+    """Negative log-likelihood, summed, nats."""
+    num_tokens: int
+
+
+def measure_held_out(samples: Sequence[TrainingSample], ranks: Ranks, config: SftConfig) -> HeldOut:
+    """Return what the present weights make of `samples`."""
+    batches = _packed(samples, ranks, config)
+    num_expected = nll = 0.0
+    num_tokens = 0
+    for rank_batches, rank_logprobs in zip(batches, ranks.logprobs(batches), strict=True):
+        for batch, logprobs_T in zip(rank_batches, rank_logprobs, strict=True):
+            trained_T = batch.mask_T
+            sums_S = np.bincount(
+                batch.sequence_ids_T[trained_T], weights=logprobs_T[trained_T].astype(np.float64)
+            )
+            num_expected += float(np.exp(sums_S).sum())
+            nll -= float(sums_S.sum())
+            num_tokens += batch.num_trained_tokens
+    return HeldOut(num=len(samples), num_expected=num_expected, nll=nll, num_tokens=num_tokens)

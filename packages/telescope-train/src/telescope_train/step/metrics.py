@@ -1,0 +1,75 @@
+"""One step as a row of metrics, the trainer's own left out; docs/reference/metrics.md lists all."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from telescope_core.types import WeightVersion
+from telescope_train.batches.batch import StepPlan
+from telescope_train.rollouts.sampled import SampledBatch
+from telescope_train.step.credit import Credit
+from telescope_train.step.rollout_metrics import (
+    batch_metrics,
+    reward_metrics,
+    rollout_metrics,
+    sample_metrics,
+)
+from telescope_train.step.throughput import Machine, throughput_metrics
+
+LAPS = ("generate", "train", "sync", "wait")
+"""Where the driver's time goes: waiting for rollouts that training could not hide, training,
+publishing weights, and everything else (credit, packing, records)."""
+
+
+class StepClock:
+    """Splits the time of one step: each lap is added to what it was spent on."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, float] = dict.fromkeys(LAPS, 0.0)
+        """Seconds by name; they add up to the time since the clock was made."""
+        self._last_s = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Add the time since the last lap to `name`."""
+        now_s = time.perf_counter()
+        self.times[name] += now_s - self._last_s
+        self._last_s = now_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step produced."""
+
+    batch: SampledBatch
+    credit: Credit
+    plan: StepPlan
+    times: Mapping[str, float]
+    """Seconds by the names of `LAPS`."""
+
+
+def step_row(result: StepResult, machine: Machine, *, version: WeightVersion) -> dict[str, float]:
+    """Return the metrics of one step; `version` is that of the weights it trained."""
+    batch, credit, times = result.batch, result.credit, result.times
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    num_sampled = sum(r.num_completion_tokens for g in batch.all_groups for r in g.rollouts)
+    return {
+        **reward_metrics(batch.groups),
+        **batch_metrics(batch),
+        **rollout_metrics(rollouts),
+        **credit.metrics,
+        **sample_metrics(credit.samples, version),
+        **throughput_metrics(result.plan, times["train"], machine),
+        "tokens/rollout_per_s": num_sampled / batch.duration_s if batch.duration_s > 0 else 0.0,
+        "time/step_s": sum(times.values()),
+        **{f"time/{name}_s": seconds for name, seconds in times.items()},
+        "time/batch_s": batch.duration_s,
+    }
+
+
+def first_and_last(values: Sequence[float], *, window: int = 20) -> Mapping[str, float]:
+    """Return the mean of the first and of the last `window` values, and their difference."""
+    first = float(np.mean(values[:window]))
+    last = float(np.mean(values[-window:]))
+    return {"first_20_mean": first, "last_20_mean": last, "delta": last - first}

@@ -1,0 +1,31 @@
+"""The rollouts of a step in the run folder: all of them, each with what became of it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from telescope_core.records import RunFolder, row_of
+from telescope_core.types import Group, Rollout, RolloutStatus
+from telescope_train.step.credit import Credit
+
+
+def record_rollouts(folder: RunFolder, step: int, groups: Sequence[Group], credit: Credit) -> None:
+    """Write all rollouts of a step, those that were not trained on marked so."""
+    rows = [
+        row_of(
+            _marked(rollout, credit),
+            step=step,
+            advantage=credit.advantages.get((group.id, rollout.index)),
+            with_tokens=True,
+        )
+        for group in groups
+        for rollout in group.rollouts
+    ]
+    folder.write_rollouts(step, rows)
+
+
+def _marked(rollout: Rollout, credit: Credit) -> Rollout:
+    key = rollout.group_id, rollout.index
+    reason = credit.filtered.get(key) or credit.discarded.get(rollout.group_id)
+    if reason is None or rollout.status is not RolloutStatus.KEPT:
+        return rollout
+    return replace(rollout, status=RolloutStatus.DISCARDED, status_reason=str(reason))

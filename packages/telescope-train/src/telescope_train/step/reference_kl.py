@@ -1,0 +1,70 @@
+"""`kl_in_reward`: how far each rollout went from the reference model, taken off its reward.
+
+The ranks give the reference log-probs; what is compared with them is what the sampler sampled from.
+"""
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from telescope_core.types import Group
+from telescope_train.algorithms.kl import Estimator, kl_estimate
+from telescope_train.batches.batch import PackedBatch, Shards
+from telescope_train.batches.packing import Packing, pack
+from telescope_train.batches.samples import samples_from_rollout
+from telescope_train.step.credit import CreditRules, scored_rollouts
+from telescope_train.step.shaping import RolloutKey
+
+
+async def kl_penalties(
+    groups: Sequence[Group],
+    rules: CreditRules,
+    packing: Packing,
+    reference_logprobs: Callable[[Shards], Awaitable[list[list[NDArray[np.float32]]]]],
+) -> dict[RolloutKey, float]:
+    """Return -kl_penalty_tau * k summed over the tokens of each rollout; {} without the setting."""
+    section = rules.config.algorithm
+    if not section.kl_in_reward:
+        return {}
+    samples = [
+        sample
+        for group in groups
+        for rollout in scored_rollouts(group)
+        for sample in samples_from_rollout(
+            rollout, 0.0, rules.sampling[rollout.environment].temperature
+        )
+    ]
+    if not samples:
+        return {}
+    # Nothing learns from this packing: its advantages carry the number of each sample.
+    shards = pack(
+        [replace(sample, advantage=float(number)) for number, sample in enumerate(samples)],
+        np.ones(len(samples)),
+        seq_len=packing.seq_len,
+        num_ranks=packing.num_ranks,
+        hidden_size=packing.hidden_size,
+    )
+    penalties: defaultdict[RolloutKey, float] = defaultdict(float)
+    for shard, answer in zip(shards, await reference_logprobs(shards), strict=True):
+        for batch, reference_T in zip(shard, answer, strict=True):
+            sums_S = kl_per_sequence(batch, reference_T, section.kl_estimator)
+            first_S = np.flatnonzero((batch.positions_T == 0) & (batch.sequence_ids_T >= 0))
+            for number, total in zip(batch.advantages_T[first_S], sums_S, strict=True):
+                key = samples[int(number)].rollout_key
+                penalties[key] -= section.kl_penalty_tau * float(total)
+    return dict(penalties)
+
+
+def kl_per_sequence(
+    batch: PackedBatch, reference_T: NDArray[np.float32], estimator: Estimator
+) -> NDArray[np.float64]:
+    """Return the estimate summed over the trained tokens of each sequence of `batch`."""
+    mask_T = batch.mask_T
+    difference_M = batch.behavior_logprobs_T[mask_T].astype(np.float64) - reference_T[mask_T]
+    estimate_M = kl_estimate(torch.from_numpy(difference_M), estimator).numpy()
+    num_sequences = int(batch.sequence_ids_T.max(initial=-1)) + 1
+    return np.bincount(batch.sequence_ids_T[mask_T], estimate_M, minlength=num_sequences)

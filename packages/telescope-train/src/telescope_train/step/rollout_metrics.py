@@ -1,0 +1,105 @@
+"""What a step's rollouts were like: rewards, lengths, ends, failures, ages. Pure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from telescope_core.types import Group, Rollout, RolloutStatus, StopReason, WeightVersion
+from telescope_train.batches.batch import TrainingSample
+from telescope_train.rollouts.failures import Boundary
+from telescope_train.rollouts.sampled import SampledBatch
+
+
+def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return rewards over all scored rollouts: together, per environment and per component."""
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    components: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for rollout in group.rollouts:
+            if rollout.reward is None:
+                continue
+            rewards[group.environment].append(rollout.reward)
+            for name, value in {**rollout.rewards, **rollout.metrics}.items():
+                components[f"reward/{group.environment}/{name}"].append(value)
+    everything = [reward for values in rewards.values() for reward in values]
+    if not everything:
+        return {}
+    return {
+        "reward/mean": float(np.mean(everything)),
+        "reward/std": float(np.std(everything)),
+        "reward/min": min(everything),
+        "reward/max": max(everything),
+        **{f"reward/{name}/mean": float(np.mean(values)) for name, values in rewards.items()},
+        **{name: float(np.mean(values)) for name, values in components.items()},
+    }
+
+
+def batch_metrics(batch: SampledBatch) -> dict[str, float]:
+    """Return what filling the batch took: rejected groups, their rewards too, and failures."""
+    by_environment: defaultdict[str, list[float]] = defaultdict(list)
+    for group in batch.all_groups:
+        found = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
+        by_environment[group.environment] += found
+    every = [reward for rewards in by_environment.values() for reward in rewards]
+    reasons = Counter(group.rollouts[0].status_reason for group in batch.rejected)
+    num_failed = sum(batch.failed_attempts.values())
+    return {
+        **({"task_reward/mean": float(np.mean(every))} if every else {}),
+        **({"task_reward/std": float(np.std(every))} if every else {}),
+        **{
+            f"task_reward/{name}/mean": float(np.mean(rewards))
+            for name, rewards in by_environment.items()
+            if rewards
+        },
+        "groups/rejected": float(len(batch.rejected)),
+        "groups/acceptance": len(batch.groups) / max(1, len(batch.all_groups)),
+        **{f"groups/rejected/{reason}": float(count) for reason, count in reasons.items()},
+        "rollouts/failed_attempts": float(num_failed),
+        **{f"failures/{edge}": float(batch.failed_attempts.get(edge, 0)) for edge in Boundary},
+        **{f"queue/{name}": float(size) for name, size in batch.queues.items()},
+        **{f"workers/{name}": value for name, value in batch.workers.items()},
+    }
+
+
+def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return lengths, ends and failures of a step's rollouts."""
+    played = [rollout for rollout in rollouts if rollout.turns]
+    failed = [rollout for rollout in rollouts if rollout.status is RolloutStatus.FAILED]
+    timed_out = [rollout for rollout in failed if rollout.stop_reason is StopReason.TIMEOUT]
+    truncated = [rollout for rollout in rollouts if rollout.is_truncated]
+    endless = [r for r in played if r.turns[-1].completion.finish_reason == "length"]
+    return {
+        "rollouts/total": float(len(rollouts)),
+        "rollouts/failed": float(len(failed)),
+        "rollouts/timed_out": float(len(timed_out)),
+        "truncated/fraction": len(truncated) / max(1, len(rollouts)),
+        "no_eos_ratio": len(endless) / max(1, len(played)),
+        **distribution("completion_len", [rollout.num_completion_tokens for rollout in played]),
+    }
+
+
+def sample_metrics(samples: Sequence[TrainingSample], version: WeightVersion) -> dict[str, float]:
+    """Return the lengths of what is trained on, and the age of its first tokens in versions."""
+    if not samples:
+        return {}
+    ages = [version - sample.oldest_version for sample in samples]
+    shares: Mapping[int, int] = Counter(ages)
+    return {
+        **distribution("seq_len", [len(sample) for sample in samples]),
+        "staleness/mean": float(np.mean(ages)),
+        "staleness/max": float(max(ages)),
+        **{f"staleness/share_{age}": shares[age] / len(ages) for age in sorted(shares)},
+    }
+
+
+def distribution(name: str, values: Sequence[int]) -> dict[str, float]:
+    """Return mean, median, 95th percentile and maximum; nothing of nothing."""
+    if not values:
+        return {}
+    return {
+        f"{name}/mean": float(np.mean(values)),
+        f"{name}/p50": float(np.percentile(values, 50)),
+        f"{name}/p95": float(np.percentile(values, 95)),
+        f"{name}/max": float(max(values)),
+    }

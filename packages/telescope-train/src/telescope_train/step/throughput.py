@@ -1,0 +1,108 @@
+"""How well a step used the machine: FLOPs, their balance over ranks, MFU. Pure.
+
+Model FLOPs only: what a forward and backward pass needs on paper, once per token and epoch.
+Recomputed activations and the forward passes for old log-probs are work too, but not progress.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telescope_train.batches.batch import PackedBatch, StepPlan
+from telescope_train.batches.binning import sample_costs
+from telescope_train.models.facts import ModelFacts
+
+PEAK_FLOPS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+}
+"""Part of a GPU's name -> dense bfloat16 FLOP/s on its data sheet; the first that fits counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a run's speed is measured against."""
+
+    facts: ModelFacts
+    seq_len: int
+    """Tokens in one packed sequence."""
+    hidden_size: int
+    gpu_name: str | None
+    """Of each trainer rank; None on CPU."""
+    ranks_per_shard: int = 1
+    """Ranks that share each row (context parallelism)."""
+
+
+def sequence_lengths(batch: PackedBatch) -> NDArray[np.int64]:
+    """Return the tokens of each sample in `batch`."""
+    return np.bincount(batch.sequence_ids_T[batch.sequence_ids_T >= 0])
+
+
+def training_flops(facts: ModelFacts, batches: Sequence[PackedBatch]) -> float | None:
+    """Return the FLOPs of one forward and backward pass; None where the model is not known.
+
+    6 per parameter and token, the output head for trained tokens alone, and 6 * width * length^2
+    for causal attention in each layer.
+    """
+    body, width, head = facts.num_body_parameters, facts.attention_width, facts.num_head_parameters
+    if body is None or width is None or head is None:
+        return None
+    lengths_N = np.concatenate([sequence_lengths(b) for b in batches] or [np.zeros(0, np.int64)])
+    num_trained = sum(batch.num_trained_tokens for batch in batches)
+    attention = width * float((lengths_N.astype(np.float64) ** 2).sum())
+    return 6.0 * (body * float(lengths_N.sum()) + attention + head * num_trained)
+
+
+def peak_flops(gpu_name: str | None) -> float | None:
+    """Return what the GPU could do; None for a CPU and for a GPU that is not in the table."""
+    if gpu_name is None:
+        return None
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in gpu_name), None)
+
+
+def flops_imbalance(plan: StepPlan, hidden_size: int) -> float:
+    """Return the time of a step relative to one whose batches all ranks share evenly; at least 1.
+
+    In each round every rank runs one batch, and all wait for the slowest.
+    """
+    slowest, even = 0.0, 0.0
+    for shards in plan.minibatches:
+        costs_RB = np.array([[_cost(batch, hidden_size) for batch in shard] for shard in shards])
+        slowest += float(costs_RB.max(axis=0).sum())
+        even += float(costs_RB.mean(axis=0).sum())
+    return slowest / even if even else 1.0
+
+
+def throughput_metrics(plan: StepPlan, train_s: float, machine: Machine) -> dict[str, float]:
+    """Return packing, balance and speed of the trainer; `mfu` only where the peak is known."""
+    if not plan.order:
+        return {}
+    packed = plan.packed
+    num_epochs = len(plan.order) / len(plan.minibatches)
+    num_tokens = sum(batch.num_tokens for batch in packed)
+    full = [batch for batch in packed if batch.num_tokens]
+    row = {
+        "pack/fill": num_tokens / (len(full) * machine.seq_len),
+        "pack/batches": float(len(packed)),
+        "pack/flops_imbalance": flops_imbalance(plan, machine.hidden_size),
+        "tokens/trained": float(sum(batch.num_trained_tokens for batch in packed)),
+    }
+    if train_s > 0:
+        row["tokens/train_per_s"] = num_tokens * num_epochs / train_s
+        flops, peak = training_flops(machine.facts, packed), peak_flops(machine.gpu_name)
+        if flops is not None and peak is not None:
+            num_ranks = len(plan.minibatches[0]) * machine.ranks_per_shard
+            row["mfu"] = flops * num_epochs / (train_s * peak * num_ranks)
+    return row
+
+
+def _cost(batch: PackedBatch, hidden_size: int) -> float:
+    return float(sample_costs(sequence_lengths(batch), hidden_size).sum())

@@ -1,0 +1,261 @@
+"""`TrainerWorker`: one trainer rank, in this process. Placing ranks is left to the runtime.
+
+Every method is collective: all ranks call it in the same order.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from telescope_core.errors import ConfigError, ProcessDiedError
+from telescope_train.algorithms import loss_function
+from telescope_train.algorithms.supervised import negative_log_likelihood
+from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
+from telescope_train.backends import load_backend
+from telescope_train.backends.distributed_checkpoint import Saving
+from telescope_train.backends.protocol import BackendSettings, GradientResult, Loss, UpdateResult
+from telescope_train.backends.seeding import seed_everything
+from telescope_train.batches.batch import PackedBatch
+from telescope_train.chat.tokenizer import load_tokenizer
+from telescope_train.diagnostics.rank_checks import check_rank
+from telescope_train.trainer.allocator import keep_freed_memory
+from telescope_train.trainer.old_logprobs import with_old_logprobs
+
+COLLECTIVE_TIMEOUT_S = 600.0
+"""Longest wait for another rank; longer means that it died."""
+NEVER_SAMPLED = -2
+"""A weight version that no token has: between two optimizer steps of one batch."""
+
+
+class TrainerWorker:
+    """One rank of the trainer. `close` it; one can exist in a process at a time."""
+
+    def __init__(
+        self,
+        settings: BackendSettings,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        master_address: str = "127.0.0.1",
+        master_port: int | None = None,
+        num_threads: int = 1,
+    ) -> None:
+        """Join the other ranks, load the model and prove what `self_check` says.
+
+        `master_port` is needed for more than one rank. `num_threads` is for the CPU: ranks and
+        inference servers share the cores.
+        """
+        self._algorithm = settings.algorithm
+        self._device = _device(settings)
+        self._saving: Saving | None = None
+        if self._device.type == "cpu":
+            torch.set_num_threads(num_threads)
+            keep_freed_memory()
+        _join(self._device, rank, world_size, address=master_address, port=master_port)
+        try:
+            seed_everything(settings.seed + rank)
+            backend_class = load_backend(settings.trainer.train_backend)
+            self.backend = backend_class(settings, _loss(settings), self._device)
+            self.self_tests = check_rank(
+                self.backend,
+                vocab_size=len(load_tokenizer(settings.model.model)),
+                tolerance=_tolerance(settings),
+                exactness=_exactness(settings),
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def gpu_name(self) -> str | None:
+        """The GPU of this rank; None on CPU."""
+        return torch.cuda.get_device_name() if self._device.type == "cuda" else None
+
+    def train_step(self, batches: Sequence[PackedBatch], *, version: int) -> dict[str, float]:
+        """Take one optimizer step over `batches`, this rank's share; returns the metrics of all.
+
+        `version` is that of the weights before the step.
+        """
+        return self.train_minibatches([batches], [0], version=version)
+
+    def train_minibatches(
+        self,
+        minibatches: Sequence[Sequence[PackedBatch]],
+        order: Sequence[int],
+        *,
+        version: int,
+    ) -> dict[str, float]:
+        """Take an optimizer step over `minibatches[i]` for each i of `order`.
+
+        Log-probs of before the first of them are taken first, where the algorithm needs them.
+        Metrics are over all tokens of all the steps and all ranks. Raises ValueError for no step.
+        """
+        if not order:
+            raise ValueError("expected at least one optimizer step, got an empty order; take none")
+        started_s = time.perf_counter()
+        shares = with_old_logprobs(minibatches, self.backend, self._algorithm)
+        prepared_s = time.perf_counter()
+        gradients: list[GradientResult] = []
+        updates: list[UpdateResult] = []
+        optimizer_s = 0.0
+        for number, index in enumerate(order):
+            # Only the first step sees the weights that the engine sampled from.
+            present = version if number == 0 else NEVER_SAMPLED
+            gradients.append(self.backend.accumulate_gradient(shares[index], version=present))
+            before_s = time.perf_counter()
+            updates.append(self.backend.apply_gradient())
+            optimizer_s += time.perf_counter() - before_s
+        return {
+            **update_row(gradients, updates),
+            "time/old_logprobs_s": prepared_s - started_s,
+            "time/gradient_s": time.perf_counter() - prepared_s - optimizer_s,
+            "time/optimizer_s": optimizer_s,
+        }
+
+    def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Return what the reference model gives, in the form of `logprobs`."""
+        return self.backend.reference_logprobs(batches)
+
+    def update_reference(self) -> None:
+        """Make the present weights the reference model."""
+        self.backend.update_reference()
+
+    def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Return logprobs_T of each batch: 0 where a token is not trained on."""
+        return self.backend.logprobs(batches)
+
+    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, whole CPU tensor) in Hugging Face names, tied ones once.
+
+        Every rank must exhaust it: each tensor is gathered when it is asked for.
+        """
+        return self.backend.export_weights()
+
+    def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Like `export_weights`, only what a server that loaded the initial model must renew."""
+        return self.backend.transfer_weights()
+
+    def save_checkpoint(self, folder: str | Path) -> None:
+        """Write everything needed to continue; the folder appears whole or not at all."""
+        self.backend.save_checkpoint(folder)
+
+    def start_checkpoint(self, folder: str | Path, *, with_training_state: bool) -> None:
+        """Copy the state and write it to `folder` in the background; `finish_checkpoint` later."""
+        assert self._saving is None, "finish_checkpoint comes first"
+        self._saving = self.backend.start_checkpoint(
+            folder, with_training_state=with_training_state
+        )
+
+    def checkpoint_is_written(self) -> bool:
+        """Return whether `finish_checkpoint` would return at once."""
+        return self._saving is None or self._saving.is_done()
+
+    def finish_checkpoint(self) -> None:
+        """Wait for what `start_checkpoint` began; raises TelescopeError when it failed."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
+
+    def load_checkpoint(self, folder: str | Path) -> None:
+        """Continue from `folder`."""
+        self.backend.load_checkpoint(folder)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Export to Hugging Face format; the folder appears whole or not at all."""
+        self.backend.save_pretrained(folder)
+
+    def close(self) -> None:
+        """Leave the process group. Idempotent."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def update_row(
+    gradients: Sequence[GradientResult], updates: Sequence[UpdateResult]
+) -> dict[str, float]:
+    """Return what the optimizer steps of one batch amount to; the steps count the same."""
+    norms = [update.gradient_norm for update in updates]
+    return {
+        "loss/total": sum(gradient.loss for gradient in gradients) / len(gradients),
+        **metric_row(reduce_metrics(gradient.metrics for gradient in gradients)),
+        "grad_norm": sum(norms) / len(norms),
+        "grad_norm/max": max(norms),
+        "learning_rate": updates[-1].learning_rate,
+        "optimizer/steps": float(len(updates)),
+        "optimizer/skipped": float(sum(update.is_skipped for update in updates)),
+    }
+
+
+def _device(settings: BackendSettings) -> torch.device:
+    """A rank uses the first GPU it is shown: Ray shows each rank its own."""
+    if settings.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "expected a GPU for this trainer rank, but torch finds none that it can use; compare "
+            "the driver (nvidia-smi) with torch's CUDA version, or set CUDA_VISIBLE_DEVICES to an "
+            "empty value to train on the CPU"
+        )
+    return torch.device("cuda", 0)
+
+
+def _join(
+    device: torch.device, rank: int, world_size: int, *, address: str, port: int | None
+) -> None:
+    """Create the process group; one rank alone needs no port."""
+    if dist.is_initialized():
+        raise ConfigError(
+            "this process already has a trainer rank; close it first, or start another process"
+        )
+    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    if world_size == 1:
+        store: dist.Store = dist.HashStore()
+    else:
+        assert port is not None, "master_port is needed for more than one rank"
+        try:
+            store = dist.TCPStore(
+                address, port, world_size, is_master=rank == 0, timeout=timedelta(seconds=120)
+            )
+        except dist.DistError as error:
+            raise ProcessDiedError(
+                f"trainer rank {rank} of {world_size} cannot reach the others at "
+                f"{address}:{port}: {error}"
+            ) from error
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+    )
+
+
+def _loss(settings: BackendSettings) -> Loss:
+    if settings.algorithm is None:
+        return negative_log_likelihood
+    return loss_function(settings.algorithm)
+
+
+def _exactness(settings: BackendSettings) -> float | None:
+    """How far the same forward pass may be from itself: a GPU or a compiler may pick other kernels.
+
+    Log-probs travel in float32, to which those of a model in float64 are rounded.
+    """
+    if settings.trainer.use_lora and settings.trainer.lora_dropout:
+        return None
+    if settings.device != "cpu" or settings.trainer.compile:
+        return 1e-2
+    return 1e-6 if settings.compute_dtype == "float64" else 0.0
+
+
+def _tolerance(settings: BackendSettings) -> float:
+    """Largest difference, nats, that rounding explains in the dtype of the layers."""
+    return 0.25 if settings.compute_dtype == "bfloat16" else 1e-3

@@ -1,0 +1,120 @@
+"""Loaded by vLLM into each of its workers: registers our weight-transfer engine `gloo`.
+
+Importing this module registers the engine, because vLLM gives a worker extension no other hook
+before it creates the engine that its configuration names.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+from telescope_train.weights.buckets import empty, in_buckets, size_bytes, unflattened
+from telescope_train.weights.gloo import GlooGroup
+
+if torch.cpu._is_amx_tile_supported():
+    # Without this, a bfloat16 model on an AMX machine dies of SIGILL at its first request.
+    torch.cpu._init_amx()
+
+
+class WorkerExtension:
+    """Carries nothing: naming it makes vLLM import this module."""
+
+
+@dataclass
+class GlooInitInfo(WeightTransferInitInfo):
+    """Where the trainer waits, and which ranks this server's workers take."""
+
+    host: str
+    port: int
+    world_size: int
+    rank_offset: int
+
+
+@dataclass
+class GlooUpdateInfo(WeightTransferUpdateInfo):
+    """Name, dtype and shape of each tensor, in the order in which they are sent."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+
+
+class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
+    """Receives a whole model over gloo and loads it in place, layer by layer."""
+
+    init_info_cls = GlooInitInfo
+    update_info_cls = GlooUpdateInfo
+
+    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+        """Join the trainer's group."""
+        parallel = self.parallel_config
+        rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
+        self._group = GlooGroup(
+            host=init_info.host,
+            port=init_info.port,
+            rank=init_info.rank_offset + rank,
+            world_size=init_info.world_size,
+        )
+
+    def start_weight_update(self) -> None:
+        """Give every layer back its loadable form."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive and load. vLLM's own version synchronises an accelerator, which a CPU lacks."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+        """Load each tensor as it comes."""
+        self.model.load_weights(self._receive(update_info))
+
+    def finish_weight_update(self) -> None:
+        """Bring every layer back into its fast form, the tied head included."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        repack_heads(self.model)
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        self._group = None
+
+    def _receive(self, info: GlooUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._group is None:
+            raise RuntimeError("weights were sent before init_weight_transfer_engine")
+        forms = [(getattr(torch, d), s) for d, s in zip(info.dtypes, info.shapes, strict=True)]
+        named = zip(info.names, forms, strict=True)
+        for bucket in in_buckets(named, lambda one: size_bytes(*one[1])):
+            flat = empty([size_bytes(*form) for _, form in bucket])
+            self._group.broadcast(flat)
+            names = [name for name, _ in bucket]
+            yield from zip(names, unflattened(flat, [form for _, form in bucket]), strict=True)
+
+
+def repack_heads(model: torch.nn.Module) -> None:
+    """Rebuild the packed matrix of every embedding that also serves as the output head.
+
+    On CPU vLLM packs the head for its matrix multiplication. With tied embeddings the layerwise
+    reload renews the embedding and leaves that packed copy as it was, so the logits would go on
+    coming from old weights.
+    """
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+if "gloo" not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine("gloo", GlooEngine)

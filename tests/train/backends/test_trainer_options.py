@@ -1,0 +1,270 @@
+"""Optimisers, activation checkpointing, padding and the reference model of the FSDP backend."""
+
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
+
+from telescope_core.errors import ConfigError
+from telescope_train.backends.fsdp import optimizer
+from telescope_train.backends.fsdp.low_precision_adamw import LowPrecisionAdamW, round_at_random
+from telescope_train.backends.fsdp.optimizer import make_optimizer
+from telescope_train.config.schema import AlgorithmSection, TrainerSection
+
+HERE = Path(__file__).parents[1]
+sys.path.insert(0, str(HERE))
+from backend_cases import backend_settings, grpo_batches  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def with_reference(settings):
+    return replace(settings, algorithm=AlgorithmSection(use_tis=True, kl_penalty_tau=0.1))
+
+
+def gradient_of(worker, batches) -> torch.Tensor:
+    worker.backend.accumulate_gradient(batches, version=0)
+    return torch.cat([value.flatten() for _, value in worker.backend.export_gradient()])
+
+
+def test_the_reference_stays_until_it_is_updated(tiny, start):
+    worker = start(with_reference(backend_settings(tiny, learning_rate=0.05)))
+    backend, batches = worker.backend, grpo_batches(seq_len=128)[0]
+    first = worker.logprobs(batches)
+    for found, expected in zip(backend.reference_logprobs(batches), first, strict=True):
+        assert np.array_equal(found, expected)
+    worker.train_step(batches, version=0)
+    moved = worker.logprobs(batches)
+    assert np.abs(moved[0] - first[0]).max() > 0.01
+    for found, expected in zip(backend.reference_logprobs(batches), first, strict=True):
+        assert np.array_equal(found, expected)
+    backend.update_reference()
+    for found, expected in zip(backend.reference_logprobs(batches), moved, strict=True):
+        assert np.array_equal(found, expected)
+
+
+class OperatorCounts(TorchDispatchMode):
+    """Counts each operator that runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.counts[str(operator)] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def kept_and_run_again(worker, batch) -> tuple[int, Counter]:
+    """Return (bytes that autograd itself keeps, weights not counted; operators of backward)."""
+    worker.logprobs([batch])  # weights are whole from the first forward pass on
+    weights = {p.untyped_storage().data_ptr() for p in worker.backend._policy.lm.parameters()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    row = worker.backend._row(batch)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = worker.backend._policy(row)
+    with OperatorCounts() as counter:
+        output.logprobs_M.sum().backward()
+    worker.backend._optimizer.zero_grad()
+    return sum(kept.values()), counter.counts
+
+
+def test_checkpointing_keeps_less_and_gives_the_same_gradient(tiny, start):
+    batches = grpo_batches(seq_len=4096)[0]
+    found, kept, again = {}, {}, {}
+    for kind in (False, "selective", "full", True):
+        worker = start(backend_settings(tiny, gradient_checkpointing=kind))
+        kept[kind], again[kind] = kept_and_run_again(worker, batches[0])
+        found[kind] = gradient_of(worker, batches)
+        assert torch.equal(found[kind], found[False])
+    assert again[True] == again["full"]
+    assert kept["full"] < 0.3 * kept[False]
+    cheap, layers = "aten.silu.default", 3
+    products = ("aten.mm.default", "mkldnn._linear_pointwise.default")
+    dear = {kind: sum(counts[one] for one in products) for kind, counts in again.items()}
+    assert again[False][cheap] == 0
+    assert again["selective"][cheap] == again["full"][cheap] == layers
+    assert dear["selective"] == dear[False]
+    # Torch stops before the last product of a layer, unless it is a function of ours.
+    assert dear["full"] - dear[False] in (6 * layers, 7 * layers)
+    attention = {k: sum(n for op, n in again[k].items() if "dot_product" in op) for k in again}
+    assert attention["selective"] == attention[False] < attention["full"]
+
+
+def test_padding_at_the_end_of_a_row_changes_nothing(tiny, start):
+    batches = grpo_batches(seq_len=128)[0]
+    worker = start(backend_settings(tiny, dtype="float64"))
+    expected = gradient_of(worker, batches)
+    worker = start(backend_settings(tiny, dtype="float64", pad_to_multiple_of=48))
+    row = worker.backend._row(batches[0])
+    assert len(row.token_ids_T) % 48 == 0 < len(row.token_ids_T) - batches[0].num_tokens
+    difference = gradient_of(worker, batches) - expected
+    assert difference.norm() < 1e-12 * expected.norm()
+
+
+def test_a_master_weight_moves_where_a_bfloat16_one_would_not(tiny, start):
+    """An update of 1e-6 is far below one unit of bfloat16 near 1, where the norms' weights are."""
+    settings = backend_settings(tiny, learning_rate=1e-6)
+    mixed = settings.model.model_copy(update={"mixed_precision_dtype": "bfloat16"})
+    worker = start(replace(settings, model=mixed))
+    name = "model.norm.weight"
+    before = dict(worker.export_weights())[name].clone()
+    row = worker.train_step(grpo_batches(seq_len=128)[0], version=0)
+    after = dict(worker.export_weights())[name]
+    assert after.dtype == torch.float32
+    assert row["grad_norm"] > 0
+    moved = (after - before).abs()
+    assert 0 < moved.max() <= 1.1e-6
+    assert torch.equal(after.bfloat16(), before.bfloat16())
+
+
+def test_a_forward_leaves_no_rounded_copy_behind(tiny, start):
+    """What is exported is the master weight, also right after log-probs in bfloat16."""
+    settings = backend_settings(tiny)
+    mixed = settings.model.model_copy(update={"mixed_precision_dtype": "bfloat16"})
+    worker = start(replace(settings, model=mixed))
+    expected = dict(AutoModelForCausalLM.from_pretrained(tiny).named_parameters())
+    worker.logprobs(grpo_batches(seq_len=128)[0])
+    for weights in (worker.export_weights(), worker.transfer_weights()):
+        for name, value in weights:
+            assert torch.equal(value, expected[name])
+
+
+def steps(optimizer, parameter, gradients):
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    return parameter.detach().clone()
+
+
+def test_bfloat16_moments_follow_float32_ones():
+    generator = torch.Generator().manual_seed(0)
+    gradients = torch.randn(300, 40, 50, generator=generator) * 0.1 + 0.02
+    settings = TrainerSection(learning_rate=1e-3, weight_decay=0.01)
+    results = {}
+    for name in ("adamw", "adamw_bf16"):
+        torch.manual_seed(1)
+        parameter = torch.nn.Parameter(torch.ones(40, 50))
+        chosen = settings.model_copy(update={"optimizer": name})
+        optimizer = make_optimizer([parameter], chosen, CPU)
+        results[name] = steps(optimizer, parameter, gradients) - 1
+        kept = optimizer.state[parameter]["exp_avg_sq"].dtype
+        assert kept == (torch.float32 if name == "adamw" else torch.bfloat16)
+    difference = (results["adamw_bf16"] - results["adamw"]).norm() / results["adamw"].norm()
+    assert difference < 0.02
+
+
+def test_rounding_at_random_is_right_on_average_and_exact_where_it_can_be():
+    torch.manual_seed(0)
+    value = torch.full((20_000,), 1.0 + 0.3 * 2**-7)
+    rounded = round_at_random(value).float()
+    assert set(rounded.tolist()) == {1.0, 1.0 + 2**-7}
+    assert rounded.mean() == pytest.approx(value[0].item(), abs=1e-4)
+    exact = torch.tensor([0.0, -1.5, 3.0, float("inf"), float("nan")])
+    assert torch.equal(round_at_random(exact)[:4].float(), exact[:4])
+    assert round_at_random(exact)[4].isnan()
+
+
+def test_rounding_to_nearest_would_stand_still():
+    """Why it is at random: the second moment of a constant gradient must reach its square."""
+    parameter = torch.nn.Parameter(torch.zeros(256))
+    optimizer = LowPrecisionAdamW([parameter], lr=1e-3, betas=(0.9, 0.999), eps=1e-8)
+    torch.manual_seed(0)
+    steps(optimizer, parameter, torch.full((2000, 256), 0.5))
+    second = optimizer.state[parameter]["exp_avg_sq"].float().mean()
+    expected = 0.25 * (1 - 0.999**2000)
+    assert second == pytest.approx(expected, rel=0.01)
+    nearest = torch.zeros(1, dtype=torch.bfloat16)
+    for _ in range(2000):
+        nearest = nearest.float().lerp(torch.tensor([0.25]), 0.001).bfloat16()
+    assert nearest.item() < 0.8 * expected
+
+
+def test_decay_leaves_norms_alone(tiny, start):
+    worker = start(backend_settings(tiny, weight_decay=0.5))
+    decays = {
+        parameter.ndim: group["weight_decay"]
+        for group in worker.backend._optimizer.param_groups
+        for parameter in group["params"]
+    }
+    assert decays == {2: 0.5, 1: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"optimizer": "adamw_8bit"}, "there is none here; use"),
+        ({"optimizer_cpu_offload": True}, "no effect without a GPU"),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_without_one(tiny, start, options, expected):
+    with pytest.raises(ConfigError, match=expected):
+        start(backend_settings(tiny, **options))
+
+
+@pytest.mark.engine
+def test_bfloat16_moments_continue_from_a_checkpoint(tiny, start, tmp_path):
+    settings = backend_settings(tiny, optimizer="adamw_bf16")
+    batches = grpo_batches(seq_len=128)[0]
+    worker = start(settings)
+    worker.train_step(batches, version=0)
+    worker.save_checkpoint(tmp_path / "state")
+    worker.train_step(batches, version=1)
+    expected = {name: value.clone() for name, value in worker.export_weights()}
+    worker = start(settings)
+    worker.load_checkpoint(tmp_path / "state")
+    worker.train_step(batches, version=1)
+    assert all(torch.equal(value, expected[name]) for name, value in worker.export_weights())
+
+
+def test_an_updated_reference_comes_back_with_a_checkpoint(tiny, start, tmp_path):
+    settings = with_reference(backend_settings(tiny))
+    batches = grpo_batches(seq_len=128)[0]
+    worker = start(settings)
+    worker.train_step(batches, version=0)
+    worker.backend.update_reference()
+    (expected,) = worker.backend.reference_logprobs(batches[:1])
+    worker.save_checkpoint(tmp_path / "state")
+    worker = start(settings)
+    assert not np.array_equal(worker.backend.reference_logprobs(batches[:1])[0], expected)
+    worker.load_checkpoint(tmp_path / "state")
+    assert np.array_equal(worker.backend.reference_logprobs(batches[:1])[0], expected)
+
+
+@pytest.mark.engine
+def test_eight_bit_moments_train_and_continue(tiny, start, tmp_path, monkeypatch):
+    """Its step is compiled for a GPU in a run; here it runs uncompiled, on sharded weights."""
+    monkeypatch.syspath_prepend(Path(sys.prefix) / "low-bit-optimizers")
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(optimizer, "_adamw_8bit", lambda device: optimizer.load_adamw_8bit())
+    batches = grpo_batches(seq_len=128)[0]
+
+    def moved(worker) -> dict[str, torch.Tensor]:
+        for version in range(2):
+            worker.train_step(batches, version=version)
+        return {name: value.clone() for name, value in worker.export_weights()}
+
+    wide = moved(start(backend_settings(tiny)))
+    worker = start(backend_settings(tiny, optimizer="adamw_8bit"))
+    narrow = moved(worker)
+    initial = dict(AutoModelForCausalLM.from_pretrained(tiny).named_parameters())
+    difference = sum(((wide[name] - narrow[name]) ** 2).sum() for name in wide) ** 0.5
+    assert difference < 0.05 * sum(((wide[n] - initial[n]) ** 2).sum() for n in wide) ** 0.5
+    worker.save_checkpoint(tmp_path / "state")
+    expected = moved(worker)
+    worker = start(backend_settings(tiny, optimizer="adamw_8bit"))
+    worker.load_checkpoint(tmp_path / "state")
+    assert all(torch.equal(value, expected[name]) for name, value in moved(worker).items())

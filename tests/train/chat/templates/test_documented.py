@@ -1,0 +1,28 @@
+"""The table of templates in the documentation is what the scenarios show."""
+
+from pathlib import Path
+
+from tests.train.chat.templates.families import FAMILIES
+
+PAGE = Path(__file__).parents[4] / "docs/explanation/token-exactness.md"
+HEAD = (
+    "| template | calls | thinking read as | answers | calls and results | thinking | thinking "
+    "and calls |\n|---|---|---|---|---|---|---|"
+)
+
+
+def table() -> str:
+    """What `test_families` holds each family to, as a table."""
+    rows = []
+    for family in FAMILIES:
+        form = family.renderer().format
+        names = ("multi", "tools", "thinking", "thinking tools")
+        counts = [str(family.chains.get(name, "")) for name in names]
+        rows.append(f"| {' | '.join([family.name, form.tool_calls.name, form.reasoning.name])} | "
+                    f"{' | '.join(counts)} |")  # fmt: skip
+    return "\n".join([HEAD, *rows])
+
+
+def test_the_table_of_templates_is_true():
+    assert table() in PAGE.read_text()
+    assert len({family.template for family in FAMILIES}) >= 12

@@ -1,0 +1,227 @@
+"""Sampled text is read as its family writes it, and nothing of it is lost."""
+
+import json
+
+import pytest
+
+from telescope_core.errors import UnknownNameError
+from telescope_core.types import Message, ToolCall
+from telescope_train.chat.formats import (
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    ReplyFormat,
+    choose_format,
+    same_message,
+)
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "text": {"type": "string"}},
+        },
+    },
+}
+BAR, GAP = "\uff5c", "\u2581"
+
+
+def deepseek(part: str) -> str:
+    return f"<{BAR}tool{GAP}{part.replace(' ', GAP)}{BAR}>"
+
+
+DEEPSEEK = (
+    deepseek("calls begin")
+    + deepseek("call begin")
+    + "function"
+    + deepseek("sep")
+    + 'add\n```json\n{"a": 1}\n```'
+    + deepseek("call end")
+    + "\n"
+    + deepseek("call begin")
+    + "add"
+    + deepseek("sep")
+    + '{"a": 2}'
+    + deepseek("call end")
+    + deepseek("calls end")
+)
+
+
+def read(parser: str, text: str, tools=(ADD,)):
+    reply = ReplyFormat(
+        tool_calls=TOOL_CALL_PARSERS[parser], reasoning=REASONING_PARSERS["none"]
+    ).parse(text, tools=tools)
+    return reply.content, [(call.name, json.loads(call.arguments)) for call in reply.calls]
+
+
+WRITTEN = [
+    ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
+     '<tool_call>{"arguments":{"a":2},"name":"add"}'),
+    ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n"
+     "</tool_call><tool_call><function=add><parameter=a>2</parameter></function></tool_call>"),
+    ("glm45", "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+     "<tool_call>add<arg_key>a</arg_key><arg_value>2</arg_value></tool_call>"),
+    ("llama3_json", '{"name": "add", "parameters": {"a": 1}}; {"name":"add","parameters":{"a":2}}'),
+    ("llama3_json", '<|python_tag|>[{"name": "add", "parameters": {"a": 1}}, '
+     '{"name": "add", "arguments": {"a": 2}}]'),
+    ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, '
+     '{"name": "add", "arguments": {"a": 2}}]'),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]add{"a": 2}'),
+    ("phi4_mini_json", '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}, '
+     '{"name": "add", "arguments": {"a": 2}}]<|/tool_call|>'),
+    ("phi4_mini_json", 'functools[{"name": "add", "arguments": {"a": 1}}, '
+     '{"name": "add", "arguments": {"a": 2}}]'),
+    ("command_r", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "add", "parameters": '
+     '{"a": 1}}, {"tool_call_id": "1", "tool_name": "add", "parameters": {"a": 2}}]'
+     "<|END_ACTION|>"),
+    ("deepseek", DEEPSEEK),
+    ("harmony", '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}'
+     '<|call|><|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 2}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parser", "text"), WRITTEN)
+def test_two_calls_are_read(parser, text):
+    assert read(parser, text) == ("", [("add", {"a": 1}), ("add", {"a": 2})])
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"), [pair for pair in WRITTEN if pair[0] not in ("llama3_json", "harmony")]
+)
+def test_text_in_front_of_calls_is_the_content(parser, text):
+    content, calls = read(parser, f"Let me see.\n{text}")
+    assert (content, len(calls)) == ("Let me see.", 2)
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", "<tool_call>\nadd 1 and 2\n</tool_call> then"),
+        ("hermes", '<tool_call>{"name": "add"'),
+        ("hermes", "<tool_call>" + "[" * 5000),
+        ("qwen3_coder", "<tool_call>add(1)</tool_call>"),
+        ("glm45", "<tool_call><arg_key>a</arg_key></tool_call>"),
+        ("llama3_json", '{"name": "Bob", "age": 3}'),
+        ("llama3_json", '<|python_tag|>search.call(query="x")'),
+        ("llama3_json", '{"name": "add", "parameters": {"a": 1}} and more'),
+        ("mistral", "[TOOL_CALLS] what was it"),
+        ("mistral", "[TOOL_CALLS] [1, 2]"),
+        ("phi4_mini_json", "<|tool_call|>add<|/tool_call|>"),
+        ("deepseek", deepseek("calls begin") + "add(1)" + deepseek("calls end")),
+        ("none", '<tool_call>{"name": "add", "arguments": {}}</tool_call>'),
+    ],
+)
+def test_what_is_no_call_stays_in_the_text(parser, text):
+    content, calls = read(parser, text)
+    assert (content, calls) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1,}}\n</tool_call>'),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1,}}'),
+        ("llama3_json", '{"name": "add", "parameters": {"a": 1,}}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1,}}]'),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1,}'),
+        ("phi4_mini_json", '<|tool_call|>[{"name": "add", "arguments": {"a": 1,}}]<|/tool_call|>'),
+        ("deepseek", DEEPSEEK.partition(deepseek("call end"))[0].replace("1}", "1,}")),
+        ("harmony", '<|channel|>commentary to=functions.add<|message|>{"a": 1,}'),
+    ],
+)
+def test_a_call_with_broken_arguments_reaches_the_tool_that_refuses_it(parser, text):
+    reply = ReplyFormat(
+        tool_calls=TOOL_CALL_PARSERS[parser], reasoning=REASONING_PARSERS["none"]
+    ).parse(text, tools=[ADD])
+    assert [(call.name, call.arguments) for call in reply.calls] == [("add", '{"a": 1,}')]
+
+
+def test_a_closing_tag_inside_an_argument_ends_nothing():
+    text = '<tool_call>{"name": "add", "arguments": {"text": "</tool_call>"}}</tool_call>'
+    assert read("hermes", text) == ("", [("add", {"text": "</tool_call>"})])
+
+
+@pytest.mark.parametrize("parser", ["qwen3_coder", "glm45"])
+def test_values_are_typed_by_the_schema(parser):
+    text = {
+        "qwen3_coder": "<tool_call><function=add><parameter=a>7</parameter><parameter=text>7"
+        "</parameter></function></tool_call>",
+        "glm45": "<tool_call>add<arg_key>a</arg_key><arg_value>7</arg_value><arg_key>text"
+        "</arg_key><arg_value>7</arg_value></tool_call>",
+    }[parser]
+    assert read(parser, text) == ("", [("add", {"a": 7, "text": "7"})])
+
+
+def test_half_a_surrogate_pair_stays_an_escape():
+    text = '<tool_call>{"name": "add", "arguments": {"text": "\\ud800"}}</tool_call>'
+    form = ReplyFormat(tool_calls=TOOL_CALL_PARSERS["hermes"], reasoning=REASONING_PARSERS["none"])
+    (call,) = form.parse(text, tools=[ADD]).calls
+    assert call.arguments.encode() == b'{"text": "\\ud800"}'
+
+
+def test_calls_are_text_where_no_tools_are_offered():
+    text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    assert read("hermes", text, tools=()) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "opened", "thought", "rest"),
+    [
+        ("think", "<think>\nhm\n</think>\n\n4", False, "hm", "4"),
+        ("think", "hm</think>4", True, "hm", "4"),
+        ("think", "<think>\n\n</think>\n\n4", False, "", "4"),
+        ("think", "<think>\nhm", False, "hm", ""),
+        ("think", "hm", True, "hm", ""),
+        ("think", "4", False, "", "4"),
+        ("think", "so <think>hm</think>", False, "", "so <think>hm</think>"),
+        ("mistral", "[THINK]hm[/THINK]4", False, "hm", "4"),
+        ("command_r", "<|START_THINKING|>hm<|END_THINKING|>4", False, "hm", "4"),
+        ("harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final"
+         "<|message|>4", False, "hm", "<|start|>assistant<|channel|>final<|message|>4"),
+        ("none", "<think>hm</think>4", False, "", "<think>hm</think>4"),
+    ],
+)  # fmt: skip
+def test_thinking_is_set_apart(parser, text, opened, thought, rest):
+    form = ReplyFormat(tool_calls=TOOL_CALL_PARSERS["none"], reasoning=REASONING_PARSERS[parser])
+    reply = form.parse(text, opened=opened)
+    assert (reply.reasoning, reply.content) == (thought, rest)
+
+
+def test_harmony_says_final_and_commentary_to_the_user():
+    text = (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>"
+        "Looking.<|end|><|start|>assistant<|channel|>final<|message|>4"
+    )
+    reply = choose_format("<|channel|> analysis <|call|>").parse(text)
+    assert (reply.reasoning, reply.content, reply.calls) == ("hm", "Looking.\n4", ())
+
+
+def test_unknown_parsers_are_refused_with_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"tool_call_parser 'hermess'.*'hermes'"):
+        choose_format("", tool_call_parser="hermess")
+    with pytest.raises(UnknownNameError, match="known: auto, command_r, harmony"):
+        choose_format("", reasoning_parser="xyz")
+
+
+def called(arguments: str, **changes) -> Message:
+    fields = {"content": "", "reasoning": "", "tool_call_id": None} | changes
+    return Message(
+        role="assistant", tool_calls=(ToolCall(id="c", name="f", arguments=arguments),), **fields
+    )
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_same"),
+    [
+        (called('{"a":1,"b":[true]}'), True),
+        (called('{"b": [true], "a": 1.0}'), True),
+        (called('{"b": [1], "a": 1}'), False),
+        (called('{"a": 1, "b": [true]}', content=" \n"), True),
+        (called('{"a": 1, "b": [true]}', content="x"), False),
+        (called('{"a": 1, "b": [true]}', reasoning="hm"), False),
+        (Message(role="assistant", content=""), False),
+    ],
+)
+def test_messages_are_compared_by_what_they_say(sent, is_same):
+    assert same_message(called('{"a": 1, "b": [true]}'), sent) is is_same

@@ -1,0 +1,93 @@
+"""The probe says of each family what playing its scenarios shows."""
+
+import pytest
+from tests.train.chat.templates.families import BY_NAME, FAMILIES
+from tests.train.chat.templates.play import SCENARIOS, play
+
+from telescope_core.errors import ConfigError
+from telescope_core.types import Message
+from telescope_train.chat.probe import probe_template
+from telescope_train.chat.renderer import load_renderer
+from telescope_train.chat.template import read_chat_template
+from telescope_train.config.schema import ModelSection, TrainConfig
+from telescope_train.plan.checks.config import check_config
+
+
+@pytest.mark.parametrize("family", [pytest.param(one, id=one.name) for one in FAMILIES])
+def test_the_probe_agrees_with_what_is_played(family):
+    report = probe_template(family.renderer())
+    chains = family.chains
+    has_tools = "tools" in chains or "thinking tools" in chains
+    if family.takes_system == report.takes_system:
+        if "multi" in chains:
+            assert report.keeps_answers == (chains["multi"] == 1)
+        if "thinking" in chains:
+            assert report.keeps_thinking == (chains["thinking"] == 1)
+        if has_tools:
+            script = SCENARIOS["tools" if "tools" in chains else "thinking tools"][:4]
+            played = play(family, script)
+            whole = played.prompts[0].token_ids + played.turns[0]
+            assert report.keeps_calls == (played.prompts[1].token_ids[: len(whole)] == whole)
+    assert has_tools or report.keeps_calls is None
+    assert report.takes_system == (family.name != "Gemma 2")
+    assert report.ends_turns
+    assert report.text.startswith("chat template: thinking is read as ")
+
+
+def test_the_line_for_a_person():
+    assert probe_template(BY_NAME["Qwen3, thinking"].renderer()).text == (
+        "chat template: thinking is read as think, calls as hermes; later turns keep answers, tool "
+        "calls as sampled; later turns change thinking, so that each is a training sample of its "
+        "own; a template that only appends is set with chat_template"
+    )
+
+
+@pytest.mark.parametrize("scenario", ["multi", "cut", "tools", "thinking", "thinking tools"])
+@pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False}])
+def test_the_shipped_template_keeps_everything(scenario, arguments, tmp_path):
+    family = BY_NAME["Qwen3, thinking"].with_template(
+        read_chat_template("chatml-keeps-thinking"), arguments
+    )
+    if arguments and "thinking" in scenario:
+        scenario = "tools"
+    played = play(family, SCENARIOS[scenario])
+    tokenizer = family.tokenizer()
+    for prompt in played.prompts:
+        rendered = tokenizer.encode(prompt.text, add_special_tokens=False)
+        assert list(prompt.token_ids) == rendered
+    for before, turn, after in zip(played.prompts, played.turns, played.prompts[1:], strict=False):
+        whole = before.token_ids + turn
+        assert after.token_ids[: len(whole)] == whole
+    report = probe_template(family.renderer())
+    assert report.keeps_calls
+    assert report.keeps_answers or not arguments
+
+
+def test_settings_of_the_template(tiny, tmp_path):
+    with pytest.raises(ConfigError, match="enable_thinking has no effect"):
+        load_renderer(ModelSection(model=str(tiny), enable_thinking=False))
+    with pytest.raises(ConfigError, match=r"no <\|im_start\|>, <\|im_end\|>; give a Jinja file"):
+        load_renderer(ModelSection(model=str(tiny), chat_template="chatml-keeps-thinking"))
+    template = tmp_path / "asks.jinja"
+    template.write_text("{{ messages[0].content }} {{ enable_thinking }}")
+    settings = ModelSection(model=str(tiny), chat_template=str(template), enable_thinking=False)
+    renderer = load_renderer(settings)
+    asked = [Message(role="user", content="hi")]
+    assert renderer.text(asked, add_generation_prompt=True) == "hi False"
+    assert "no answer ends with a token that ends a completion" in probe_template(renderer).text
+    named = load_renderer(ModelSection(model=str(tiny), tool_call_parser="mistral"))
+    assert named.format.tool_calls.name == "mistral"
+
+
+def test_an_unknown_parser_is_refused_with_the_settings():
+    config = TrainConfig.model_validate(
+        {
+            "run": {"name": "a", "number_of_steps": 1},
+            "model": {"model": "m", "tool_call_parser": "hermse"},
+            "environments": [{"name": "x"}],
+        }
+    )
+    with pytest.raises(
+        ConfigError, match=r"model.tool_call_parser 'hermse'; did you mean 'hermes'"
+    ):
+        check_config(config)

@@ -1,0 +1,82 @@
+"""Learning from conversations: each turn once, behind what the template shows before it."""
+
+import pytest
+from tests.train.chat.templates.families import BY_NAME, FAMILIES
+from tests.train.chat.templates.play import SCENARIOS, play
+
+from telescope_core.errors import ConfigError
+from telescope_core.types import Message, ToolCall
+from telescope_train.chat.supervised import render_conversations
+
+REFUSED = (
+    "DeepSeek-R1",
+    "DeepSeek-V3.1, thinking = true",
+    "Qwen3, enable_thinking = false",
+    "Mistral v3, system message",
+)
+"""What is asked stands otherwise in these templates once it is answered. Arguments of a template
+are no setting of supervised training."""
+CASES = [
+    pytest.param(family, scenario, id=f"{family.name}: {scenario}")
+    for family in FAMILIES
+    for scenario in family.chains
+    if scenario in ("multi", "thinking") and family.name not in REFUSED
+]
+
+
+@pytest.mark.parametrize(("family", "scenario"), CASES)
+def test_each_turn_is_learnt_once_as_it_is_sampled(family, scenario):
+    """What is learnt are the tokens that a policy that wrote the conversation would sample."""
+    played = play(family, SCENARIOS[scenario])
+    tokenizer = family.tokenizer()
+    ends = tokenizer.convert_tokens_to_ids(list(family.stops))
+    (samples,) = render_conversations(tokenizer, [played.messages], end_ids=ends)
+    learnt = [token for one in samples for token in one.token_ids[one.mask].tolist()]
+    empty = tokenizer.encode("<think>\n\n</think>\n\n", add_special_tokens=False)
+    if family.name == "Qwen3, thinking" and scenario == "multi":
+        assert learnt == [token for turn in played.turns for token in (*empty, *turn)]
+        return
+    if family.name == "GLM-4.5":
+        assert learnt == [token for turn in played.turns for token in turn[:-1]]
+        return
+    assert learnt == [token for turn in played.turns for token in turn]
+    for sample, prompt in zip(samples, played.prompts, strict=False):
+        start = sample.mask.argmax()
+        if len(samples) > 1:
+            assert tuple(sample.token_ids[:start]) == prompt.token_ids
+    if len(samples) == 1:
+        whole = played.prompts[-1].token_ids + played.turns[-1]
+        assert tuple(samples[0].token_ids) == whole
+    assert len(samples) == family.chains[scenario]
+
+
+def test_a_turn_is_encoded_by_itself_as_it_is_sampled():
+    """Together with the newline of the generation prompt it begins with another token."""
+    family = BY_NAME["Qwen2.5"]
+    said = Message(role="assistant", content="<tool is 4")
+    tokenizer = family.tokenizer()
+    ((sample,),) = render_conversations(tokenizer, [[Message(role="user", content="a"), said]])
+    learnt = sample.token_ids[sample.mask].tolist()
+    assert learnt == family.continue_with("<tool is 4<|im_end|>")
+    text = tokenizer.decode(sample.token_ids, clean_up_tokenization_spaces=False)
+    assert tokenizer.encode(text, add_special_tokens=False) != sample.token_ids.tolist()
+
+
+def test_calls_and_thinking_are_learnt_as_the_template_writes_them():
+    family = BY_NAME["Command R7B"]
+    call = ToolCall(id="A", name="add", arguments='{"a": 2}')
+    messages = [
+        Message(role="user", content="a"),
+        Message(role="assistant", content="", reasoning="hm", tool_calls=(call,)),
+        Message(role="tool", content="4", tool_call_id="A"),
+        Message(role="assistant", content="4"),
+    ]
+    ((sample,),) = render_conversations(family.tokenizer(), [messages])
+    learnt = family.tokenizer().decode(sample.token_ids[sample.mask])
+    assert learnt == family.write("hm", "", (("add", {"a": 2}),)) + family.write("", "4", ())
+
+
+def test_a_template_that_cannot_show_its_own_thinking_is_refused():
+    messages = [Message(role="user", content="a"), Message(role="assistant", content="4")]
+    with pytest.raises(ConfigError, match="does not continue its own generation prompt"):
+        render_conversations(BY_NAME["DeepSeek-R1"].tokenizer(), [messages])

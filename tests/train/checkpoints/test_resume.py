@@ -1,0 +1,270 @@
+"""A run that is killed and resumed has the same numbers as one that was not, to the bit."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.records import RunFolder
+from telescope_core.records.folders import remove_folder, sweep
+from telescope_train.checkpoints.folders import (
+    CheckpointManifest,
+    complete_checkpoints,
+    expendable,
+)
+from telescope_train.checkpoints.resume import resume_point
+from telescope_train.checkpoints.saver import Checkpointer, SavedRun
+from telescope_train.rollouts.sampled import SamplerState
+from telescope_train.trainer.worker import TrainerWorker
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from resume_run import Killed, config_of, numbers, run, settings_of
+
+SAVED = ("--checkpoint_every", "5")
+AHEAD = ("--max_async_rollout", "1")
+LATEST = (*SAVED, "--resume_from_checkpoint", "latest")
+
+
+def end_process(folder: Path) -> None:
+    """Make the run folder look as if its process were gone, as after kill -9."""
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**info, "process_started": "gone"}))
+
+
+def assert_same_weights(found, expected) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not np.array_equal(found[name], expected[name])] == []
+
+
+def same_rollouts(one: Path, other: Path) -> bool:
+    def rows(folder):
+        return [
+            replace(row, generate_s=0.0, score_s=0.0) for row in RunFolder.open(folder).rollouts()
+        ]
+
+    return rows(one) == rows(other)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "more",
+    [
+        (
+            *("--max_async_rollout", "0", "--should_accept_fn", "resume_run:is_mixed"),
+            *("--kl_penalty_tau", "0.1", "--reference_update_every", "3"),
+        ),
+        (*AHEAD, "--use_lora", "true", "--lora_dropout", "0.1"),
+    ],
+    ids=["synchronous, refused groups, moving reference", "ahead, adapters"],
+)
+async def test_ten_steps_equal_five_and_a_resume_and_five(tiny, tmp_path, more):
+    straight = await run(config_of(tmp_path / "a", tiny, *more))
+    with pytest.raises(Killed):
+        await run(config_of(tmp_path / "b", tiny, *SAVED, *more), killed_after=7)
+    end_process(tmp_path / "b" / "run")
+    assert len(numbers(tmp_path / "b" / "run")) == 7
+    resumed = await run(config_of(tmp_path / "b", tiny, *LATEST, *more))
+    assert_same_weights(resumed, straight)
+    assert numbers(tmp_path / "b" / "run") == numbers(tmp_path / "a" / "run")
+    assert same_rollouts(tmp_path / "b" / "run", tmp_path / "a" / "run")
+    assert RunFolder.open(tmp_path / "b" / "run").info().resumes[0].step == 5
+    is_back_filled = len(RunFolder.open(tmp_path / "a" / "run").rollouts()) > 10 * 2 * 4
+    assert is_back_filled == ("--should_accept_fn" in more)
+
+
+@pytest.mark.engine
+async def test_another_run_can_begin_at_a_checkpoint(tiny, tmp_path):
+    short = ("--number_of_steps", "2", "--checkpoint_every", "1")
+    first = config_of(tmp_path, tiny, *short)
+    await run(first)
+    saved = tmp_path / "run" / "checkpoints" / "step-000001"
+    fork = ("--name", "fork", "--resume_from_checkpoint", str(saved), "--learning_rate", "1e-4")
+    config = config_of(tmp_path, tiny, "--number_of_steps", "2", *fork)
+    point = resume_point(config)
+    assert point is not None
+    assert not point.is_same_run
+    assert point.changed == ("trainer.learning_rate: 0.001 -> 0.0001",)
+    await run(config)
+    rows = numbers(tmp_path / "fork")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[0] == numbers(tmp_path / "run")[0]
+    assert len(RunFolder.open(tmp_path / "fork").rollouts()) == 2 * 4
+    assert [row["step"] for row in numbers(tmp_path / "run")] == [1, 2]
+    await _refusals(tmp_path, tiny, saved)
+
+
+async def _refusals(tmp_path, tiny, saved) -> None:
+    """What cannot be resumed says why, and what to do."""
+    path = ("--resume_from_checkpoint", str(saved))
+    for flags, message in [
+        (("--name", "x", "--seed", "4", *path), r"run.seed: 0 -> 4"),
+        (("--name", "x", "--model_dtype", "bfloat16", *path), "model.model_dtype"),
+        (path, "is a checkpoint of this run"),
+        (("--resume_from_checkpoint", "latest", "--number_of_steps", "2"), "raise number_of_steps"),
+        (("--name", "x", "--resume_from_checkpoint", "latest"), "holds no complete checkpoint"),
+        (("--name", "x", "--resume_from_checkpoint", str(tmp_path)), "holds no checkpoint"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            resume_point(config_of(tmp_path, tiny, *flags))
+    manifest = json.loads((saved / "checkpoint.json").read_text())
+    (saved / "checkpoint.json").write_text(json.dumps({**manifest, "has_training_state": False}))
+    with pytest.raises(ConfigError, match="weights alone"):
+        resume_point(config_of(tmp_path, tiny, "--name", "x", *path))
+
+
+def test_other_code_of_an_environment_is_refused_unless_allowed(tiny, tmp_path):
+    entries = ("--environments", '[{"name": "resume_run:Digit"}]')
+    saved = tmp_path / "other" / "step-000005"
+    checkpoint_at(tmp_path / "other", 5)
+    config = config_of(tmp_path, tiny, *entries, "--resume_from_checkpoint", str(saved))
+    manifest = json.loads((saved / "checkpoint.json").read_text())
+    manifest |= {"config": config.model_dump(mode="json")}
+    record = {"id": "resume_run:Digit", "version": "0", "place": "importable"}
+    manifest["environment_records"] = {"resume_run:Digit": record}
+    (saved / "checkpoint.json").write_text(json.dumps(manifest))
+    assert resume_point(config).changed == ()
+    record |= {"version": "9", "dependencies": ["six==1.16.0"]}
+    (saved / "checkpoint.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match=r"resume_run:Digit: version: 9 -> 0") as refused:
+        resume_point(config)
+    assert "--allow-changed-environments" in str(refused.value)
+    told = config_of(
+        tmp_path,
+        tiny,
+        *(*entries, "--resume_from_checkpoint", str(saved), "--allow-changed-environments"),
+    )
+    manifest["config"] = told.model_dump(mode="json")
+    (saved / "checkpoint.json").write_text(json.dumps(manifest))
+    assert resume_point(told).changed == ("environment resume_run:Digit: version: 9 -> 0",)
+
+
+def checkpoint_at(folder: Path, step: int, *, name: str = "", whole: bool = True) -> None:
+    path = folder / (name or f"step-{step:06d}")
+    (path / "state").mkdir(parents=True)
+    manifest = CheckpointManifest(
+        run="run",
+        step=step,
+        num_ranks=1,
+        has_training_state=True,
+        config={},
+    )
+    (path / "checkpoint.json").write_text(manifest.model_dump_json())
+    if whole:
+        (path / "state" / ".metadata").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "never", "gone"),
+    [
+        (None, None, None, []),
+        (1, None, None, [10, 20, 30, 40]),
+        (2, None, None, [10, 20, 30]),
+        (2, 20, None, [10, 30]),
+        (1, None, 20, [10, 30, 40]),
+        (9, None, None, []),
+    ],
+)
+def test_retention_removes_complete_old_ones_alone(tmp_path, keep_last, keep_every, never, gone):
+    for step in (10, 20, 30, 40, 50):
+        checkpoint_at(tmp_path, step)
+    checkpoint_at(tmp_path, 60, whole=False)
+    checkpoint_at(tmp_path, 70, name=".step-000070.partial")
+    checkpoint_at(tmp_path, 5, name="final")
+    found = complete_checkpoints(tmp_path)
+    assert [one.step for one in found] == [5, 10, 20, 30, 40, 50]
+    removed = expendable(
+        found,
+        keep_last=keep_last,
+        keep_every=keep_every,
+        never=tmp_path / f"step-{never:06d}" if never else None,
+    )
+    assert [one.step for one in removed] == gone
+    for one in removed:
+        remove_folder(one.path)
+    assert {one.step for one in complete_checkpoints(tmp_path)} == {5, 10, 20, 30, 40, 50} - {*gone}
+    assert (tmp_path / "step-000060").is_dir()
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--checkpoint_keep_last", "2"], "no effect without checkpoint_every"),
+        (["--checkpoint_keep_every", "2"], "no effect without checkpoint_every"),
+        (["--checkpoint_every", "2", "--checkpoint_keep_every", "4"], "without checkpoint_keep_la"),
+        (
+            [*SAVED, "--checkpoint_keep_every", "3", "--checkpoint_keep_last", "1"],
+            "must be a multiple of checkpoint_every",
+        ),
+        (["--checkpoint_every", "11"], "never reached in 10 steps"),
+    ],
+)
+def test_settings_without_effect_are_refused(tiny, tmp_path, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of(tmp_path, tiny, *flags)
+
+
+async def test_a_checkpoint_that_cannot_be_written_stops_the_run(tiny, tmp_path):
+    """The folder of the state is a file: whoever runs the test, it cannot be written in."""
+
+    class Full:
+        num_ranks = 1
+
+        async def start_checkpoint(self, folder, *, with_training_state):
+            """Nothing to write."""
+
+        async def checkpoint_is_written(self):
+            return True
+
+        async def finish_checkpoint(self):
+            raise TelescopeError("no space left")
+
+    class Idle:
+        async def settled(self, version):
+            return SamplerState(
+                next_batch=version,
+                draw_position=0,
+                batches={},
+            )
+
+    config = config_of(tmp_path, tiny, "--checkpoint_every", "1")
+    checkpointer = Checkpointer(SavedRun.of(config), Full(), Idle())
+    await checkpointer.after_step(1)
+    with pytest.raises(TelescopeError, match="no space left"):
+        await checkpointer.after_step(2)
+    await checkpointer.close()
+    assert complete_checkpoints(tmp_path / "run" / "checkpoints") == []
+
+
+def write(worker: TrainerWorker, folder: Path, *, with_training_state: bool) -> None:
+    worker.start_checkpoint(folder, with_training_state=with_training_state)
+    worker.finish_checkpoint()
+
+
+def test_training_goes_on_while_a_copy_is_written(tiny, tmp_path):
+    config = config_of(tmp_path, tiny)
+    worker = TrainerWorker(settings_of(config))
+    try:
+        before = {name: value.clone() for name, value in worker.export_weights()}
+        worker.start_checkpoint(tmp_path / "state", with_training_state=True)
+        with torch.no_grad():
+            for parameter in worker.backend._policy.parameters():
+                parameter.add_(1.0)
+        worker.finish_checkpoint()
+        worker.load_checkpoint(tmp_path / "state")
+        for name, value in worker.export_weights():
+            assert torch.equal(value, before[name])
+        (tmp_path / "file").write_text("")
+        with pytest.raises(TelescopeError, match="could not be written"):
+            write(worker, tmp_path / "file" / "state", with_training_state=True)
+        write(worker, tmp_path / "weights", with_training_state=False)
+        with pytest.raises(ConfigError, match="holds weights alone"):
+            worker.load_checkpoint(tmp_path / "weights")
+    finally:
+        worker.close()

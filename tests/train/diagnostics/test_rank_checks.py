@@ -1,0 +1,131 @@
+"""What is proved before training: each proof passes on a sound run and stops a broken one."""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from telescope_core.errors import ConfigError
+from telescope_core.types import Completion, Message, Sampling
+from telescope_train.batches.packing import Packing
+from telescope_train.diagnostics.engine_check import check_engine
+from telescope_train.diagnostics.rank_checks import check_rank
+from telescope_train.models.tiny import make_tiny_model
+from telescope_train.trainer.worker import TrainerWorker
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from backend_cases import VOCAB, backend_settings, grpo_batches
+
+PACKING = Packing(seq_len=64, num_ranks=1, hidden_size=128, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    worker = TrainerWorker(
+        backend_settings(make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0))
+    )
+    yield worker
+    worker.close()
+
+
+def check(backend):
+    return check_rank(backend, vocab_size=VOCAB, tolerance=1e-3, exactness=0.0)
+
+
+def test_a_rank_proves_three_things_exactly_and_in_a_moment(worker):
+    started_s = time.perf_counter()
+    tests = {test.name: test for test in check(worker.backend)}
+    assert time.perf_counter() - started_s < 3
+    assert tests["packing does not leak"].value < 1e-5
+    assert tests["importance weight is 1"].value == 0
+    assert tests["learning rate 0 does not drift"].value == 0
+    assert [test.name for test in worker.self_tests] == list(tests)
+
+
+def test_rehearsing_leaves_nothing_behind(worker):
+    weights = {name: value.clone() for name, value in worker.export_weights()}
+    check(worker.backend)
+    assert all((value == weights[name]).all() for name, value in worker.export_weights())
+    assert not worker.backend._optimizer.state
+    assert worker.backend._progress.step == 0
+    assert all(parameter.grad is None for parameter in worker.backend._policy.parameters())
+
+
+class Broken:
+    """A backend with one thing wrong."""
+
+    def __init__(self, backend, **wrong) -> None:
+        self._backend, self._wrong = backend, wrong
+
+    def __getattr__(self, name):
+        return self._wrong.get(name) or getattr(self._backend, name)
+
+
+def test_a_forward_pass_that_differs_from_itself_is_caught(worker):
+    def noisy(batches):
+        return [found + np.float32(1e-6) for found in worker.backend.logprobs(batches)]
+
+    with pytest.raises(ConfigError, match="'importance weight is 1': expected at most 0"):
+        check(Broken(worker.backend, logprobs=noisy))
+    worker.backend.rehearse_step()
+
+
+def test_an_optimizer_that_moves_weights_at_rate_0_is_caught(worker):
+    optimizer = worker.backend._optimizer
+    step = optimizer.step
+
+    def drifting():
+        step()
+        optimizer.param_groups[0]["params"][0].data.mul_(1 + 1e-6)
+
+    weights = worker.backend._optimizer.param_groups[0]["params"][0].detach().clone()
+    optimizer.step = drifting
+    try:
+        with pytest.raises(ConfigError, match=r"'learning rate 0 does not drift'.*got 1"):
+            check(worker.backend)
+    finally:
+        optimizer.step = step
+        optimizer.param_groups[0]["params"][0].data.copy_(weights)
+
+
+class FromTheTrainer:
+    """A policy that answers with one sample of a batch, scored by the trainer, off by `error`."""
+
+    def __init__(self, worker, error: float) -> None:
+        (batch,) = grpo_batches(seq_len=4096)[0]
+        (logprobs_T,) = worker.logprobs([batch])
+        here = batch.sequence_ids_T == 0
+        first = int(np.flatnonzero(batch.mask_T[here])[0])
+        ids = batch.token_ids_T[here].tolist()
+        self.temperature = float(batch.temperatures_T[here][0])
+        self.answer = Completion(
+            message=Message(role="assistant", content=""),
+            finish_reason="stop",
+            prompt_ids=tuple(ids[:first]),
+            completion_ids=tuple(ids[first:]),
+            logprobs=tuple((logprobs_T[here][first:] + error).tolist()),
+        )
+
+    def policy(self, rollout_id, sampling=None):
+        return self
+
+    async def complete(self, messages, sampling, *, tools=()):
+        return self.answer
+
+
+@pytest.mark.parametrize("error", [0.0, 0.01])
+async def test_engine_and_trainer_are_compared_through_the_policy(worker, error):
+    policies = FromTheTrainer(worker, error)
+    sampling = {"toy": Sampling(max_tokens=64, temperature=policies.temperature)}
+
+    async def logprobs(shards):
+        return [worker.logprobs(shards[0])]
+
+    asked = check_engine(policies, sampling, PACKING, logprobs, dtype="float32")
+    if error:
+        with pytest.raises(ConfigError, match=r"expected at most 0.001 nats on average, got 0.01"):
+            await asked
+    else:
+        assert (await asked).value < 1e-5

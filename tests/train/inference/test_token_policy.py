@@ -1,0 +1,168 @@
+"""Prompts reuse the sampled ids exactly, and start anew where a template rewrites history."""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from telescope_core import ConfigError
+from telescope_core.errors import EndpointError
+from telescope_core.types import Message, Sampling
+from telescope_train.chat.chains import Chain, prompt_for
+from telescope_train.chat.renderer import Renderer
+from telescope_train.inference.client import Generation, parse_reply, parse_version
+from telescope_train.inference.policy import TokenPolicy
+from telescope_train.inference.wire import TokenReply, VersionSpan
+from telescope_train.models.tiny import character_tokenizer
+
+USER = Message(role="user", content="1+1=")
+FOLLOW_UP = Message(role="user", content="2+2=")
+CHATML = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+FORGETS_THINKING = (
+    "{% for m in messages %}<|{{ m['role'] }}|>"
+    "{{ m['content'] if loop.last or m['role'] != 'assistant' else m['content'].split('!')[-1] }}"
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def renderer_with(template: str | None = None) -> Renderer:
+    tokenizer = character_tokenizer()
+    if template is not None:
+        tokenizer.chat_template = template
+    return Renderer(tokenizer, stop_token_ids=[tokenizer.eos_token_id])
+
+
+class RecordingPool:
+    """Answers with scripted tokens and keeps the prompts."""
+
+    def __init__(self, answers: Sequence[Sequence[int]]) -> None:
+        self.prompts: list[list[int]] = []
+        self._answers = list(answers)
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        group_id: str,
+        priority: int,
+    ) -> Generation:
+        self.prompts.append(list(prompt_ids))
+        token_ids = tuple(self._answers[len(self.prompts) - 1])
+        ended = token_ids[-1] in stop_token_ids
+        return Generation(
+            token_ids=token_ids,
+            logprobs=(-0.5,) * len(token_ids),
+            finish_reason="stop" if ended else "length",
+            oldest_version=3,
+            newest_version=4,
+        )
+
+
+@pytest.mark.parametrize("template", [None, CHATML])
+async def test_second_turn_keeps_sampled_ids_and_adds_only_the_templates_text(
+    template: str | None,
+) -> None:
+    renderer = renderer_with(template)
+    # Two single characters where the tokenizer would also write two: any other split must survive.
+    sampled = [*renderer.encode("2!"), *renderer.stop_token_ids]
+    pool = RecordingPool([sampled, sampled])
+    policy = TokenPolicy(pool, renderer, "g", None)
+    first = await policy.complete([USER], Sampling(max_tokens=8))
+    second_messages = [USER, first.message, FOLLOW_UP]
+    second = await policy.complete(second_messages, Sampling(max_tokens=8))
+    whole = renderer.encode(renderer.text(second_messages, add_generation_prompt=True))
+    assert list(pool.prompts[1]) == whole
+    assert [*second.prompt_ids[: len(pool.prompts[0]) + 3]] == [*pool.prompts[0], *sampled]
+    assert (second.oldest_version, second.newest_version) == (3, 4)
+
+
+def test_ids_that_the_tokenizer_would_write_otherwise_are_kept() -> None:
+    renderer = renderer_with()
+    odd = (*renderer.encode("7"), 1, *renderer.stop_token_ids)  # 1 = unknown, which decodes away
+    prompt = renderer.prompt([USER])
+    said = renderer.parse(odd, prompt=prompt)
+    chain = Chain(prompt=prompt, completion_ids=odd, said=said)
+    ids = prompt_for(renderer, [chain], [USER, said, FOLLOW_UP]).token_ids
+    assert ids[: len(prompt.token_ids) + len(odd)] == (*prompt.token_ids, *odd)
+
+
+async def test_of_two_answers_that_say_the_same_the_later_one_is_continued() -> None:
+    renderer = renderer_with()
+    odd = [*renderer.encode("7"), 1, *renderer.stop_token_ids]  # 1 decodes away
+    plain = [*renderer.encode("7"), *renderer.stop_token_ids]
+    pool = RecordingPool([odd, plain, plain])
+    policy = TokenPolicy(pool, renderer, "g", None)
+    for _ in range(2):
+        said = (await policy.complete([USER], Sampling(max_tokens=8))).message
+    await policy.complete([USER, said, FOLLOW_UP], Sampling(max_tokens=8))
+    assert pool.prompts[2] == [*renderer.prompt([USER, said, FOLLOW_UP]).token_ids]
+
+
+def test_a_turn_cut_short_is_ended_by_the_template_once() -> None:
+    renderer = renderer_with()
+    cut = tuple(renderer.encode("12"))
+    said = Message(role="assistant", content="12")
+    chain = Chain(prompt=renderer.prompt([USER]), completion_ids=cut, said=said)
+    messages = [USER, said, FOLLOW_UP]
+    prompt = prompt_for(renderer, [chain], messages)
+    assert prompt.token_ids == renderer.prompt(messages).token_ids
+    assert prompt.num_ends_added == 1
+
+
+def test_a_template_that_rewrites_history_starts_a_new_chain() -> None:
+    renderer = renderer_with(FORGETS_THINKING)
+    thought = (*renderer.encode("hm!2"), *renderer.stop_token_ids)
+    first = renderer.prompt([USER])
+    said = Message(role="assistant", content="hm!2")
+    chain = Chain(prompt=first, completion_ids=thought, said=said)
+    messages = [USER, said, FOLLOW_UP]
+    ids = prompt_for(renderer, [chain], messages).token_ids
+    assert ids == renderer.prompt(messages).token_ids
+    kept = (*first.token_ids, *thought)
+    assert ids[: len(kept)] != kept
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_with_the_numbers() -> None:
+    policy = TokenPolicy(RecordingPool([]), renderer_with(), "g", 10)
+    with pytest.raises(ConfigError, match="max_model_len is 10"):
+        await policy.complete([USER], Sampling(max_tokens=8))
+
+
+def reply_of(token_ids: list[int], logprobs: list[float], **fields: Any) -> TokenReply:
+    return TokenReply(
+        0,
+        token_ids=array("i", token_ids).tobytes(),
+        logprobs=array("f", logprobs).tobytes(),
+        **{"finish_reason": "stop", **fields},
+    )
+
+
+def test_a_reply_without_logprobs_is_refused() -> None:
+    with pytest.raises(EndpointError, match="one log-prob per token"):
+        parse_reply(reply_of([1, 2], []), "http://x")
+
+
+def test_a_refused_request_says_why() -> None:
+    with pytest.raises(EndpointError, match="prompt too long"):
+        parse_reply(TokenReply(0, error="ValueError: prompt too long"), "http://x")
+
+
+def test_an_aborted_request_is_not_a_generation() -> None:
+    with pytest.raises(EndpointError, match="expected 'stop' or 'length'"):
+        parse_reply(reply_of([1], [-1.0], finish_reason="abort"), "http://x")
+
+
+def test_versions_are_read_from_spans() -> None:
+    spans = (VersionSpan("2", 0), VersionSpan("3", 1))
+    reply = reply_of([5, 6], [-1.0, -2.0], finish_reason="length", versions=spans)
+    generation = parse_reply(reply, "http://x")
+    assert (generation.oldest_version, generation.newest_version) == (2, 3)
+    assert list(generation.token_ids) == [5, 6]
+    assert list(generation.logprobs) == [-1.0, -2.0]
+    assert parse_version("default") == 0

@@ -1,0 +1,141 @@
+"""The start-up self-test of attention: what leaks or fails is refused, and the next is tried."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from telescope_core.errors import ConfigError
+from telescope_train.models.attention.choice import choose_attention
+from telescope_train.models.attention.kinds import ATTENTION_KINDS, SDPA, AttentionKind
+
+CPU = torch.device("cpu")
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def leaky(module, query, key, value, attention_mask, scaling=None, **_):
+    """Causal over the row, whatever sample it is of."""
+    output = F.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+    )
+    return output.transpose(1, 2), None
+
+
+def broken(module, *arguments, **options):
+    raise RuntimeError("no kernel image is available")
+
+
+def planted(name, function, implementation=None) -> AttentionKind:
+    return AttentionKind(
+        name=name,
+        implementation=implementation or f"test_{name}",
+        reason_against=lambda needs: None,
+        arguments=lambda sequences: {},
+        prepare=lambda: AttentionInterface.register(f"test_{name}", function),
+    )
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return LlamaForCausalLM(LlamaConfig(**SIZES))
+
+
+def test_on_the_cpu_packed_blocks_are_chosen_and_the_reasons_kept(llama):
+    choice = choose_attention(llama, CPU, torch.float32)
+    assert choice.kind.name == "packed_blocks"
+    assert choice.difference < 1e-5
+    assert set(choice.refused) == {"flash_attn", "varlen", "flex"}
+    assert "not flex: needs a CUDA device" in choice.reasons
+    assert llama.config.vocab_size == 97
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "reason"),
+    [
+        ("leaky", leaky, "leaks between packed samples"),
+        ("broken", broken, "failed: no kernel image"),
+    ],
+)
+def test_a_planted_kind_is_refused_and_the_next_is_taken(llama, name, function, reason):
+    kinds = (planted(name, function), *ATTENTION_KINDS)
+    choice = choose_attention(llama, CPU, torch.float32, kinds=kinds)
+    assert choice.kind.name == "packed_blocks"
+    assert reason in choice.refused[name]
+    with pytest.raises(ConfigError, match=f"no attention .*{name}: {reason}"):
+        choose_attention(llama, CPU, torch.float32, kinds=kinds[:1])
+
+
+class _NoGradient(torch.autograd.Function):
+    """The identity, whose backward is wrong."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 0.5 * grad
+
+
+def wrong_backward(module, query, key, value, attention_mask, **options):
+    attend = AttentionInterface()["sdpa"]
+    return attend(module, query, key, _NoGradient.apply(value), attention_mask, **options)
+
+
+def test_the_gradient_is_tested_too(llama):
+    """Right forward, wrong backward. Without a mask function of its own, it goes without one."""
+    kind = planted("wrong_backward", wrong_backward)
+    AttentionMaskInterface.register("test_wrong_backward", AttentionMaskInterface()["sdpa"])
+    with pytest.raises(ConfigError, match="leaks between"):
+        choose_attention(llama, CPU, torch.float32, kinds=(kind,))
+    right = planted("right", AttentionInterface()["sdpa"])
+    AttentionMaskInterface.register("test_right", AttentionMaskInterface()["sdpa"])
+    assert choose_attention(llama, CPU, torch.float32, kinds=(right,)).difference < 1e-5
+
+
+def test_a_leak_shows_in_half_precision_as_well(llama):
+    choice = choose_attention(
+        llama, CPU, torch.bfloat16, kinds=(planted("leaky", leaky), *ATTENTION_KINDS)
+    )
+    assert choice.kind.name == "packed_blocks"
+    assert "leaks" in choice.refused["leaky"]
+
+
+def test_ranks_that_share_a_row_take_a_kind_that_can(llama):
+    """On a GPU, flash-attn and flex come before it or in its place, and cannot."""
+    faster = planted("faster", AttentionInterface()["sdpa"])
+    AttentionMaskInterface.register("test_faster", AttentionMaskInterface()["sdpa"])
+    kinds = (faster, *ATTENTION_KINDS)
+    assert choose_attention(llama, CPU, torch.float32, kinds=kinds).kind is faster
+    shared = choose_attention(llama, CPU, torch.float32, is_row_shared=True, kinds=kinds)
+    assert shared.kind.name == "packed_blocks"
+    assert shared.refused["faster"] == "cannot share a row between ranks"
+    with pytest.raises(ConfigError, match="set fsdp_context_parallel_size = 1"):
+        choose_attention(llama, CPU, torch.float32, is_row_shared=True, kinds=(faster, SDPA))
+
+
+def test_sliding_windows_go_to_an_attention_that_knows_them():
+    mistral = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=5))
+    qwen = Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, sliding_window=5, use_sliding_window=True, max_window_layers=1)
+    )
+    for model in (mistral, qwen):
+        choice = choose_attention(model, CPU, torch.float32)
+        assert choice.kind is SDPA, choice.reasons
+        assert choice.difference < 1e-5

@@ -1,0 +1,194 @@
+"""LoRA: what is trained, what leaves the trainer, and what an adapter is when merged."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from telescope_core.errors import ConfigError
+from telescope_train.backends.distributed_checkpoint import saved_keys
+from telescope_train.backends.fsdp.sharding import local_part, reshard
+from telescope_train.config.schema import AlgorithmSection
+from telescope_train.models.lora import adapters_off
+
+HERE = Path(__file__).parents[1]
+sys.path.insert(0, str(HERE))
+from backend_cases import backend_settings, grpo_batches  # noqa: E402
+
+
+def lora_settings(model, **trainer):
+    given = {"use_lora": True, "lora_rank": 4, "learning_rate": 0.02, **trainer}
+    return backend_settings(model, **given)
+
+
+def largest_difference(some, others) -> float:
+    return max(np.abs(a - b).max() for a, b in zip(some, others, strict=True))
+
+
+def frozen_weights(worker) -> dict[str, torch.Tensor]:
+    reshard(worker.backend._policy)
+    return {
+        name: local_part(parameter.detach()).clone()
+        for name, parameter in worker.backend._policy.named_parameters()
+        if not parameter.requires_grad
+    }
+
+
+def test_only_adapters_have_a_gradient_and_move(tiny, start):
+    worker = start(lora_settings(tiny))
+    batches = grpo_batches(seq_len=128)[0]
+    frozen = frozen_weights(worker)
+    worker.backend.accumulate_gradient(batches, version=0)
+    names = [name for name, _ in worker.backend.export_gradient()]
+    assert len(names) == 3 * 7 * 2
+    assert all(".lora_A." in name or ".lora_B." in name for name in names)
+    worker.backend.apply_gradient()
+    held = {id(p) for g in worker.backend._optimizer.param_groups for p in g["params"]}
+    assert len(held) == len(names)
+    for name, value in frozen_weights(worker).items():
+        assert torch.equal(value, frozen[name])
+
+
+def test_the_gradient_is_that_of_the_merged_matrix(tiny, start):
+    """W + s B A: the gradient of B is s G A', that of A is s B' G, with G that of W."""
+    batches = grpo_batches(seq_len=128)[0]
+    worker = start(lora_settings(tiny, dtype="float64"))
+    worker.train_step(batches, version=0)
+    merged = dict(worker.export_weights())
+    worker.backend.accumulate_gradient(batches, version=1)
+    found = dict(worker.backend.export_gradient())
+    name = "model.layers.1.mlp.up_proj"
+    module = worker.backend._policy.lm.get_submodule(name)
+    parts = (module.lora_A["default"], module.lora_B["default"])
+    down, up = (local_part(part.weight.detach()).clone() for part in parts)
+
+    plain = start(backend_settings(tiny, dtype="float64"))
+    with torch.no_grad():
+        reshard(plain.backend._policy)
+        for parameter_name, parameter in plain.backend._policy.lm.named_parameters():
+            local_part(parameter).copy_(merged[parameter_name])
+    plain.backend.accumulate_gradient(batches, version=1)
+    whole = dict(plain.backend.export_gradient())[f"{name}.weight"]
+    scale = 32 / 4
+    for part, expected in (("B", scale * whole @ down.T), ("A", scale * up.T @ whole)):
+        difference = found[f"{name}.lora_{part}.default.weight"] - expected
+        assert difference.norm() < 1e-8 * expected.norm()
+
+
+def test_merged_and_adapter_exports_give_the_same_logits(tiny, start, tmp_path):
+    worker = start(lora_settings(tiny))
+    batches = grpo_batches(seq_len=4096)[0]
+    for version in range(2):
+        worker.train_step(batches, version=version)
+    worker.save_pretrained(tmp_path / "out")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    (batch,) = batches
+    here = batch.sequence_ids_T == 0
+    ids = torch.tensor(batch.token_ids_T[here], dtype=torch.long)
+    with torch.no_grad():
+        before = base(ids[None]).logits
+        by_adapter = PeftModel.from_pretrained(base, tmp_path / "out" / "adapter")(ids[None]).logits
+        logits = merged(ids[None]).logits
+    assert (logits - by_adapter).abs().max() < 1e-5 * logits.abs().max()
+    assert (logits - before).abs().max() > 1e-3
+    assert merged.lm_head.weight.data_ptr() == merged.model.embed_tokens.weight.data_ptr()
+    alone = (logits[0] / batch.temperatures_T[0])[:-1].log_softmax(-1)
+    alone = alone.gather(1, ids[1:, None])[:, 0].numpy()
+    mask = batch.mask_T[here]
+    (packed_T,) = worker.logprobs([batch])
+    assert np.abs(packed_T[here][mask] - alone[mask[1:]]).max() < 1e-5
+
+
+def test_servers_are_sent_whole_blocks_and_nothing_else(tiny, start):
+    worker = start(lora_settings(tiny, lora_target_modules=("q_proj",)))
+    worker.train_step(grpo_batches(seq_len=128)[0], version=0)
+    sent, whole = dict(worker.transfer_weights()), dict(worker.export_weights())
+    matrices = ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert set(sent) == {
+        f"model.layers.{layer}.self_attn.{name}.weight" for layer in range(3) for name in matrices
+    }
+    for name, value in sent.items():
+        assert torch.equal(value, whole[name])
+    start(backend_settings(tiny))
+    initial = dict(AutoModelForCausalLM.from_pretrained(tiny).named_parameters())
+    changed = [name for name in whole if not torch.equal(whole[name], initial[name])]
+    assert changed == [f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(3)]
+    assert set(whole) == set(initial)
+
+
+def test_the_reference_is_the_model_without_adapters(tiny, start):
+    section = AlgorithmSection(use_tis=True, kl_penalty_tau=0.1)
+    worker = start(replace(lora_settings(tiny), algorithm=section))
+    backend, batches = worker.backend, grpo_batches(seq_len=128)[0]
+    first = worker.logprobs(batches)
+    assert largest_difference(backend.reference_logprobs(batches), first) == 0
+    for version in range(2):
+        worker.train_step(batches, version=version)
+    moved = worker.logprobs(batches)
+    assert largest_difference(moved, first) > 0.01
+    assert largest_difference(backend.reference_logprobs(batches), first) == 0
+    backend.update_reference()
+    worker.train_step(batches, version=2)
+    assert largest_difference(backend.reference_logprobs(batches), moved) == 0
+    assert largest_difference(worker.logprobs(batches), moved) > 0.001
+
+
+@pytest.mark.engine
+def test_checkpoints_hold_adapters_alone_and_continue_bit_for_bit(tiny, start, tmp_path):
+    batches = grpo_batches(seq_len=128)[0]
+    settings = lora_settings(tiny, lr_scheduler="cosine", lora_dropout=0.1)
+    worker = start(settings)
+    for version in range(2):
+        worker.train_step(batches, version=version)
+    worker.save_checkpoint(tmp_path / "state")
+    worker.train_step(batches, version=2)
+    expected = {name: value.clone() for name, value in worker.export_weights()}
+    keys = [key for key in saved_keys(tmp_path / "state") if key.startswith("model.")]
+    assert len(keys) == 3 * 7 * 2
+    assert all("lora_" in key for key in keys)
+    worker = start(settings)
+    worker.load_checkpoint(tmp_path / "state")
+    worker.train_step(batches, version=2)
+    assert all(torch.equal(value, expected[name]) for name, value in worker.export_weights())
+
+
+def test_dropout_acts_in_training_only(tiny, start):
+    batches = grpo_batches(seq_len=128)[0]
+    worker = start(lora_settings(tiny, lora_dropout=0.5))
+    worker.train_step(batches, version=0)
+    assert largest_difference(worker.logprobs(batches), worker.logprobs(batches)) == 0
+    gradients = []
+    for _ in range(2):
+        worker.backend.accumulate_gradient(batches, version=1)
+        gradients.append(dict(worker.backend.export_gradient()))
+        worker.backend._optimizer.zero_grad()
+    assert any(not torch.equal(value, gradients[1][name]) for name, value in gradients[0].items())
+
+
+def test_a_bfloat16_base_has_float32_adapters(tiny, start):
+    settings = lora_settings(tiny)
+    model = settings.model.model_copy(
+        update={"model_dtype": "bfloat16", "mixed_precision_dtype": "bfloat16"}
+    )
+    worker = start(replace(settings, model=model))
+    reshard(worker.backend._policy)
+    dtypes = {
+        "lora" in name: parameter.dtype
+        for name, parameter in worker.backend._policy.named_parameters()
+    }
+    assert dtypes == {True: torch.float32, False: torch.bfloat16}
+    assert worker.train_step(grpo_batches(seq_len=128)[0], version=0)["grad_norm"] > 0
+    with adapters_off(worker.backend._policy.lm):
+        worker.logprobs(grpo_batches(seq_len=128)[0])
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "q_prj"])
+def test_targets_outside_the_layers_are_refused(tiny, start, target):
+    with pytest.raises(ConfigError, match=f"lora_target_modules: {target} is no matrix"):
+        start(lora_settings(tiny, lora_target_modules=("q_proj", target)))

@@ -1,0 +1,118 @@
+"""The live view and the summary: they fit the terminal, and are plain lines elsewhere."""
+
+import io
+
+from rich.console import Console
+
+from telescope_train.observability.terminal import LiveView, print_summary
+
+
+def a_row(step):
+    return {
+        "step": step,
+        "version": step,
+        "reward/mean": 0.5,
+        "reward/math-reasoning/mean": 0.25 + step / 100,
+        "reward/owner/a-very-long-name-of-an-environment-indeed/mean": 0.75,
+        "loss/total": -0.0123,
+        "loss/policy": -0.0123,
+        "entropy": 1.234,
+        "grad_norm": 0.5,
+        "learning_rate": 1e-6,
+        "tokens/rollout_per_s": 123456.0,
+        "tokens/train_per_s": 1234567.0,
+        "completion_len/mean": 1234.5,
+        "truncated/fraction": 0.5,
+        "staleness/mean": 0.5,
+        "staleness/max": 1.0,
+        "mismatch/max": 3.2e-5,
+        "pack/fill": 0.99,
+        "rollouts/failed": 3.0,
+        "groups/discarded": 12.0,
+        "time/step_s": 2.0,
+        "time/generate_s": 0.7,
+        "time/train_s": 0.8,
+        "time/sync_s": 0.2,
+        "time/wait_s": 0.3,
+    }
+
+
+NAMES = ["math-reasoning", "owner/a-very-long-name-of-an-environment-indeed"]
+
+
+def terminal(width=80, height=24):
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
+
+
+def shown(view, width=80):
+    console = Console(file=io.StringIO(), width=width, height=24)
+    console.print(view._panel())
+    return console.file.getvalue()
+
+
+def test_panel_fits_a_small_terminal_and_shows_the_numbers():
+    view = LiveView(100, [*NAMES, *(f"env-{i}" for i in range(20))], console=terminal())
+    with view:
+        view.phase("eval before: " + "math-reasoning " * 9)
+        for step in range(1, 60):
+            view.update(a_row(step))
+        text = shown(view)
+    lines = text.rstrip("\n").split("\n")
+    assert len(lines) <= 24
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    for part in ("step 59/100", "0.840", "0.750", "1.234", "123,456", "3.2e-05", "training 40%"):
+        assert part in text
+    assert "and 14 more" in text
+
+
+def test_panel_shows_before_the_first_step_and_with_missing_numbers():
+    view = LiveView(10, NAMES, console=terminal())
+    assert "step 0/10" in shown(view)
+    view.update({"step": 1, "reward/mean": None})
+    assert "reward" in shown(view)
+
+
+def test_without_a_terminal_each_step_is_one_line():
+    console = Console(file=io.StringIO(), width=80)
+    with LiveView(2, NAMES[:1], console=console) as view:
+        view.phase("training")
+        view.update(a_row(1))
+        view.update(a_row(2))
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0].endswith("training")
+    assert "step 2/2 reward 0.500 (math-reasoning 0.270) loss -0.0123" in lines[2]
+    assert "\x1b" not in console.file.getvalue()
+
+
+def test_summary_holds_reward_and_evals():
+    console = Console(file=io.StringIO(), width=80)
+    summary = {
+        "name": "quickstart",
+        "first_20_mean": 0.2,
+        "last_20_mean": 0.6,
+        "rewards": [step / 100 for step in range(100)],
+        "evals": {
+            "math-reasoning": {
+                "before": {"mean": 0.1, "low": 0.05, "high": 0.15},
+                "after": {"mean": 0.5, "low": 0.45, "high": 0.55},
+            },
+            "countdown": {"after": {"mean": 0.5, "low": None, "high": None}},
+        },
+        "mismatch_max": 1.5e-5,
+        "report": "runs/quickstart/report.html",
+    }
+    print_summary(summary, console=console)
+    text = console.file.getvalue()
+    assert "(+0.400, first to last 20 steps)" in text
+    assert "0.100 (0.050 to 0.150)" in text
+    assert "0.500 (0.450 to 0.550)" in text
+    assert "1.5e-05 nats" in text
+    assert "runs/quickstart/report.html" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_summary_of_a_run_without_steps_prints():
+    console = Console(file=io.StringIO(), width=80)
+    print_summary({"name": "x", "steps": 0, "rewards": [], "evals": {}}, console=console)
+    assert "run x finished" in console.file.getvalue()

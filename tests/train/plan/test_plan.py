@@ -1,0 +1,327 @@
+"""The dry run: arithmetic, memory, and everything that keeps a run from starting."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from telescope_core.errors import ConfigError
+from telescope_train.models.device import compute_dtype, machine_device
+from telescope_train.models.facts import facts_of, read_model_facts
+from telescope_train.plan.load import load_train_config
+from telescope_train.plan.memory import BYTES_PER_VALUE, _training_state
+from telescope_train.plan.plan import Plan, make_plan
+from telescope_train.plan.text import render_plan
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "vocab_size": 50,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}
+ENVIRONMENT = """
+from telescope_core import Example, ListSource, SingleTurnEnvironment, reward
+
+class Echo(SingleTurnEnvironment):
+    def examples(self, split):
+        return ListSource([Example(id=str(split), prompt="say")])
+
+    @reward
+    def right(self, rollout, example):
+        return 1.0
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN3))
+    (tmp_path / "plan_environment.py").write_text(ENVIRONMENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = '[{"name": "plan_environment:Echo"}]'
+    return [
+        *("--name", "toy", "--number_of_steps", "3", "--output_dir", str(tmp_path / "runs")),
+        *("--model", str(tmp_path / "model"), "--environments", entries),
+        *("--inference_base_port", str(free_port())),
+    ]
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch):
+    monkeypatch.setenv("TELESCOPE_WORKER_TOKEN", "a token of the right length")
+
+
+def plan(flags: list[str], *more: str) -> Plan:
+    return make_plan(load_train_config([], [*flags, *more]))
+
+
+def test_a_sound_plan_has_no_problems_and_the_right_sums(flags):
+    found = plan(flags, "--group_size", "4", "--prompts_batch_size_for_trainer", "10")
+    assert found.problems == ()
+    assert found.rollouts_per_step == 40
+    assert found.max_model_len == 512
+    assert found.max_tokens_per_step == 40 * 512
+
+
+def test_shares_follow_the_weights_and_group_sizes(flags):
+    entries = [
+        {"name": "plan_environment:Echo", "weight": 3},
+        {"name": "countdown", "weight": 1, "group_size": 2},
+    ]
+    found = plan(flags, "--environments", json.dumps(entries))
+    assert [share.share for share in found.environments] == [0.75, 0.25]
+    assert [share.rollouts for share in found.environments] == [12 * 8, 4 * 2]
+
+
+def test_the_processes_of_environments_are_named(flags):
+    entries = [
+        {"name": "plan_environment:Echo"},
+        {"name": "countdown", "env_workers": 3},
+        {"name": "elsewhere", "env_addresses": ["10.0.0.5:7000"]},
+    ]
+    more = ["--env_memory_limit_mb", "512", "--environments", json.dumps(entries)]
+    found = {part.detail: part.count for part in plan(flags, *more).processes}
+    assert found["plays plan_environment:Echo: in the driver"] == 0
+    assert found["plays countdown: in the driver's interpreter, at most 512 MiB each"] == 3
+    assert found["plays elsewhere: started at 10.0.0.5:7000"] == 0
+
+
+def test_the_parameter_count_is_that_of_transformers():
+    import torch
+    import transformers
+
+    for extra in ({}, {"tie_word_embeddings": False}, {"num_key_value_heads": 4}):
+        settings = {**QWEN3, **extra}
+        with torch.device("meta"):
+            model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**settings))
+        assert facts_of(settings).num_parameters == sum(p.numel() for p in model.parameters())
+    settings = {**QWEN3, "model_type": "llama"}
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+    assert facts_of(settings).num_parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_memory_is_sharded_over_ranks(flags):
+    one, two = plan(flags).memory[0], plan(flags, "--trainer_num_workers", "2").memory[0]
+    assert dict(one.parts)["Adam"] == 2 * dict(two.parts)["Adam"]
+    assert one.total_bytes == sum(size for _, size in one.parts)
+
+
+def test_a_model_of_another_kind_has_unknown_size_but_a_plan(flags, tmp_path):
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2", "n_embd": 8}')
+    found = plan(flags)
+    assert found.num_parameters is None
+    assert found.problems == ()
+    assert "unknown" in render_plan(found)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["--model", "./modle"], "model './modle' does not exist"),
+        (["--environments", '[{"name": "plan_environment:Ech"}]'], "is not an Environment class"),
+        (["--environments", '[{"name": "cuontdown"}]'], "unknown environment 'cuontdown'"),
+        (
+            ["--environments", '[{"name": "plan_environment:Echo", "env": {"levl": 1}}]'],
+            "unknown setting 'levl'; known: none (env.levl of Echo (",
+        ),
+        (["--max_model_len", "1024"], "exceeds the 512 positions of the model"),
+        (["--max_tokens", "512"], "must be below the length the model was made for (512)"),
+        (
+            ["--eval_after_training", "--evals", '[{"name": "plan_environment:No"}]'],
+            "is not an Environment class",
+        ),
+        (["--should_accept_fn", "telescope_train.rollouts.accept:has"], "has no function 'has'"),
+        (["--filter_gibberish"], "no token id of the model's 50 is above"),
+        (
+            ["--fsdp_context_parallel_size", "3", "--trainer_num_workers", "3"],
+            "trainer.fsdp_context_parallel_size (3) must divide the model's 4 attention heads",
+        ),
+    ],
+)
+def test_what_keeps_a_run_from_starting_is_a_problem(flags, more, expected):
+    found = plan(flags, *more)
+    assert expected in "\n".join(found.problems)
+    assert "The run cannot start" in render_plan(found)
+
+
+def test_a_taken_port_names_the_port_and_the_setting(flags):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        problems = plan(flags, "--inference_base_port", str(port)).problems
+    assert len(problems) == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in problems[0]
+    assert "inference_base_port" in problems[0]
+
+
+def test_a_run_folder_with_something_in_it_is_kept(flags, tmp_path):
+    (tmp_path / "runs" / "toy").mkdir(parents=True)
+    assert plan(flags).problems == ()
+    (tmp_path / "runs" / "toy" / "run.json").write_text("{}")
+    assert "is not empty; give another --name" in plan(flags).problems[0]
+    (tmp_path / "file").write_text("")
+    assert "is a file" in plan(flags, "--output_dir", str(tmp_path / "file")).problems[0]
+
+
+def test_the_text_fits_80_columns(flags):
+    long = [{"name": "plan_environment:Echo", "weight": 0.7}, {"name": "x" * 90, "weight": 0.3}]
+    more = ["--environments", json.dumps(long), "--inference_num_workers", "3"]
+    evals = ["--evals", '[{"name": "plan_environment:Echo", "eval_every": 2}]']
+    for text in (render_plan(plan(flags)), render_plan(plan(flags, *more, *evals))):
+        assert max(len(line) for line in text.splitlines() if " " in line.strip()) <= 80
+
+
+def test_model_folders(tmp_path):
+    (tmp_path / "quickstart").mkdir()
+    (tmp_path / "quickstart" / "config.json").write_text("{}")
+    (tmp_path / "quickstart" / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match="did you mean"):
+        read_model_facts(str(tmp_path / "quikstart"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"without config\.json"):
+        read_model_facts(str(tmp_path / "empty"))
+    (tmp_path / "empty" / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        read_model_facts(str(tmp_path / "empty"))
+    with pytest.raises(ConfigError, match="mixture of experts"):
+        facts_of({**QWEN3, "num_experts": 8})
+    assert read_model_facts("somebody/some-model").num_parameters is None
+    with pytest.raises(ConfigError, match="'runs/not-made-yet' does not exist"):
+        read_model_facts("runs/not-made-yet")
+
+
+def test_a_dry_run_works_without_torch_transformers_and_ray(flags, tmp_path):
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'ray', 'vllm', 'datasets'):\n"
+        "    sys.modules[name] = None\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from telescope_cli.main import main\n"
+        f"main(['train', {str(tmp_path / 'run.toml')!r}, *sys.argv[1:]])\n"
+    )
+    (tmp_path / "run.toml").write_text("use_tis = true\n")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *flags, "--dry-run", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rollouts_per_step"] == 128
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_command_refuses_in_one_message(flags, tmp_path):
+    (tmp_path / "run.toml").write_text("use_tsi = true\n")
+    code = "from telescope_cli.main import main; main()"
+    command = [sys.executable, "-c", code, "train", str(tmp_path / "run.toml"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "unknown setting 'use_tsi'; did you mean 'use_tis'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], {"weights": 4, "gradients": 4, "Adam": 8}),
+        (["--optimizer", "adamw_bf16"], {"weights": 4, "gradients": 4, "Adam": 4}),
+        (["--optimizer", "adamw_8bit"], {"weights": 4, "gradients": 4, "Adam": 2}),
+        (["--use_lora"], {"frozen weights": 4}),
+        (
+            ["--kl_penalty_tau", "0.1", "--mixed_precision_dtype", "bfloat16"],
+            {"weights": 4, "gradients": 4, "Adam": 8, "reference model": 2},
+        ),
+    ],
+)
+def test_what_a_rank_keeps_of_the_model(flags, expected):
+    """In bytes for each parameter."""
+    base = ["--name", "a", "--number_of_steps", "1", "--model", "a/b"]
+    config = load_train_config([], [*base, "--environments", '[{"name": "countdown"}]', *flags])
+    compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, "cpu")]
+    state = _training_state(config, 1000, compute)
+    assert {name: size / 1000 for name, size in state} == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--optimizer", "adamw_8bit"], "use 'adamw' or 'adamw_bf16'"),
+        (["--optimizer_cpu_offload"], "optimizer_cpu_offload has no effect without a GPU"),
+    ],
+)
+def test_what_needs_a_gpu_stands_in_the_way_without_one(flags, expected):
+    base = ["--name", "a", "--number_of_steps", "1", "--model", "a/b"]
+    config = load_train_config([], [*base, "--environments", '[{"name": "countdown"}]', *flags])
+    found = [problem for problem in make_plan(config).problems if expected in problem]
+    assert bool(found) == (machine_device() == "cpu")
+
+
+def test_the_chat_template_is_looked_at(flags: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": "{{ enable_thinking }}<think></think><tool_call>"})
+    )
+    plan = make_plan(load_train_config([], [*flags, "--enable_thinking", "false"]))
+    assert not plan.problems
+    assert "read: thinking as think, tool calls as hermes" in render_plan(plan)
+    named = [*flags, "--tool_call_parser", "mistral", "--reasoning_parser", "none"]
+    assert make_plan(load_train_config([], named)).replies == (
+        "thinking as none, tool calls as mistral"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "more", "problem"),
+    [
+        ("plain", ["--enable_thinking", "true"], "enable_thinking has no effect"),
+        ("plain", ["--chat_template", "chatml-keep-thinking"], "(chatml-keeps-thinking), got"),
+        ("", [], "has no chat template; set chat_template"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_used_is_a_problem(
+    flags: list[str], tmp_path: Path, template: str, more: list[str], problem: str
+) -> None:
+    config = {"chat_template": [{"name": "default", "template": template}]}
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config))
+    (found,) = make_plan(load_train_config([], [*flags, *more])).problems
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ([], "up to 1 version, weighted for it by use_tis (truncate, tis_cap 2)"),
+        (["--max_async_rollout", "0"], "none: they are drawn by the weights that they train"),
+        (["--use_tis", "false"], "up to 1 version, not corrected for it: use_tis is off"),
+        (
+            ["--max_async_rollout", "3", "--algorithm", "dapo"],
+            "up to 3 versions, corrected for it by the ratio in the loss",
+        ),
+        (
+            ["--use_ppo_clip", "--use_decoupled_loss"],
+            "up to 1 version, weighted for it by use_decoupled_loss",
+        ),
+    ],
+)
+def test_the_plan_says_how_old_rollouts_are_and_what_corrects_for_it(flags, more, expected):
+    assert make_plan(load_train_config([], [*flags, *more])).age_of_rollouts == expected

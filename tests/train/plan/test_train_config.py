@@ -1,0 +1,240 @@
+"""The schema of `telescope train`, its known names, and which settings fit together."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+import telescope_train
+from telescope_core.config import leaf_paths
+from telescope_core.errors import ConfigError
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.config.names import FOREIGN_NAMES, PLANNED_NAMES
+from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
+from telescope_train.plan.load import load_train_config
+
+SOURCE = Path(telescope_train.__file__).parent
+RUN = ["--name", "toy", "--number_of_steps", "10", "--model", "a/b"]
+MATHS = ["--environments", '[{"name": "math-reasoning"}]']
+
+
+def load(*flags: str) -> TrainConfig:
+    return load_train_config([], [*RUN, *MATHS, *flags])
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    found = {name: info.annotation for name, info in TrainConfig.model_fields.items()}
+    models = {name: cls for name, cls in found.items() if isinstance(cls, type)}
+    return {**models, "environments": EnvironmentEntry, "evals.evals": EvalEntry}
+
+
+def test_defaults_pass_every_check():
+    config = load()
+    assert config.rollout.group_size == 8
+    assert config.environments[0].weight == 1.0
+
+
+def test_leaf_names_are_unique_and_apart_from_planned_ones():
+    leaves = leaf_paths(TrainConfig)
+    assert not PLANNED_NAMES & set(leaves)
+    assert not set(FOREIGN_NAMES) & set(leaves)
+    for target in FOREIGN_NAMES.values():
+        assert target in leaves or target in PLANNED_NAMES
+
+
+def test_every_field_has_a_description():
+    for section, model in sections().items():
+        for name, info in model.model_fields.items():
+            assert info.description, f"{section}.{name} needs a docstring under it"
+
+
+def test_every_setting_is_read_by_the_trainer():
+    read: set[str] = set()
+    for path in SOURCE.rglob("*.py"):
+        where = path.relative_to(SOURCE)
+        declares = where.parts[0] == "config" and where.name != "run_folder.py"
+        if not declares and where.parts[0] != "plan":
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    unread = [
+        f"{section}.{name}"
+        for section, model in sections().items()
+        for name in model.model_fields
+        if name not in read
+    ]
+    assert not unread, "accepted and ignored: read it in the trainer, or remove it"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--temperature", "0"], "rollout.temperature must be above 0 in training, got 0"),
+        (["--group_size", "1"], "group_size must be at least 2 for grpo, got 1"),
+        (["--max_tokens", "4096"], "rollout.max_tokens (4096) must be below trainer.seq_len"),
+        (
+            ["--max_tokens", "128", "--max_model_len", "128"],
+            "rollout.max_tokens (128) must be below inference.max_model_len (128)",
+        ),
+        (["--max_model_len", "8192"], "must not exceed trainer.seq_len (4096)"),
+        (["--use_tis", "--use_ppo_clip"], "would count the ratio to the sampler twice"),
+        (["--clip_low", "0.1"], "algorithm.clip_low has no effect without use_ppo_clip"),
+        (["--clip_high", "0.1"], "algorithm.clip_high has no effect without use_ppo_clip"),
+        (["--env_isolation", "none", "--env_workers", "2"], "rollout.env_workers has no effect"),
+        (
+            ["--environments", '[{"name": "a:B"}]', "--env_memory_limit_mb", "512"],
+            "rollout.env_memory_limit_mb has no effect: no environment of this run starts",
+        ),
+        (
+            ["--environments", '[{"name": "a:B", "env_workers": 2}]'],
+            "environments[0] (a:B): env_workers has no effect",
+        ),
+        (
+            ["--environments", '[{"name": "a", "env_addresses": ["here"]}]'],
+            "must be host:port such as 10.0.0.5:7000, got 'here'",
+        ),
+        (
+            [
+                *("--environments", '[{"name": "a", "env_addresses": ["h:1"]}]'),
+                *("--env_isolation", "none"),
+            ],
+            "env_addresses has no effect with env_isolation = 'none'",
+        ),
+        (
+            ["--tis_cap", "2.0", "--max_async_rollout", "0"],
+            "algorithm.tis_cap has no effect without use_tis",
+        ),
+        (["--adam_betas", "[0.9, 1.0]"], "adam_betas[1] must be at least 0 and below 1, got 1"),
+        (["--min_lr_ratio", "0.1"], "min_lr_ratio has no effect"),
+        (["--lr_scheduler", "none", "--warmup_steps", "2"], "warmup_steps has no effect"),
+        (["--lora_rank", "8"], "trainer.lora_rank has no effect without use_lora"),
+        (
+            ["--fsdp_context_parallel_size", "2"],
+            "trainer_num_workers (1) must be a multiple of fsdp_context_parallel_size (2)",
+        ),
+        (["--compile", "--gradient_checkpointing", "selective"], "use 'full', or turn one off"),
+        (["--lora_dropout", "1.0"], "lora_dropout"),
+        (["--optimizer", "sgd"], "optimizer"),
+        (["--warmup_steps", "11"], "must not exceed the 10 optimizer steps of the run"),
+        (["--inference_base_port", "65535", "--inference_num_workers", "2"], "port 65536"),
+        (["--gateway_host", "0.0.0.0"], "gateway_host is '0.0.0.0', which no program can connect"),
+        (
+            ["--gateway_port", "8101", "--inference_num_workers", "2"],
+            "gateway_port (8101) is a port of the inference servers (8100 to 8101)",
+        ),
+        (["--max_off_policy_steps", "9"], "not available in this version"),
+        (["--algorithm", "grop"], "unknown algorithm 'grop'; did you mean 'grpo'"),
+        (["--train_backend", "megatron"], "'megatron' is known, but not available"),
+        (["--weight_transport", "nccl"], "'nccl' is known, but not available"),
+        (["--eval_after_training"], "need at least one [[evals]]"),
+        (["--evals", '[{"name": "a"}]'], "evals[0] (a): would never run"),
+        (
+            ["--evals", '[{"name": "a", "eval_every": 2, "pass_k": [1, 8]}]'],
+            "pass_k 8 needs at least that many rollouts per example, got rollouts = 4",
+        ),
+        (
+            ["--evals", '[{"name": "a", "eval_every": 2}, {"name": "a", "eval_every": 2}]'],
+            "evals: 'a' is listed 2 times",
+        ),
+        (
+            ["--evals", '[{"name": "a", "eval_every": 2, "max_tokens": 9999}]'],
+            "evals[0] (a): max_tokens (9999) must be below trainer.seq_len (4096)",
+        ),
+        (["--beta", "0.1"], "here it is called 'kl_penalty_tau' (algorithm.kl_penalty_tau)"),
+        (["--max_new_tokens", "9"], "here it is called 'max_tokens' (rollout.max_tokens)"),
+        (["--name", "a/b"], "expected letters, digits"),
+        (["--environments", "[]"], "environments"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_fix(flags, expected):
+    with pytest.raises(ConfigError) as caught:
+        load(*flags)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ('[{"name": "a", "weight": 0}]', "environments[0] (a): weight must be above 0, got 0"),
+        ('[{"name": "a", "weight": -1}]', "weight must be above 0, got -1"),
+        ('[{"name": "a"}, {"name": "a"}]', "'a' is listed 2 times"),
+        ('[{"name": "a", "temperature": 0}]', "environments[0] (a): temperature must be above 0"),
+        ('[{"name": "a", "group_size": 1}]', "environments[0] (a): group_size must be at least 2"),
+        ('[{"name": "a", "reward_min": 0}]', "reward_min needs reward_max as well"),
+        ('[{"name": "a", "reward_max": 0}]', "reward_max needs reward_min as well"),
+        ('[{"name": "a", "reward_min": 1, "reward_max": 1}]', "must be below reward_max"),
+        ('[{"name": "a", "max_tokens": 5000}]', "environments[0] (a): max_tokens (5000)"),
+    ],
+)
+def test_environments_that_do_not_fit(entries, expected):
+    with pytest.raises(ConfigError) as caught:
+        load_train_config([], [*RUN, "--environments", entries])
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--use_ppo_clip", "--clip_low", "0.1", "--clip_high", "0.3"],
+        ["--use_tis", "--tis_cap", "4"],
+        ["--clip_low", "null"],
+        ["--lr_scheduler", "cosine", "--min_lr_ratio", "0.1", "--warmup_steps", "3"],
+        ["--max_async_rollout", "4"],
+        ["--max_async_rollout", "0"],
+        ["--eval_before_training", "--evals", '[{"name": "a", "temperature": 0}]'],
+        ["--weight_transport", "gloo"],
+        ["--use_lora", "--lora_rank", "8", "--lora_target_modules", '["q_proj"]'],
+        ["--gradient_checkpointing", "selective", "--optimizer", "adamw_bf16"],
+    ],
+)
+def test_what_fits_is_accepted(flags):
+    load(*flags)
+
+
+def test_a_switch_with_more_than_two_positions():
+    name = "--gradient_checkpointing"
+    assert load().trainer.gradient_checkpointing is True
+    assert load(name, "--debug").trainer.gradient_checkpointing is True
+    assert load(name, "false").trainer.gradient_checkpointing is False
+    assert load(name, "selective").trainer.gradient_checkpointing == "selective"
+
+
+def test_all_problems_are_reported_at_once():
+    with pytest.raises(ConfigError) as caught:
+        load("--temperature", "0", "--clip_low", "0.1", "--group_size", "1")
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_the_schema_needs_neither_torch_nor_transformers_nor_ray():
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'ray', 'vllm'): sys.modules[name] = None\n"
+        "import telescope_train.config, telescope_train.plan.plan, telescope_train.plan.text\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_weighted"),
+    [
+        ([], True),
+        (["--max_async_rollout", "0"], False),
+        (["--max_async_rollout", "0", "--number_of_minibatches", "2"], True),
+        (["--use_tis", "false"], False),
+        (["--max_async_rollout", "0", "--use_tis"], True),
+        (["--use_ppo_clip"], False),
+        (["--use_ppo_clip", "--use_decoupled_loss"], False),
+        (["--algorithm", "dapo"], False),
+        (["--algorithm", "cispo"], False),
+        (["--algorithm", "dapo", "--use_ppo_clip", "false"], True),
+        (["--algorithm", "rloo"], True),
+    ],
+)
+def test_late_rollouts_are_weighted_unless_the_loss_does_or_the_user_says_no(flags, is_weighted):
+    config = load_train_config([], [*RUN, *MATHS, *flags])
+    assert config.algorithm.use_tis is is_weighted
+    section = BackendSettings.from_config(config).algorithm
+    assert section is not None
+    assert section.use_tis is is_weighted

@@ -1,0 +1,69 @@
+"""The draw over environments: weighted, seeded, without replacement within an epoch."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telescope_train.rollouts.draw import Drawn, ExampleDraw, Source
+
+
+def draw_of(*, size: int | None = None, seed: int = 0) -> ExampleDraw:
+    return ExampleDraw(
+        [
+            Source(environment="a", weight=0.7, num_examples=size),
+            Source(environment="b", weight=0.3, num_examples=None),
+        ],
+        seed=seed,
+    )
+
+
+def test_shares_follow_the_weights() -> None:
+    draw = draw_of()
+    counts = Counter(draw.next().environment for _ in range(4000))
+    assert abs(counts["a"] / 4000 - 0.7) < 0.03
+
+
+@given(size=st.integers(1, 30), seed=st.integers(0, 1000))
+def test_an_epoch_visits_every_example_once(size: int, seed: int) -> None:
+    draw = ExampleDraw([Source(environment="a", weight=1.0, num_examples=size)], seed=seed)
+    for _ in range(3):
+        epoch = [draw.next().example_index for _ in range(size)]
+        assert sorted(epoch) == list(range(size))
+
+
+def test_epochs_differ_in_order() -> None:
+    draw = ExampleDraw([Source(environment="a", weight=1.0, num_examples=50)], seed=1)
+    first, second = ([draw.next().example_index for _ in range(50)] for _ in range(2))
+    assert first != second
+
+
+def test_equal_seeds_give_equal_draws_and_a_position_can_be_reached() -> None:
+    one, other = draw_of(size=7), draw_of(size=7)
+    drawn = [one.next() for _ in range(40)]
+    other.skip_to(25)
+    assert [other.next() for _ in range(15)] == drawn[25:]
+    assert other.position == 40
+    assert sum(other.taken.values()) == 40
+
+
+@given(size=st.integers(2, 30), rejected=st.integers(0, 29), place=st.integers(0, 9))
+def test_a_replacement_is_another_example_and_follows_from_its_place(
+    size: int, rejected: int, place: int
+) -> None:
+    draw = draw_of(size=size)
+    before = Drawn(environment="a", example_index=rejected % size)
+    found = draw.replacement(before, f"3.{place}-2")
+    assert found != before
+    if found.environment == "a":
+        assert 0 <= found.example_index < size
+    draw.skip_to(5)
+    assert draw.replacement(before, f"3.{place}-2") == found
+    assert draw.position == 5, "what comes in order stays as it is"
+
+
+def test_replacements_reach_every_other_example() -> None:
+    draw = ExampleDraw([Source(environment="a", weight=1.0, num_examples=6)], seed=0)
+    rejected = Drawn(environment="a", example_index=2)
+    found = {draw.replacement(rejected, f"0.0-{n}").example_index for n in range(200)}
+    assert found == {0, 1, 3, 4, 5}

@@ -1,0 +1,311 @@
+"""What may be sampled when, and what becomes of failures."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.asking import ask, lost_rollout
+
+from telescope_core import (
+    Environment,
+    Example,
+    GeneratedSource,
+    Group,
+    Message,
+    Rollout,
+    RolloutStatus,
+    Sampling,
+    SingleTurnEnvironment,
+    Split,
+    TelescopeError,
+    reward,
+)
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.scripted import ScriptedClient
+from telescope_train.rollouts.accept import AcceptFn
+from telescope_train.rollouts.draw import ExampleDraw, Source
+from telescope_train.rollouts.failures import MAX_DRAWS_PER_GROUP, Boundary, boundary_of
+from telescope_train.rollouts.sampler import (
+    MAX_ATTEMPTS,
+    RolloutSampler,
+    SamplerSettings,
+    TrainingEnvironment,
+)
+
+GROUP_SIZE = 3
+GROUPS = 2
+
+
+class Echo(SingleTurnEnvironment):
+    """Pays 1 for saying the prompt."""
+
+    def examples(self, split: Split) -> GeneratedSource:
+        return GeneratedSource(lambda rng, i: Example(id=f"{i}", prompt=f"p{i}"), seed=0)
+
+    @reward
+    def said_it(self, rollout: Rollout, example: Example) -> float:
+        return float(rollout.completion_text == example.prompt)
+
+
+def sampler_over(
+    client: ScriptedClient,
+    *,
+    ahead: int,
+    batches: int = 4,
+    accept: AcceptFn | None = None,
+    environment: Environment | None = None,
+) -> RolloutSampler:
+    environment = TrainingEnvironment(
+        client=InProcessEnvironment(environment or Echo(), name="echo"),
+        group_size=GROUP_SIZE,
+        sampling=Sampling(max_tokens=4),
+    )
+    draw = ExampleDraw([Source(environment="echo", weight=1.0, num_examples=None)], seed=0)
+    settings = SamplerSettings(
+        num_batches=batches,
+        groups_per_batch=GROUPS,
+        max_async_rollout=ahead,
+        max_concurrent_rollouts=4,
+        rollout_timeout_s=5.0,
+        accept=accept,
+    )
+    return RolloutSampler({"echo": environment}, draw, client, settings)
+
+
+def echo(messages: Sequence[Message]) -> str:
+    return messages[-1].content
+
+
+async def settle(client: ScriptedClient, expected: int) -> int:
+    """Wait until `expected` requests came, then see that no more do while others could run."""
+    async with asyncio.timeout(5):
+        while len(client.requests) < expected:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    return len(client.requests)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+async def test_sampling_runs_ahead_by_exactly_what_is_allowed(ahead: int) -> None:
+    client = ScriptedClient(echo)
+    sampler = sampler_over(client, ahead=ahead)
+    per_batch = GROUPS * GROUP_SIZE
+    sampler.advance(0)
+    assert await settle(client, per_batch * (1 + ahead)) == per_batch * (1 + ahead)
+    batch = await sampler.take(0)
+    assert await settle(client, 0) == per_batch * (1 + ahead), "taking admits nothing"
+    assert [group.id for group in batch.groups] == ["0.0", "0.1"]
+    sampler.advance(1)
+    assert await settle(client, per_batch * (2 + ahead)) == per_batch * (2 + ahead)
+    await sampler.close()
+
+
+async def test_nothing_is_sampled_beyond_the_last_step() -> None:
+    client = ScriptedClient(echo)
+    sampler = sampler_over(client, ahead=5, batches=2)
+    sampler.advance(0)
+    await sampler.take(0)
+    await sampler.take(1)
+    sampler.advance(2)
+    assert len(client.requests) == 2 * GROUPS * GROUP_SIZE
+    await sampler.close()
+
+
+async def test_a_failure_is_retried_and_counted_and_never_a_reward() -> None:
+    calls: list[int] = []
+
+    def sometimes(messages: Sequence[Message]) -> Any:
+        calls.append(1)
+        return RuntimeError("server hiccup") if len(calls) == 1 else echo(messages)
+
+    sampler = sampler_over(ScriptedClient(sometimes), ahead=0)
+    sampler.advance(0)
+    batch = await sampler.take(0)
+    assert batch.failed_attempts == {Boundary.ENVIRONMENT: 1}
+    assert [r.reward for group in batch.groups for r in group.rollouts] == [1.0] * 6
+    await sampler.close()
+
+
+async def test_a_rollout_that_keeps_failing_has_no_reward() -> None:
+    def fails_on_first_example(messages: Sequence[Message]) -> Any:
+        return RuntimeError("broken") if messages[-1].content == "p0" else echo(messages)
+
+    sampler = sampler_over(ScriptedClient(fails_on_first_example), ahead=0)
+    sampler.advance(0)
+    batch = await sampler.take(0)
+    failed = batch.groups[0].rollouts
+    assert {r.status for r in failed} == {RolloutStatus.FAILED}
+    assert {r.reward for r in failed} == {None}
+    assert sum(batch.failed_attempts.values()) == MAX_ATTEMPTS * GROUP_SIZE
+    await sampler.close()
+
+
+async def test_a_batch_in_which_everything_failed_stops_with_the_reason() -> None:
+    sampler = sampler_over(ScriptedClient([RuntimeError("no such model")]), ahead=0)
+    sampler.advance(0)
+    with pytest.raises(TelescopeError, match=r"all 6 rollouts .* no such model"):
+        await sampler.take(0)
+    await sampler.close()
+
+
+async def test_closing_cancels_what_is_being_played() -> None:
+    client = ScriptedClient(echo, delay_s=3600)
+    sampler = sampler_over(client, ahead=1)
+    sampler.advance(0)
+    await settle(client, 4)
+    async with asyncio.timeout(5):
+        await sampler.close()
+
+
+def odd(group: Group) -> bool | str:
+    return int(group.example_id) % 2 == 1 or "even"
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_rejected_groups_are_replaced_in_their_own_place(ahead: int) -> None:
+    sampler = sampler_over(ScriptedClient(echo), ahead=ahead, batches=2, accept=odd)
+    sampler.advance(0)
+    first = await sampler.take(0)
+    sampler.advance(1)
+    second = await sampler.take(1)
+    accepted = [group for batch in (first, second) for group in batch.groups]
+    rejected = [group for batch in (first, second) for group in batch.rejected]
+    assert len(accepted) == 2 * GROUPS, "every batch is full"
+    assert all(int(group.example_id) % 2 for group in accepted)
+    assert [group.id.partition("-")[0] for group in accepted] == ["0.0", "0.1", "1.0", "1.1"]
+    assert not any(int(group.example_id) % 2 for group in rejected)
+    assert {(r.status, r.status_reason) for g in rejected for r in g.rollouts} == {
+        (RolloutStatus.DISCARDED, "even")
+    }
+    in_order = [group for group in accepted + rejected if "-" not in group.id]
+    assert sorted(int(group.example_id) for group in in_order) == list(range(2 * GROUPS))
+    ids = [group.id for group in accepted + rejected]
+    assert len(set(ids)) == len(ids)
+    await sampler.close()
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_what_replaces_a_group_does_not_depend_on_which_ended_first(ahead: int) -> None:
+    async def played(late: str) -> dict[str, str]:
+        """The example of each group; groups in the place `late` end last."""
+
+        class Hesitant(Echo):
+            @reward
+            async def said_it(self, rollout: Rollout, example: Example) -> float:
+                for _ in range(50 if rollout.group_id[2] == late else 0):
+                    await asyncio.sleep(0)
+                return 1.0
+
+        def third(group: Group) -> bool:
+            return int(group.example_id) % 3 == 0
+
+        sampler = sampler_over(
+            ScriptedClient(echo), ahead=ahead, batches=3, accept=third, environment=Hesitant()
+        )
+        found = {}
+        for number in range(3):
+            sampler.advance(number)
+            batch = await sampler.take(number)
+            found |= {group.id: group.example_id for group in batch.all_groups}
+        await sampler.close()
+        return found
+
+    first = await played("0")
+    assert first == await played("1")
+    assert any("-" in group_id for group_id in first)
+
+
+async def test_a_function_that_accepts_nothing_stops_with_the_rate() -> None:
+    sampler = sampler_over(ScriptedClient(echo), ahead=0, accept=lambda group: False)
+    sampler.advance(0)
+    with pytest.raises(TelescopeError, match=r"rejected 63 groups .* at most 3.1%"):
+        await sampler.take(0)
+    await sampler.close()
+    assert MAX_DRAWS_PER_GROUP == 32
+
+
+async def test_a_group_that_failed_is_no_matter_of_acceptance() -> None:
+    def fails_on_first_example(messages: Sequence[Message]) -> Any:
+        return RuntimeError("broken") if messages[-1].content == "p0" else echo(messages)
+
+    asked: list[str] = []
+
+    def accept(group: Group) -> bool:
+        asked.append(group.example_id)
+        return True
+
+    sampler = sampler_over(ScriptedClient(fails_on_first_example), ahead=0, accept=accept)
+    sampler.advance(0)
+    batch = await sampler.take(0)
+    assert asked == ["1"]
+    assert batch.rejected == ()
+    await sampler.close()
+
+
+async def test_queues_are_counted_when_the_trainer_asks() -> None:
+    client = ScriptedClient(echo, delay_s=0.02)
+    sampler = sampler_over(client, ahead=1)
+    sampler.advance(0)
+    await settle(client, 4)
+    batch = await sampler.take(0)
+    assert batch.queues == {"groups_ready": 0, "rollouts_playing": 4, "rollouts_waiting": 8}
+    await sampler.close()
+
+
+async def test_a_reward_that_raises_is_told_from_an_environment_that_does() -> None:
+    class Bad(Echo):
+        @reward
+        def said_it(self, rollout: Rollout, example: Example) -> float:
+            raise ZeroDivisionError("in the reward")
+
+    request = ask(group_id="0.0", sampling=Sampling(max_tokens=4), deadline_s=5.0)
+    client = InProcessEnvironment(Bad(), name="bad")
+    failed = await client.play(request, ScriptedClient(echo).policy("0.0/0"))
+    assert failed.error is not None
+    assert failed.error.startswith("ZeroDivisionError: in the reward (in reward ")
+    assert boundary_of(failed) is Boundary.REWARD
+    broken = ScriptedClient([RuntimeError("in the environment")])
+    failed = await client.play(request, broken.policy("0.0/0"))
+    assert boundary_of(failed) is Boundary.ENVIRONMENT
+
+
+async def test_rollouts_lost_with_their_process_are_played_again_and_not_counted_as_tries():
+    class Dying(InProcessEnvironment):
+        lost = 0
+
+        async def play(self, request, policy):
+            if request.index == 0 and self.lost < MAX_ATTEMPTS + 1:
+                self.lost += 1
+                return lost_rollout(request)
+            return await super().play(request, policy)
+
+        def stats(self):
+            return {"restarts": float(self.lost)}
+
+    sampler = sampler_over(ScriptedClient(["p"]), ahead=0)
+    client = Dying(Echo(), name="echo")
+    sampler._environments = {
+        "echo": TrainingEnvironment(
+            client=client, group_size=GROUP_SIZE, sampling=Sampling(max_tokens=4)
+        )
+    }
+    sampler.advance(0)
+    batch = await sampler.take(0)
+    await sampler.close()
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    assert all(rollout.reward is not None for rollout in rollouts)
+    assert batch.failed_attempts == {Boundary.PROCESS: MAX_ATTEMPTS + 1}
+    assert batch.workers == {"echo/restarts": MAX_ATTEMPTS + 1}
+
+
+def test_whose_doing_a_failure_of_a_process_is():
+    request = ask(sampling=Sampling(max_tokens=1), deadline_s=1)
+    lost = lost_rollout(request)
+    assert lost.is_lost
+    assert boundary_of(lost) is Boundary.PROCESS
+    starved = replace(lost, status_reason="MemoryError", error="MemoryError: ")
+    assert not starved.is_lost
+    assert boundary_of(starved) is Boundary.PROCESS

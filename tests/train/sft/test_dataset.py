@@ -1,0 +1,201 @@
+"""Supervised training on conversations: what is learnt, what is refused, what is counted."""
+
+import json
+import random
+import string
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from telescope_core.errors import ConfigError
+from telescope_core.types import Message
+from telescope_train.chat.supervised import render_conversations
+from telescope_train.models.tiny import character_tokenizer
+from telescope_train.sft.config import load_sft_config
+from telescope_train.sft.examples import dataset_samples
+from telescope_train.sft.run import run_sft
+
+TOKENIZER = character_tokenizer()
+TEXT = st.text(alphabet=string.ascii_letters + " ?\n", min_size=1, max_size=8)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    datasets.disable_progress_bars()
+
+
+def conversation(number: int) -> list[dict]:
+    """Two turns of the assistant: a letter again, and once more."""
+    letter = random.Random(number).choice("abcd")
+    return [
+        {"role": "system", "content": "say it again"},
+        {"role": "user", "content": letter},
+        {"role": "assistant", "content": letter},
+        {"role": "user", "content": "more"},
+        {"role": "assistant", "content": letter * 2},
+        {"role": "user", "content": "thanks"},
+    ]
+
+
+def write(path: Path, rows: list, *, field: str = "messages") -> Path:
+    path.write_text("".join(json.dumps({field: row}) + "\n" for row in rows))
+    return path
+
+
+def config_of(path: Path, *flags: str):
+    folder = path.parent
+    return load_sft_config(
+        [],
+        [
+            *(
+                "--model",
+                str(folder / "base"),
+                "--make_tiny_model",
+                "--output",
+                str(folder / "out"),
+            ),
+            *("--dataset", str(path), "--num_held_out", "4", "--warmup_steps", "2"),
+            *flags,
+        ],
+    )
+
+
+def test_every_turn_of_the_assistant_is_learnt_and_nothing_else(tmp_path):
+    path = write(tmp_path / "chats.jsonl", [conversation(n) for n in range(10)])
+    samples = dataset_samples(config_of(path), TOKENIZER)
+    assert (len(samples.learnt), len(samples.held_out)) == (6, 4)
+    assert (samples.num_truncated, samples.num_dropped) == (0, 0)
+    for sample in (*samples.learnt, *samples.held_out):
+        whole = TOKENIZER.decode(sample.token_ids)
+        letter = whole.partition("<|user|>")[2][0]
+        learnt = TOKENIZER.decode(sample.token_ids[sample.mask])
+        assert learnt == f"{letter}<|end|>{letter * 2}<|end|>"
+        assert "thanks" not in whole, "what nobody answered is left out"
+        assert np.isnan(sample.behavior_logprobs[~sample.mask]).all()
+    names = [sample.group_id for sample in (*samples.learnt, *samples.held_out)]
+    assert len(set(names)) == 10
+    again = dataset_samples(config_of(path), TOKENIZER)
+    assert [s.group_id for s in again.held_out] == [s.group_id for s in samples.held_out]
+
+
+@given(
+    turns=st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), TEXT), max_size=8),
+    last=TEXT,
+)
+@settings(max_examples=60, deadline=None)
+def test_the_mask_is_exactly_what_the_assistant_wrote(turns, last):
+    messages = [Message(role="user", content="go")]
+    messages += [Message(role=role, content=text) for role, text in turns]
+    messages.append(Message(role="assistant", content=last))
+    ((rendered,),) = render_conversations(TOKENIZER, [messages])
+    expected_ids: list[int] = []
+    expected_mask: list[bool] = []
+    for message in messages:
+        mark = TOKENIZER.convert_tokens_to_ids(f"<|{message.role}|>")
+        body = [*TOKENIZER(message.content)["input_ids"], TOKENIZER.eos_token_id]
+        expected_ids += [mark, *body]
+        expected_mask += [False, *([message.role == "assistant"] * len(body))]
+    assert rendered.token_ids.tolist() == expected_ids
+    assert rendered.mask.tolist() == expected_mask
+
+
+def long_ones() -> list:
+    """Nine that fit in 60 tokens, one whose second answer does not, one with no room at all."""
+    rows = [conversation(n) for n in range(9)]
+    rows.append([*conversation(9)[:4], {"role": "assistant", "content": "z" * 80}])
+    rows.append([{"role": "user", "content": "y" * 80}, {"role": "assistant", "content": "n"}])
+    return rows
+
+
+def test_conversations_that_are_too_long(tmp_path):
+    path = write(tmp_path / "chats.jsonl", long_ones())
+    short = ("--seq_len", "60", "--num_held_out", "1")
+    with pytest.raises(ConfigError, match=r"tokens, but seq_len is 60; raise seq_len, or set too_"):
+        dataset_samples(config_of(path, *short), TOKENIZER)
+    cut = dataset_samples(config_of(path, *short, "--too_long", "truncate"), TOKENIZER)
+    assert (cut.num_truncated, cut.num_dropped) == (1, 1)
+    assert max(len(sample) for sample in cut.learnt) == 60
+    dropped = dataset_samples(config_of(path, *short, "--too_long", "drop"), TOKENIZER)
+    assert (dropped.num_truncated, dropped.num_dropped) == (0, 2)
+    assert len(cut.learnt) - len(dropped.learnt) == 1
+    with pytest.raises(ConfigError, match="no conversation of dataset"):
+        dataset_samples(config_of(path, "--seq_len", "3", "--too_long", "drop"), TOKENIZER)
+
+
+@pytest.mark.engine
+def test_training_on_conversations_lowers_the_held_out_loss(tmp_path):
+    path = write(tmp_path / "chats.jsonl", [conversation(n) for n in range(40)], field="chat")
+    rows = []
+    config = config_of(
+        path,
+        *("--messages_field", "chat", "--number_of_steps", "12", "--batch_size", "16"),
+        *("--learning_rate", "3e-3", "--gradient_checkpointing", "false"),
+    )
+    run_sft(config, on_row=rows.append)
+    assert [row.step for row in rows] == [0, 10, 12]
+    assert rows[-1].metrics["nll/held_out"] < 0.7 * rows[0].metrics["nll/held_out"]
+    assert rows[0].metrics["examples/learnt"] == 36
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_a_folder_and_num_examples(tmp_path):
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "train.jsonl", [conversation(n) for n in range(10)])
+    samples = dataset_samples(config_of(tmp_path / "data", "--num_examples", "3"), TOKENIZER)
+    assert (len(samples.learnt), len(samples.held_out)) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([{"role": "user", "content": "a"}], r"row 1 of .*: has no message of the assistant"),
+        ([{"role": "assistant", "content": "a"}], r"row 1 of .*: begins with the assistant"),
+        ([{"role": "human", "content": "a"}], r"row 1 of .*: expected messages with a role"),
+        ([], r"row 1 of .*: expected a list of messages"),
+        (
+            [*conversation(1)[:2], {"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}],
+            r"row 1 of .*: expected tool calls as the chat API has them",
+        ),
+    ],
+)
+def test_rows_that_are_no_conversation_are_named(tmp_path, row, message):
+    path = write(tmp_path / "chats.jsonl", [conversation(0), row])
+    with pytest.raises(ConfigError, match=message):
+        dataset_samples(config_of(path), TOKENIZER)
+
+
+def test_datasets_that_cannot_be_used(tmp_path):
+    path = write(tmp_path / "chats.jsonl", [conversation(n) for n in range(4)])
+    for flags, message in [
+        (("--messages_field", "chat"), "no column 'chat'; set messages_field to one of messages"),
+        ((), "4 conversations and num_held_out is 4"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            dataset_samples(config_of(path, *flags), TOKENIZER)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("no json\n")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        dataset_samples(config_of(broken), TOKENIZER)
+    other = tmp_path / "chats.txt"
+    other.write_text("hello")
+    with pytest.raises(ConfigError, match=r"must end in \.json or \.jsonl"):
+        dataset_samples(config_of(other), TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--environments", '[{"name": "a"}]', "--dataset", "x"], "got both"),
+        ([], "got neither"),
+        (["--environments", '[{"name": "a"}]', "--too_long", "drop"], "too_long has no effect"),
+        (["--dataset", ".", "--dataset_revision", "1"], "dataset_revision has no effect"),
+    ],
+)
+def test_settings_of_the_source(flags, message):
+    with pytest.raises(ConfigError, match=message):
+        load_sft_config([], ["--model", "m", "--output", "o", *flags])

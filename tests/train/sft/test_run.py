@@ -1,0 +1,175 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_train.checkpoints.export import export_checkpoint
+from telescope_train.checkpoints.folders import read_checkpoint
+from telescope_train.sft.config import load_sft_config
+from telescope_train.sft.run import run_sft
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "sft.toml"
+    path.write_text(
+        f"""
+        model = "{tmp_path}/base"
+        make_tiny_model = true
+        output = "{tmp_path}/warm"
+        number_of_steps = 40
+        batch_size = 32
+        num_examples = 200
+        num_held_out = 20
+        learning_rate = 3e-3
+        loss_log_every = 20
+        [[environments]]
+        name = "toy_digits:LastDigit"
+        """
+    )
+    return path
+
+
+@pytest.mark.engine
+def test_sft_lowers_the_loss_and_learns(config_file, tmp_path):
+    rows = []
+    output = run_sft(load_sft_config([config_file]), on_row=rows.append)
+    assert output == tmp_path / "warm"
+    assert [row.step for row in rows] == [0, 20, 40]
+    assert rows[-1].metrics["loss/total"] < 0.7 * rows[1].metrics["loss/total"]
+    assert rows[0].accuracy < 0.01
+    assert rows[-1].accuracy > 0.05
+    lines = (tmp_path / "warm-log" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 20, 40]
+    assert json.loads(lines[-1])["accuracy/toy_digits:LastDigit"] == rows[-1].accuracy
+    assert json.loads((tmp_path / "warm-log" / "config.json").read_text())["batch_size"] == 32
+    assert len(AutoTokenizer.from_pretrained(output)) == 103
+    assert AutoModelForCausalLM.from_pretrained(output).num_parameters() > 500_000
+
+
+def test_it_stops_at_the_accuracy_that_is_enough(config_file):
+    rows = []
+    flags = ["--stop_at_accuracy", "1e-12", "--loss_log_every", "2"]
+    run_sft(load_sft_config([config_file], flags), on_row=rows.append)
+    assert [row.step for row in rows] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("toy_digits:NoGold", ConfigError, "has no gold answers"),
+        ("toy_digits:BadGold", EnvironmentLoadError, "below the success threshold"),
+        ("nowhere", ConfigError, "unknown environment 'nowhere'"),
+    ],
+)
+def test_environments_that_cannot_be_learnt_from(config_file, tmp_path, name, error, message):
+    entry = json.dumps([{"name": name}])
+    with pytest.raises(error, match=message):
+        run_sft(load_sft_config([config_file], ["--environments", entry]))
+    assert [path.name for path in tmp_path.iterdir()] == ["sft.toml"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--learning_rat", "1"], "learning_rate"),
+        (["--batch_size", "0"], "batch_size"),
+        (["--lr_scheduler", "none", "--warmup_steps", "3"], "no warm-up"),
+        (["--warmup_steps", "41"], "must not exceed number_of_steps"),
+        (["--environments", "[]"], "environments"),
+    ],
+)
+def test_settings_that_cannot_be_used(config_file, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        load_sft_config([config_file], flags)
+
+
+def test_an_example_longer_than_seq_len_is_refused(config_file):
+    with pytest.raises(ConfigError, match="raise seq_len"):
+        run_sft(load_sft_config([config_file], ["--seq_len", "6"]))
+
+
+class Killed(Exception):
+    """What ends a training in the middle."""
+
+
+def rows_of(output: Path) -> list[dict]:
+    lines = (output.with_name(f"{output.name}-log") / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "time_s"} for line in lines]
+
+
+def trained(config_file: Path, output: Path, *flags: str, killed_at: int | None = None) -> Path:
+    def on_row(row):
+        if row.step == killed_at:
+            raise Killed
+
+    short = ("--number_of_steps", "10", "--batch_size", "6", "--loss_log_every", "1")
+    return run_sft(
+        load_sft_config([config_file], [*short, "--output", str(output), *flags]), on_row=on_row
+    )
+
+
+SAVED = ("--checkpoint_every", "5", "--num_examples", "20")
+LATEST = (*SAVED, "--resume_from_checkpoint", "latest")
+
+
+@pytest.mark.engine
+def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
+    """To the bit: weights and every number measured. 20 examples are several epochs."""
+    straight = trained(config_file, tmp_path / "straight", *SAVED)
+    with pytest.raises(Killed):
+        trained(config_file, tmp_path / "b", *SAVED, killed_at=8)
+    assert len(rows_of(tmp_path / "b")) == 9
+    resumed = trained(config_file, tmp_path / "b", *LATEST)
+    found, expected = (load_file(one / "model.safetensors") for one in (resumed, straight))
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+    assert rows_of(resumed) == rows_of(straight)
+    saved = tmp_path / "b-log" / "checkpoints"
+    assert [path.name for path in saved.iterdir()] == ["step-000005"]
+    middle = export_checkpoint(
+        read_checkpoint(saved / "step-000005"),
+        tmp_path / "middle",
+        dtype=None,
+        max_shard_size="5GB",
+    )
+    assert AutoModelForCausalLM.from_pretrained(middle.path).num_parameters() > 500_000
+
+    with pytest.raises(ConfigError, match="holds checkpoints of an earlier training"):
+        trained(config_file, tmp_path / "b", *SAVED)
+    with pytest.raises(ConfigError, match="batch_size: 6 -> 7"):
+        trained(config_file, tmp_path / "b", *LATEST, "--batch_size", "7")
+    with pytest.raises(ConfigError, match="raise number_of_steps"):
+        trained(config_file, tmp_path / "b", *LATEST, "--number_of_steps", "5", "--warmup_steps=2")
+    other = ("--resume_from_checkpoint", str(saved / "step-000005"), "--learning_rate", "1e-3")
+    forked = trained(config_file, tmp_path / "c", "--num_examples", "20", *other)
+    assert [row["step"] for row in rows_of(forked)] == [6, 7, 8, 9, 10]
+
+
+@pytest.mark.engine
+def test_checkpoints_that_are_not_kept_go(config_file, tmp_path):
+    flags = ("--checkpoint_every", "2", "--checkpoint_keep_last", "1", "--checkpoint_keep_every=4")
+    output = trained(config_file, tmp_path / "a", *flags)
+    kept = (output.with_name("a-log") / "checkpoints").iterdir()
+    assert sorted(path.name for path in kept) == ["step-000004", "step-000008"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--checkpoint_keep_last", "2"], "^checkpoint_keep_last has no effect without"),
+        (["--checkpoint_every", "41"], "never reached in 40 steps"),
+        (["--resume_from_checkpoint", "latest"], "holds no complete checkpoint"),
+        (["--resume_from_checkpoint", "nowhere"], "holds no checkpoint"),
+    ],
+)
+def test_checkpoint_settings_that_cannot_be_used(config_file, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        run_sft(load_sft_config([config_file], flags))

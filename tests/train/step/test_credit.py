@@ -1,0 +1,260 @@
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from telescope_core.errors import UnknownNameError
+from telescope_core.types import (
+    Completion,
+    Group,
+    Message,
+    Rollout,
+    RolloutStatus,
+    Sampling,
+    Turn,
+)
+from telescope_train.algorithms import load_algorithm
+from telescope_train.algorithms.advantages import normalized
+from telescope_train.batches.weighting import token_weights
+from telescope_train.config.schema import TrainConfig
+from telescope_train.step.credit import CreditRules, NoCredit, RewardRange, assign_credit
+
+GRPO = load_algorithm("grpo")
+
+
+def config(*, reward_range=(None, None), norm="group", discard=True, **algorithm) -> TrainConfig:
+    low, high = reward_range
+    return TrainConfig.model_validate(
+        {
+            "run": {"name": "r", "number_of_steps": 1},
+            "model": {"model": "m"},
+            "environments": [{"name": "toy", "reward_min": low, "reward_max": high}],
+            "algorithm": {"advantage_norm": norm, **algorithm},
+            "rollout": {"discard_group_zero_advantage": discard},
+        }
+    )
+
+
+def completion(num_tokens: int = 1, *, cut: bool = False) -> Completion:
+    return Completion(
+        message=Message(role="assistant", content=""),
+        finish_reason="length" if cut else "stop",
+        prompt_ids=(1, 2),
+        completion_ids=(3,) * num_tokens,
+        logprobs=(-0.5,) * num_tokens,
+        num_completion_tokens=num_tokens,
+    )
+
+
+def group(
+    group_id: str, rewards: list[float | None], environment: str = "toy", written=()
+) -> Group:
+    written = written or [completion()] * len(rewards)
+    rollouts = tuple(
+        Rollout(
+            environment=environment,
+            example_id="e",
+            group_id=group_id,
+            index=index,
+            turns=(Turn(completion=written[index], started_s=0.0, ended_s=1.0),),
+            reward=reward,
+            status=RolloutStatus.FAILED if reward is None else RolloutStatus.KEPT,
+        )
+        for index, reward in enumerate(rewards)
+    )
+    return Group(id=group_id, environment=environment, example_id="e", rollouts=rollouts)
+
+
+def credit(*groups: Group, declared=None, temperatures=None, kl=None, **settings_):
+    temperatures = {"toy": 0.8} if temperatures is None else temperatures
+    rules = CreditRules(
+        algorithm=GRPO,
+        config=config(**settings_),
+        sampling={
+            name: Sampling(max_tokens=10, temperature=value) for name, value in temperatures.items()
+        },
+        vocab_size=100,
+        declared=declared or {},
+    )
+    return assign_credit(groups, rules, kl_penalties=kl)
+
+
+def slow_advantages(rewards_by_group: list[list[float]], norm: str) -> list[float]:
+    """The formulas, one number at a time."""
+    centred = [[r - statistics.fmean(rewards) for r in rewards] for rewards in rewards_by_group]
+    every = [value for values in centred for value in values]
+    result = []
+    for rewards, values in zip(rewards_by_group, centred, strict=True):
+        deviation = statistics.stdev(rewards if norm == "group" else every)
+        result += [value / (deviation + 1e-4) for value in values]
+    return result
+
+
+REWARDS = st.lists(
+    st.lists(st.floats(-2, 2, width=16), min_size=2, max_size=5), min_size=1, max_size=4
+)
+
+
+def _advantages(rewards_by_group, norm):
+    sizes = [len(rewards) for rewards in rewards_by_group]
+    return normalized(
+        np.concatenate(rewards_by_group), np.repeat(np.arange(len(sizes)), sizes), norm
+    )
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@settings(max_examples=80, deadline=None)
+@given(rewards=REWARDS)
+def test_advantages_equal_the_slow_version(rewards, norm):
+    np.testing.assert_allclose(
+        _advantages(rewards, norm), slow_advantages(rewards, norm), atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@settings(max_examples=50, deadline=None)
+@given(rewards=REWARDS, shift=st.integers(-3, 3), seed=st.integers(0, 99))
+def test_advantages_ignore_shifts_and_follow_permutations(rewards, norm, shift, seed):
+    sizes = [len(group_rewards) for group_rewards in rewards]
+    rewards_N, groups_N = np.concatenate(rewards), np.repeat(np.arange(len(sizes)), sizes)
+    expected_N = normalized(rewards_N, groups_N, norm)
+    np.testing.assert_allclose(normalized(rewards_N + shift, groups_N, norm), expected_N, atol=1e-7)
+    order_N = np.random.default_rng(seed).permutation(len(rewards_N))
+    shuffled_N = normalized(rewards_N[order_N], 7 - groups_N[order_N], norm)
+    np.testing.assert_allclose(shuffled_N, expected_N[order_N], atol=1e-9)
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_advantages_ignore_scale_but_for_the_floor(norm):
+    rewards = [[0.0, 1.0, 5.0], [2.0, 3.0]]
+    large = [[1e6 * reward for reward in group_rewards] for group_rewards in rewards]
+    np.testing.assert_allclose(_advantages(large, norm), _advantages(rewards, norm), rtol=3e-4)
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_equal_rewards_have_exactly_no_advantage(norm):
+    advantages_N = _advantages([[0.1] * 7, [0.0, 1.0]], norm)
+    assert advantages_N[:7].tolist() == [0.0] * 7
+    assert advantages_N[7:].all()
+
+
+def test_a_group_of_one_and_an_unknown_norm_are_refused():
+    with pytest.raises(ValueError, match="at least 2 rollouts, got one of 1"):
+        _advantages([[1.0], [0.0, 1.0]], "group")
+    with pytest.raises(UnknownNameError, match="'batch'"):
+        _advantages([[1.0, 0.0]], "batched")
+
+
+def test_rollouts_become_samples_with_their_advantage_and_temperature():
+    result = credit(group("a", [1.0, 0.0]), group("b", [0.0, 3.0]))
+    expected = slow_advantages([[1.0, 0.0], [0.0, 3.0]], "group")
+    assert [sample.advantage for sample in result.samples] == pytest.approx(expected)
+    assert list(result.advantages) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert {sample.temperature for sample in result.samples} == {0.8}
+    assert result.metrics["advantage/mean"] == pytest.approx(0.0)
+    assert result.metrics["advantage/std"] == pytest.approx(np.std(expected))
+
+
+def test_groups_without_advantage_are_dropped_and_counted_by_reason():
+    groups = [
+        group("high", [1.0, 1.0]),
+        group("low", [0.0, 0.0]),
+        group("middle", [0.5, 0.5]),
+        group("few", [1.0, None]),
+        group("good", [1.0, 0.0, None]),
+    ]
+    result = credit(*groups, declared={"toy": RewardRange(0.0, 1.0)})
+    assert result.discarded == {
+        "high": NoCredit.ALL_AT_MAXIMUM,
+        "low": NoCredit.ALL_AT_MINIMUM,
+        "middle": NoCredit.ALL_EQUAL,
+        "few": NoCredit.TOO_FEW,
+    }
+    assert {sample.group_id for sample in result.samples} == {"good"}
+    assert [sample.rollout_index for sample in result.samples] == [0, 1]
+    counts = {name: n for name, n in result.metrics.items() if name.startswith("groups/")}
+    assert counts == {
+        "groups/total": 5,
+        "groups/discarded": 4,
+        "groups/all_at_maximum": 1,
+        "groups/all_at_minimum": 1,
+        "groups/all_equal": 1,
+        "groups/too_few": 1,
+        "groups/all_filtered": 0,
+    }
+
+
+def test_groups_without_advantage_stay_when_asked_but_too_small_ones_cannot():
+    result = credit(group("same", [1.0, 1.0]), group("few", [1.0]), discard=False)
+    assert [sample.advantage for sample in result.samples] == [0.0, 0.0]
+    assert result.discarded == {"few": NoCredit.TOO_FEW}
+    assert result.metrics["groups/all_equal"] == 1
+
+
+def test_rewards_are_scaled_to_their_range_and_those_outside_counted():
+    result = credit(group("a", [-1.0, 4.0]), group("b", [1.5, 3.0]), reward_range=(1.0, 3.0))
+    expected = slow_advantages([[0.0, 1.0], [0.25, 1.0]], "group")
+    assert [sample.advantage for sample in result.samples] == pytest.approx(expected)
+    assert result.metrics["rewards/outside_range"] == 2
+
+
+def test_groups_equal_only_after_clipping_are_at_the_maximum():
+    result = credit(group("a", [2.0, 3.0]), reward_range=(0.0, 1.0))
+    assert result.discarded == {"a": NoCredit.ALL_AT_MAXIMUM}
+    assert result.samples == ()
+    assert "advantage/mean" not in result.metrics
+
+
+def test_nothing_in_gives_nothing_out():
+    result = credit()
+    assert (result.samples, result.discarded) == ((), {})
+
+
+def test_an_environment_without_temperature_is_named():
+    with pytest.raises(UnknownNameError, match="'toys'"):
+        credit(group("a", [1.0, 0.0]), temperatures={"toys": 1.0})
+
+
+def test_a_filtered_rollout_stays_in_the_baseline_and_leaves_the_loss():
+    written = [completion(cut=True), completion(), completion()]
+    groups = [group("a", [0.0, 1.0, 0.5], written=written)]
+    plain, filtered = credit(*groups), credit(*groups, filter_overlong=True)
+    assert filtered.advantages == plain.advantages
+    assert filtered.filtered == {("a", 0): "overlong"}
+    assert [sample.rollout_index for sample in filtered.samples] == [1, 2]
+    assert filtered.samples[0].advantage == plain.samples[1].advantage
+    weights = [
+        token_weights(result.samples, "sequence", max_tokens=10) for result in (plain, filtered)
+    ]
+    assert [float(w[-1]) for w in weights] == pytest.approx([1 / 3, 1 / 2])
+    assert filtered.metrics["filtered/overlong"] == 1
+    assert filtered.metrics["filtered/fraction"] == pytest.approx(1 / 3)
+    assert filtered.metrics["final_reward/mean"] == pytest.approx(0.75)
+
+
+def test_a_group_emptied_by_filters_is_discarded_for_that_reason():
+    groups = [group("a", [0.0, 1.0], written=[completion(cut=True)] * 2)]
+    result = credit(*groups, filter_overlong=True)
+    assert result.samples == ()
+    assert result.discarded == {"a": NoCredit.ALL_FILTERED}
+    assert result.metrics["groups/discarded"] == 1
+
+
+def test_penalties_are_added_to_rewards_that_were_scaled_first():
+    written = [completion(10), completion(8), completion(1)]
+    groups = [group("a", [0.0, 4.0, 2.0], written=written)]
+    result = credit(
+        *groups,
+        reward_range=(0.0, 2.0),
+        overlong_penalty_factor=0.5,
+        overlong_buffer_tokens=4,
+        kl={("a", 2): -0.25},
+    )
+    shaped = [0.0 - 0.5, 1.0 - 0.25, 1.0 - 0.25]
+    expected = slow_advantages([shaped], "group")
+    assert list(result.advantages.values()) == pytest.approx(expected)
+    assert result.metrics["reward_shaping/overlong"] == pytest.approx(-0.25)
+    assert result.metrics["reward_shaping/kl"] == pytest.approx(-0.25)
+    assert result.metrics["final_reward/mean"] == pytest.approx(2.0), "as the environment gave it"

@@ -1,0 +1,90 @@
+"""The settings of a step: each has an effect where it is accepted, and is refused elsewhere."""
+
+import pytest
+
+from telescope_core.errors import ConfigError
+from telescope_train.config.schema import TrainConfig
+from telescope_train.plan.checks.step import SWITCHES
+from telescope_train.plan.load import load_train_config
+
+RUN = ["--name", "toy", "--number_of_steps", "10", "--model", "a/b", "--max_tokens", "512"]
+MATHS = ["--environments", '[{"name": "math-reasoning"}]']
+OF_THE_STEP = {
+    "number_of_minibatches": "2",
+    "ppo_epochs": "2",
+    "filter_overlong": "true",
+    "overlong_penalty_factor": "0.5",
+    "overlong_buffer_tokens": "32",
+    "filter_gibberish": "true",
+    "gibberish_token_threshold": "500",
+    "gibberish_logprob_offset": "3.0",
+    "filter_repetition": "true",
+    "repetition_compression_threshold": "8.0",
+    "kl_in_reward": "true",
+    "reference_update_every": "5",
+}
+"""Setting -> a value other than its default."""
+ENABLES = {
+    "overlong_penalty_factor": "0.5",
+    "filter_gibberish": "true",
+    "filter_repetition": "true",
+    "kl_penalty_tau": "0.1",
+}
+
+
+def load(*flags: str) -> TrainConfig:
+    return load_train_config([], [*RUN, *MATHS, *flags])
+
+
+@pytest.mark.parametrize("name", OF_THE_STEP)
+def test_every_setting_of_the_step_is_accepted_only_with_what_it_needs(name):
+    value = OF_THE_STEP[name]
+    needed, _ = SWITCHES.get(name, (None, None))
+    if needed is None:
+        changed = load(f"--{name}", value, "--use_ppo_clip", "true")
+    else:
+        with pytest.raises(ConfigError, match=rf"algorithm\.{name} has no effect without {needed}"):
+            load(f"--{name}", value)
+        changed = load(f"--{name}", value, f"--{needed}", ENABLES[needed])
+    assert getattr(changed.algorithm, name) != getattr(load().algorithm, name)
+
+
+def test_the_walk_covers_every_setting_with_a_switch():
+    assert set(SWITCHES) <= set(OF_THE_STEP)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--number_of_minibatches", "5"], r"\(5\) must divide .* \(16\): .* use 4"),
+        (
+            ["--number_of_minibatches", "32"],
+            r"\(32\) must divide rollout.prompts_batch_size_for_trainer \(16\): .* use 16",
+        ),
+        (
+            ["--overlong_penalty_factor", "1", "--overlong_buffer_tokens", "512"],
+            r"overlong_buffer_tokens \(512\) must be below rollout.max_tokens \(512\)",
+        ),
+        (["--overlong_penalty_factor", "1", "--max_tokens", "200"], r"\(256\) must be below"),
+        (
+            ["--kl_penalty_tau", "0.1", "--reference_update_every", "10"],
+            r"reference_update_every \(10\) must be below run.number_of_steps \(10\)",
+        ),
+        (["--ppo_epochs", "2"], r"ppo_epochs \(2\) .* grpo without use_ppo_clip has no ratio"),
+        (["--repetition_compression_threshold", "1.0"], "greater than 1"),
+        (["--should_accept_fn", "no-colon"], "should_accept_fn must be module:function"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_fix(flags, expected):
+    with pytest.raises(ConfigError, match=expected):
+        load(*flags)
+
+
+def test_the_schedule_counts_optimizer_steps():
+    config = load(
+        *("--number_of_minibatches", "4", "--ppo_epochs", "2", "--use_ppo_clip", "true"),
+        *("--warmup_steps", "80"),
+    )
+    assert config.num_optimizer_steps == 80
+    with pytest.raises(ConfigError, match="must not exceed the 10 optimizer steps"):
+        load("--warmup_steps", "11")
