@@ -14,7 +14,7 @@ sys.path.insert(0, str(BENCHMARKS))
 from bench_rollouts import Side, run_side  # noqa: E402
 from rollouts.problems import NUM_PROBLEMS, NUM_TOKENS, answer, reply, score  # noqa: E402
 
-from telescope_core.chat_replies import read_token_completion  # noqa: E402
+from telescope_core.chat.replies import read_token_completion  # noqa: E402
 
 
 @pytest.mark.engine

@@ -20,7 +20,8 @@ from telescope_core import (
     StopReason,
 )
 from telescope_core.errors import ConfigError
-from telescope_core.open import load_environment_class, open_environment
+from telescope_core.locate import load_environment_class
+from telescope_core.open import open_environment
 from telescope_core.rollout import score_rollout
 from telescope_core.scripted import ScriptedClient
 

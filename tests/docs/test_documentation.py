@@ -18,8 +18,8 @@ import pytest
 
 from telescope_core import Message, Rollout, StopReason
 from telescope_core.records import RunFolder, row_of
-from telescope_train.config import load_train_config
-from telescope_train.config.sft_schema import load_sft_config
+from telescope_train.plan.load import load_train_config
+from telescope_train.sft.config import load_sft_config
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

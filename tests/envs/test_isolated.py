@@ -12,7 +12,8 @@ from telescope_envs.authoring.first_party import publish
 pytestmark = pytest.mark.engine
 PLAY = """
 import asyncio, importlib.util, json, sys
-from telescope_core.open import locate_environment, open_environment
+from telescope_core.open import open_environment
+from telescope_core.locate import locate_environment
 from telescope_core.scripted import ScriptedClient
 from telescope_core.protocols import PlayRequest
 from telescope_core.types import Sampling, Split

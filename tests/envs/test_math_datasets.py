@@ -34,7 +34,7 @@ FILES = {
 PROGRAM = """
 import json, sys
 from telescope_core import Split
-from telescope_core.open import load_environment_class
+from telescope_core.locate import load_environment_class
 load = load_environment_class("telescope_env_telescope_math_reasoning:MathReasoning")
 environment = load.from_settings(json.loads(sys.argv[1]))
 rows = {}

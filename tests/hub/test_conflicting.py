@@ -10,11 +10,11 @@ from tests.hub.projects import toy_publication
 from telescope_core.records import RunFolder
 from telescope_envs.inventory import LOCK_NAME
 from telescope_envs.lockfile import read_lock
-from telescope_train.config import load_train_config
-from telescope_train.inference.server import free_port
+from telescope_train.cluster.ports import free_port
 from telescope_train.models.tiny import make_tiny_model
-from telescope_train.plan import make_plan
-from telescope_train.plan_text import render_plan
+from telescope_train.plan.load import load_train_config
+from telescope_train.plan.plan import make_plan
+from telescope_train.plan.text import render_plan
 
 pytestmark = pytest.mark.engine
 CODE = '''"""Rewards long answers, and says which six it has."""

@@ -9,14 +9,14 @@ from tests.hub.using.conftest import home, lock_of, telescope
 from tests.hub.using.test_locator import install, lock
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError
-from telescope_core.open import locate_environment
+from telescope_core.locate import locate_environment
 from telescope_envs.installing.build import venv_folder
 from telescope_envs.linked import links
-from telescope_train.config import load_train_config
+from telescope_train.checkpoints.folders import CheckpointManifest
+from telescope_train.checkpoints.resume import resume_point
 from telescope_train.config.schema import TrainConfig
-from telescope_train.environments import environment_records
-from telescope_train.resume import resume_point
-from telescope_train.run_checkpoints import CheckpointManifest
+from telescope_train.plan.load import load_train_config
+from telescope_train.rollouts.environments import environment_records
 
 __all__ = ["home", "install", "telescope"]
 

@@ -15,12 +15,8 @@ import pytest
 import uv
 from tests.e2e.cli_runs import TELESCOPE
 
-from telescope_train.inference.server import (
-    SERVED_MODEL_NAME,
-    ServerSettings,
-    free_port,
-    running,
-)
+from telescope_train.cluster.ports import free_port
+from telescope_train.inference.server import SERVED_MODEL_NAME, ServerSettings, running
 from telescope_train.models.tiny import make_tiny_model
 
 ID = "acme/sort-words"

@@ -13,7 +13,8 @@ from telescope_envs.linked import links, read_project
 
 PLAY = """
 import asyncio, json
-from telescope_core.open import locate_environment, open_environment
+from telescope_core.open import open_environment
+from telescope_core.locate import locate_environment
 from telescope_core.processes import ProcessSettings
 from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient

@@ -11,7 +11,7 @@ from tests.hub.using.conftest import lock_of
 
 from telescope_core.environment_record import changes, record_of
 from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
-from telescope_core.open import locate_environment
+from telescope_core.locate import locate_environment
 from telescope_core.protocols import EnvironmentPlace
 from telescope_envs.installed import Installation, write_record
 from telescope_envs.installing.build import venv_folder

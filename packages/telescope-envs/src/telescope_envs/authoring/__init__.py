@@ -1,1 +1,1 @@
-"""What an author does: begin a project, build its wheel, publish it, take a release back."""
+"""Authoring of environments: creating a project, building, publishing and yanking releases."""

@@ -1,7 +1,7 @@
-"""Signing what is published with Sigstore, where the publisher has an OIDC identity.
+"""Signs a release with Sigstore when the publisher has an OIDC identity.
 
-In GitHub Actions and the like a job proves who it is by a short-lived token; no key is kept. The
-bundle is stored beside the wheel, and its digest is part of the release.
+In GitHub Actions and similar CI systems, a job proves its identity with a short-lived token, so no
+key is stored. The bundle is stored beside the wheel, and its digest is part of the release.
 """
 
 import hashlib
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class AttestMode(StrEnum):
-    """Whether a push signs."""
+    """When a push signs the release."""
 
     AUTO = "auto"
-    """Where there is an OIDC identity and the sigstore library."""
+    """Sign if there is an OIDC identity and the sigstore library is installed."""
     ALWAYS = "always"
-    """Or nothing is published."""
+    """Sign, or publish nothing."""
     NEVER = "never"
-    """Without looking for an identity."""
+    """Do not sign, and do not look for an identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """A Sigstore bundle; no data: nothing was signed."""
+    """A Sigstore bundle; empty if nothing was signed."""
 
     data: bytes = b""
 
@@ -50,20 +50,21 @@ def attest_wheel(
     trust_config: Path | None = None,
     progress: Callable[[str], None],
 ) -> Attestation:
-    """Sign the wheel of `release` as whoever this job is; raises what `always` cannot do.
+    """Sign the wheel of `release` with this job's identity; raises if `always` cannot sign.
 
-    `trust_config` is the client trust configuration of another Sigstore than the public one.
+    `trust_config` is the client trust configuration of a Sigstore instance other than the public
+    one.
     """
     if mode is AttestMode.NEVER:
         return Attestation()
     reason = _reason_against(mode)
     token = "" if reason else _ambient_token()
     if not token:
-        reason = reason or "this is no CI job with an OIDC identity"
+        reason = reason or "this is not a CI job with an OIDC identity"
         if mode is AttestMode.ALWAYS:
             raise ConfigError(
-                f"--attest always, but {reason}; in GitHub Actions the job needs the permission "
-                "id-token: write. Nothing was published"
+                f"--attest always cannot sign: {reason}; in GitHub Actions the job needs the "
+                "permission id-token: write. Nothing was published"
             )
         progress(f"attestation  none: {reason}")
         return Attestation()
@@ -78,7 +79,7 @@ def _reason_against(mode: AttestMode) -> str:
     except ImportError as error:
         if mode is AttestMode.ALWAYS:
             raise ConfigError(f"--attest always needs sigstore; {INSTALL_HINT}") from error
-        return f"sigstore is not there; {INSTALL_HINT}"
+        return f"sigstore is not installed; {INSTALL_HINT}"
     return ""
 
 
@@ -89,7 +90,7 @@ def _ambient_token() -> str:
         return detect_credential() or ""
     except IdentityError as error:
         raise ConfigError(
-            f"this CI job could not get its OIDC token: {error}; in GitHub Actions give it the "
+            f"this CI job could not get its OIDC token: {error}; in GitHub Actions, give it the "
             "permission id-token: write, or push with --attest never"
         ) from None
 

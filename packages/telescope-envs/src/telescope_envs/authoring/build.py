@@ -1,7 +1,7 @@
-"""Building an environment's wheel, the same bytes from the same sources anywhere.
+"""Builds an environment's wheel reproducibly: equal sources give equal bytes on any machine.
 
-The backend that the project declares makes the wheel, from a copy of the sources. Then the wheel is
-rewritten with sorted, uncompressed entries, one mode and one fixed time (SOURCE_DATE_EPOCH when
+The project's declared build backend builds the wheel from a copy of the sources. The wheel is then
+rewritten with sorted, uncompressed entries, one file mode and one fixed time (SOURCE_DATE_EPOCH if
 set), because compressors, clocks and umasks differ between machines.
 """
 
@@ -28,13 +28,13 @@ from telescope_envs.registry.wheel import WheelContents, read_wheel, record_hash
 from telescope_envs.subprocesses import run_program
 
 _DEFAULT_EPOCH = 1577836800
-"""1 January 2020: any fixed time that a zip file can hold."""
+"""1 January 2020; any fixed time that a zip file can hold would do."""
 _TIME_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltWheel:
-    """A wheel that has been built and inspected."""
+    """A wheel that was built and inspected."""
 
     path: Path
     contents: WheelContents
@@ -44,7 +44,7 @@ class BuiltWheel:
 
 
 def build_and_inspect(project: Path, folder: Path) -> BuiltWheel:
-    """Build `project` into `folder`; a wheel that no registry would take is not kept."""
+    """Build `project` into `folder`; raises, and writes no wheel, if inspection refuses it."""
     with tempfile.TemporaryDirectory() as scratch:
         made = build_wheel(project, Path(scratch))
         data = made.read_bytes()
@@ -68,14 +68,14 @@ def build_wheel(project: Path, folder: Path) -> Path:
         _run_backend(project, copy, out, epoch=epoch)
         wheels = list(out.glob("*.whl"))
         if len(wheels) != 1:
-            raise RegistryError(f"{project}: its build made {len(wheels)} wheels, expected one")
+            raise RegistryError(f"{project}: its build made {len(wheels)} wheels, expected 1")
         target = folder / wheels[0].name
         target.write_bytes(normalise(wheels[0].read_bytes(), epoch=int(epoch)))
     return target
 
 
 def normalise(data: bytes, *, epoch: int) -> bytes:
-    """Rewrite a wheel so that its bytes depend on the contents alone."""
+    """Return the wheel rewritten so that its bytes depend only on its contents."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         files = {info.filename: archive.read(info) for info in archive.infolist()}
     files = {path: content for path, content in files.items() if not path.endswith("/")}
@@ -103,9 +103,10 @@ def normalise(data: bytes, *, epoch: int) -> bytes:
 
 
 def _run_backend(project: Path, copy: Path, out: Path, *, epoch: str) -> None:
-    """Have the declared backend make a wheel of `copy` in `out`.
+    """Build a wheel of `copy` in `out` with the declared build backend.
 
-    This interpreter's where it has it; else it is fetched into an environment of its own.
+    If this interpreter has the build requirements, they are used; otherwise uv installs them into
+    an isolated environment.
     """
     isolated = bool(missing_requirements(_build_requirements(project)))
     arguments = ["build", "--wheel", "--python", sys.executable, "--out-dir", str(out)]
@@ -121,14 +122,14 @@ def _run_backend(project: Path, copy: Path, out: Path, *, epoch: str) -> None:
     )
     if done.returncode:
         words = done.stderr.strip().replace(str(copy), str(project))
-        raise EnvironmentLoadError(f"{project} cannot be built. uv said:\n{words}")
+        raise EnvironmentLoadError(f"{project} cannot be built. Output of uv:\n{words}")
 
 
 def _build_requirements(project: Path) -> list[str]:
-    """Return what the project's `[build-system]` needs; raises ConfigError when it has none."""
+    """Return the requirements in `[build-system]`; raises ConfigError when there is no backend."""
     path = project / "pyproject.toml"
     if not path.is_file():
-        raise ConfigError(f"{project} holds no pyproject.toml; give the folder of a project")
+        raise ConfigError(f"{project} contains no pyproject.toml; give the folder of a project")
     try:
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -136,7 +137,7 @@ def _build_requirements(project: Path) -> list[str]:
     system: dict[str, Any] = table.get("build-system", {})
     if "build-backend" not in system:
         raise ConfigError(
-            f"{path}: declares no build backend; add [build-system] with "
+            f"{path} declares no build backend; add [build-system] with "
             'requires = ["hatchling>=1.27"] and build-backend = "hatchling.build"'
         )
     return [str(text) for text in system.get("requires", [])]

@@ -1,4 +1,4 @@
-"""What a release changes for those who use the environment. Pure."""
+"""Compares two releases of an environment and lists what changes for its users."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from telescope_envs.authoring.versions import is_major_step
 from telescope_envs.registry.records import Release
 
 _SCORES = {"reward range", "success threshold", "splits"}
-"""What makes scores of two releases differ without any model having changed."""
+"""Changes that make the scores of two releases differ even with the same model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One thing that is not as it was."""
+    """One difference between two releases."""
 
     what: str
     before: str
@@ -25,7 +25,7 @@ class Change:
 
 
 def changes_between(before: Release, after: Release) -> list[Change]:
-    """Return what differs for a user, in a fixed order; empty for equal ones."""
+    """Return the differences that matter to a user, in a fixed order."""
     old, new = _aspects(before), _aspects(after)
     return [
         Change(what=what, before=old[what], after=new[what])
@@ -35,12 +35,12 @@ def changes_between(before: Release, after: Release) -> list[Change]:
 
 
 def score_warnings(before: Release, after: Release) -> list[str]:
-    """Return a warning for each change that needs a major version and has none."""
+    """Return a warning for each change that would need a new major version but has none."""
     if is_major_step(before.version, after.version):
         return []
     return [
-        f"{change}: scores of {before.version} and {after.version} cannot be compared; a major "
-        "version would say so (--bump major)"
+        f"{change}: scores of {before.version} and {after.version} are not comparable; indicate "
+        "that with a major version (--bump major)"
         for change in changes_between(before, after)
         if change.what in _SCORES
     ]

@@ -1,7 +1,7 @@
-"""What must hold before a release is published; each refusal says what to do. Reads, never writes.
+"""Checks before a release is published; each error says what to do. Nothing is written here.
 
-A store refuses the same once more where it can, under its lock: this is to say it early, and to
-say more than the registry knows.
+A store repeats these checks under its lock where it can. They are made here as well to fail early
+and to check more than the registry can.
 """
 
 from collections.abc import Iterable
@@ -19,31 +19,31 @@ from telescope_envs.validation import LEVELS, Outcome, Report, Verdict
 
 
 def require_token(address: str) -> None:
-    """Refuse now what a server would refuse after everything is built, validated and committed."""
+    """Raise ConfigError if a server's token is missing, before anything is built or committed."""
     if address.startswith(("http://", "https://")) and token_for(address) is None:
         raise ConfigError(
-            f"{address} takes releases with a token only, and there is none; {login_hint(address)}"
+            f"publishing to {address} needs a token, and none is set; {login_hint(address)}"
         )
 
 
 def require_namespace(registry: Registry, owner: str) -> None:
-    """Raise RegistryError unless the registry lets somebody publish as `owner`."""
+    """Raise RegistryError unless the registry has an active namespace for `owner`."""
     namespace = registry.namespace(owner)
     if namespace is None:
         raise RegistryError(
             f"nobody may publish as {owner!r} in {registry.address}: it has no "
-            f"namespaces/{owner}.toml; publish under an owner that is yours, or ask the registry's "
-            "keepers for this one"
+            f"namespaces/{owner}.toml; publish under an owner that you own, or ask the registry's "
+            "maintainers to add this one"
         )
     if namespace.status != "active":
         raise RegistryError(
             f"namespace {owner!r} is {namespace.status}: nothing can be published in it; ask the "
-            "keepers of the registry why"
+            "registry's maintainers why"
         )
 
 
 def require_own_name(registry: Registry, environment_id: str, *, new_name_ok: bool) -> None:
-    """Raise RegistryError for a new name that people may take for one that is there already."""
+    """Raise RegistryError for a new name that people may confuse with an existing one."""
     ids = set(registry.ids())
     if environment_id in ids or new_name_ok:
         return
@@ -55,26 +55,26 @@ def require_own_name(registry: Registry, environment_id: str, *, new_name_ok: bo
         near += near_names(owner, known_owners)
     if near:
         raise RegistryError(
-            f"{environment_id} is new and easily taken for {', '.join(near)}; choose another name, "
-            "or give --new-name-ok when it is meant"
+            f"{environment_id} is new and easily confused with {', '.join(near)}; choose another "
+            "name, or give --new-name-ok if you want this one"
         )
 
 
 def require_unreserved(registry: Registry, environment_id: str) -> None:
-    """Raise RegistryError where the owner or the name is one that nobody may use."""
+    """Raise RegistryError when the owner or the name is reserved."""
     reserved = parse_reserved((registry.store.read("reserved.txt") or b"").decode())
     for part in environment_id.split("/"):
         if plain(part) in reserved and part != registry.config.name:
             raise RegistryError(
                 f"{part!r} is a reserved name of this registry (reserved.txt), so {environment_id} "
-                "cannot be published; choose another"
+                "cannot be published; choose another name"
             )
 
 
 def published_as(registry: Registry, built: BuiltWheel, environment_id: str) -> Release | None:
-    """Return the release with these very bytes, None for a new version above all others.
+    """Return the release if the same bytes are published; None if the version is a new maximum.
 
-    Raises RegistryError for other bytes under a published version, and for a lower version.
+    Raises RegistryError for different bytes under a published version, and for a lower version.
     """
     releases = registry.releases(environment_id)
     version = built.contents.version
@@ -83,25 +83,25 @@ def published_as(registry: Registry, built: BuiltWheel, environment_id: str) -> 
             if known.wheel.sha256 == built.sha256:
                 return known
             raise RegistryError(
-                f"{environment_id} {known.version} is published with other bytes (sha256 "
-                f"{known.wheel.sha256[:12]}..., this is {built.sha256[:12]}...); releases are "
-                "never replaced: raise the version, telescope env push --bump patch"
+                f"{environment_id} {known.version} is already published with different bytes "
+                f"(sha256 {known.wheel.sha256[:12]}..., this is {built.sha256[:12]}...); releases "
+                "are never replaced: raise the version with telescope env push --bump patch"
             )
     require_above(version, (known.version for known in releases), environment_id)
     return None
 
 
 def require_publishable(report: Report, wheel_sha256: str) -> None:
-    """Raise RegistryError unless `report` is complete, of this wheel, and nothing in it failed.
+    """Raise RegistryError unless `report` is complete, is about this wheel, and has no failure.
 
-    The checks decide, not the verdict that the report gives itself.
+    The outcomes of the checks are examined too; the report's own verdict is not enough.
     """
     failed = [check for check in report.checks if check.outcome is Outcome.FAIL]
     if failed or report.verdict is Verdict.FAIL:
         raise RegistryError(
             f"{report.environment} {report.version} does not pass validation: "
-            f"{_ids(check.id for check in failed) or 'its verdict is fail'}; see what to do with "
-            "telescope env validate. Nothing was published"
+            f"{_ids(check.id for check in failed) or 'its verdict is fail'}; run telescope env "
+            "validate to see what to do. Nothing was published"
         )
     not_run = [check.id for check in report.checks if check.outcome is Outcome.NOT_RUN]
     if report.level is not LEVELS[-1] or not_run or not report.checks:
@@ -111,8 +111,8 @@ def require_publishable(report: Report, wheel_sha256: str) -> None:
         )
     if report.wheel_sha256 != wheel_sha256:
         raise RegistryError(
-            f"the validation of {report.environment} is of another wheel: sha256 "
-            f"{report.wheel_sha256}, this one is {wheel_sha256}; nothing was published"
+            f"the validation of {report.environment} is of a different wheel: it has sha256 "
+            f"{report.wheel_sha256}, this one has {wheel_sha256}; nothing was published"
         )
 
 

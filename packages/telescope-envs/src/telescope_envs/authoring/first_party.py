@@ -1,7 +1,7 @@
-"""Publishing the first-party environments: `python -m telescope_envs.authoring.first_party`.
+"""Publishes the first-party environments: `python -m telescope_envs.authoring.first_party`.
 
-Give it the registry's folder, then projects.
-What it shares with `telescope env push` is beside it.
+Its arguments are the registry's folder and then the project folders. The code that it shares with
+`telescope env push` is in the other modules of this package.
 """
 
 import argparse
@@ -33,9 +33,10 @@ def publish(
     datasets: list[Dataset],
     validate: bool = False,
 ) -> str:
-    """Build `project` and append its release; returns what was done, in words.
+    """Build `project` and append its release; returns a line that says what was done.
 
-    The same bytes again are a success; other bytes under a published version are an error.
+    Publishing the same bytes again succeeds; different bytes under a published version are an
+    error.
     """
     registry = Registry(store)
     require_namespace(registry, owner)

@@ -1,4 +1,4 @@
-"""Which environment a project is, read from its pyproject.toml before anything is built."""
+"""Reads a project's owner, name and version from its pyproject.toml before it is built."""
 
 import tomllib
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from telescope_envs.registry.names import ENTRY_POINT_GROUP, check_name, check_o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The names and the version of a project."""
+    """The owner, name and version of a project."""
 
     owner: str
     name: str
     version: str
-    """Empty where the build decides it."""
+    """Empty if the version is dynamic, so only the build determines it."""
 
     @property
     def id(self) -> str:
@@ -25,7 +25,7 @@ class Identity:
 
 
 def read_identity(project: Path) -> Identity:
-    """Return which environment `project` says it is; raises ConfigError or RegistryError."""
+    """Return the identity that `project` declares; raises ConfigError or RegistryError."""
     path = project / "pyproject.toml"
     try:
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -35,8 +35,8 @@ def read_identity(project: Path) -> Identity:
     entries: dict[str, Any] = about.get("entry-points", {}).get(ENTRY_POINT_GROUP, {})
     if "name" not in about or len(entries) != 1:
         raise ConfigError(
-            f"{path}: expected project.name, and one line under "
-            f'[project.entry-points."{ENTRY_POINT_GROUP}"] such as toy = "module:Class"; '
+            f"{path}: expected project.name, and exactly one line under "
+            f'[project.entry-points."{ENTRY_POINT_GROUP}"], such as toy = "module:Class"; '
             "telescope env init writes both"
         )
     (name,) = entries
@@ -45,7 +45,7 @@ def read_identity(project: Path) -> Identity:
 
 
 def owner_of(distribution: str, name: str) -> str:
-    """Return the owner in `telescope-env-<owner>-<name>`; raises RegistryError for another form."""
+    """Return the owner in `telescope-env-<owner>-<name>`; raises RegistryError for other forms."""
     prefix, suffix = "telescope-env-", f"-{name}"
     owner = distribution.removeprefix(prefix).removesuffix(suffix)
     if distribution != f"{prefix}{owner}{suffix}":

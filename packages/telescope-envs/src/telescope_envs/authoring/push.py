@@ -1,7 +1,7 @@
-"""Publishing a project: build, check, validate, and only then change anything, here or there.
+"""Publishes a project: builds, checks and validates it before changing anything.
 
-Everything happens on a copy of the committed sources. So a version is raised in the project, and a
-release appended to the registry, only after every check has passed.
+All of that happens on a copy of the committed sources. The version in the project is raised, and
+the release is appended to the registry, only after every check has passed.
 """
 
 import tempfile
@@ -38,48 +38,48 @@ from telescope_envs.validation import Outcome, Report, validate_project
 
 
 class PushState(StrEnum):
-    """What became of a push."""
+    """The outcome of a push."""
 
     PUBLISHED = "published"
-    """The release is in the registry now."""
+    """The release is now in the registry."""
     ALREADY_PUBLISHED = "already published"
-    """These very bytes were in the registry before."""
+    """The same bytes were already in the registry."""
     WOULD_BE_PUBLISHED = "would be published"
-    """A dry run in which everything else went well."""
+    """This was a dry run, and everything up to the upload succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOptions:
-    """How a project is published."""
+    """Options for publishing a project."""
 
     registry: str | None = None
-    """Name or address; None: the default one."""
+    """Name or address; None means the default registry."""
     dry_run: bool = False
     bump: str = ""
-    """major, minor, patch or a version; empty leaves it as it is."""
+    """major, minor, patch or a version; empty leaves the version unchanged."""
     commit: bool = False
     """Whether to commit the raised version."""
     new_name_ok: bool = False
     allow_no_git: bool = False
     attest: AttestMode = AttestMode.AUTO
     trust_config: Path | None = None
-    """Of another Sigstore than the public one."""
+    """Client trust configuration of a Sigstore instance other than the public one."""
     progress: Callable[[str], None] = field(default=lambda step: None)
     confirm: Callable[[str], bool] = field(default=lambda question: True)
-    """Is asked before the registry is changed."""
+    """Called with a question before the registry is changed; returns whether to go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushResult:
-    """What was published, and what it changes."""
+    """The release, the outcome of its push, and what changed since the previous release."""
 
     state: PushState
     release: Release
     registry: str
     report: Report | None = None
-    """None where the bytes had been published before."""
+    """None if the same bytes were already published."""
     previous: Release | None = None
-    """The newest release before this one."""
+    """The newest release before this one; None if this is the first."""
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -91,9 +91,9 @@ class _Prepared:
 
 
 def push(project: Path, options: PushOptions) -> PushResult:
-    """Publish `project`; raises what forbids it, and then nothing has changed anywhere."""
+    """Publish `project`; a check that fails raises before anything has changed."""
     if options.commit and not options.bump:
-        raise ConfigError("--commit commits a raised version; give --bump as well")
+        raise ConfigError("--commit commits the raised version, so it needs --bump; give --bump")
     require_project(project)
     source = committed_source(project, allow_no_git=options.allow_no_git)
     at = f"commit {source.commit[:12]}, clean" if source.commit else "not in git"
@@ -121,7 +121,7 @@ def _prepare(
     built = build_and_inspect(copy, scratch / "dist")
     wheel = f"{built.path.name}, {built.size:,} bytes, sha256 {built.sha256}"
     options.progress(f"wheel        {wheel}")
-    options.progress("inspection   one pure package, nothing that runs when it is installed")
+    options.progress("inspection   one pure package, nothing that runs at installation")
     known = published_as(registry, built, identity.id)
     if known is not None:
         state = PushState.ALREADY_PUBLISHED
@@ -133,7 +133,7 @@ def _prepare(
         artifacts=registry.config.artifacts,
         datasets=declared_datasets(copy),
     ).model_copy(update={"source": source})
-    options.progress("validating   loading it, and playing it with scripted answers")
+    options.progress("validating   loading it and playing it with scripted answers")
     report = validate_project(copy)
     options.progress(f"validation   {_summary(report)}")
     require_publishable(report, built.sha256)
@@ -142,13 +142,13 @@ def _prepare(
 
 
 def _checked_identity(copy: Path, registry: Registry, options: PushOptions) -> Identity:
-    """Return which environment it is, which may be published; raise the version of the copy."""
+    """Return the project's identity after checking its names; raise the copy's version if asked."""
     identity = read_identity(copy)
     require_namespace(registry, identity.owner)
     require_unreserved(registry, identity.id)
     require_own_name(registry, identity.id, new_name_ok=options.new_name_ok)
     known = [release.version for release in registry.releases(identity.id)]
-    options.progress(f"name         {identity.id}{'' if known else ', new here'}")
+    options.progress(f"name         {identity.id}{'' if known else ', new in this registry'}")
     if options.bump:
         version = bumped(identity.version or "0", options.bump)
         require_above(version, [*known, identity.version or "0"], identity.id)
@@ -174,7 +174,7 @@ def _compared(registry: Registry, release: Release, report: Report) -> PushResul
 def _publish(
     store: WritableStore, project: Path, prepared: _Prepared, options: PushOptions
 ) -> PushResult:
-    """Raise and commit the version where that is wanted, sign, upload."""
+    """Raise and commit the version if asked, sign the wheel, and upload the release."""
     result = prepared.result
     release = result.release
     for warning in result.warnings:
@@ -204,14 +204,14 @@ def _publish(
 
 
 def _raised(project: Path, release: Release, *, commit: bool) -> Release:
-    """Write the new version into the project and commit it; what is built has it already."""
+    """Write the new version into the project and commit it; the wheel has that version already."""
     write_version(project / "pyproject.toml", release.version)
     message = f"{release.id} {release.version}"
     if not release.source.commit:
         return release
     if not commit:
         raise ConfigError(
-            f"the version is {release.version} in {project / 'pyproject.toml'} now, and nothing is "
+            f"{project / 'pyproject.toml'} now has version {release.version}, and nothing is "
             f"published yet: run git commit -m '{message}' -- pyproject.toml, then telescope env "
             "push. --commit does both"
         )

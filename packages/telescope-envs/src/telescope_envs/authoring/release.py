@@ -1,4 +1,4 @@
-"""From an inspected wheel to the record that a registry will hold of it."""
+"""Makes the release record of an inspected wheel."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -26,10 +26,10 @@ _DATASETS = TypeAdapter(list[Dataset])
 def release_of(
     built: BuiltWheel, *, owner: str, artifacts: Sequence[str], datasets: Sequence[Dataset] = ()
 ) -> Release:
-    """Return the record of `built`, with what its environment declares; the wheel's code runs.
+    """Return the record of `built`, including what its environment declares; runs the wheel's code.
 
-    `artifacts` are the registry's templates of addresses. Who published what, from where and with
-    which verdict, is added by whoever publishes.
+    `artifacts` are the registry's URL templates. The caller adds the source and the validation
+    verdict.
     """
     contents = built.contents
     name = split_distribution(contents.distribution, owner)
@@ -72,7 +72,7 @@ def release_of(
 
 
 def validated(release: Release, report: Report) -> Release:
-    """Return `release` with what its validation said."""
+    """Return `release` with the result of its validation."""
     validation = Validation(
         policy=report.policy, verdict=report.verdict.value, report_sha256=report.sha256
     )
@@ -80,7 +80,7 @@ def validated(release: Release, report: Report) -> Release:
 
 
 def declared_datasets(project: Path) -> list[Dataset]:
-    """Return what the project's datasets.json lists; nothing where there is no such file."""
+    """Return the datasets in the project's datasets.json; empty if there is no such file."""
     path = project / "datasets.json"
     if not path.is_file():
         return []

@@ -1,6 +1,6 @@
-"""A new project from a template: text files with `{{placeholders}}`, filled in once.
+"""Creates a new project from a template: text files whose `{{placeholders}}` are filled in.
 
-A template is a folder of `templates/`; `templates/common` belongs to each of them.
+A template is a folder in `templates/`; the files of `templates/common` are part of each template.
 """
 
 import builtins
@@ -31,10 +31,10 @@ _SUFFIX = ".in"
 _COMMON = "common"
 TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "single-turn": ("Sort words alphabetically", ("single-turn", "words")),
-    "multi-turn": ("Break a code of letters in a few guesses", ("game", "multi-turn")),
-    "tools": ("Look prices up with a tool and add them", ("arithmetic", "tools")),
+    "multi-turn": ("Break a letter code in a few guesses", ("game", "multi-turn")),
+    "tools": ("Look up prices with a tool and add them", ("arithmetic", "tools")),
 }
-"""Template -> the summary and the tags of its environment."""
+"""Template name -> the summary and the tags of its environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,9 @@ def create_project(folder: Path, *, owner: str, name: str, template: str) -> New
     _check(check_owner, owner)
     _check(check_name, name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there and not empty; give another one: --dir FOLDER")
+        raise ConfigError(
+            f"{folder} already exists and is not empty; give another folder: --dir FOLDER"
+        )
     values = _values(owner, name, template)
     texts = {
         render(path, {"module": values["module"]}): render(text, values)
@@ -75,7 +77,7 @@ def create_project(folder: Path, *, owner: str, name: str, template: str) -> New
 
 
 def render(text: str, values: Mapping[str, str]) -> str:
-    """Fill in each placeholder once; what is filled in is not looked at again."""
+    """Fill in each placeholder; inserted text is not searched for placeholders."""
 
     def value(found: re.Match[str]) -> str:
         assert found[1] in values, f"a template has the unknown placeholder {found[0]}"
@@ -85,7 +87,7 @@ def render(text: str, values: Mapping[str, str]) -> str:
 
 
 def class_name(name: str) -> str:
-    """Return a class for the environment `name` that is called like nothing else in its file."""
+    """Return a class name for the environment `name` that no other name in its file uses."""
     joined = "".join(word.capitalize() for word in name.split("-"))
     if joined[0].isdigit():
         joined = f"Task{joined}"
@@ -95,13 +97,13 @@ def class_name(name: str) -> str:
 
 
 def _check(check: Callable[[str], str], text: str) -> None:
-    """Refuse a name that keeps the rules not; say the nearest that does."""
+    """Raise ConfigError for an invalid name, and suggest a similar valid one."""
     try:
         check(text)
     except RegistryError as error:
         fitting = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
         try:
-            advice = f"; {check(fitting)!r} would do"
+            advice = f"; {check(fitting)!r} would be valid"
         except RegistryError:
             advice = ""
         raise ConfigError(f"{error}{advice}") from None

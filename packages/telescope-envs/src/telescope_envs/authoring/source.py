@@ -1,4 +1,4 @@
-"""Where a release comes from: the commit, the repository and the folder; a clean one or none."""
+"""Determines the source of a release: repository, commit and folder, without local changes."""
 
 import re
 from pathlib import Path
@@ -13,16 +13,16 @@ _MAX_LISTED = 5
 
 
 def committed_source(project: Path, *, allow_no_git: bool) -> Source:
-    """Return the commit that `project` is at; raises ConfigError when it is changed since.
+    """Return the commit of `project`; raises ConfigError if files differ from that commit.
 
-    Without git there is no commit: refused too, unless `allow_no_git`.
+    Without a git repository there is no commit, which raises as well unless `allow_no_git` is set.
     """
     top = run_git(project, "rev-parse", "--show-toplevel")
     if top is None:
         if allow_no_git:
             return Source()
         raise ConfigError(
-            f"{project} is in no git repository, so nobody could tell what a release was built "
+            f"{project} is not in a git repository, so nobody could tell what a release was built "
             "from; commit it to one, or give --allow-no-git"
         )
     commit = run_git(project, "rev-parse", "--verify", "HEAD")
@@ -33,8 +33,8 @@ def committed_source(project: Path, *, allow_no_git: bool) -> Source:
     changed = changed_files(project)
     if changed:
         raise ConfigError(
-            f"{project} differs from its commit: {_listed(changed)}; commit these, or add to "
-            ".gitignore what is not part of the project"
+            f"{project} differs from its commit: {_listed(changed)}; commit these files, or add "
+            "those that are not part of the project to .gitignore"
         )
     return Source(
         repository=public_address(run_git(project, "remote", "get-url", "origin") or ""),
@@ -44,28 +44,30 @@ def committed_source(project: Path, *, allow_no_git: bool) -> Source:
 
 
 def changed_files(project: Path) -> list[str]:
-    """Return the files below `project` that are changed, staged or unknown to git."""
+    """Return the files below `project` that are changed, staged or untracked."""
     found = run_git(
         project, "status", "--porcelain", "-z", "--untracked-files=all", "--no-renames", "."
     )
     if found is None:
-        raise ConfigError(f"git cannot say whether {project} is changed; run git status there")
+        raise ConfigError(
+            f"git cannot tell whether {project} has changed; run git status there to see why"
+        )
     return sorted(entry[3:] for entry in found.split("\0") if entry)
 
 
 def commit_file(project: Path, name: str, message: str) -> None:
-    """Commit one changed file; raises ConfigError where git does not."""
+    """Commit one changed file; raises ConfigError if git fails."""
     if run_git(project, "commit", "--quiet", "-m", message, "--", name) is None:
         raise ConfigError(
-            f"git did not commit {project / name} (is your name known to git? try git commit "
-            "there); commit it, and run telescope env push again"
+            f"git did not commit {project / name} (are user.name and user.email set? try git "
+            "commit there); commit it, and run telescope env push again"
         )
 
 
 def public_address(remote: str) -> str:
     """Return the https address of a git remote, without user, password, port or query.
 
-    Empty for one that only means something on this machine.
+    The result is empty for a remote that exists only on this machine.
     """
     remote = remote.strip()
     if "://" in remote:

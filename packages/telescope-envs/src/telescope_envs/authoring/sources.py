@@ -1,7 +1,7 @@
-"""The files of a project that a wheel is built from, and a copy of them.
+"""Lists and copies the files of a project that its wheel is built from.
 
-A wheel is always built from a copy: what git ignores (caches, an old build folder, secrets) is not
-in it, and a build backend that writes beside the sources leaves the project as it was.
+A wheel is always built from a copy. The copy has no files that git ignores (caches, an old build
+folder, secrets), and a build backend that writes beside the sources does not change the project.
 """
 
 import os
@@ -13,21 +13,21 @@ from telescope_core.errors import ConfigError
 
 _CACHES = {".git", ".hg", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 _NOT_AT_THE_TOP = {".venv", "venv", "dist", "build", "runs", "node_modules"}
-"""Folders left out where no git says what belongs to the project."""
+"""Folders in the project root that are omitted when the project is not in git."""
 
 
 def require_project(project: Path) -> None:
-    """Raise ConfigError where there is no project."""
+    """Raise ConfigError unless `project` is a folder with a pyproject.toml."""
     if not (project / "pyproject.toml").is_file():
-        lacks = "holds no pyproject.toml" if project.is_dir() else "is no folder"
+        lacks = "contains no pyproject.toml" if project.is_dir() else "is not a folder"
         raise ConfigError(
-            f"{project} {lacks}; give the folder of an environment's project, or begin one: "
+            f"{project} {lacks}; give the folder of an environment's project, or create one: "
             "telescope env init NAME --template single-turn"
         )
 
 
 def source_files(project: Path) -> list[Path]:
-    """Return the project's files, relative to it, sorted; in git those that git does not ignore."""
+    """Return the project's files, sorted, relative to it; in git, without ignored files."""
     require_project(project)
     listed = run_git(project, "ls-files", "-z", "--cached", "--others", "--exclude-standard", ".")
     if listed is None:
@@ -38,14 +38,14 @@ def source_files(project: Path) -> list[Path]:
 
 
 def copy_sources(project: Path, target: Path) -> None:
-    """Copy the project's files into the folder `target`, as plain files with the usual modes."""
+    """Copy the project's files into the folder `target`, as plain files with default modes."""
     root = project.resolve()
     for path in source_files(project):
         source = project / path
         if not source.resolve().is_relative_to(root):
             raise ConfigError(
-                f"{source} is a link out of the project; a release holds its own files: "
-                "replace it by the file"
+                f"{source} is a link to a file outside the project, but a release must contain its "
+                "own files; replace the link with the file"
             )
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target / path)
@@ -57,7 +57,7 @@ def is_in_git(folder: Path) -> bool:
 
 
 def run_git(folder: Path, *arguments: str) -> str | None:
-    """Return what git prints; None where git fails, is not there, or knows nothing of `folder`."""
+    """Return what git prints; None if git fails, is not installed, or `folder` is not in git."""
     environ = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(

@@ -1,6 +1,6 @@
-"""Taking a release back, and saying that an environment should not be used any more.
+"""Yanks releases and deprecates environments.
 
-Nothing is ever deleted: a yanked version still installs where it is named exactly, or locked.
+Nothing is ever deleted: a yanked version still installs if it is named exactly or locked.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from telescope_envs.registry.store import WritableStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusChange:
-    """What was said, and what it changes for those who install."""
+    """The new status record, and what it changes for users."""
 
     id: str
     status: Status
@@ -25,7 +25,7 @@ class StatusChange:
 
 
 def yank(store: WritableStore, text: str, *, reason: str) -> StatusChange:
-    """Keep `ID@VERSION` from being chosen; it installs still where it is named exactly."""
+    """Yank `ID@VERSION`: it is no longer chosen, but still installs if named exactly."""
     environment_id, release = _released(Registry(store), text)
     reason = _one_line(reason)
 
@@ -39,7 +39,7 @@ def yank(store: WritableStore, text: str, *, reason: str) -> StatusChange:
 
 
 def unyank(store: WritableStore, text: str) -> StatusChange:
-    """Let `ID@VERSION` be chosen again."""
+    """Undo the yank of `ID@VERSION`, so that it can be chosen again."""
     environment_id, release = _released(Registry(store), text)
 
     def change(status: Status) -> Status:
@@ -60,7 +60,7 @@ def unyank(store: WritableStore, text: str) -> StatusChange:
 def deprecate(
     store: WritableStore, text: str, *, reason: str, replacement: str = ""
 ) -> StatusChange:
-    """Say that the environment should not be used any more, and which one instead."""
+    """Mark the environment as deprecated, and optionally name a replacement."""
     registry = Registry(store)
     environment_id = _id_without_version(registry, text)
     instead = _id_without_version(registry, replacement) if replacement else ""
@@ -70,16 +70,16 @@ def deprecate(
     status = store.change_status(
         environment_id, lambda status: status.model_copy(update={"deprecated": deprecation})
     )
-    advice = f", and to use {instead} instead" if instead else ""
+    advice = f" and told to use {instead} instead" if instead else ""
     return StatusChange(
         id=environment_id,
         status=status,
-        effect=f"It still installs; whoever installs, lists or describes it is told so{advice}.",
+        effect=f"It still installs; whoever installs, lists or describes it is warned{advice}.",
     )
 
 
 def undeprecate(store: WritableStore, text: str) -> StatusChange:
-    """Take a deprecation back."""
+    """Undo a deprecation."""
     environment_id = _id_without_version(Registry(store), text)
 
     def change(status: Status) -> Status:
@@ -88,7 +88,7 @@ def undeprecate(store: WritableStore, text: str) -> StatusChange:
         return status.model_copy(update={"deprecated": None})
 
     status = store.change_status(environment_id, change)
-    return StatusChange(id=environment_id, status=status, effect="Nobody is warned any more.")
+    return StatusChange(id=environment_id, status=status, effect="Users are no longer warned.")
 
 
 def _released(registry: Registry, text: str) -> tuple[str, Release]:
@@ -113,8 +113,8 @@ def _id_without_version(registry: Registry, text: str) -> str:
     request = parse_request(text)
     if request.wanted:
         raise ConfigError(
-            f"{text!r}: a deprecation is of all versions; leave @{request.wanted} out, or yank "
-            "that version"
+            f"{text!r}: a deprecation covers all versions; omit @{request.wanted}, or yank that "
+            "version"
         )
     return resolve_id(registry, request)
 
@@ -122,14 +122,14 @@ def _id_without_version(registry: Registry, text: str) -> str:
 def _chosen_now(registry: Registry, environment_id: str) -> str:
     yanked = registry.status(environment_id).yanked
     left = [r.version for r in registry.releases(environment_id) if r.version not in yanked]
-    stays = "A yanked version still installs where it is named exactly or locked, with a warning."
+    stays = "A yanked version still installs, with a warning, if it is named exactly or locked."
     if not left:
         return f"No version is chosen any more unless it is named exactly. {stays}"
-    return f"Who names no version gets {left[-1]} now. {stays}"
+    return f"Users who name no version now get {left[-1]}. {stays}"
 
 
 def _one_line(reason: str) -> str:
     reason = reason.strip()
     if not reason or not reason.isprintable() or len(reason) > 500:
-        raise ConfigError("--reason must be one line of at most 500 characters that says why")
+        raise ConfigError("--reason must be one line of 1 to 500 printable characters")
     return reason

@@ -1,6 +1,6 @@
-"""Raising a project's version: which number comes next, and writing it into pyproject.toml.
+"""Computes a project's next version and writes it into pyproject.toml.
 
-Pure but for `write_version`. Versions are PEP 440.
+Only `write_version` has side effects. Versions follow PEP 440.
 """
 
 from collections.abc import Iterable
@@ -20,8 +20,8 @@ PARTS = ("major", "minor", "patch")
 def bumped(current: str, bump: str) -> str:
     """Return the version after `current`; `bump` is major, minor, patch or a version.
 
-    The final release of a pre-release counts as the step that it prepared: the patch after 1.0.1rc1
-    is 1.0.1, and the major one is 2.0.0. Post-releases lead to the next number, epochs stay.
+    A pre-release that prepares the requested step leads to its final release: patch of 1.0.1rc1 is
+    1.0.1, and major is 2.0.0. A post-release leads to the next number; an epoch is kept.
     """
     if bump not in PARTS:
         return check_version(_canonical(bump))
@@ -37,23 +37,23 @@ def bumped(current: str, bump: str) -> str:
 
 
 def require_above(version: str, published: Iterable[str], environment_id: str) -> None:
-    """Raise RegistryError unless `version` is above each published one."""
+    """Raise RegistryError unless `version` is above every published version."""
     newest = max(published, key=Version, default=None)
     if newest is not None and Version(version) <= Version(newest):
         raise RegistryError(
-            f"{environment_id} {version} is not above {newest}, the newest that is published; "
-            "raise it: telescope env push --bump patch"
+            f"{environment_id} {version} is not above {newest}, the newest published version; "
+            "raise it with telescope env push --bump patch"
         )
 
 
 def is_major_step(before: str, after: str) -> bool:
-    """Whether `after` says that its scores cannot be compared with those of `before`."""
+    """Whether `after` is a new major version, so its scores do not compare with `before`."""
     old, new = Version(before), Version(after)
     return (new.epoch, new.major) > (old.epoch, old.major)
 
 
 def with_version(text: str, version: str, where: str = "pyproject.toml") -> str:
-    """Return the TOML `text` with another `project.version`; every other byte stays."""
+    """Return the TOML `text` with a new `project.version`; all other bytes stay the same."""
     try:
         document = tomlkit.parse(text)
     except TOMLKitError as error:
@@ -61,15 +61,15 @@ def with_version(text: str, version: str, where: str = "pyproject.toml") -> str:
     project = cast("dict[str, Any] | None", document.get("project"))
     if project is None or not isinstance(project.get("version"), str):
         raise ConfigError(
-            f"{where}: has no project.version that could be raised; write it there as text "
-            "(a dynamic version is raised where it comes from)"
+            f"{where} has no project.version that could be raised; write it there as a string "
+            "(a dynamic version must be raised where it is defined)"
         )
     project["version"] = version
     return tomlkit.dumps(document)
 
 
 def write_version(pyproject: Path, version: str) -> None:
-    """Write `version` into `pyproject`; line ends stay as they are."""
+    """Write `version` into `pyproject`; line endings stay as they are."""
     text = pyproject.read_bytes().decode()
     pyproject.write_bytes(with_version(text, version, str(pyproject)).encode())
 

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.open import load_environment_class
+from telescope_core.locate import load_environment_class
 
 
 def declarations(factory: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What may be published: the checks that every store makes before it changes anything.
+"""Checks that every store makes before it publishes a release or changes a status.
 
-They read the registry through a function of path, so a folder, a repository and a server share
-them. A store holds its lock, or knows its parent commit, from before the first read to the end.
+They read the registry through a function that maps a path to bytes, so folders, repositories and
+servers share them. A store takes its lock, or fixes its parent commit, before the first read.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,14 @@ from telescope_envs.registry.records import RegistryConfig, Release, Status
 from telescope_envs.registry.store import Publication
 
 Read = Callable[[str], bytes | None]
-"""From a path below the registry to its bytes; None when there is no such file."""
+"""Maps a path relative to the registry to the file's bytes; None when there is no such file."""
 
 
 def is_new(read: Read, publication: Publication) -> bool:
-    """Return whether `publication` is to be stored; False: these very bytes are published.
+    """Return True if `publication` must be stored, False if the same wheel is already published.
 
-    Raises RegistryError when it must not be: names, namespace, bytes, or another release there.
+    Raises RegistryError when it must not be published: a bad name, a namespace that may not
+    publish, bytes that do not match the record, or a different wheel under the same version.
     """
     release = publication.release
     _check_record(publication)
@@ -47,14 +48,14 @@ def is_new(read: Read, publication: Publication) -> bool:
             if known.wheel.sha256 == release.wheel.sha256:
                 return False
             raise RegistryError(
-                f"{release.id} {known.version} is published with other bytes; releases are "
-                "never replaced: raise the version in its pyproject.toml"
+                f"{release.id} {known.version} is already published with different bytes; releases "
+                "are never replaced: raise the version in its pyproject.toml"
             )
     return True
 
 
 def known_releases(read: Read, environment_id: str) -> list[Release]:
-    """Return the releases in the index, in the order in which they were published."""
+    """Return the releases in the environment's index file, in order of publication."""
     path = f"index/{environment_id}.jsonl"
     return parse_releases(read(path) or b"", environment_id, path)
 
@@ -62,21 +63,21 @@ def known_releases(read: Read, environment_id: str) -> list[Release]:
 def changed_status(
     read: Read, environment_id: str, change: Callable[[Status], Status]
 ) -> tuple[Status, bytes]:
-    """Return the status record that `change` makes, and the bytes of its file.
+    """Return the status record that `change` produces, and the bytes of its file.
 
     Raises RegistryError for an environment or a version that is not published.
     """
     versions = [release.version for release in known_releases(read, environment_id)]
     if not versions:
         raise RegistryError(
-            f"{environment_id} has no published version; publish it before its status is changed"
+            f"{environment_id} has no published version; publish it before changing its status"
         )
     path = f"status/{environment_id}.json"
     status = change(parse_status(read(path), path))
     unknown = sorted(set(status.yanked) - set(versions))
     if unknown:
         raise RegistryError(
-            f"{environment_id} has no version {', '.join(unknown)} to yank; "
+            f"cannot yank {', '.join(unknown)}: {environment_id} has no such version; "
             f"published versions: {', '.join(versions)}"
         )
     return status, status_file(status)
@@ -88,7 +89,7 @@ def status_file(status: Status) -> bytes:
 
 
 def index_line(release: Release) -> bytes:
-    """Return the line of a release in its index file, its end included."""
+    """Return the line of a release in its index file, including the newline."""
     return f"{release.model_dump_json(by_alias=True)}\n".encode()
 
 
@@ -115,15 +116,17 @@ def _check_owner_may_publish(read: Read, owner: str) -> None:
     if found is None:
         raise RegistryError(
             f"nobody may publish as {owner!r}: the registry has no {path}; publish under an owner "
-            "that is yours, or ask the registry's keepers for this one"
+            "that you own, or ask the registry's maintainers to add this one"
         )
     namespace = parse_namespace(found, path)
     if namespace.owner != owner:
-        raise RegistryError(f"{path} is of {namespace.owner!r}; tell the registry's keepers")
+        raise RegistryError(
+            f"{path} belongs to owner {namespace.owner!r}; tell the registry's maintainers"
+        )
     if namespace.status == "suspended":
         raise RegistryError(
             f"namespace {owner!r} is suspended: nothing can be published in it; "
-            "ask the registry's keepers why"
+            "ask the registry's maintainers why"
         )
 
 
@@ -134,11 +137,11 @@ def _check_name_is_free(read: Read, release: Release) -> None:
         if plain(name) in reserved:
             raise RegistryError(
                 f"{name!r} is a reserved name of this registry (reserved.txt), so {release.id} "
-                "cannot be published; choose another"
+                "cannot be published; choose another name"
             )
     for other in same_distribution_ids(release.id):
         if read(f"index/{other}.jsonl") is not None:
             raise RegistryError(
-                f"{release.id} would be the distribution {release.distribution}, and so is "
-                f"{other}, which is published; choose another name"
+                f"{release.id} would use the distribution name {release.distribution}, which "
+                f"{other} already uses; choose another name"
             )

@@ -1,7 +1,7 @@
-"""One row per environment: what listing and searching show, and which rows fit a query.
+"""The catalog of a registry: one row per environment, for listing and searching.
 
-Rows are made from index lines without the whole records, so that listing ten thousand releases
-takes a fraction of a second. Nothing here reads a file.
+Rows are built from a few fields of each index line rather than from whole records, so that listing
+ten thousand releases takes a fraction of a second. Nothing here reads a file.
 """
 
 import re
@@ -15,22 +15,22 @@ from telescope_core.errors import RegistryError
 from telescope_envs.registry.names import near_names
 
 CATALOG_PATH = "v1/index.json"
-"""Where a place that cannot be listed keeps its catalogue: a JSON array of rows."""
+"""Where a registry whose folders cannot be listed keeps its catalog, a JSON array of rows."""
 _PLAIN_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
 _WORDS = re.compile(r"[^\W_]+")
 _SHORTEST_WITH_TYPO = 4
-"""Below that, too many words are one letter away."""
+"""Shortest word that may match with a typo; too many shorter words are one letter apart."""
 _IS_NAME, _BEGINS_NAME = 0, 1
 _WORD_OF_NAME, _BEGINS_WORD, _TAG, _IN_NAME, _OWNER, _SUMMARY, _TYPO = range(2, 9)
 
 
 class CatalogRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest release of one environment that is not yanked, in short."""
+    """A summary of the newest release of one environment that is not yanked."""
 
     id: str
     """`owner/name`."""
     version: str
-    """The newest final release; a pre-release only where there is no other."""
+    """The newest final release, or the newest pre-release if there is no final one."""
     summary: str
     tags: tuple[str, ...] = ()
     license: str = ""
@@ -38,7 +38,7 @@ class CatalogRow(msgspec.Struct, frozen=True, kw_only=True):
     """ISO 8601."""
     verdict: str = "none"
     deprecated: str = ""
-    """The reason; empty = it is not."""
+    """The reason why it is deprecated; empty if it is not."""
     num_releases: int = 1
 
 
@@ -47,7 +47,7 @@ class _Verdict(msgspec.Struct, gc=False):
 
 
 class _Line(msgspec.Struct, gc=False):
-    """The fields of an index line that a row shows."""
+    """The fields of an index line that go into a row."""
 
     version: str
     summary: str
@@ -72,7 +72,7 @@ _ROWS = msgspec.json.Decoder(list[CatalogRow])
 
 
 def catalog_row(environment_id: str, index: bytes, status: bytes | None) -> CatalogRow | None:
-    """Return the row of an environment from its index and status files; None without a release."""
+    """Return an environment's row from its index and status files; None if it has no release."""
     where = f"index/{environment_id}.jsonl"
     try:
         lines = _LINES.decode_lines(index)
@@ -101,7 +101,10 @@ def catalog_row(environment_id: str, index: bytes, status: bytes | None) -> Cata
 
 
 def newest_version(versions: Sequence[str], yanked: dict[str, str]) -> int:
-    """Return the place of the version a person is shown: final before preview before yanked."""
+    """Return the index in `versions` of the one to show.
+
+    A final version is preferred over a pre-release, and either over a yanked version.
+    """
     plain = [_plain_key(version) for version in versions]
     if all(plain):
         return max(range(len(plain)), key=lambda i: (versions[i] not in yanked, plain[i]))
@@ -116,14 +119,14 @@ def newest_version(versions: Sequence[str], yanked: dict[str, str]) -> int:
 
 
 def _shown(text: str) -> str:
-    """Return text of a stranger without what a terminal would obey."""
+    """Return untrusted `text` with characters that a terminal would interpret replaced."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 
 def _shown_row(row: CatalogRow) -> CatalogRow:
-    """Return a row that is safe to print: nothing has checked the records it comes from."""
+    """Return a row that is safe to print, because its records have not been validated."""
     texts = [row.id, row.version, row.summary, row.license, row.published_at, row.verdict]
     texts += [row.deprecated, *row.tags]
     if "".join(texts).isprintable():
@@ -143,13 +146,13 @@ def _shown_row(row: CatalogRow) -> CatalogRow:
 
 @cache
 def _plain_key(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version that is numbers alone, for sorting; else nothing."""
+    """Return a purely numeric version as integers for sorting; empty for any other version."""
     is_plain = _PLAIN_VERSION.fullmatch(version)
     return tuple(map(int, version.split("."))) if is_plain else ()
 
 
 def read_catalog(data: bytes, where: str) -> list[CatalogRow]:
-    """Return the rows of a `v1/index.json`, by id."""
+    """Return the rows of a `v1/index.json`, sorted by id."""
     try:
         rows = _ROWS.decode(data)
     except msgspec.DecodeError as error:
@@ -163,10 +166,11 @@ def write_catalog(rows: Sequence[CatalogRow]) -> bytes:
 
 
 def search(rows: Iterable[CatalogRow], query: str, tags: Sequence[str] = ()) -> list[CatalogRow]:
-    """Return the rows that have all `tags` and every word of `query`, best first.
+    """Return the rows that have all `tags` and match every word of `query`, best first.
 
-    A name that is the query comes before one that begins with it, then words of names, tags, words
-    of summaries, and words that are one typo away. What is deprecated comes after the rest.
+    A name that equals the query comes first, then names that begin with it, then matches on words
+    of the name, tags, words of the summary, and words with one typo. Deprecated environments come
+    last.
     """
     wanted = {tag.lower() for tag in tags}
     text = query.strip().lower()
@@ -182,7 +186,7 @@ def search(rows: Iterable[CatalogRow], query: str, tags: Sequence[str] = ()) -> 
 
 
 def _rank(row: CatalogRow, tags: set[str], text: str, words: list[str]) -> int | None:
-    """Return how far the row is from the query, 0 = it is that name; None = it does not fit."""
+    """Return the row's distance from the query, 0 for an equal name; None if it does not match."""
     owner, _, name = row.id.partition("/")
     joined = "-".join(words)
     if text in (name, row.id) or joined == name:

@@ -1,4 +1,4 @@
-"""Proving the invariants of a registry that is a folder: its tree as it is, and its git history."""
+"""Checks the invariants of a registry in a folder: its current files and its git history."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -18,10 +18,10 @@ def check_registry(
     now: datetime | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> CheckReport:
-    """Return everything that is wrong with the registry at `root`; runs none of its wheels.
+    """Return everything that is wrong with the registry at `root`, without running any wheel.
 
-    `against` names a git commit or branch whose files must be the beginning of those here, besides
-    the history of the present branch.
+    Besides the history of the current branch, `against` can name a git commit or branch: its index
+    files must be a prefix of the index files here.
     """
     tree = read_tree(root, now=now or datetime.now(UTC))
     findings = [*tree.findings, *check_names(tree), *check_wheels(tree, progress=progress)]

@@ -1,4 +1,4 @@
-"""What is wrong with the names of a registry: taken twice, reserved, or meaning nothing."""
+"""Checks the names in a registry for duplicates, reserved names and dangling aliases."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from telescope_envs.registry.names import distribution_name, module_name, parse_
 
 
 def check_names(tree: Tree) -> list[Finding]:
-    """Return what is wrong with names of owners, environments, bare names and requirements."""
+    """Return what is wrong with the names of owners, environments, aliases and requirements."""
     findings = [*_same_names(tree), *_reserved_names(tree), *_lost_aliases(tree)]
     for lines in tree.releases.values():
         for line in lines:
@@ -27,14 +27,14 @@ def _same_names(tree: Tree) -> Iterator[Finding]:
             yield Finding(
                 check="unique-name",
                 where=f"index/{environment_id}.jsonl",
-                what=f"is the distribution {distribution}, and so is {first}",
+                what=f"has the distribution name {distribution}, which {first} has as well",
                 fix="publish the later one under another name",
             )
 
 
 def _reserved_names(tree: Tree) -> Iterator[Finding]:
     if tree.config is None:
-        return  # nobody can say which owner is the registry's own
+        return  # without the config it is unknown which owner is the registry's own
     text = tree.bytes_of("reserved.txt").decode(errors="replace")
     reserved = parse_reserved(text) - {tree.config.name}
     used = [(f"index/{name}.jsonl", part) for name in tree.releases for part in name.split("/")]
@@ -45,7 +45,7 @@ def _reserved_names(tree: Tree) -> Iterator[Finding]:
                 check="reserved-name",
                 where=where,
                 what=f"{name!r} is a reserved name",
-                fix="choose another name, or take it out of reserved.txt if it may be used",
+                fix="choose another name, or remove it from reserved.txt if it may be used",
             )
 
 
@@ -55,7 +55,7 @@ def _lost_aliases(tree: Tree) -> Iterator[Finding]:
             yield Finding(
                 check="alias",
                 where="aliases.toml",
-                what=f"{alias!r} means {environment_id!r}, which is not in the index",
+                what=f"{alias!r} points to {environment_id!r}, which is not in the index",
                 fix="correct the name, or publish that environment first",
             )
 
@@ -88,7 +88,7 @@ def _wrong_requirements(line: IndexLine) -> Iterator[Finding]:
             yield Finding(
                 check="requirement",
                 where=line.where,
-                what=f"needs {text!r}: {problem}",
+                what=f"requires {text!r}: {problem}",
                 fix="publish a new version without it, and yank this one",
             )
 
@@ -97,9 +97,9 @@ def _problem(text: str) -> str:
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
-        return "not a requirement (PEP 508)"
+        return "not a valid requirement (PEP 508)"
     if requirement.url:
-        return "an address, not a package of the package index"
+        return "a URL, not a package from the package index"
     if plain(requirement.name).startswith("telescope-env-"):
-        return "another environment, which the package index does not have"
+        return "another environment, which is not in the package index"
     return ""

@@ -1,4 +1,4 @@
-"""Reading a registry's tree whole, and what is wrong with its files one by one."""
+"""Reads the whole tree of a registry and checks each of its files."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -27,13 +27,13 @@ _LAYOUT = re.compile(
     r"|artifacts/.+|schema/[^/]+\.json|v1/.+|simple/.+"
 )
 _CLOCK_SKEW = timedelta(hours=1)
-_RESTORE = "restore it from the git history, or correct it before it is committed"
+_RESTORE = "restore it from the git history, or correct it before committing it"
 Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexLine:
-    """A release and where it stands."""
+    """A release and its position in the index."""
 
     release: Release
     path: str
@@ -47,26 +47,26 @@ class IndexLine:
 
 @dataclass(slots=True, kw_only=True)
 class Tree:
-    """What could be read of a registry, and what could not."""
+    """The records read from a registry, and findings for those that cannot be read."""
 
     root: Path
     paths: list[str]
     config: RegistryConfig | None = None
     aliases: dict[str, str] = field(default_factory=dict[str, str])
     releases: dict[str, list[IndexLine]] = field(default_factory=dict[str, list[IndexLine]])
-    """Environment -> its lines, in the order of its file."""
+    """Environment id -> its index lines, in the order of the file."""
     findings: list[Finding] = field(default_factory=list[Finding])
 
     def bytes_of(self, path: str) -> bytes:
-        """Return the bytes of a file; none of what is not there."""
+        """Return the bytes of a file; empty if there is no such file."""
         return (self.root / path).read_bytes() if path in self.paths else b""
 
     def add(self, check: str, where: str, what: str, fix: str) -> None:
-        """Note what is wrong."""
+        """Add a finding."""
         self.findings.append(Finding(check=check, where=where, what=what, fix=fix))
 
     def parsed(self, check: str, where: str, parse: Callable[[], Record]) -> Record | None:
-        """Return what `parse` does; a RegistryError of it becomes a finding."""
+        """Return the result of `parse`; if it raises RegistryError, add a finding instead."""
         try:
             return parse()
         except RegistryError as error:
@@ -76,11 +76,11 @@ class Tree:
 
 
 def read_tree(root: Path, *, now: datetime) -> Tree:
-    """Read every file of the registry at `root`, checking each by its model."""
+    """Read every file of the registry at `root` and validate it with its model."""
     tree = Tree(root=root, paths=tree_files(root))
     for path in tree.paths:
         if not _LAYOUT.fullmatch(path):
-            tree.add("layout", path, "not a file of a registry", "move it elsewhere")
+            tree.add("layout", path, "is not a registry file", "move it elsewhere")
     config = tree.bytes_of("config.json")
     tree.config = tree.parsed(
         "config", "config.json", lambda: parse_record(RegistryConfig, config, "config.json")
@@ -102,11 +102,9 @@ def _read_index(tree: Tree, path: str, *, now: datetime) -> None:
     environment_id = path.removeprefix("index/").removesuffix(".jsonl")
     lines = tree.bytes_of(path).split(b"\n")
     if lines.pop():
-        tree.add(
-            "index-line", f"{path}:{len(lines) + 1}", "the last line has no line end", _RESTORE
-        )
+        tree.add("index-line", f"{path}:{len(lines) + 1}", "the last line has no newline", _RESTORE)
     if not lines:
-        tree.add("index-line", path, "holds no release", _RESTORE)
+        tree.add("index-line", path, "contains no release", _RESTORE)
     found: list[IndexLine] = []
     for number, text in enumerate(lines, 1):
         where = f"{path}:{number}"
@@ -116,7 +114,7 @@ def _read_index(tree: Tree, path: str, *, now: datetime) -> None:
         if release is None:
             continue
         if release.id != environment_id:
-            tree.add("index-line", where, f"holds a release of {release.id}", _RESTORE)
+            tree.add("index-line", where, f"contains a release of {release.id}", _RESTORE)
         found.append(IndexLine(release=release, path=path, line=number))
     tree.releases[environment_id] = found
     _check_versions(tree, found)
@@ -131,17 +129,22 @@ def _check_versions(tree: Tree, lines: Sequence[IndexLine]) -> None:
             tree.add(
                 "version-once",
                 line.where,
-                f"{line.release.version} is published again; line {first.line} has it",
-                "remove the line before it is committed; raise the version instead",
+                f"{line.release.version} is published twice; it is already on line {first.line}",
+                "remove the line before committing it, and raise the version instead",
             )
 
 
 def _check_times(tree: Tree, lines: Sequence[IndexLine], *, now: datetime) -> None:
-    fix = "correct the clock of the publisher, and the line before it is committed"
+    fix = "correct the publisher's clock, and correct the line before committing it"
     for before, line in zip([None, *lines], lines, strict=False):
         time = line.release.published_at
         if time > now + _CLOCK_SKEW:
-            tree.add("published-at", line.where, f"published at {time.isoformat()}, later", fix)
+            tree.add(
+                "published-at",
+                line.where,
+                f"published at {time.isoformat()}, which is in the future",
+                fix,
+            )
         if before is not None and time < before.release.published_at - _CLOCK_SKEW:
             what = f"published at {time.isoformat()}, before the line above it"
             tree.add("published-at", line.where, what, fix)
@@ -153,7 +156,7 @@ def _check_namespaces(tree: Tree) -> None:
             data = tree.bytes_of(path)
             found = tree.parsed("namespace", path, lambda d=data, p=path: parse_namespace(d, p))
             if found is not None and path != f"namespaces/{found.owner}.toml":
-                what = f"is of owner {found.owner!r}"
+                what = f"belongs to owner {found.owner!r}"
                 tree.add("namespace", path, what, f"rename it to {found.owner}.toml")
     for owner in sorted({name.partition("/")[0] for name in tree.releases}):
         if f"namespaces/{owner}.toml" not in tree.paths:
@@ -161,7 +164,7 @@ def _check_namespaces(tree: Tree) -> None:
                 "namespace",
                 f"index/{owner}/",
                 f"nobody owns {owner!r}: there is no namespaces/{owner}.toml",
-                f"write namespaces/{owner}.toml, or remove the folder before it is committed",
+                f"write namespaces/{owner}.toml, or remove the folder before committing it",
             )
 
 
@@ -190,5 +193,5 @@ def _check_schemas(tree: Tree) -> None:
     wanted = {f"schema/{name}": text for name, text in schema_files().items()} if here else {}
     for path in sorted(here | set(wanted)):
         if path not in wanted or tree.bytes_of(path) != wanted[path].encode():
-            what = "is not what the models of this version say"
+            what = "does not match the schema that this version generates"
             tree.add("schema", path, what, f"run: telescope hub schemas {tree.root}")

@@ -1,4 +1,4 @@
-"""What is wrong with the artefacts inside a registry's tree; what is elsewhere is not fetched."""
+"""Checks the artifacts inside a registry's tree; artifacts on other hosts are not fetched."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -25,14 +25,14 @@ def check_wheels(
 def _check_wheel(tree: Tree, line: IndexLine) -> Iterator[Finding]:
     release = line.release
     if not release.wheel.urls:
-        yield _artifact(line.where, "has no address", "correct the line before it is committed")
+        yield _artifact(line.where, "has no wheel URL", "correct the line before committing it")
     for url in release.wheel.urls:
         if url.startswith(("https://", "http://")):
             continue
         if not is_registry_path(url):
-            yield _artifact(line.where, f"{url!r} leads out of the registry", _RESTORE)
+            yield _artifact(line.where, f"{url!r} points outside the registry", _RESTORE)
         elif url not in tree.paths:
-            yield _artifact(line.where, f"{url} is not there", _RESTORE)
+            yield _artifact(line.where, f"{url} does not exist", _RESTORE)
         else:
             yield from _check_content(tree, line, url)
 
@@ -44,7 +44,7 @@ def _check_content(tree: Tree, line: IndexLine, path: str) -> Iterator[Finding]:
     except RegistryError:
         digest = hashlib.sha256(data).hexdigest()
         what = (
-            f"{path} has {len(data)} bytes, sha256 {digest}; its release has "
+            f"{path} has {len(data)} bytes, sha256 {digest}; its release records "
             f"{release.wheel.size} bytes, sha256 {release.wheel.sha256}"
         )
         yield _artifact(line.where, what, _RESTORE)
@@ -58,7 +58,10 @@ def _check_content(tree: Tree, line: IndexLine, path: str) -> Iterator[Finding]:
     if release.attestation_sha256 and bundle in tree.paths:
         digest = hashlib.sha256(tree.bytes_of(bundle)).hexdigest()
         if digest != release.attestation_sha256:
-            what = f"{bundle} has sha256 {digest}, its release says {release.attestation_sha256}"
+            what = (
+                f"{bundle} has sha256 {digest}, but its release records "
+                f"{release.attestation_sha256}"
+            )
             yield _artifact(line.where, what, _RESTORE)
 
 

@@ -1,7 +1,8 @@
-"""Which registry is meant: nothing is opened here.
+"""Chooses which registry to use, without opening it.
 
-In order: the one that was named, `TELESCOPE_REGISTRY`, the user's file, the `registry/` of the
-enclosing checkout, the snapshot in this package.
+The first of these that exists is used: the registry that was named, `TELESCOPE_REGISTRY`, the
+default in the user's config file, the `registry/` folder of the enclosing checkout, and the
+snapshot in this package.
 """
 
 import os
@@ -15,19 +16,19 @@ from telescope_envs.user_config import read_user_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """How registries are opened."""
+    """Options for opening a registry."""
 
     offline: bool = False
-    """Whether to read only what was fetched before."""
+    """Whether to read only files that were fetched before."""
     tell: Callable[[str], None] = lambda message: None
-    """Is told what a person should know, such as how old what is read offline is."""
+    """Called with messages for the user, such as the age of files that are read offline."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     working_directory: Path | None = None
-    """None: the current one."""
+    """None means the current working directory."""
 
 
 def find_address(text: str | None, opening: Opening) -> Address:
-    """Return where the registry is that `text` means; None: the default one."""
+    """Return the address of the registry that `text` names; None means the default registry."""
     config = read_user_config(opening.environ)
     if text:
         return config.place_of(text)

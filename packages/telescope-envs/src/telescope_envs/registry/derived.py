@@ -1,7 +1,7 @@
-"""The files that are made from others: the catalogue and the pages of the simple index.
+"""Generates the files that derive from the records: the catalog and the simple index pages.
 
-A place without code of its own, such as a repository of files, gets them in the same change as the
-records they are made from.
+A registry that runs no code, such as a repository of files, receives them in the same commit as the
+records that they are generated from.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ from telescope_envs.registry.render import (
 
 
 def derived_files(read: Read, rows: Sequence[CatalogRow], environment_id: str) -> dict[str, bytes]:
-    """Return the files to write, by path, after the records of one environment changed.
+    """Return path -> bytes of the files to write when the records of one environment change.
 
-    `read` gives the records as they will be, `rows` are those of the catalogue before.
+    `read` returns the records after the change; `rows` are the catalog rows before it.
     """
     index, status = f"index/{environment_id}.jsonl", f"status/{environment_id}.json"
     after = [row for row in rows if row.id != environment_id]

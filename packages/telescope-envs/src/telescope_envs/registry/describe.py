@@ -1,4 +1,4 @@
-"""Asking an environment what it declares, straight from its wheel, in a process of its own."""
+"""Loads an environment from its wheel in a separate process and returns what it declares."""
 
 import json
 import os
@@ -16,17 +16,17 @@ _PROGRAM = (
     "print(json.dumps(declared(sys.argv[2])))"
 )
 _PASSED_ON = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "SYSTEMROOT", "TEMP"}
-"""The variables the process sees: no tokens, no keys."""
+"""The environment variables passed to the process; tokens and keys are not among them."""
 
 
 def describe_wheel(wheel: Path, factory: str) -> dict[str, Any]:
-    """Return what `factory` in `wheel` declares; raises EnvironmentLoadError when it cannot load.
+    """Return what `factory` in `wheel` declares; raises EnvironmentLoadError if it does not load.
 
-    The wheel's code runs, in a subprocess: inspect the wheel first.
+    This runs the wheel's code in a subprocess, so inspect the wheel first.
     """
     environ = {name: value for name, value in os.environ.items() if name in _PASSED_ON}
     command = [sys.executable, "-P", "-c", _PROGRAM, str(wheel), factory]
-    late = f"{wheel.name}: not loaded after {_TIME_LIMIT_S:g} s; its import must be quick"
+    late = f"{wheel.name}: did not load within {_TIME_LIMIT_S:g} s; its import must be quick"
     finished = run_program(command, environ=environ, limit_s=_TIME_LIMIT_S, late=late)
     if finished.returncode:
         raise EnvironmentLoadError(f"{wheel.name} cannot be loaded: {last_line(finished)}")

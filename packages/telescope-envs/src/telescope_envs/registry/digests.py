@@ -1,4 +1,4 @@
-"""Whether bytes are those that were published; says nothing about what is in them."""
+"""Compares a wheel's bytes with the published size and hash; does not look inside the wheel."""
 
 import hashlib
 
@@ -7,7 +7,7 @@ from telescope_envs.registry.records import Release
 
 
 def check_bytes(data: bytes, release: Release) -> None:
-    """Raise RegistryError when the bytes are not those that were published."""
+    """Raise RegistryError unless `data` has the size and sha256 recorded in `release`."""
     digest = hashlib.sha256(data).hexdigest()
     if len(data) != release.wheel.size or digest != release.wheel.sha256:
         raise RegistryError(

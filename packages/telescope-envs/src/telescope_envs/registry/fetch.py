@@ -1,7 +1,7 @@
-"""One GET that ends: bounded in bytes, in time, in tries and in redirects.
+"""HTTP GET with limits on bytes, time, tries and redirects.
 
-The token goes to the registry's own host and port and nowhere else. Redirects are followed by hand,
-because whether the next host may be asked, and what it may be told, is decided here.
+The token is sent to the registry's own host and port and nowhere else. Redirects are followed in
+this module, which decides whether the next host may be contacted and whether it gets the token.
 """
 
 import os
@@ -33,20 +33,20 @@ _NOT_THERE = {404, 410}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to wait, and how often to try."""
+    """Time limits and number of tries."""
 
     total_s: float = 60.0
-    """For one file, all tries together."""
+    """Time limit for one file, over all tries."""
     silence_s: float = 15.0
     """Longest wait for a connection, or for the next bytes."""
     max_tries: int = 4
     first_pause_s: float = 0.25
-    """Before the second try; twice as long before each further one."""
+    """Pause before the second try; it doubles before each further try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A file, or that it is not there, or that it has not changed."""
+    """The response: a file, not found, or not modified."""
 
     status: int
     """200, 304 or 404."""
@@ -57,18 +57,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """One file that is asked for."""
+    """One file to fetch."""
 
     url: str
     max_bytes: int
     patience: Patience
     headers: Mapping[str, str]
     deadline_s: float
-    """On the monotonic clock."""
+    """On the monotonic clock, in seconds."""
 
 
 class _TryAgainError(Exception):
-    """This try failed in a way that the next one may not; `wait_s` is what the server asks for."""
+    """This try failed but the next may succeed; `wait_s` is the wait that the server asks for."""
 
     def __init__(self, reason: str, wait_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -76,7 +76,7 @@ class _TryAgainError(Exception):
 
 
 class Fetcher:
-    """Fetches for the registry at `address`; makes its connections when they are needed."""
+    """Fetches files for the registry at `address`; connections are opened when first needed."""
 
     def __init__(self, address: str, token: Token | None, login_hint: str) -> None:
         self._origin = origin_of(address)
@@ -85,7 +85,7 @@ class Fetcher:
         self._client: httpx.Client | None = None
 
     def close(self) -> None:
-        """Let go of connections; fine to call twice."""
+        """Close connections; calling it twice is fine."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -93,7 +93,7 @@ class Fetcher:
     def get(
         self, url: str, *, max_bytes: int, patience: Patience, headers: Mapping[str, str]
     ) -> Answer:
-        """Return what is at `url`; raises RegistryError that names it, whatever went wrong."""
+        """Return what is at `url`; raises RegistryError that names `url` on any failure."""
         task = _Task(
             url=url,
             max_bytes=max_bytes,
@@ -126,7 +126,7 @@ class Fetcher:
     def _ask(self, url: str, task: _Task) -> Answer | str:
         """Return the answer, or the address that it redirects to."""
         patience, remaining_s = task.patience, task.deadline_s - time.monotonic()
-        late = f"not done within {patience.total_s:g} s"
+        late = f"not finished within {patience.total_s:g} s"
         if remaining_s <= 0:
             raise _TryAgainError(late)
         own = {"Authorization": f"Bearer {self._token}"} if self._may_see_token(url) else {}
@@ -141,7 +141,7 @@ class Fetcher:
                 ) as response:
                     return self._read(response, url, task.max_bytes)
             except httpx.InvalidURL as error:
-                raise RegistryError(f"{url} is not an address: {error}") from None
+                raise RegistryError(f"{url} is not a valid URL: {error}") from None
             except httpx.TransportError as error:
                 reason = late if watchdog.has_barked else _reason(error, patience)
                 raise _TryAgainError(reason) from None
@@ -169,10 +169,10 @@ class Fetcher:
         if status not in (401, 403):
             return f"{url} answered {status}; expected 200 or 404: check the address"
         if origin_of(url) != self._origin:
-            return f"{url} answered {status}; it is not on the registry's host, so no token is sent"
+            return f"{url} answered {status}; it is not on the registry's host, so it got no token"
         if self._token is None:
-            return f"{url} answered {status}: the registry asks for a token; {self._login_hint}"
-        return f"{url} answered {status}: the token is not accepted; {self._login_hint}"
+            return f"{url} answered {status}: the registry requires a token; {self._login_hint}"
+        return f"{url} answered {status}: the token was not accepted; {self._login_hint}"
 
     def _may_see_token(self, url: str) -> bool:
         return self._token is not None and origin_of(url) == self._origin
@@ -180,11 +180,11 @@ class Fetcher:
     def _require_allowed(self, here: str, asked: str) -> None:
         parts, origin = urlsplit(here), origin_of(here)
         if parts.scheme not in ("http", "https") or not origin[1] or "@" in parts.netloc:
-            raise RegistryError(f"{asked} leads to {parts.scheme}://..., which is not fetched")
+            raise RegistryError(f"{asked} leads to {parts.scheme}://..., which is never fetched")
         is_private = origin == self._origin or is_loopback(origin[1])
         if parts.scheme == "http" and not is_private:
             raise RegistryError(
-                f"{here} is plain http, which anyone on the way can change; it is not fetched"
+                f"{here} is plain http, which anyone on the network can change; it was not fetched"
             )
 
     def _opened(self) -> httpx.Client:
@@ -194,7 +194,7 @@ class Fetcher:
                 verify=tls_context(os.environ.get("SSL_CERT_FILE", "")),
                 headers={
                     "User-Agent": f"telescope-envs/{version('telescope-envs')}",
-                    # What is unpacked on the way could be of any size, and hashes are of the file.
+                    # Compressed bodies could unpack to any size, and hashes are of the file.
                     "Accept-Encoding": "identity",
                 },
             )
@@ -203,9 +203,9 @@ class Fetcher:
 
 @cache
 def tls_context(certificates: str) -> ssl.SSLContext:
-    """Return how hosts are recognised; reading all the certificates takes a while, so once.
+    """Return the TLS context; cached, because reading all the certificates takes a while.
 
-    `certificates` is the SSL_CERT_FILE that httpx reads.
+    `certificates` is the value of SSL_CERT_FILE, which httpx reads by itself.
     """
     del certificates
     return httpx.create_ssl_context()
@@ -213,25 +213,25 @@ def tls_context(certificates: str) -> ssl.SSLContext:
 
 def _next_address(here: str, location: str, asked: str) -> str:
     if not location:
-        raise RegistryError(f"{here} redirects, but does not say where to")
+        raise RegistryError(f"{here} redirects without a Location header")
     try:
         there = urljoin(here, location)
         origin_of(there)
     except ValueError as error:
-        raise RegistryError(f"{asked} leads to {location!r}, no address: {error}") from None
+        raise RegistryError(f"{asked} leads to {location!r}, not a URL: {error}") from None
     if urlsplit(here).scheme == "https" and urlsplit(there).scheme != "https":
         raise RegistryError(
-            f"{asked} leads from https to {urlsplit(there).scheme}, which is never followed; "
-            "tell the registry's keepers"
+            f"{asked} redirects from https to {urlsplit(there).scheme}, which is never followed; "
+            "tell the registry's maintainers"
         )
     return there
 
 
 def _bounded_body(response: httpx.Response, url: str, max_bytes: int) -> bytes:
-    too_long = f"{url}: longer than {max_bytes} bytes, the most that is read of it"
+    too_long = f"{url}: longer than {max_bytes} bytes, the limit for this file"
     packing = response.headers.get("Content-Encoding", "identity")
     if packing != "identity":
-        raise RegistryError(f"{url} came packed as {packing}; serve it as it is")
+        raise RegistryError(f"{url} was sent with encoding {packing}; serve it uncompressed")
     announced = response.headers.get("Content-Length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise RegistryError(too_long)
@@ -244,9 +244,10 @@ def _bounded_body(response: httpx.Response, url: str, max_bytes: int) -> bytes:
 
 
 def _settled_time(response: httpx.Response) -> str:
-    """Return Last-Modified where it tells versions apart: it counts whole seconds.
+    """Return Last-Modified if it identifies this version of the file; else an empty string.
 
-    A file that changed in the second in which it was sent may change in it again, unseen.
+    It counts whole seconds, so a file that was sent right after its last change could change again
+    and keep the same Last-Modified.
     """
     text = response.headers.get("Last-Modified", "")
     with suppress(ValueError):
@@ -272,7 +273,7 @@ def _reason(error: httpx.TransportError, patience: Patience) -> str:
     if isinstance(error, httpx.ConnectTimeout):
         return f"no connection within {patience.silence_s:g} s"
     if isinstance(error, httpx.TimeoutException):
-        return f"nothing came for {patience.silence_s:g} s"
+        return f"no data for {patience.silence_s:g} s"
     return str(error) or type(error).__name__
 
 

@@ -1,26 +1,26 @@
-"""What a check of a registry finds: an invariant that does not hold, where, and what to do."""
+"""Findings of a registry check: the invariant that does not hold, where, and how to fix it."""
 
 from dataclasses import dataclass, field
 
 CHECKS = {
-    "config": "config.json is there and can be read",
-    "layout": "every file is where a registry has files",
-    "namespace": "every owner in the index has a namespace file that can be read and is its own",
+    "config": "config.json exists and can be read",
+    "layout": "every file has a path that the registry format allows",
+    "namespace": "every owner in the index has a readable namespace file that names that owner",
     "index-line": "every line of the index is a release of the environment its file is named for",
-    "version-once": "no version is published twice, however it is spelt",
+    "version-once": "no version is published twice, however it is spelled",
     "published-at": "releases were published in the order of their lines, and not in the future",
-    "requirement": "what a release needs comes from the package index, never from another address",
+    "requirement": "requirements of a release come from the package index, never from a URL",
     "unique-name": "no two environments have the same distribution and module",
     "reserved-name": "no environment, bare name or owner has a reserved name",
-    "alias": "every bare name means an environment of the index",
-    "artifact": "wheels in the tree have the size and the digest of their release",
-    "wheel": "wheels in the tree hold one environment, and what their release says",
-    "status": "a status can be read and speaks of published versions",
-    "schema": "schema/, where there is one, is what `telescope hub schemas` writes",
-    "history": "index files only grew, in every commit and since",
-    "alias-history": "no bare name was taken away or given to another environment",
+    "alias": "every bare name points to an environment in the index",
+    "artifact": "wheels in the tree have the size and digest that their release records",
+    "wheel": "wheels in the tree hold one environment and match their release",
+    "status": "every status file can be read and names only published versions",
+    "schema": "schema/, if it exists, is what `telescope hub schemas` writes",
+    "history": "index files only grew, in every commit and in the working tree",
+    "alias-history": "no bare name was removed or given to another environment",
 }
-"""Id of a check -> what it proves."""
+"""Id of a check -> the invariant that it checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Finding:
     check: str
     """A key of `CHECKS`."""
     where: str
-    """`path` or `path:line`, relative to the registry; with a commit where it is of the past."""
+    """`path` or `path:line`, relative to the registry; names the commit for a past change."""
     what: str
     fix: str
 
@@ -46,6 +46,6 @@ class CheckReport:
     """Commits that changed the index or the bare names."""
     findings: list[Finding]
     unchecked: list[str] = field(default_factory=list[str])
-    """Keys of `CHECKS` that could not be made here."""
+    """Keys of `CHECKS` that could not run here."""
     notes: list[str] = field(default_factory=list[str])
-    """Why, and what was checked in part only."""
+    """Why checks could not run, and which ran only in part."""

@@ -1,7 +1,7 @@
-"""Whether a registry kept its promises over time, as git remembers: index lines stay, names stay.
+"""Checks in the git history that index lines and aliases of a registry were never changed.
 
-Each commit on the first-parent history is compared with the one before it, then the working tree
-with the last one. Git is asked twice, however long the history is.
+Each commit on the first-parent history is compared with the one before it, and the working tree
+with the last commit. Reading the commits takes two git calls, however long the history is.
 """
 
 import os
@@ -20,18 +20,18 @@ _NOTHING = b""
 
 
 class Change(NamedTuple):
-    """One file as it was and as it became, in a commit or since the last one."""
+    """One file before and after a change, in a commit or since the last commit."""
 
     path: str
     old: bytes
     new: bytes
     commit: str
-    """Where it changed; empty = not yet committed."""
+    """The commit that changed it; empty if the change is not committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryReport:
-    """What was found, in how many commits."""
+    """The findings, and the number of commits that were compared."""
 
     findings: list[Finding] = field(default_factory=list[Finding])
     num_commits: int = 0
@@ -39,24 +39,28 @@ class HistoryReport:
 
 
 def check_history(root: Path, *, against: str = "") -> HistoryReport:
-    """Compare all that git knows of the registry at `root`; notes say what git does not know.
+    """Check the git history of the registry at `root`; notes say what could not be checked.
 
-    `against` is compared at the commit where the present branch left it, so that what has been
-    merged there meanwhile counts as nothing removed.
+    `against` is compared at its merge base with HEAD, so that commits added to it since then do not
+    count as removed here.
     """
     if not _is_repository(root):
         if against:
             raise ConfigError(
-                f"{root} is in no git repository, so --against {against} has no sense"
+                f"{root} is not in a git repository, so --against {against} has no meaning"
             )
-        return HistoryReport(notes=["history: not checked, this folder is in no git repository"])
+        return HistoryReport(
+            notes=["history: not checked, because this folder is not in a git repository"]
+        )
     notes: list[str] = []
     if _git(root, "rev-parse", "--is-shallow-repository").strip() == b"true":
-        notes.append("history: checked from where this shallow clone begins; fetch it whole")
+        notes.append(
+            "history: checked only from where this shallow clone begins; fetch the full history"
+        )
     changes = _committed(root)
     num_commits = len({change.commit for change in changes})
     if not num_commits:
-        notes.append("history: not checked, no commit holds this registry yet")
+        notes.append("history: not checked, because no commit contains this registry yet")
     changes += _since(root, "HEAD")
     if against:
         changes += _since(root, _left_at(root, against))
@@ -97,12 +101,12 @@ def _changed_aliases(change: Change) -> Iterator[Finding]:
     new = _aliases(change.new)
     for alias, environment_id in _aliases(change.old).items():
         if new.get(alias) != environment_id:
-            became = f"now means {new[alias]!r}" if alias in new else "is gone"
+            became = f"now points to {new[alias]!r}" if alias in new else "is now missing"
             yield Finding(
                 check="alias-history",
                 where=_where(change, change.path),
-                what=f"{alias!r} meant {environment_id!r} and {became}",
-                fix="give it back its meaning; a bare name is never used for something else",
+                what=f"{alias!r} pointed to {environment_id!r} and {became}",
+                fix="restore it; a bare name is never given to another environment",
             )
 
 
@@ -110,7 +114,7 @@ def _aliases(data: bytes) -> dict[str, str]:
     try:
         return parse_aliases(data, "aliases.toml").aliases if data else {}
     except RegistryError:
-        return {}  # nobody could read it, so it promised nothing; the tree's own check tells
+        return {}  # an unreadable file defined no aliases; `check_tree` reports the current one
 
 
 def _where(change: Change, place: str) -> str:
@@ -118,7 +122,7 @@ def _where(change: Change, place: str) -> str:
 
 
 def _committed(root: Path) -> list[Change]:
-    """Return every change of a promised file on the first-parent history, the newest first."""
+    """Return every change of the index or aliases on the first-parent history, newest first."""
     log = _git(
         *(root, "log", "--first-parent", "-m", "--raw", "-z", "--no-abbrev", "--no-renames"),
         *("--format=commit %H", "--relative", "--", "index", "aliases.toml"),
@@ -137,7 +141,7 @@ def _committed(root: Path) -> list[Change]:
 
 
 def _since(root: Path, commit: str) -> list[Change]:
-    """Return the promised files of `commit` beside those of the working tree."""
+    """Return the index files and aliases of `commit`, each with its working-tree version."""
     if not _succeeds(root, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
         return []
     listed = _git(root, "ls-tree", "-r", "-z", commit, "--", "index", "aliases.toml").decode()
@@ -155,7 +159,7 @@ def _present(path: Path) -> bytes:
 def _left_at(root: Path, against: str) -> str:
     if not _succeeds(root, "rev-parse", "--verify", "--quiet", f"{against}^{{commit}}"):
         raise ConfigError(
-            f"--against {against!r} is no commit or branch of this repository; fetch it first"
+            f"--against {against!r} is not a commit or branch of this repository; fetch it first"
         )
     if not _succeeds(root, "merge-base", against, "HEAD"):
         return against
@@ -163,7 +167,7 @@ def _left_at(root: Path, against: str) -> str:
 
 
 def _blobs(root: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Return the contents of blobs by name; the name of all zeros is a file that is not there."""
+    """Return blob name -> contents; a name of all zeros stands for a missing file."""
     found = dict.fromkeys(names, _NOTHING)
     wanted = [name for name in found if set(name) != {"0"}]
     output = _git(root, "cat-file", "--batch", stdin="".join(f"{n}\n" for n in wanted).encode())
@@ -207,4 +211,4 @@ def _run(
             check=False,
         )
     except FileNotFoundError as error:
-        raise RegistryError("git is not installed, and the history is checked with it") from error
+        raise RegistryError("checking the history needs git, which is not installed") from error

@@ -1,8 +1,8 @@
-"""What was fetched over HTTP, on disk: one file for each address, checked whenever it is read.
+"""A disk cache of fetched files: one cache file per URL, verified whenever it is read.
 
-An entry is a line of JSON and the bytes. It is written whole or not at all, so a process may be
-killed at any moment and several may write at once; one that is not what its first line says counts
-for nothing and is fetched again. The file's time is when the server last confirmed it.
+An entry is a line of JSON followed by the body. It is written atomically, so a process may be
+killed at any moment and several may write at once. An entry that does not match its first line is
+ignored and fetched again. The file's modification time is when the server last confirmed it.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ class _Head(msgspec.Struct, kw_only=True):
 
 
 class CachedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One address as the server answered it."""
+    """The server's response for one URL."""
 
     status: int
-    """200, or 404: there is nothing."""
+    """200, or 404 if the file does not exist."""
     body: bytes
     etag: str
     last_modified: str
@@ -42,7 +42,7 @@ class CachedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HttpCache:
-    """The files of the registry at `address`, below `folder`."""
+    """Cached files of the registry at `address`, stored below `folder`."""
 
     def __init__(self, folder: Path, address: str, tell: Callable[[str], None]) -> None:
         self._folder = folder / _digest(address.encode())
@@ -50,7 +50,7 @@ class HttpCache:
         self._has_told = False
 
     def get(self, url: str, *, max_bytes: int) -> CachedFile | None:
-        """Return what is known of `url`; None for nothing, or nothing that can be trusted."""
+        """Return the cached entry of `url`; None if there is none or it fails verification."""
         path = self._path(url)
         try:
             if path.stat().st_size > max_bytes + _LONGEST_HEAD_BYTES:
@@ -72,7 +72,7 @@ class HttpCache:
         )
 
     def put(self, url: str, found: CachedFile) -> None:
-        """Replace what is known of `url`."""
+        """Replace the entry of `url`."""
         head = _Head(
             url=url,
             status=found.status,
@@ -89,7 +89,7 @@ class HttpCache:
             self._say(error)
 
     def confirm(self, url: str) -> None:
-        """Note that the server says that `url` is unchanged."""
+        """Record that the server has just confirmed `url` as unchanged."""
         with suppress(OSError):
             os.utime(self._path(url))
 
@@ -105,7 +105,7 @@ class HttpCache:
             raise
 
     def _sweep(self) -> None:
-        """Remove what processes that were killed left unfinished."""
+        """Remove unfinished files left by killed processes."""
         oldest = time.time() - _LEFT_BEHIND_S
         for path in self._folder.glob(f"{_UNFINISHED}*"):
             with suppress(OSError):
@@ -115,7 +115,7 @@ class HttpCache:
     def _say(self, error: OSError) -> None:
         if not self._has_told:
             reason = os.strerror(error.errno or 0)
-            self._tell(f"{self._folder} cannot be written ({reason}), so nothing is kept for later")
+            self._tell(f"{self._folder} cannot be written ({reason}), so nothing is cached")
         self._has_told = True
 
     def _path(self, url: str) -> Path:

@@ -1,4 +1,4 @@
-"""Opening the registry that is meant: one is asked, and never another after it."""
+"""Opens the chosen registry; there is never a fallback to another one."""
 
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,7 +18,7 @@ from telescope_envs.registry.stores.local import LocalStore
 from telescope_envs.user_config import UserConfig, read_user_config, user_file
 
 GROUP = "telescope.registries"
-"""Entry points: scheme of an address -> `place.Opener`."""
+"""Entry point group that maps an address scheme to a `place.Opener`."""
 
 
 class LocatedRelease(NamedTuple):
@@ -29,20 +29,20 @@ class LocatedRelease(NamedTuple):
 
 
 def open_registry(text: str | None = None, opening: Opening | None = None) -> Registry:
-    """Open the registry that `text` names or is the address of; None: the default one."""
+    """Open the registry with the name or address `text`; None means the default registry."""
     opening = opening or Opening()
     return Registry(_open_store(find_address(text, opening), opening))
 
 
 def open_writable(text: str | None = None, opening: Opening | None = None) -> WritableStore:
-    """Open the same registry for publishing; raises RegistryError where nobody can."""
+    """Open the same registry for publishing; raises RegistryError if it is read-only."""
     opening = opening or Opening()
     place = find_address(text, opening)
     store = _open_store(place, opening)
     if not isinstance(store, WritableStore):
         raise RegistryError(
-            f"{place.text} can only be read; publish to the folder it is made from, or to a "
-            "registry that telescope hub serve serves"
+            f"{place.text} is read-only; publish to the folder it is rendered from, or to a "
+            "registry served with telescope hub serve"
         )
     return store
 
@@ -50,7 +50,10 @@ def open_writable(text: str | None = None, opening: Opening | None = None) -> Wr
 def locate_release(
     text: str, registry: str | None = None, opening: Opening | None = None
 ) -> LocatedRelease:
-    """Return the release that `text`, such as `corp:acme/toy@1.0`, asks for, and its registry."""
+    """Return the release that a request such as `corp:acme/toy@1.0` resolves to, and its registry.
+
+    The registry is chosen as in `open_registry_of`.
+    """
     opened = open_registry_of(text, registry, opening)
     return LocatedRelease(opened, resolve(opened, text))
 
@@ -64,15 +67,15 @@ def open_registry_of(
 
 
 def _agreed(named: str, registry: str | None, opening: Opening, text: str) -> str | None:
-    """Return the registry of a request; before its colon stands a name, never an address."""
+    """Return the registry to open for a request; its prefix must be a configured name."""
     if not named:
         return registry
     config = read_user_config(opening.environ)
     _require_name(named, config, opening)
     if registry and config.place_of(registry) != config.registries[named].place:
         raise ConfigError(
-            f"{text!r} is in the registry {named!r}, but --registry says {registry!r}; "
-            "leave one of them out"
+            f"{text!r} names the registry {named!r}, but --registry is {registry!r}; "
+            "omit one of them"
         )
     return named
 
@@ -89,8 +92,9 @@ def _open_store(place: Address, opening: Opening) -> Store:
     config = read_user_config(opening.environ)
     if place.is_plain_http and not config.allows_plain_http(place):
         raise ConfigError(
-            f"{place.text} is plain http, which anyone on the way can read and change; use https, "
-            f"or write it into [registries] in {user_file(opening.environ)} with insecure = true"
+            f"{place.text} is plain http, which anyone on the network can read and change; use "
+            "https, or add it to [registries] in "
+            f"{user_file(opening.environ)} with insecure = true"
         )
     opener = _opener(place.scheme)
     return opener(
@@ -110,8 +114,8 @@ def _opener(scheme: str) -> Opener:
     if scheme not in points.names:
         known = ", ".join(sorted({"file", *points.names}))
         raise ConfigError(
-            f"registries at {scheme}:// are not known (known: {known}); give {FORMS}, for a "
-            "bucket the https:// address that it is served at"
+            f"registries at {scheme}:// are not supported (supported: {known}); give {FORMS}; for "
+            "a bucket, give the https:// address that serves it"
         )
     try:
         return points[scheme].load()

@@ -1,7 +1,7 @@
-"""Names and versions: which are allowed, which mean the same, which are too much alike.
+"""Rules for names and versions: what is allowed, what is equivalent and what is too similar.
 
-Pure functions over text. Who may use a name is in `namespaces/`, which names nobody may use in
-`reserved.txt`.
+Pure functions over text. The registry's `namespaces/` says who may use an owner name, and its
+`reserved.txt` lists the names that nobody may use.
 """
 
 import re
@@ -12,13 +12,13 @@ from packaging.version import InvalidVersion, Version
 from telescope_core.errors import RegistryError
 
 FORMAT_VERSION = 1
-"""Of a registry's records: the newest that this package reads, and what it writes."""
+"""Version of the record format: the newest that this package reads, and the one it writes."""
 ENTRY_POINT_GROUP = "telescope.environments"
-"""Where a wheel names its environment."""
+"""Entry point group in which a wheel names its environment."""
 WORDS = r"^[a-z0-9]+(-[a-z0-9]+)*$"
-"""Lower-case letters and digits, joined by single hyphens."""
+"""Words of lower-case letters and digits, joined by single hyphens."""
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$"
-"""No control characters and none that turn the direction of text: a terminal obeys them."""
+"""No control characters and no bidirectional controls, because terminals act on them."""
 OWNER_LENGTHS = (3, 39)
 NAME_LENGTHS = (2, 64)
 _LOOKALIKES = (("rn", "m"), ("vv", "w"), ("0", "o"), ("1", "l"), ("i", "l"), ("5", "s"), ("-", ""))
@@ -37,30 +37,30 @@ def check_name(name: str) -> str:
 def check_version(version: str) -> str:
     """Return `version`; raises RegistryError unless it is canonical PEP 440, not local, no epoch.
 
-    Two spellings of one version would be two releases with one wheel file name.
+    Otherwise two spellings of the same version could be published as two releases.
     """
     try:
         parsed = Version(version)
     except InvalidVersion:
         raise RegistryError(
-            f"version {version!r} is not one of PEP 440; write for instance 0.1.0 or 1.0.0rc1"
+            f"version {version!r} is not a PEP 440 version; write for instance 0.1.0 or 1.0.0rc1"
         ) from None
     canonical = parsed.public.rpartition("!")[2]
     if parsed.local is not None or parsed.epoch or canonical != version:
         raise RegistryError(
-            f"version {version!r} must be written {canonical!r}: normalised, without a local part "
+            f"version {version!r} must be written {canonical!r}: normalized, without a local part "
             "and without an epoch"
         )
     return version
 
 
 def distribution_name(owner: str, name: str) -> str:
-    """Return the distribution that an environment must be published as."""
+    """Return the distribution name that an environment must be published under."""
     return f"telescope-env-{owner}-{name}"
 
 
 def module_name(owner: str, name: str) -> str:
-    """Return the only import package its wheel may hold."""
+    """Return the name of the only import package that its wheel may contain."""
     return distribution_name(owner, name).replace("-", "_")
 
 
@@ -78,7 +78,7 @@ def split_distribution(distribution: str, owner: str) -> str:
 def same_distribution_ids(environment_id: str) -> list[str]:
     """Return the other owner/name pairs whose distribution and module would be the same.
 
-    Hyphens join owner and name, so `a-b/c` and `a/b-c` would be one package.
+    Owner and name are joined with a hyphen, so `a-b/c` and `a/b-c` would be the same package.
     """
     parts = environment_id.replace("/", "-").split("-")
     pairs = ("-".join(parts[:cut]) + "/" + "-".join(parts[cut:]) for cut in range(1, len(parts)))
@@ -86,21 +86,22 @@ def same_distribution_ids(environment_id: str) -> list[str]:
 
 
 def parse_reserved(text: str) -> frozenset[str]:
-    """Return the names of a `reserved.txt`: one on a line, `#` begins a comment."""
+    """Return the names in a `reserved.txt`: one per line; `#` begins a comment."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return frozenset(plain(line) for line in lines if line)
 
 
 def plain(name: str) -> str:
-    """Return `name` as package indexes compare it: lower case, one hyphen for `-`, `_` and `.`."""
+    """Return `name` as package indexes compare it: lower case, runs of `-`, `_` and `.` as `-`."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known names that a person may take for `name`, but not `name` itself.
+    """Return the known names that a person may confuse with `name`, but not `name` itself.
 
-    That is one letter inserted, left out, replaced or swapped with its neighbour, or letters that
-    look alike (l and 1, o and 0, m and rn). Compare bare names with bare names, owners with owners.
+    These differ by one inserted, deleted or replaced letter, by a swap of neighboring letters, or
+    by letters that look alike (l and 1, o and 0, m and rn). Compare bare names with bare names, and
+    owners with owners.
     """
     skeleton = _skeleton(name)
     return sorted(
@@ -111,7 +112,7 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
 
 
 def is_one_edit(one: str, other: str) -> bool:
-    """Whether one insertion, deletion, replacement or swap of neighbours makes `one` `other`."""
+    """Whether one insertion, deletion, replacement or adjacent swap turns `one` into `other`."""
     if abs(len(one) - len(other)) > 1 or one == other:
         return False
     first = next(_differences(one, other), min(len(one), len(other)))
@@ -136,7 +137,7 @@ def _check(kind: str, text: str, lengths: tuple[int, int]) -> str:
     shortest, longest = lengths
     if not shortest <= len(text) <= longest or not re.fullmatch(WORDS, text):
         raise RegistryError(
-            f"{kind} {text!r} must have {shortest} to {longest} lower-case letters and digits, in "
-            "words joined by single hyphens"
+            f"{kind} {text!r} must have {shortest} to {longest} characters: words of lower-case "
+            "letters and digits, joined by single hyphens"
         )
     return text

@@ -1,4 +1,4 @@
-"""From the bytes of a registry to records; a defect is a RegistryError with file and line."""
+"""Parses a registry's files into records; errors are RegistryErrors that name file and line."""
 
 import json
 import tomllib
@@ -13,7 +13,7 @@ RecordType = TypeVar("RecordType", bound=BaseModel)
 
 
 def parse_record(record: type[RecordType], text: bytes, where: str) -> RecordType:
-    """Return the record that the JSON `text`, found at `where`, holds."""
+    """Return the record in the JSON `text`; `where` is its location, for errors."""
     try:
         return record.model_validate_json(text)
     except ValidationError as error:
@@ -23,32 +23,32 @@ def parse_record(record: type[RecordType], text: bytes, where: str) -> RecordTyp
 
 
 def parse_releases(data: bytes, environment_id: str, where: str) -> list[Release]:
-    """Return the releases of an index file in its own order, the oldest publication first."""
+    """Return the releases of an index file in file order, the first published first."""
     lines = data.split(b"\n")
     if lines.pop():
         raise RegistryError(
-            f"{where}:{len(lines) + 1}: the last line has no end, so its writer was interrupted; "
-            "restore the file"
+            f"{where}:{len(lines) + 1}: the last line has no newline, so its writer was "
+            "interrupted; restore the file"
         )
     releases = [parse_record(Release, line, f"{where}:{i + 1}") for i, line in enumerate(lines)]
     for number, release in enumerate(releases):
         if release.id != environment_id:
-            raise RegistryError(f"{where}:{number + 1}: holds a release of {release.id}")
+            raise RegistryError(f"{where}:{number + 1}: contains a release of {release.id}")
     return releases
 
 
 def parse_status(data: bytes | None, where: str) -> Status:
-    """Return a status record; nothing has been said where there is none."""
+    """Return a status record; an empty one if there is no file."""
     return parse_record(Status, data, where) if data is not None else Status()
 
 
 def parse_namespace(data: bytes, where: str) -> Namespace:
-    """Return the record of an owner."""
+    """Return the namespace record of an owner."""
     return parse_record(Namespace, json.dumps(parse_toml(data, where)).encode(), where)
 
 
 def parse_aliases(data: bytes, where: str) -> Aliases:
-    """Return the bare names."""
+    """Return the record of the bare names."""
     return parse_record(Aliases, json.dumps(parse_toml(data, where)).encode(), where)
 
 

@@ -1,4 +1,4 @@
-"""What a kind of store is given to open itself with: one place, and how it is to be read."""
+"""Defines `Place`: what a store for a remote registry needs to open it."""
 
 import time
 from collections.abc import Callable
@@ -13,31 +13,31 @@ from telescope_envs.registry.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One registry that is not a folder, before anything was asked of it."""
+    """A remote registry that is not opened yet."""
 
     address: Address
     token: Token | None
-    """For the host and port of the address, and for no other."""
+    """Sent only to the host and port of the address."""
     login_hint: str
-    """What a person does when the place asks for a token."""
+    """Advice to the user when the registry requires a token."""
     cache: Path
-    """Folder for what was fetched; may not exist."""
+    """Folder for cached files; may not exist."""
     offline: bool
     tell: Callable[[str], None]
 
     def remark(self, message: str) -> None:
-        """Say what a person should know and cannot see."""
+        """Tell the user `message`, prefixed with the address."""
         self.tell(f"{self.address.text}: {message}")
 
     def remark_age(self, confirmed_at: float) -> None:
-        """Say how old what is read offline is; seconds since the epoch."""
+        """Tell the user the age of files read offline; `confirmed_at` is in epoch seconds."""
         age = age_text(time.time() - confirmed_at)
         moment = datetime.fromtimestamp(confirmed_at, UTC)
         self.remark(f"offline, as of {age} ago ({moment:%Y-%m-%d %H:%M} UTC)")
 
 
 def age_text(seconds: float) -> str:
-    """Return a time that has passed in the largest unit of which there are two."""
+    """Return a duration in the largest unit of which it has at least two."""
     for size_s, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size_s:
             return f"{seconds / size_s:.0f} {unit}"
@@ -45,4 +45,4 @@ def age_text(seconds: float) -> str:
 
 
 Opener = Callable[[Place], Store]
-"""What an entry point of `telescope.registries` is: scheme of addresses -> opens one."""
+"""Type of the entry points in `telescope.registries`: opens a registry of one address scheme."""

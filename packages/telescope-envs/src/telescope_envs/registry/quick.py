@@ -1,8 +1,8 @@
-"""The rows of a registry in a folder, without what only those need who use its records.
+"""Reads the catalog of a registry in a folder without importing the record models.
 
-Listing and searching are asked for often, and importing the records' validators takes longer than
-reading ten thousand releases. Whatever is not plain here is left to `lookup.open_registry`, which
-says what is wrong.
+Listing and searching run often, and importing the record models takes longer than reading ten
+thousand releases. Anything out of the ordinary is left to `lookup.open_registry`, which reports
+what is wrong.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from telescope_envs.registry.stores.folder import Folder
 
 
 class Catalog(NamedTuple):
-    """What a registry holds, in short."""
+    """A summary of what a registry contains."""
 
     address: str
     rows: list[CatalogRow]
@@ -29,7 +29,7 @@ class Catalog(NamedTuple):
 
 
 class _Config(msgspec.Struct):
-    """The fields of config.json that say whether this client can read the rest."""
+    """The fields of config.json that determine whether this client can read the registry."""
 
     name: str
     format: int = FORMAT_VERSION
@@ -44,7 +44,7 @@ _CONFIG = msgspec.json.Decoder(_Config)
 
 
 def quick_catalog(text: str | None = None, opening: Opening | None = None) -> Catalog | None:
-    """Return the rows of the registry that `text` means; None: it has to be opened in full."""
+    """Return the catalog of the registry `text`; None if it must be opened in full instead."""
     place = find_address(text, opening or Opening())
     if place.scheme != "file":
         return None

@@ -1,7 +1,7 @@
-"""What a registry holds, as records: one release per index line, and one status per environment.
+"""The records of a registry: one release per index line, and one status per environment.
 
-Bytes come in here, so these are pydantic models. A reader ignores fields it does not know and
-refuses a `schema` number above its own, so fields can be added without breaking old clients.
+They validate untrusted bytes, so they are pydantic models. A reader ignores fields it does not know
+and refuses a `schema` number above its own, so fields can be added without breaking old clients.
 """
 
 from typing import Annotated, Literal, Self
@@ -53,30 +53,30 @@ PythonRange = Annotated[str, AfterValidator(_is_specifier)]
 ProtocolVersion = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)$")]
 
 Line = Annotated[str, Field(pattern=PRINTABLE)]
-"""Text that lists and errors print as it is."""
+"""Text that is safe to print as it is in lists and errors."""
 
 
 class _Record(BaseModel):
-    # Built when first used, as listing ten thousand releases parses none of them: hence defaults
-    # are made by model_construct, which builds nothing.
+    # Validators are built on first use, because listing ten thousand releases needs none of them.
+    # For the same reason, defaults are made with model_construct, which builds no validator.
     model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True, defer_build=True)
 
 
 class WheelFile(_Record):
-    """The wheel of a release and where its bytes are."""
+    """The wheel file of a release and where to download it."""
 
     filename: str
     urls: tuple[str, ...]
-    """Absolute, or relative to the registry; any of them will do, the hash decides."""
+    """Absolute, or relative to the registry; any of them may be used, as the hash is checked."""
     sha256: Sha256
     size: int
     """Bytes."""
     metadata_sha256: Sha256
-    """Of the METADATA file inside."""
+    """Hash of the METADATA file in the wheel."""
 
 
 class Source(_Record):
-    """Where the wheel was built from."""
+    """The sources that the wheel was built from."""
 
     repository: str = ""
     commit: str = ""
@@ -90,7 +90,7 @@ def _numbers(version: str) -> tuple[int, int]:
 
 
 class ProtocolRange(_Record):
-    """The environment protocol versions it speaks, `major.minor`, both ends included."""
+    """The environment protocol versions it supports, `major.minor`, both ends included."""
 
     minimum: ProtocolVersion = "1.0"
     maximum: ProtocolVersion = "1.0"
@@ -109,17 +109,17 @@ class ProtocolRange(_Record):
 
 
 class Dataset(_Record):
-    """One dataset it can load."""
+    """One dataset that the environment can load."""
 
     repo: str
     revision: str
     license: str = ""
     when: str = ""
-    """The setting that loads it; empty = always."""
+    """The setting that loads it; empty if it is always loaded."""
 
 
 class RewardRange(_Record):
-    """What its rewards can be, and from which one on an example counts as solved."""
+    """The range of its rewards, and the lowest reward that counts as success."""
 
     minimum: float
     maximum: float
@@ -127,16 +127,16 @@ class RewardRange(_Record):
 
 
 class Validation(_Record):
-    """The verdict of the checks it was published with."""
+    """The verdict of its validation when it was published."""
 
     policy: str = ""
-    """Version of the table of checks; empty = not validated."""
+    """Version of the table of checks; empty if not validated."""
     verdict: Literal["pass", "warn", "fail", "none"] = "none"
     report_sha256: str = ""
 
 
 class EvalDefaults(_Record):
-    """How `telescope eval` runs it unless told otherwise."""
+    """The default numbers of examples and rollouts in `telescope eval`."""
 
     examples: int = 64
     rollouts: int = 4
@@ -163,10 +163,10 @@ class Release(_Record):
     kind: str = "environment"
     capabilities: tuple[str, ...] = ()
     config_schema_sha256: Sha256
-    """Of the JSON schema of its settings."""
+    """Hash of the JSON schema of its settings."""
     datasets: tuple[Dataset, ...] = ()
     splits: dict[str, int | None]
-    """Split -> number of examples; None = endless."""
+    """Split -> number of examples; None if it is endless."""
     reward: RewardRange
     network: Literal["none", "load", "always"]
     secrets: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ class Release(_Record):
 
 
 class Deprecation(_Record):
-    """Why not to use it any more, and what instead."""
+    """Why the environment should no longer be used, and what to use instead."""
 
     reason: Line
     replacement: Line = ""
@@ -209,10 +209,10 @@ class RegistryConfig(_Record):
     format: Annotated[int, Field(ge=1, le=FORMAT_VERSION)] = FORMAT_VERSION
     name: str
     artifacts: tuple[str, ...] = ("artifacts/{filename}",)
-    """Templates of artefact addresses for new releases."""
+    """Templates of artifact URLs for new releases."""
     minimum_client: str = "0.1.0"
     api: str = ""
-    """Path of a server's API below the registry; empty = it is files alone."""
+    """Path of a server's API below the registry; empty if the registry is only files."""
 
 
 class Publisher(_Record):
@@ -222,9 +222,9 @@ class Publisher(_Record):
     id: str
     """A repository is `owner/name` on GitHub, or its https address."""
     workflow: str = ""
-    """The only CI workflow of a repository whose attestations count; empty = any of it."""
+    """The only CI workflow of the repository whose attestations count; empty if any may attest."""
     issuer: str = ""
-    """OIDC issuer of its attestations; empty = that of github.com or gitlab.com."""
+    """OIDC issuer of its attestations; empty for the issuer of github.com or gitlab.com."""
 
 
 class Namespace(_Record):

@@ -1,4 +1,4 @@
-"""A registry, wherever its files are: its index, aliases, status, namespaces and artefacts."""
+"""Reads a registry from any store: its index, aliases, status, namespaces and artifacts."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,7 @@ _MAX_WHEEL_BYTES = 100 * 1024 * 1024
 
 
 class Registry:
-    """Reads the records in `store`; every defect in them is a RegistryError that names the file."""
+    """Reads the records in `store`; an invalid record raises RegistryError that names the file."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -31,7 +31,7 @@ class Registry:
         if found is None:
             raise RegistryError(
                 f"{self.address} is not a registry: it has no config.json; "
-                "give the place that holds index/ and artifacts/"
+                "give the folder or address that contains index/ and artifacts/"
             )
         self.config = parse_record(RegistryConfig, found, self._where("config.json"))
         self._check_client()
@@ -43,11 +43,11 @@ class Registry:
 
     @property
     def address(self) -> str:
-        """Where it is, as a person gives it."""
+        """The address, as a user gives it."""
         return self.store.address
 
     def catalog(self) -> list[CatalogRow]:
-        """Return one row per environment, by id."""
+        """Return one row per environment, sorted by id."""
         return self.store.catalog()
 
     def ids(self) -> list[str]:
@@ -55,7 +55,7 @@ class Registry:
         return [row.id for row in self.catalog()]
 
     def has(self, environment_id: str) -> bool:
-        """Whether owner/name has an index file; does not read the catalogue."""
+        """Whether owner/name has an index file; does not read the catalog."""
         return bool(self.store.read(f"index/{environment_id}.jsonl"))
 
     def aliases(self) -> dict[str, str]:
@@ -75,25 +75,25 @@ class Registry:
         return sorted(releases, key=lambda release: Version(release.version))
 
     def status(self, environment_id: str) -> Status:
-        """Return what has been said of it since it was published."""
+        """Return the status record of owner/name; an empty one if it has none."""
         path = f"status/{environment_id}.json"
         return parse_status(self.store.read(path), self._where(path))
 
     def namespace(self, owner: str) -> Namespace | None:
-        """Return who may publish as `owner`; None when nobody may."""
+        """Return the record of who may publish as `owner`; None when nobody may."""
         path = f"namespaces/{owner}.toml"
         found = self.store.read(path)
         return parse_namespace(found, self._where(path)) if found is not None else None
 
     def wheel_bytes(self, release: Release) -> bytes:
-        """Return the wheel's bytes, unchecked; raises RegistryError when no address has them."""
+        """Return the wheel's bytes, unchecked; raises RegistryError when no URL has them."""
         for url in release.wheel.urls:
             found = self.store.artifact(url, max_bytes=_MAX_WHEEL_BYTES)
             if found is not None:
                 return found
         raise RegistryError(
-            f"wheel {release.wheel.filename} of {release.id} is at none of its addresses "
-            f"({', '.join(release.wheel.urls)}) of {self.address}; update the registry"
+            f"wheel {release.wheel.filename} of {release.id} in {self.address} is at none of its "
+            f"URLs ({', '.join(release.wheel.urls)}); update the registry"
         )
 
     def _where(self, path: str) -> str:
@@ -104,5 +104,5 @@ class Registry:
         if Version(ours) < Version(self.config.minimum_client):
             raise RegistryError(
                 f"registry {self.address} needs telescope-envs >= {self.config.minimum_client}, "
-                f"this is {ours}; upgrade telescope-envs"
+                f"but {ours} is installed; upgrade telescope-envs"
             )

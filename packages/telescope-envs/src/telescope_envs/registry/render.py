@@ -1,8 +1,8 @@
-"""The pages that let plain `pip` and `uv` install from a registry: PEP 503 HTML, PEP 691 JSON.
+"""Renders the pages that let plain `pip` and `uv` install: PEP 503 HTML and PEP 691 JSON.
 
-Functions from records to text, shared by `telescope hub render`, which writes them for hosts that
-only hand out files, and by the server. All text that publishers wrote is escaped, and addresses are
-relative or of http(s): an index line cannot bring a script into a page.
+The functions turn records into text. They are shared by `telescope hub render`, which writes the
+pages for static hosts, and by the server. All text written by publishers is escaped, and URLs are
+relative or http(s), so an index line cannot inject a script into a page.
 """
 
 import json
@@ -37,13 +37,13 @@ class SimpleFile:
     upload_time: str
     """ISO 8601, UTC."""
     metadata_sha256: str
-    """Of the file at `url` + `.metadata`; empty = there is none."""
+    """Hash of the file at `url` + `.metadata`; empty if there is no such file."""
     yanked: str | None
-    """The reason; None = it is not."""
+    """The reason why it was yanked; None if it was not."""
 
 
 def project_name(release: Release) -> str:
-    """Return the name of a release's distribution as index pages address it."""
+    """Return the normalized name of a release's distribution, as used in index page URLs."""
     return plain(release.distribution)
 
 
@@ -52,8 +52,8 @@ def simple_files(
 ) -> list[SimpleFile]:
     """Return the wheels of one environment, oldest version first.
 
-    `to_root` leads from the page to the root of the registry, such as `../../`. A wheel without an
-    address that a page may show is left out.
+    `to_root` is the relative path from the page to the root of the registry, such as `../../`. A
+    wheel is omitted if none of its URLs may appear on a page.
     """
     files: list[SimpleFile] = []
     for release in sorted(releases, key=lambda one: Version(one.version)):
@@ -80,13 +80,13 @@ def simple_files(
 
 
 def projects_html(projects: Sequence[str]) -> str:
-    """Return the page that lists all distributions; their pages are one folder below it."""
+    """Return the page that lists all distributions and links to their pages."""
     links = [f'<a href="{quote(name)}/">{escape(name)}</a><br>' for name in sorted(projects)]
     return _page("Simple index", links)
 
 
 def projects_json(projects: Sequence[str]) -> str:
-    """Return the same list as JSON."""
+    """Return the list of all distributions as JSON."""
     listed = [{"name": name} for name in sorted(projects)]
     return _json({"meta": {"api-version": _API_VERSION}, "projects": listed})
 
@@ -97,7 +97,7 @@ def project_html(project: str, files: Sequence[SimpleFile]) -> str:
 
 
 def project_json(project: str, files: Sequence[SimpleFile]) -> str:
-    """Return the same page as JSON."""
+    """Return the page of one distribution as JSON."""
     return _json(
         {
             "meta": {"api-version": _API_VERSION},
@@ -109,7 +109,7 @@ def project_json(project: str, files: Sequence[SimpleFile]) -> str:
 
 
 def _address(release: Release) -> str:
-    """Return the address that a page shows: inside the registry, else http(s); empty = none."""
+    """Return the wheel URL for a page: in the registry if any, else http(s); empty if neither."""
     inside = [url for url in release.wheel.urls if is_registry_path(url)]
     outside = [url for url in release.wheel.urls if url.startswith(("https://", "http://"))]
     return next(iter((*inside, *outside)), "")

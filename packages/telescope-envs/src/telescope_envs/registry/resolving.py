@@ -1,8 +1,7 @@
-"""From what a person typed to one release: `name`, `owner/name`, `owner/name@specifier`.
+"""Resolves what a user typed (`name`, `owner/name`, `owner/name@specifier`) to one release.
 
-A release is chosen only where it can run: the Python and the environment protocol of this
-interpreter. Nothing is downloaded here.
-`registry:` before it names the registry: `lookup.locate_release` opens that one.
+Only a release that supports this interpreter's Python and environment protocol is chosen. Nothing
+is downloaded here. A prefix `registry:` names the registry, which `lookup.locate_release` opens.
 """
 
 import platform
@@ -28,15 +27,15 @@ _DIGEST = "sha256:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was typed, taken apart."""
+    """A parsed request."""
 
     registry: str = ""
-    """Name of the registry that it is in; empty = the default one."""
+    """Name of its registry; empty for the default one."""
     owner: str
     """Empty for a bare name."""
     name: str
     wanted: str
-    """PEP 440 specifier, or `sha256:` and the digest of the wheel; empty = the newest release."""
+    """PEP 440 specifier, or `sha256:` and the wheel's digest; empty for the newest release."""
 
     @property
     def typed_id(self) -> str:
@@ -45,12 +44,12 @@ class Request:
 
 
 def parse_request(text: str) -> Request:
-    """Take `[registry:][owner/]name[@version]` apart; raises ConfigError for anything else."""
+    """Parse `[registry:][owner/]name[@version]`; raises ConfigError for anything else."""
     found = _REQUEST.fullmatch(text)
     if not found:
         raise ConfigError(
             f"environment {text!r} must be written name, owner/name or owner/name@version, in "
-            "lower-case letters, digits and hyphens; registry: may stand before it"
+            "lower-case letters, digits and hyphens; it may begin with registry:"
         )
     wanted = found["wanted"] or ""
     if wanted.startswith(_DIGEST):
@@ -67,19 +66,25 @@ def parse_request(text: str) -> Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """The release that was asked for, and what a person should know before using it."""
+    """The release that a request resolves to, with warnings for the user."""
 
     release: Release
     warnings: tuple[str, ...]
 
 
 def resolve(registry: Registry, text: str) -> Release:
-    """Return the release that `text` asks for: the newest that fits, is not yanked and can run."""
+    """Return the newest release that matches the request, is not yanked and runs here.
+
+    A yanked release is returned only if the request names exactly that release.
+    """
     return resolve_with_warnings(registry, text).release
 
 
 def resolve_with_warnings(registry: Registry, text: str) -> Resolution:
-    """Return the release that `text` asks for, with what has been said against it since."""
+    """Return the release as `resolve` does, with warnings from its status record.
+
+    The warnings also say why newer releases that do not run here were skipped.
+    """
     request = parse_request(text)
     environment_id = resolve_id(registry, request)
     _check_namespace(registry, environment_id)
@@ -112,7 +117,7 @@ def resolve_id(registry: Registry, request: Request) -> str:
 
 
 def matches(version: str, wanted: str, sha256: str = "") -> bool:
-    """Whether a release is what `wanted` asks for, by its version or its wheel's `sha256`."""
+    """Whether a release's version, or its wheel's `sha256`, matches `wanted`."""
     if wanted.startswith(_DIGEST):
         return wanted == f"{_DIGEST}{sha256}"
     return not wanted or _specifier(wanted).contains(version, prereleases=True)
@@ -124,12 +129,12 @@ def _check_namespace(registry: Registry, environment_id: str) -> None:
     if namespace is None:
         raise RegistryError(
             f"{environment_id}: registry {registry.address} has no namespaces/{owner}.toml, so "
-            "nobody answers for it; tell the registry's keepers"
+            "nobody is responsible for it; tell the registry's maintainers"
         )
     if namespace.status == "suspended":
         raise RegistryError(
-            f"{environment_id}: namespace {owner!r} is suspended, so nothing of it is installed; "
-            "ask the keepers of the registry why"
+            f"{environment_id}: namespace {owner!r} is suspended, so its environments cannot be "
+            "installed; ask the registry's maintainers why"
         )
 
 
@@ -148,7 +153,7 @@ def _fitting(releases: Sequence[Release], request: Request, environment_id: str)
 
 
 def _fits(release: Release, wanted: str) -> bool:
-    """Whether the release may be chosen: previews only where the wish itself names one."""
+    """Whether the release matches `wanted`; a pre-release only if `wanted` itself names one."""
     if wanted.startswith(_DIGEST):
         return matches(release.version, wanted, release.wheel.sha256)
     specifier = _specifier(wanted)
@@ -156,7 +161,7 @@ def _fits(release: Release, wanted: str) -> bool:
 
 
 def _newest_that_runs(releases: Sequence[Release]) -> tuple[Release, list[str]]:
-    """Return the newest release that runs here, and why newer ones were passed over."""
+    """Return the newest release that runs here, and why newer ones were skipped."""
     skipped: list[str] = []
     for release in reversed(releases):
         obstacle = _obstacle(release)
@@ -167,28 +172,31 @@ def _newest_that_runs(releases: Sequence[Release]) -> tuple[Release, list[str]]:
 
 
 def _obstacle(release: Release) -> str:
-    """Return what keeps the release from running here, and what to do; empty = nothing."""
+    """Return what prevents the release from running here, with advice; empty if nothing does."""
     named = f"{release.id} {release.version}"
     python = platform.python_version()
     if not SpecifierSet(release.requires_python).contains(python, prereleases=True):
-        return f"{named} needs Python {release.requires_python}, this is {python}; use another"
+        return (
+            f"{named} needs Python {release.requires_python}, but this is Python {python}; use "
+            "another Python"
+        )
     lowest, highest = release.protocol.bounds
     spoken = f"{release.protocol.minimum} to {release.protocol.maximum}"
     here = (
         f"telescope-core {version_of('telescope-core')} speaks {PROTOCOL_MIN}.0 to {PROTOCOL_MAX}.0"
     )
     if lowest > (PROTOCOL_MAX, 0):
-        return f"{named} speaks environment protocol {spoken}, {here}; upgrade telescope-core"
+        return f"{named} speaks environment protocol {spoken}, but {here}; upgrade telescope-core"
     if highest < (PROTOCOL_MIN, 0):
         return (
-            f"{named} speaks environment protocol {spoken}, {here}; it is too old for this "
+            f"{named} speaks environment protocol {spoken}, but {here}; it is too old for this "
             "telescope-core: choose a newer version of it, or ask its publisher for one"
         )
     return ""
 
 
 def _said_against(release: Release, status: Status) -> list[str]:
-    """Return what the status record says that whoever uses the release should know."""
+    """Return the warnings in the status record that concern users of the release."""
     warnings: list[str] = []
     if release.version in status.yanked:
         why = status.yanked[release.version]
@@ -224,6 +232,6 @@ def _specifier(wanted: str) -> SpecifierSet:
         return SpecifierSet(f"=={exact}" if exact is not None else wanted)
     except InvalidSpecifier as error:
         raise ConfigError(
-            f"version {wanted!r} is not understood; write an exact version such as 0.1.0 or a "
-            "range such as '>=0.1,<0.2'"
+            f"version {wanted!r} is not valid; write an exact version such as 0.1.0 or a range "
+            "such as '>=0.1,<0.2'"
         ) from error

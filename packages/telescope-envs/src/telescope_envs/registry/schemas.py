@@ -1,4 +1,4 @@
-"""The JSON Schemas of everything a registry holds, generated from the models that read it."""
+"""Generates the JSON Schemas of a registry's records from the models that read them."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from telescope_envs.registry.records import SCHEMAS
 
 
 def schema_files() -> dict[str, str]:
-    """Return the files of `schema/` by name."""
+    """Return file name -> text of the files in `schema/`."""
     schemas = {name: record.model_json_schema(by_alias=True) for name, record in SCHEMAS.items()}
     schemas["catalog"] = msgspec.json.schema(list[CatalogRow])
     return {
@@ -20,7 +20,7 @@ def schema_files() -> dict[str, str]:
 
 
 def write_schemas(root: Path) -> list[str]:
-    """Write the schemas into the registry at `root`; returns the paths written, relative to it."""
+    """Write the schemas into the registry at `root`; returns the written paths, relative to it."""
     folder = root / "schema"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in schema_files().items():

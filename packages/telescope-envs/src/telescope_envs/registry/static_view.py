@@ -1,8 +1,8 @@
-"""Writing a registry as files for a host that only hands out files.
+"""Renders a registry as a folder of files for a static host.
 
-The tree itself, `v1/index.json` for clients that cannot list folders, and the simple index for pip
-and uv. Equal registries give equal bytes. The view is made aside and takes the place of an older
-one by renaming, so a host never shows half of it.
+The view consists of the tree itself, `v1/index.json` for clients that cannot list folders, and the
+simple index for pip and uv. Equal registries give equal bytes. The view is written to a temporary
+folder that then replaces an older view by renaming, so a host never serves half of it.
 """
 
 import os
@@ -34,8 +34,8 @@ def render(
 ) -> int:
     """Write the static view of the registry at `source` to `target`; returns the number of files.
 
-    `target` must be new, empty, or an older view. Raises RegistryError for a defect of the
-    registry: what is broken is not handed on.
+    `target` must be new, empty, or an older view. Raises RegistryError if a record or wheel of the
+    registry is invalid; `target` is then unchanged.
     """
     _check_target(source, target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def render(
 def rendered_files(
     source: Path, *, progress: Callable[[str], None] = lambda step: None
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield path and bytes of every file of the view, those of the registry first."""
+    """Yield the path and bytes of every file of the view, beginning with the registry's files."""
     registry = Registry.at(source)
     for path in tree_files(source):
         if path.partition("/")[0] not in _GENERATED and not path.endswith(metadata_path("")):
@@ -84,7 +84,7 @@ def rendered_files(
 
 
 def tree_files(root: Path) -> list[str]:
-    """Return the paths of a registry's own files: plain, not hidden, sorted."""
+    """Return the sorted paths of a registry's files, without hidden files and symlinks."""
     found: list[str] = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -95,7 +95,7 @@ def tree_files(root: Path) -> list[str]:
 
 
 def _checked_metadata(registry: Registry, release: Release) -> bytes:
-    """Return the METADATA of a wheel that is the one its index line describes."""
+    """Return the METADATA of a wheel, after checking the wheel against its index line."""
     wheel = registry.wheel_bytes(release)
     check_bytes(wheel, release)
     contents = read_wheel(wheel, release.wheel.filename)
@@ -111,7 +111,8 @@ def _check_target(source: Path, target: Path) -> None:
     is_view = (target / CATALOG_PATH).is_file() and (target / "simple").is_dir()
     if not target.is_dir() or (any(target.iterdir()) and not is_view):
         raise ConfigError(
-            f"{str(target)!r} holds other things than a rendered registry; choose a new folder"
+            f"{str(target)!r} contains something other than a rendered registry; choose a new "
+            "folder"
         )
 
 

@@ -1,7 +1,7 @@
-"""The seam to wherever a registry's files are: reading for everyone, publishing for some.
+"""The protocols of stores, which read a registry's files and, in some stores, publish to it.
 
-A store moves bytes and checks nothing in them: `Registry` parses records, installing checks wheels.
-Every store passes the same contract test.
+Reading returns unchecked bytes: `Registry` parses records, and installing checks wheels. Every
+store passes the same contract test.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.catalog import CatalogRow
 
-if TYPE_CHECKING:  # whoever only lists a registry does not wait for its records' validators
+if TYPE_CHECKING:  # listing a registry should not wait for the import of the record models
     from telescope_envs.registry.records import Release, Status
 
 
@@ -23,12 +23,12 @@ class Store(Protocol):
 
     @property
     def address(self) -> str:
-        """As a person gives it to `--registry`, without credentials."""
+        """The address, as a user gives it to `--registry`, without credentials."""
         ...
 
     @property
     def revision(self) -> str:
-        """The commit that everything read comes from; empty where there are no commits."""
+        """The commit that everything is read from; empty for stores without commits."""
         ...
 
     def read(self, path: str) -> bytes | None:
@@ -36,19 +36,19 @@ class Store(Protocol):
         ...
 
     def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
-        """Return the artefact at `url`, absolute or relative to the registry; None: not there.
+        """Return the artifact at `url`, absolute or relative to the registry; None if not found.
 
-        Raises RegistryError when it is longer than `max_bytes`. Other hosts than the registry's
-        own never see its credentials.
+        Raises RegistryError when it is longer than `max_bytes`. The registry's credentials are
+        never sent to any other host.
         """
         ...
 
     def catalog(self) -> list[CatalogRow]:
-        """Return one row per environment, by id."""
+        """Return one row per environment, sorted by id."""
         ...
 
     def close(self) -> None:
-        """Let go of connections; fine to call twice."""
+        """Close connections; calling it twice is fine."""
         ...
 
 
@@ -59,23 +59,23 @@ class Publication:
     release: Release
     wheel: bytes
     attestation: bytes = b""
-    """A Sigstore bundle; empty = none."""
+    """A Sigstore bundle; empty if there is none."""
 
 
 def attestation_path(wheel_path: str) -> str:
-    """Return where the Sigstore bundle of the wheel at `wheel_path` is: beside it."""
+    """Return the path of the Sigstore bundle, which is beside the wheel at `wheel_path`."""
     return f"{wheel_path}.sigstore.json"
 
 
 def metadata_path(wheel_path: str) -> str:
-    """Return where a rendered registry has the METADATA of the wheel at `wheel_path` (PEP 658)."""
+    """Return the path of the wheel's METADATA file in a rendered registry (PEP 658)."""
     return f"{wheel_path}.metadata"
 
 
 def is_registry_path(path: str) -> bool:
-    """Whether `path` can name a file of a registry: relative, never upwards, nothing hidden.
+    """Whether `path` can name a file of a registry: relative, without `..` or hidden parts.
 
-    Every store asks this before it touches anything, since addresses come from index lines.
+    Every store checks this before it touches a file, because index lines are untrusted.
     """
     parts = path.split("/")
     return (
@@ -87,31 +87,32 @@ def is_registry_path(path: str) -> bool:
 
 @runtime_checkable
 class WritableStore(Store, Protocol):
-    """A store that one may publish to.
+    """A store that supports publishing.
 
-    Both changes happen whole or not at all, and are seen by whoever reads afterwards.
+    Both methods are atomic, and later reads see their changes.
     """
 
     def publish(self, publication: Publication) -> bool:
-        """Store the artefacts, then append the index line; False: these bytes are published.
+        """Store the artifacts, then append the index line; False if already published.
 
-        Raises RegistryError when other bytes have that version, when nobody or somebody else owns
-        the namespace, and when the registry changed meanwhile and still does after some tries.
+        Raises RegistryError when different bytes are published under that version, when nobody or
+        somebody else owns the namespace, or when other writers keep changing the registry and the
+        retries run out.
         """
         ...
 
     def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
-        """Replace the status record by `change` of what it is now; returns the new one."""
+        """Replace the status record by `change` applied to it; returns the new record."""
         ...
 
 
 def artifact_files(publication: Publication, address: str) -> dict[str, bytes]:
-    """Return the files to store beside the index of the registry at `address`, by path."""
+    """Return path -> bytes of the artifacts to store in the registry at `address`."""
     wheel = publication.release.wheel
     inside = [url for url in wheel.urls if is_registry_path(url)]
     if not inside or PurePosixPath(inside[0]).name != wheel.filename:
         raise RegistryError(
-            f"{wheel.filename}: a wheel in {address} needs an address relative to it, "
+            f"{wheel.filename}: a wheel in {address} needs a URL relative to the registry, "
             f"such as artifacts/{wheel.filename}, got {', '.join(wheel.urls)}"
         )
     files = {inside[0]: publication.wheel}

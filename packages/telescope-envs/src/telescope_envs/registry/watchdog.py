@@ -1,7 +1,7 @@
-"""A limit on the time of a whole request, which timeouts of single reads do not give.
+"""A time limit for a whole request, because timeouts of single reads do not bound its length.
 
-A server that sends one byte every few seconds keeps each read below its timeout for ever, in the
-headers as in the body. When the time is over the sockets are shut down, so the read ends.
+A server that sends one byte every few seconds, in the headers or the body, can keep each read below
+its timeout forever. When the limit is reached the sockets are shut down, which ends the read.
 """
 
 import socket
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Watchdog:
-    """Ends what is read in its `with` block after `limit_s` seconds."""
+    """Ends the reads in its `with` block after `limit_s` seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self.has_barked = False
@@ -21,7 +21,7 @@ class Watchdog:
         self._timer.daemon = True
 
     def __enter__(self) -> "Watchdog":
-        """Begin to wait."""
+        """Start the timer."""
         self._timer.start()
         return self
 
@@ -31,11 +31,11 @@ class Watchdog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop waiting."""
+        """Stop the timer."""
         self._timer.cancel()
 
     def trace(self, event: str, details: dict[str, Any]) -> None:
-        """Note the socket of each connection made: the `trace` extension of httpx calls this."""
+        """Remember the socket of each new connection; httpx's `trace` extension calls this."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             found = details["return_value"].get_extra_info("socket")
             if found is not None:

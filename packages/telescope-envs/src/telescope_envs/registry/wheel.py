@@ -1,8 +1,8 @@
-"""Looking into an environment's wheel without running any of it.
+"""Inspects an environment's wheel without running any of its code.
 
-An environment is one pure-Python package and its metadata. Anything else a wheel may carry (start-
-up hooks, scripts, data files, binaries, a second package) is refused: it would run or land outside
-the environment as soon as it is installed.
+An environment is one pure-Python package and its metadata. Anything else that a wheel may contain
+(startup hooks, scripts, data files, binaries, a second package) is refused, because installing it
+would run code or write files outside the environment.
 """
 
 import base64
@@ -32,10 +32,13 @@ __all__ = ["WheelContents", "check_bytes", "check_release", "read_wheel", "recor
 _MAX_FILES = 5000
 _MAX_UNPACKED_BYTES = 200 * 1024 * 1024
 _MAX_RATIO = 100
-"""Unpacked to packed bytes of a file of more than a megabyte. Text reaches 20, deflate 1032."""
+"""Largest ratio of unpacked to packed size, for files that unpack to more than 1 MiB.
+
+Text reaches about 20; the maximum of deflate is 1032.
+"""
 _RATIO_COUNTS_FROM_BYTES = 1024 * 1024
 _END_BYTES = 22
-"""Length of the last record of a zip archive without a comment."""
+"""Length in bytes of the last record of a zip archive without a comment."""
 _IS_ENCRYPTED = 0x1
 _IS_UTF8 = 0x800
 _REFUSED_SUFFIXES = {".pth", ".so", ".pyd", ".dll", ".dylib", ".exe"}
@@ -44,13 +47,13 @@ _REFUSED_MODULES = {"sitecustomize", "usercustomize"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelContents:
-    """What a wheel says of itself."""
+    """What a wheel declares about itself."""
 
     distribution: str
     version: str
     module: str
     entry_name: str
-    """The environment's name, as its entry point gives it."""
+    """The environment's name, taken from its entry point."""
     factory: str
     """`module:Class`."""
     summary: str
@@ -64,7 +67,7 @@ class WheelContents:
 
 
 def read_wheel(data: bytes, filename: str) -> WheelContents:
-    """Return what the wheel says of itself; raises RegistryError when it holds what it must not."""
+    """Return what the wheel declares; raises RegistryError for anything that is not allowed."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             _check_container(archive, data, filename)
@@ -83,14 +86,14 @@ def read_wheel(data: bytes, filename: str) -> WheelContents:
     contents = _contents(files[f"{info_folder}/METADATA"], module, entry_name, factory)
     if (contents.distribution, contents.version) != (distribution, version):
         raise RegistryError(
-            f"wheel {filename}: its METADATA is of {contents.distribution} {contents.version}; "
+            f"wheel {filename}: its METADATA is for {contents.distribution} {contents.version}; "
             "build it again"
         )
     return contents
 
 
 def check_release(contents: WheelContents, release: Release) -> None:
-    """Raise RegistryError when the wheel does not say what its index line says."""
+    """Raise RegistryError when the wheel does not match its release record."""
     pairs: dict[str, tuple[object, object]] = {
         "distribution": (canonicalize_name(release.distribution), contents.distribution),
         "version": (release.version, contents.version),
@@ -120,14 +123,14 @@ def _named_by(filename: str) -> tuple[str, str]:
 
 
 def _check_container(archive: zipfile.ZipFile, data: bytes, filename: str) -> None:
-    """Refuse bytes around the archive: two programs could find two archives in one file."""
+    """Refuse bytes around the archive, because two programs could then read different archives."""
     is_whole = data.startswith(b"PK\x03\x04") and data[-_END_BYTES:].startswith(b"PK\x05\x06")
     if not is_whole or archive.comment:
         raise RegistryError(f"wheel {filename}: has bytes before or after its zip archive")
 
 
 def _unpacked(archive: zipfile.ZipFile, filename: str) -> dict[str, bytes]:
-    """Return the files, counting what really comes out: declared sizes may lie."""
+    """Return the unpacked files, counting the actual bytes, because declared sizes may be wrong."""
     files: dict[str, bytes] = {}
     left = _MAX_UNPACKED_BYTES
     for info in archive.infolist():
@@ -136,7 +139,7 @@ def _unpacked(archive: zipfile.ZipFile, filename: str) -> dict[str, bytes]:
         left -= len(content)
         if len(content) != info.file_size or left < 0:
             raise RegistryError(
-                f"wheel {filename}: {info.filename} unpacks to another size than it declares"
+                f"wheel {filename}: {info.filename} does not unpack to the size it declares"
             )
         files[info.filename] = content
     return files
@@ -146,7 +149,7 @@ def _check_members(archive: zipfile.ZipFile, filename: str) -> None:
     members = archive.infolist()
     if len(members) > _MAX_FILES or sum(m.file_size for m in members) > _MAX_UNPACKED_BYTES:
         raise RegistryError(
-            f"wheel {filename}: more than {_MAX_FILES} files or {_MAX_UNPACKED_BYTES} bytes"
+            f"wheel {filename}: has more than {_MAX_FILES} files or {_MAX_UNPACKED_BYTES} bytes"
         )
     names = [member.orig_filename for member in members]
     if len({normalize("NFC", name).casefold() for name in names}) < len(names):
@@ -168,7 +171,7 @@ def _check_member(member: zipfile.ZipInfo, filename: str) -> None:
     if member.file_size > max(_RATIO_COUNTS_FROM_BYTES, _MAX_RATIO * member.compress_size):
         raise RegistryError(
             f"wheel {filename}: {name} unpacks to {member.file_size} bytes from "
-            f"{member.compress_size}: a zip bomb"
+            f"{member.compress_size}, which looks like a zip bomb"
         )
 
 
@@ -177,12 +180,14 @@ def _check_path(path: str, filename: str, module: str, info_folder: str) -> None
     is_plain = path == "/".join(parts) and not path.startswith("/") and "\\" not in path
     if not is_plain or ".." in parts or parts[0] not in (module, info_folder) or len(parts) < 2:
         raise RegistryError(
-            f"wheel {filename}: holds {path!r}; an environment may only hold {module}/ and "
+            f"wheel {filename}: contains {path!r}; an environment may only contain {module}/ and "
             f"{info_folder}/"
         )
     last = PurePosixPath(parts[-1])
     if last.suffix.lower() in _REFUSED_SUFFIXES or last.stem.lower() in _REFUSED_MODULES:
-        raise RegistryError(f"wheel {filename}: holds {path!r}, which environments may not")
+        raise RegistryError(
+            f"wheel {filename}: contains {path!r}, which an environment may not contain"
+        )
 
 
 def _check_record(files: Mapping[str, bytes], info_folder: str, filename: str) -> None:
@@ -197,14 +202,14 @@ def _check_record(files: Mapping[str, bytes], info_folder: str, filename: str) -
     listed = {row[0]: row[1] for row in rows if len(row) == 3}
     if set(listed) != set(files) or len(listed) != len(rows):
         odd = sorted(set(listed) ^ set(files)) or "a malformed or repeated line"
-        raise RegistryError(f"wheel {filename}: RECORD and files differ: {odd}")
+        raise RegistryError(f"wheel {filename}: its RECORD does not match its files: {odd}")
     for path, data in files.items():
         if path != record_path and listed[path] != record_hash(data):
             raise RegistryError(f"wheel {filename}: {path} is not the file that RECORD lists")
 
 
 def _text(files: Mapping[str, bytes], path: str, filename: str) -> str:
-    """Return a text file of the wheel; empty when it has none."""
+    """Return a text file of the wheel; empty when there is no such file."""
     try:
         return files.get(path, b"").decode()
     except UnicodeDecodeError as error:
@@ -220,7 +225,9 @@ def record_hash(data: bytes) -> str:
 def _check_is_pure(files: Mapping[str, bytes], info_folder: str, filename: str) -> None:
     lines = _text(files, f"{info_folder}/WHEEL", filename).splitlines()
     if "Root-Is-Purelib: true" not in lines or f"{info_folder}/METADATA" not in files:
-        raise RegistryError(f"wheel {filename}: WHEEL or METADATA is missing, or it is not pure")
+        raise RegistryError(
+            f"wheel {filename}: WHEEL or METADATA is missing, or the wheel is not pure Python"
+        )
 
 
 def _entry_point(files: Mapping[str, bytes], info_folder: str, filename: str) -> tuple[str, str]:
@@ -270,7 +277,7 @@ def _requirement(text: str, distribution: str) -> str:
         raise RegistryError(f"{distribution}: requirement {text!r}: {error}") from error
     if requirement.url:
         raise RegistryError(
-            f"{distribution}: requirement {text!r} names an address; environments may only depend "
-            "on packages of the package index"
+            f"{distribution}: requirement {text!r} names a URL; environments may only depend on "
+            "packages from the package index"
         )
     return str(requirement)

@@ -1,4 +1,4 @@
-"""A small registry server: one folder of data, SQLite for the records, files for the wheels.
+"""A small registry server: one data folder with records in SQLite and wheels in files.
 
-The data needs nothing but the standard library; serving it needs `telescope-envs[serve]`.
+Accessing the data needs only the core dependencies; serving it needs `telescope-envs[serve]`.
 """

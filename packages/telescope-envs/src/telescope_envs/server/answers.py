@@ -1,6 +1,7 @@
-"""HTTP answers of the server: strong ETags, conditional requests, errors as JSON.
+"""HTTP responses of the server: strong ETags, conditional requests, errors as JSON.
 
-What is built from the records is kept until they change, so that most reads cost one small query.
+Bodies built from the records are cached until the records change, so that most reads cost one small
+query.
 """
 
 import hashlib
@@ -14,11 +15,11 @@ from fastapi.responses import JSONResponse
 from telescope_envs.server.refusal import Refusal
 
 _MAX_KEPT = 4096
-"""Answers kept at once; beyond it they are built again."""
+"""Largest number of cached bodies; beyond it the cache is emptied."""
 
 
 class Body(NamedTuple):
-    """What is sent for one address."""
+    """The response body for one URL."""
 
     content: bytes
     media_type: str
@@ -26,23 +27,23 @@ class Body(NamedTuple):
 
 
 Build = Callable[[], tuple[bytes, str] | None]
-"""Makes (content, media type); None where there is nothing."""
+"""Builds (content, media type); None if there is nothing at the URL."""
 
 
 class Answers:
-    """Builds bodies once per state of the records; `state` returns what tells states apart."""
+    """Builds each body once per state of the records; `state` returns a value per state."""
 
     def __init__(self, state: Callable[[], str], *, is_private: bool) -> None:
         self._state = state
         self._built_at = ""
         self._bodies: dict[str, Body] = {}
-        # With `no-cache` a copy may be kept, and is asked after each time; by ETag that is cheap.
+        # With `no-cache`, clients may keep a copy but must revalidate it; ETags make that cheap.
         self._caching = "private, no-cache" if is_private else "no-cache"
 
     def answer(self, request: Request, key: str, build: Build) -> Response | None:
-        """Answer `request` with what `build` makes; None where it makes nothing.
+        """Return the response with the body that `build` makes; None if it makes none.
 
-        `key` names the body among all that are built.
+        `key` identifies the body in the cache.
         """
         state = self._state()
         if state != self._built_at or len(self._bodies) > _MAX_KEPT:
@@ -66,14 +67,14 @@ def etag_of(content: bytes) -> str:
 
 
 def is_known(request: Request, etag: str) -> bool:
-    """Whether the caller says that it has the body with that ETag."""
+    """Whether the caller says that it already has the body with that ETag."""
     sent = request.headers.get("if-none-match", "")
     known = {entry.strip().removeprefix("W/") for entry in sent.split(",")}
     return etag in known or "*" in known
 
 
 def refuse(refusal: Refusal) -> JSONResponse:
-    """Return a refusal as `{error, what_to_do}`."""
+    """Return a refusal as a JSON response `{error, what_to_do}`."""
     headers: dict[str, str] = {}
     if refusal.status is HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = 'Bearer realm="registry", Basic realm="registry"'

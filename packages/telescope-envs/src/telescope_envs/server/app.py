@@ -1,7 +1,7 @@
-"""The server's routes: the registry's tree, publishing, changing a status.
+"""The server's routes: the registry's tree, publishing, and changing a status.
 
-Reads run on the event loop: each is one small query or a look into what was built before. Checking
-and storing a publication runs in a thread, one at a time.
+Reads run on the event loop, because each is one small query or a cache lookup. Checking and storing
+a publication runs in a thread, one at a time.
 """
 
 import asyncio
@@ -44,15 +44,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How a hub is served."""
+    """Options for serving a hub."""
 
     is_private: bool = False
-    """Whether reading needs a token as well."""
+    """Whether reading also needs a token."""
     max_wheel_bytes: int = 50 * 1024 * 1024
     reads_per_minute: int = 6000
-    """Of one client address; 0 = no limit."""
+    """Limit per client address; 0 means no limit."""
     publishes_per_hour: int = 120
-    """Of one token, changes of status included; 0 = no limit."""
+    """Limit per token, including changes of status; 0 means no limit."""
 
 
 class HubApp:
@@ -67,7 +67,7 @@ class HubApp:
         self._publishing = asyncio.Lock()
 
     async def tree(self, request: Request, path: str) -> Response:
-        """Answer with a file of the registry's tree."""
+        """Return a file of the registry's tree."""
         self.callers.reader(request)
         if path.startswith("artifacts/"):
             found = self._artifact(request, path)
@@ -76,12 +76,12 @@ class HubApp:
             found = self.answers.answer(request, path, lambda: self._file(path, media_type))
         if found is None:
             raise Refusal(
-                HTTPStatus.NOT_FOUND, f"nothing is at {path!r}", "look for it at the front page"
+                HTTPStatus.NOT_FOUND, f"there is nothing at {path!r}", "start from the front page"
             )
         return found
 
     async def publish(self, request: Request) -> Response:
-        """Store the release and wheel of a multipart request."""
+        """Store the release and its files from a multipart request."""
         token = self._writer(request)
         limit = self.options.max_wheel_bytes
         publication = await receive_publication(request, max_wheel_bytes=limit)
@@ -102,14 +102,14 @@ class HubApp:
         )
 
     async def change_status(self, request: Request, owner: str, name: str) -> Response:
-        """Replace a status record, if it still is the one that the caller has seen."""
+        """Replace a status record if the caller's If-Match names the current one."""
         token = self._writer(request)
         self.callers.again(token, owner)
         expected = request.headers.get("if-match", "")
         if not expected:
             raise Refusal(
                 HTTPStatus.PRECONDITION_REQUIRED,
-                "the request has no If-Match",
+                "the request has no If-Match header",
                 f"read status/{owner}/{name}.json and send its ETag as If-Match",
             )
         body = await _short_body(request)
@@ -119,8 +119,8 @@ class HubApp:
             if etag_of(record) != expected:
                 raise Refusal(
                     HTTPStatus.PRECONDITION_FAILED,
-                    "the status was changed by somebody else meanwhile",
-                    "read it again, change that one, and send its ETag",
+                    "somebody else changed the status in the meantime",
+                    "read it again, change the new record, and send its ETag",
                 )
             return wanted
 
@@ -136,7 +136,7 @@ class HubApp:
         return Response(record, media_type="application/json", headers=headers)
 
     async def about_token(self, request: Request) -> dict[str, object]:
-        """Say what the token of the request may do."""
+        """Return what the token of the request may do."""
         token = self.callers.of(request, Scope.READ)
         return {
             "id": token.id,
@@ -218,7 +218,7 @@ def _refusal(request: Request, error: Exception) -> Refusal:
         return Refusal(HTTPStatus.BAD_REQUEST, problem, "correct the request")
     status = HTTPStatus(error.status_code if isinstance(error, HTTPException) else 500)
     problem = f"{request.method} {request.url.path}: {status.phrase}"
-    return Refusal(status, problem, "look at the front page for what there is")
+    return Refusal(status, problem, "see the front page for what is available")
 
 
 async def _short_body(request: Request) -> bytes:
@@ -228,7 +228,7 @@ async def _short_body(request: Request) -> bytes:
         if len(body) > _MAX_STATUS_BYTES:
             raise Refusal(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"a status may have {_MAX_STATUS_BYTES} bytes",
+                f"the status record is longer than {_MAX_STATUS_BYTES} bytes",
                 "shorten its texts",
             )
     return body

@@ -1,6 +1,6 @@
-"""Who is asking: the token of a request, and what it allows.
+"""Authenticates requests by their token and checks what the token allows.
 
-Tokens come in the Authorization header only: an address ends up in logs and histories.
+Tokens are accepted only in the Authorization header, because URLs end up in logs and histories.
 """
 
 import base64
@@ -20,7 +20,7 @@ _FAILED_LOGINS = 20
 
 
 class Callers:
-    """Finds the tokens of requests in `database`, and slows down whoever guesses them."""
+    """Looks up the tokens of requests in `database`, and limits how often clients may guess."""
 
     def __init__(self, database: Database, *, is_private: bool) -> None:
         self._database = database
@@ -28,7 +28,7 @@ class Callers:
         self._failed = Limit("refused tokens", _FAILED_LOGINS, 60.0)
 
     def reader(self, request: Request) -> Token | None:
-        """Return the token of a request that reads; raises Refusal when it may not."""
+        """Return the token of a read request, if any; raises Refusal when it may not read."""
         secret = _secret(request)
         if secret:
             return self.of(request, Scope.READ)
@@ -54,30 +54,30 @@ class Callers:
         """Return the id of `token` if it may still publish as `owner`; raises Refusal if not."""
         found = self._database.value("SELECT revoked_at FROM tokens WHERE id = ?", token.id)
         if found != "" or token.why_not:
-            raise _unauthorized("the token was revoked or expired meanwhile")
+            raise _unauthorized("the token has been revoked or has expired")
         if not token.may_publish_as(owner):
             allowed = ", ".join(token.owners) or "none"
             raise Refusal(
                 HTTPStatus.FORBIDDEN,
                 f"this token may not publish as {owner!r}; its namespaces: {allowed}",
-                "use a token of that namespace, or publish under one of these",
+                "use a token for that namespace, or publish under one of these",
             )
         return token.id
 
 
 def refuse_token_in_address(path: str, query: str) -> None:
-    """Raise Refusal when an address carries what may be a token."""
+    """Raise Refusal when the URL contains what may be a token."""
     names = {part.partition("=")[0].lower() for part in query.split("&")}
     if names & _TOKEN_PARAMETERS or LOOKS_LIKE_A_TOKEN.search(unquote(f"{path}?{query}")):
         raise Refusal(
             HTTPStatus.BAD_REQUEST,
-            "the address carries a token, and addresses end up in logs",
-            "send it as the header 'Authorization: Bearer ...', and revoke this one",
+            "the URL contains a token, and URLs end up in logs",
+            "send it in the header 'Authorization: Bearer ...', and revoke this one",
         )
 
 
 def _secret(request: Request) -> str:
-    """Return the secret that was sent: a bearer token, or for pip and uv a password."""
+    """Return the secret in the request: a bearer token, or a password as pip and uv send it."""
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return value.strip()
@@ -94,8 +94,8 @@ def _with_scope(token: Token, scope: Scope) -> Token:
     if not token.includes(scope):
         raise Refusal(
             HTTPStatus.FORBIDDEN,
-            f"this token may {token.scope.value}, and this needs one that may {scope.value}",
-            "ask who runs this registry for such a token",
+            f"this token has scope {token.scope.value}, and this request needs {scope.value}",
+            "ask whoever runs this registry for such a token",
         )
     return token
 
@@ -104,6 +104,6 @@ def _unauthorized(error: str) -> Refusal:
     return Refusal(
         HTTPStatus.UNAUTHORIZED,
         error,
-        "set TELESCOPE_HUB_TOKEN to one that whoever runs this registry makes with telescope hub "
-        "token create",
+        "set TELESCOPE_HUB_TOKEN to a token that whoever runs this registry made with telescope "
+        "hub token create",
     )

@@ -1,6 +1,6 @@
-"""What the server checks of a publication by itself, whatever its sender says was checked.
+"""Checks that the server itself makes of a publication, whatever the sender claims to have checked.
 
-The wheel is read, never run. Who may publish, and whether the version is taken, is decided later,
+The wheel is read but never run. Who may publish, and whether the version is taken, is decided later
 inside the transaction.
 """
 
@@ -35,7 +35,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def parse_release(text: bytes) -> Release:
-    """Read a release record; one with fields that would be lost is refused."""
+    """Parse a release record; raises Refusal if it has fields that this server does not know."""
     try:
         sent = _OBJECT.validate_json(text)
         release = Release.model_validate_json(text)
@@ -53,7 +53,7 @@ def parse_release(text: bytes) -> Release:
 
 
 def check_publication(publication: Publication) -> None:
-    """Raise RegistryError unless record, wheel and attestation follow the rules and agree."""
+    """Raise RegistryError unless record, wheel and attestation are valid and match each other."""
     release = publication.release
     check_owner(release.owner)
     check_name(release.name)
@@ -64,13 +64,13 @@ def check_publication(publication: Publication) -> None:
     check_release(contents, release)
     if contents.license != release.license:
         raise _unprocessable(
-            f"the wheel's license is {contents.license!r}, the record says {release.license!r}"
+            f"the wheel's license is {contents.license!r}, but the record has {release.license!r}"
         )
     _check_attestation(publication)
 
 
 def parse_status(text: bytes) -> Status:
-    """Read a status record; which versions it may yank is checked when it is stored."""
+    """Parse a status record; the versions that it yanks are checked when it is stored."""
     try:
         return Status.model_validate_json(text)
     except ValidationError as error:
@@ -84,32 +84,35 @@ def _check_record(release: Release) -> None:
             canonicalize_name(release.distribution),
         ),
         "module": (module_name(release.owner, release.name), release.module),
-        # Another address would tell its owner who installs what.
+        # A URL on another host would tell that host's owner who installs what.
         "wheel.urls": ((f"artifacts/{release.wheel.filename}",), release.wheel.urls),
     }
     for field, (wanted, got) in expected.items():
         if wanted != got:
             raise _unprocessable(f"the release record's {field} must be {wanted!r}, got {got!r}")
     if not _FILENAME.fullmatch(release.wheel.filename):
-        raise _unprocessable(f"{release.wheel.filename!r} is not the name of a wheel")
+        raise _unprocessable(f"{release.wheel.filename!r} is not a wheel file name")
     odd = [name for name in release.secrets if not _VARIABLE.fullmatch(name)]
     if odd:
-        raise _unprocessable(f"secrets are names of environment variables, got {odd}")
+        raise _unprocessable(f"secrets must be names of environment variables, got {odd}")
     if release.validation.verdict == "fail":
         raise Refusal(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             f"{release.id} {release.version} did not pass its validation",
-            "run telescope env validate and correct what it names",
+            "run telescope env validate and correct what it reports",
         )
 
 
 def check_time(release: Release) -> None:
-    """Raise Refusal unless the record was made now: installers leave out what is too new."""
+    """Raise Refusal unless `published_at` is within an hour of now.
+
+    The time must be right because installers can skip releases that are too new.
+    """
     published_at = release.published_at
     if published_at.tzinfo is None or abs(datetime.now(UTC) - published_at) > _CLOCK_TOLERANCE:
         raise Refusal(
             HTTPStatus.UNPROCESSABLE_ENTITY,
-            f"published_at must be now, got {published_at.isoformat()}",
+            f"published_at must be within an hour of now, got {published_at.isoformat()}",
             "publish again, and set this machine's clock if it is wrong",
         )
 
@@ -117,17 +120,17 @@ def check_time(release: Release) -> None:
 def _check_attestation(publication: Publication) -> None:
     found = publication.attestation
     if len(found) > MAX_ATTESTATION_BYTES:
-        raise _unprocessable(f"an attestation may have {MAX_ATTESTATION_BYTES} bytes")
+        raise _unprocessable(f"the attestation is longer than {MAX_ATTESTATION_BYTES} bytes")
     digest = hashlib.sha256(found).hexdigest() if found else ""
     if digest != publication.release.attestation_sha256:
         raise _unprocessable(
-            f"the record's attestation_sha256 is {publication.release.attestation_sha256!r}, what "
-            f"came has {digest!r}"
+            f"the record's attestation_sha256 is {publication.release.attestation_sha256!r}, but "
+            f"the attestation has {digest!r}"
         )
 
 
 def _lost(sent: _Object, kept: _Object, where: str = "") -> list[str]:
-    """Return the paths of what is in `sent` and not in `kept`."""
+    """Return the dotted paths of the keys in `sent` that are not in `kept`."""
     lost: list[str] = []
     for key, value in sent.items():
         if key not in kept:

@@ -1,7 +1,7 @@
-"""The server's SQLite file: opened in WAL mode, made and moved on by `PRAGMA user_version`.
+"""The server's SQLite file, opened in WAL mode and migrated according to `PRAGMA user_version`.
 
-One connection reads; one writes, a transaction at a time. Other processes (`telescope hub token`)
-may have the same file open: SQLite keeps them apart.
+One connection reads; another writes, one transaction at a time. Other processes (`telescope hub
+token`) may have the same file open, because SQLite locks it for each transaction.
 """
 
 import sqlite3
@@ -14,12 +14,12 @@ from telescope_core.errors import RegistryError
 
 FILE = "hub.sqlite3"
 _MIGRATIONS = ("schema.sql",)
-"""Scripts beside this file, in order; `user_version` counts how many a database has had."""
+"""Migration scripts, in order; `user_version` counts how many ran on a database."""
 _BUSY_LIMIT_S = 10.0
 
 
 class Database:
-    """The records below the folder `data`, which is made when it is not there."""
+    """The records in the folder `data`, which is created if it does not exist."""
 
     def __init__(self, data: Path) -> None:
         self.path = data / FILE
@@ -35,7 +35,7 @@ class Database:
             raise
 
     def rows(self, query: str, *values: object) -> list[tuple[str, ...]]:
-        """Return the rows of a query over what is committed, or inside a transaction, over it."""
+        """Return the rows of a query; inside a transaction, it sees that transaction's changes."""
         return self._reading.execute(query, values).fetchall()
 
     def value(self, query: str, *values: object) -> str | None:
@@ -45,7 +45,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
-        """Give the connection that writes; all of it is committed at the end, or nothing."""
+        """Yield the writing connection; commits at the end, or rolls back on an error."""
         with self._writing:
             self._writer.execute("BEGIN IMMEDIATE")
             self._writing_thread = threading.get_ident()
@@ -60,12 +60,12 @@ class Database:
 
     @property
     def _reading(self) -> sqlite3.Connection:
-        """The other connection may still be at what was there before the last commit."""
+        """The connection to read from; only the writer sees the changes of its transaction."""
         inside = self._writing_thread == threading.get_ident()
         return self._writer if inside else self._reader
 
     def close(self) -> None:
-        """Let go of the file; fine to call twice."""
+        """Close the file; calling it twice is fine."""
         self._reader.close()
         self._writer.close()
 
@@ -79,23 +79,23 @@ def _connect(path: Path) -> sqlite3.Connection:
     except sqlite3.DatabaseError as error:
         connection.close()
         raise RegistryError(
-            f"{path}: not the records of a registry server ({error}); give another --data"
+            f"{path} is not the database of a registry server ({error}); give another --data"
         ) from None
     connection.execute("PRAGMA synchronous = FULL")
-    # Without it, REPLACE would remove rows and no trigger would see it.
+    # Without this, REPLACE would delete rows without running the delete triggers.
     connection.execute("PRAGMA recursive_triggers = ON")
     path.chmod(0o600)
     return connection
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Run the scripts that `connection` has not had, each whole or not at all."""
+    """Run the migrations that the database has not had, each one atomically."""
     connection.execute("BEGIN IMMEDIATE")
     (had,) = connection.execute("PRAGMA user_version").fetchone()
     connection.execute("ROLLBACK")
     if had > len(_MIGRATIONS):
         raise RegistryError(
-            f"{path}: written by a later telescope-envs (its version {had}, this knows "
+            f"{path} was written by a newer telescope-envs (format {had}, this one supports "
             f"{len(_MIGRATIONS)}); upgrade telescope-envs"
         )
     for number, name in enumerate(_MIGRATIONS[had:], had + 1):
@@ -107,7 +107,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         except sqlite3.OperationalError:
             with suppress(sqlite3.OperationalError):
                 connection.execute("ROLLBACK")
-            # Another process that opened the new folder at the same time may have been first.
+            # Another process may have opened the new folder at the same time and migrated first.
             (now,) = connection.execute("PRAGMA user_version").fetchone()
             if now < number:
                 raise

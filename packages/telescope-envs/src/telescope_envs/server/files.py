@@ -1,6 +1,6 @@
-"""Artefacts as files named by their SHA-256: written aside, flushed, renamed into place.
+"""Stores artifacts as files named by their SHA-256, with atomic and durable writes.
 
-A name stands for its bytes, so a file is never written twice and never changed.
+The name is the hash of the bytes, so a file is never written twice and never changed.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from telescope_envs.registry.stores.files import replace_file
 
 
 class ArtifactFiles:
-    """The files below `data/artifacts`; `data/incoming` holds what is being written."""
+    """The files below `data/artifacts`; `data/incoming` holds files that are being written."""
 
     def __init__(self, data: Path) -> None:
         self.root = data / "artifacts"
@@ -20,11 +20,11 @@ class ArtifactFiles:
         self.incoming.mkdir(exist_ok=True)
 
     def path(self, sha256: str) -> Path:
-        """Return where the bytes with that hash are, or would be."""
+        """Return the path where the bytes with that hash are stored or would be stored."""
         return self.root / sha256[:2] / sha256
 
     def put(self, data: bytes) -> Path | None:
-        """Store `data` durably unless it is there; returns the new file, None for an old one."""
+        """Store `data` durably; returns the new file, or None if it was stored before."""
         target = self.path(hashlib.sha256(data).hexdigest())
         if target.exists():
             return None
@@ -32,6 +32,6 @@ class ArtifactFiles:
         return target
 
     def clear_incoming(self) -> None:
-        """Remove what a server that was killed was writing; only for whoever holds the lock."""
+        """Remove partial files of a killed server; the caller must hold the lock."""
         shutil.rmtree(self.incoming)
         self.incoming.mkdir()

@@ -1,4 +1,4 @@
-"""What holds for every request: limits, no tokens in addresses, headers that keep browsers safe."""
+"""Checks and headers for every request: rate limits, no tokens in URLs, security headers."""
 
 import asyncio
 from http import HTTPStatus
@@ -11,7 +11,7 @@ from telescope_envs.server.limits import Limit
 from telescope_envs.server.refusal import Refusal
 
 _HEADERS = (
-    # Nothing but the one style sheet of the server itself: no script can run, wherever from.
+    # Only the server's own style sheet and images may load; no script can run.
     (
         b"content-security-policy",
         b"default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
@@ -22,20 +22,22 @@ _HEADERS = (
     (b"x-frame-options", b"DENY"),
 )
 _ENDING = Refusal(
-    HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending; nothing was stored", "try again later"
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "the server is shutting down; nothing was stored",
+    "try again later",
 )
 _MAX_ADDRESS_BYTES = 4096
 
 
 class Guard:
-    """Wraps the application; `reads` counts requests of each client address."""
+    """Wraps the application; `reads` limits the requests of each client address."""
 
     def __init__(self, app: ASGIApp, reads: Limit) -> None:
         self._app = app
         self._reads = reads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or pass on; either way the answer gets the headers."""
+        """Refuse the request or pass it on; either way the response gets the headers."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -57,7 +59,7 @@ class Guard:
         try:
             await self._app(scope, receive, send_with_headers)
         except asyncio.CancelledError:
-            # Requests are cancelled only where the server ends and they have used up their time.
+            # Requests are cancelled only when the server shuts down and their grace time is over.
             if not has_begun:
                 await refuse(_ENDING)(scope, receive, send_with_headers)
 
@@ -68,7 +70,7 @@ class Guard:
         if len(path) + len(query) > _MAX_ADDRESS_BYTES:
             raise Refusal(
                 HTTPStatus.REQUEST_URI_TOO_LONG,
-                f"the address is longer than {_MAX_ADDRESS_BYTES} bytes",
+                f"the URL is longer than {_MAX_ADDRESS_BYTES} bytes",
                 "shorten the search",
             )
         refuse_token_in_address(path, query)

@@ -1,7 +1,7 @@
-"""`HubStore`: a registry in one folder, records in SQLite and artefacts in files.
+"""`HubStore`: a registry in one folder, with records in SQLite and artifacts in files.
 
-It is a store like any other, so everything that reads registries reads it. Serving it over HTTP,
-and who may do what, is left to `app`.
+It implements the store protocol, so everything that reads registries can read it. `app` serves it
+over HTTP and decides who may do what.
 """
 
 import json
@@ -23,13 +23,13 @@ from telescope_envs.server.refusal import Refusal
 from telescope_envs.server.releases import Releases
 
 API = "api"
-"""Where the server's own interface is, relative to the registry; `config.json` says so."""
+"""Path of the server's API, relative to the registry; `config.json` contains it."""
 RESERVED = "reserved.txt"
 _ALIASES_TITLE = "# Bare name -> owner/name. A name is never given to another environment.\n"
 
 
 class StoredArtifact(NamedTuple):
-    """One artefact: where its bytes are, and what they are."""
+    """The file, hash and size in bytes of one artifact."""
 
     path: Path
     sha256: str
@@ -37,12 +37,13 @@ class StoredArtifact(NamedTuple):
 
 
 class HubStore:
-    """The registry in the folder `data`, which becomes one when it is new."""
+    """The registry in the folder `data`; a new folder becomes an empty registry."""
 
     def __init__(self, data: Path, *, must_exist: bool = False) -> None:
         if must_exist and not (data / FILE).is_file():
             raise ConfigError(
-                f"{str(data)!r} holds no served registry; give the --data of telescope hub serve"
+                f"{str(data)!r} is not the data folder of a served registry; give the --data of "
+                "telescope hub serve"
             )
         self.data = data
         self.database = Database(data)
@@ -59,21 +60,21 @@ class HubStore:
 
     @property
     def revision(self) -> str:
-        """Empty: what is read is what is there now."""
+        """Empty, because the registry has no commits."""
         return ""
 
     @property
     def changes(self) -> str:
-        """Differs after every release and every change of a status."""
+        """A number, as text, that changes with every change of the records."""
         return self.database.value("SELECT number FROM changes") or ""
 
     @property
     def name(self) -> str:
-        """What the registry calls itself."""
+        """The name of the registry."""
         return self.database.value("SELECT value FROM settings WHERE name = 'name'") or "hub"
 
     def rename(self, name: str) -> None:
-        """Let the registry call itself `name`."""
+        """Set the name of the registry."""
         with self.database.transaction() as writer:
             writer.execute("INSERT OR REPLACE INTO settings VALUES ('name', ?)", (name,))
 
@@ -101,23 +102,23 @@ class HubStore:
                 return None
 
     def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
-        """Return the artefact at the relative `url`; None when there is none."""
+        """Return the artifact at the relative `url`; None when there is none."""
         found = self.stored_artifact(url)
         if found is None:
             return None
         if found.size > max_bytes:
-            raise RegistryError(f"{url}: longer than {max_bytes} bytes, the most a wheel may be")
+            raise RegistryError(f"{url}: longer than {max_bytes} bytes, the limit for a wheel")
         return found.path.read_bytes()
 
     def stored_artifact(self, path: str) -> StoredArtifact | None:
-        """Return where the artefact that is served at `path` is."""
+        """Return the stored artifact that is served at `path`; None when there is none."""
         rows = self.database.rows("SELECT sha256, size FROM artifacts WHERE path = ?", path)
         for sha256, size in rows:
             return StoredArtifact(self.files.path(sha256), sha256, int(size))
         return None
 
     def catalog(self) -> list[CatalogRow]:
-        """Return one row per environment, by id; only what changed is read again."""
+        """Return one row per environment, sorted by id; only changed rows are read again."""
         for environment, state in self.releases.states().items():
             known = self._rows.get(environment)
             if known is None or known[0] != state:
@@ -128,22 +129,27 @@ class HubStore:
         return [self._rows[environment][1] for environment in sorted(self._rows)]
 
     def publish(self, publication: Publication) -> bool:
-        """Store a release; False: these bytes are published."""
+        """Store a release; False if the same bytes are already published."""
         return self.releases.add(publication)
 
     def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
-        """Replace the status record by `change` of what it is now."""
+        """Replace the status record by `change` applied to it; returns the new record."""
         return self.releases.change_status(environment_id, lambda status, _: change(status))
 
     def close(self) -> None:
-        """Let go of the database; fine to call twice."""
+        """Close the database; calling it twice is fine."""
         self.database.close()
 
     def add_namespace(self, owner: str, publishers: list[dict[str, str]]) -> None:
-        """Let tokens be made that publish as `owner`; publishers are for people to read."""
+        """Add the owner `owner`, so that tokens for it can be created.
+
+        `publishers` is only recorded for people to read.
+        """
         check_owner(owner)
         if plain(owner) in parse_reserved(self._reserved()) - {self.name}:
-            raise RegistryError(f"the owner {owner!r} is reserved ({RESERVED}); choose another")
+            raise RegistryError(
+                f"the owner name {owner!r} is reserved ({RESERVED}); choose another"
+            )
         record = json.dumps(publishers)
         with self.database.transaction() as writer:
             writer.execute(
@@ -153,12 +159,12 @@ class HubStore:
             )
 
     def namespaces(self) -> list[tuple[str, str]]:
-        """Return (owner, status) of every namespace, by owner."""
+        """Return (owner, status) of every namespace, sorted by owner."""
         rows = self.database.rows("SELECT owner, status FROM namespaces ORDER BY owner")
         return [(owner, status) for owner, status in rows]
 
     def add_alias(self, name: str, environment_id: str) -> None:
-        """Let the bare `name` mean `environment_id`, for ever."""
+        """Make the bare `name` an alias of `environment_id`, permanently."""
         check_name(name)
         if environment_id not in self.releases.states():
             raise unknown_name("environment", environment_id, self.releases.states())
@@ -166,7 +172,8 @@ class HubStore:
         if known not in (None, environment_id):
             raise Refusal(
                 HTTPStatus.CONFLICT,
-                f"{name!r} means {known}, and a bare name is never given to another environment",
+                f"{name!r} points to {known}, and a bare name is never given to another "
+                "environment",
                 "choose another name",
             )
         with self.database.transaction() as writer:
@@ -201,9 +208,9 @@ def _schemas() -> dict[str, str]:
 
 
 def _shipped_reserved() -> str:
-    """Return the reserved names of the registry that this package, or its checkout, comes with."""
+    """Return the reserved names of the registry that this package or its checkout includes."""
     here = Path(__file__).resolve()
     for folder in (here.parents[1] / "snapshot", *(parent / "registry" for parent in here.parents)):
         if (folder / RESERVED).is_file():
             return (folder / RESERVED).read_text(encoding="utf-8")
-    raise RegistryError(f"this telescope-envs has no {RESERVED}; install it again")
+    raise RegistryError(f"telescope-envs is installed without {RESERVED}; install it again")

@@ -1,4 +1,4 @@
-"""How often one caller may do something: token buckets in memory, a bounded number of them."""
+"""Rate limits per caller: a bounded number of token buckets in memory."""
 
 import time
 from collections import OrderedDict
@@ -10,7 +10,7 @@ _MAX_CALLERS = 10_000
 
 
 class Limit:
-    """At most `count` in `period_s` for each caller, refilled evenly; 0 = no limit."""
+    """Allows each caller `count` actions per `period_s`, refilled evenly; 0 means no limit."""
 
     def __init__(self, what: str, count: int, period_s: float) -> None:
         self.what = what
@@ -19,13 +19,13 @@ class Limit:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, caller: str) -> None:
-        """Count one more; raises Refusal (429) when `caller` has none left."""
+        """Count one action of `caller`; raises Refusal (429) when it has none left."""
         if self.count and self._refilled(caller) < 1:
             raise self._refusal()
         self._spend(caller)
 
     def require(self, caller: str) -> None:
-        """Raise Refusal when `caller` has none left, without counting."""
+        """Raise Refusal (429) when `caller` has no action left, without counting one."""
         if self.count and self._refilled(caller) < 1:
             raise self._refusal()
 

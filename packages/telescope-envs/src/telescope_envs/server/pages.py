@@ -1,6 +1,6 @@
-"""The web pages: a list that can be searched, and a page per environment, readable without scripts.
+"""The web pages: a searchable list and one page per environment, readable without scripts.
 
-Templates escape every text. Here records become what the templates show: words, not objects.
+This module turns records into the texts that the templates show. Templates escape every text.
 """
 
 from collections.abc import Sequence
@@ -24,21 +24,21 @@ _VERDICTS = {
     "fail": "failed",
     "none": "not validated",
 }
-_NETWORK = {"none": "none", "load": "while loading data", "always": "while it is played"}
+_NETWORK = {"none": "none", "load": "while loading data", "always": "during rollouts"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What every page says of the registry."""
+    """What every page shows about the registry."""
 
     name: str
     address: str
-    """As a person gives it to `--registry`."""
+    """The address as a user gives it to `--registry`."""
     is_private: bool
 
 
 class Fact(NamedTuple):
-    """One line of what is known: lines of text, the first of which may be a link."""
+    """One labeled fact of a release; `href` makes its lines links."""
 
     label: str
     lines: Sequence[str]
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
     verdict: str
     yanked: str | None
     wheel: str
-    """Its address, relative to the registry; empty = on another host."""
+    """Its URL relative to the registry; empty if it is on another host."""
     sha256: str
 
 
@@ -69,12 +69,12 @@ class Pages:
             loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
         self.static = {file.name: file.read_bytes() for file in (_HERE / "static").iterdir()}
-        """What the pages load, by name."""
+        """File name -> bytes of the style sheet and icon that the pages load."""
 
     def front(
         self, site: Site, rows: Sequence[CatalogRow], *, q: str, tags: Sequence[str], page: int
     ) -> bytes:
-        """Return the list of `rows`, all that were found, at one page of it."""
+        """Return page number `page` of the list of `rows`, which are all the search results."""
         start = (page - 1) * PER_PAGE
         shown = rows[start : start + PER_PAGE]
 
@@ -95,7 +95,7 @@ class Pages:
         )
 
     def environment(self, site: Site, releases: Sequence[Release], status: Status) -> bytes:
-        """Return the page of one environment; `releases` from the oldest version on."""
+        """Return the page of one environment; `releases` are sorted, oldest version first."""
         newest = newest_of(releases, status)
         return self._render(
             "environment.html",
@@ -108,7 +108,7 @@ class Pages:
         )
 
     def problem(self, site: Site, title: str, what_to_do: str, *, depth: int) -> bytes:
-        """Return a page that says what went wrong; `depth` folders below the front page."""
+        """Return an error page; `depth` is the number of folders below the front page."""
         root = "../" * depth or "./"
         return self._render(
             "problem.html", site=site, root=root, title=title, what_to_do=what_to_do
@@ -119,7 +119,7 @@ class Pages:
 
 
 def newest_of(releases: Sequence[Release], status: Status) -> Release:
-    """Return the release that a person is shown: not yanked and final where there is one."""
+    """Return the newest release, preferring releases that are not yanked, then final ones."""
     return max(
         releases,
         key=lambda release: (
@@ -137,7 +137,7 @@ def _facts(release: Release) -> list[Fact]:
         Fact(
             "Reward",
             [
-                f"{reward.minimum:g} to {reward.maximum:g}; solved from {reward.success:g}",
+                f"{reward.minimum:g} to {reward.maximum:g}; solved at {reward.success:g} or more",
             ],
         ),
         Fact("Splits", [_split(name, size) for name, size in release.splits.items()]),
@@ -152,10 +152,10 @@ def _facts(release: Release) -> list[Fact]:
             ],
         ),
         Fact("Report SHA-256", [validation.report_sha256], is_code=True),
-        Fact("Needs", list(release.requires_dist) or ["nothing"], is_code=True),
+        Fact("Requires", list(release.requires_dist) or ["nothing"], is_code=True),
         Fact("Python", [release.requires_python], is_code=True),
         Fact("Protocol", [_protocol(release)]),
-        Fact("Licence", [release.license or "not stated"]),
+        Fact("License", [release.license or "not stated"]),
         Fact("Publisher", [release.publisher]),
         Fact("Published", [f"{release.published_at:%Y-%m-%d %H:%M} UTC"]),
         Fact("Source", [release.source.repository], _web_address(release.source.repository)),
@@ -209,5 +209,5 @@ def _size(num_bytes: int) -> str:
 
 
 def _web_address(text: str) -> str:
-    """Return `text` where a browser may follow it; another scheme could run a script."""
+    """Return `text` if it is an http(s) URL, else empty; other schemes could run a script."""
     return text if text.startswith(("https://", "http://")) else ""

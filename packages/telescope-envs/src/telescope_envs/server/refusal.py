@@ -1,4 +1,4 @@
-"""`Refusal`: why the server does not do what it was asked, and what to do about it."""
+"""`Refusal`: why the server refuses a request, and what the caller can do about it."""
 
 from http import HTTPStatus
 
@@ -6,7 +6,7 @@ from telescope_core.errors import RegistryError
 
 
 class Refusal(RegistryError):
-    """An answer other than yes, with the HTTP status that says so."""
+    """A refused request, with the HTTP status of the response."""
 
     def __init__(self, status: HTTPStatus, error: str, what_to_do: str) -> None:
         super().__init__(f"{error}; {what_to_do}")
@@ -16,7 +16,7 @@ class Refusal(RegistryError):
 
 
 def refusal_of(error: RegistryError) -> Refusal:
-    """Return `error` as a refusal: what was sent cannot be accepted as it is."""
+    """Return `error` as a Refusal with status 422, splitting off the advice after the last `; `."""
     if isinstance(error, Refusal):
         return error
     what, _, advice = str(error).rpartition("; ")

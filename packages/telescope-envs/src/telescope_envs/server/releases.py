@@ -1,7 +1,7 @@
-"""Releases and statuses in SQLite: read back, and added in one transaction each.
+"""Reads releases and statuses from SQLite, and adds each in one transaction.
 
-What is inside a wheel is checked before (`checks`); who asks is checked by the caller, through
-`allow`, inside the transaction: a token that was revoked meanwhile publishes nothing.
+The contents of a wheel are checked before, in `checks`. The callback `allow` checks the caller's
+token inside the transaction, so a token that was revoked in the meantime publishes nothing.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def _anybody() -> str:
 
 
 class Releases:
-    """Reads and adds; `read` returns any file of the registry's tree."""
+    """Reads and adds releases and statuses; `read` returns any file of the registry's tree."""
 
     def __init__(self, database: Database, files: ArtifactFiles, read: Read) -> None:
         self._database = database
@@ -56,7 +56,7 @@ class Releases:
         return sorted(releases, key=lambda release: Version(release.version))
 
     def distributions(self) -> dict[str, str]:
-        """Return distribution -> environment."""
+        """Return distribution -> environment id."""
         rows = self._database.rows("SELECT DISTINCT distribution, environment FROM releases")
         return {row[0]: row[1] for row in sorted(rows)}
 
@@ -73,7 +73,7 @@ class Releases:
         return parse_status(self.status_record(environment_id), "status")
 
     def states(self) -> dict[str, tuple[int, int]]:
-        """Return environment -> (number of its last release, revision of its status)."""
+        """Return environment id -> (number of its last release, revision of its status)."""
         rows = self._database.rows(
             "SELECT environment, max(number), "
             "(SELECT max(revision) FROM statuses WHERE statuses.environment = r.environment) "
@@ -88,10 +88,10 @@ class Releases:
         allow: Callable[[], str] = _anybody,
         may_be_near: bool = False,
     ) -> bool:
-        """Store the files, then the release; False: these bytes have that version already.
+        """Store the files, then the release; False if the same bytes are already published.
 
-        `allow` returns the id of the token that publishes, or raises. A name that is close to a
-        known one is refused unless `may_be_near`.
+        `allow` returns the id of the token that publishes, or raises. A new name that is similar to
+        another owner's is refused unless `may_be_near`.
         """
         release = publication.release
         with self._database.transaction() as writer:
@@ -119,7 +119,7 @@ class Releases:
         *,
         allow: Callable[[], str] = _anybody,
     ) -> Status:
-        """Add the next revision: `change` of the status that is and its bytes."""
+        """Add the next revision of a status: `change` of the current record and its bytes."""
         with self._database.transaction() as writer:
             token = allow()
             before = self.status_record(environment_id) or b""
@@ -137,7 +137,7 @@ class Releases:
         return status
 
     def _check_new_name(self, writer: Connection, release: Release) -> None:
-        """Refuse the first release of a name that people may take for another owner's."""
+        """Refuse the first release of a name that people may confuse with another owner's."""
         rows = writer.execute("SELECT DISTINCT environment FROM releases").fetchall()
         others = [row[0] for row in rows if not row[0].startswith(f"{release.owner}/")]
         near = near_names(release.name, [other.partition("/")[2] for other in others])
@@ -145,8 +145,9 @@ class Releases:
             known = ", ".join(sorted(o for o in others if o.partition("/")[2] in near))
             raise Refusal(
                 HTTPStatus.CONFLICT,
-                f"the name {release.name!r} is easily taken for {known}",
-                "choose another name, or ask who runs this registry to publish it the first time",
+                f"the name {release.name!r} is easily confused with {known}",
+                "choose another name, or ask whoever runs this registry to publish its first "
+                "release",
             )
 
 
@@ -158,8 +159,8 @@ def _refuse_other_bytes(writer: Connection, release: Release) -> None:
         if known not in ("", release.wheel.sha256):
             raise Refusal(
                 HTTPStatus.CONFLICT,
-                f"{release.id} {version} is published with other bytes, and releases are never "
-                "replaced",
+                f"{release.id} {version} is already published with different bytes, and releases "
+                "are never replaced",
                 "raise the version in its pyproject.toml",
             )
 
@@ -170,7 +171,7 @@ def _has_releases(writer: Connection, environment_id: str) -> bool:
 
 
 def _files(publication: Publication) -> dict[str, bytes]:
-    """Return the artefacts of a publication by their path in the registry's tree."""
+    """Return path in the registry's tree -> bytes of the publication's artifacts."""
     release = publication.release
     wheel = f"artifacts/{release.wheel.filename}"
     with zipfile.ZipFile(io.BytesIO(publication.wheel)) as archive:

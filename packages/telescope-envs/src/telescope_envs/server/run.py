@@ -1,4 +1,4 @@
-"""Serving a data folder until SIGTERM or SIGINT: one server at a time, gone within two seconds."""
+"""Serves a data folder until SIGTERM or SIGINT; one server at a time, stops within two seconds."""
 
 import asyncio
 import fcntl
@@ -18,7 +18,7 @@ from telescope_envs.server.app import ServerOptions, create_app
 from telescope_envs.server.hub import HubStore
 
 _GRACE_S = 0.5
-"""What a request under way gets to end; a publication that is cut off is not published."""
+"""Time for requests in progress at shutdown; a publication that is cut off is not published."""
 
 
 def serve(
@@ -29,7 +29,7 @@ def serve(
     port: int,
     started: Callable[[str], None],
 ) -> None:
-    """Serve `hub` on host and port (0: a free one); `started` is called with the address."""
+    """Serve `hub` on `host` and `port` (0 for a free one); calls `started` with the address."""
     with _only_server(hub.data), _bound(host, port) as listening:
         hub.files.clear_incoming()
         config = uvicorn.Config(
@@ -46,7 +46,7 @@ def serve(
         server = uvicorn.Server(config)
         shown, chosen = listening.getsockname()[:2]
         started(f"http://[{shown}]:{chosen}" if ":" in shown else f"http://{shown}:{chosen}")
-        # uvicorn takes both signals while it serves, and raises them again when it has ended.
+        # uvicorn handles both signals while it serves, and raises them again after it has stopped.
         signal.signal(signal.SIGTERM, _end)
         asyncio.run(server.serve(sockets=[listening]))
 
@@ -57,7 +57,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def _only_server(data: Path) -> Generator[None]:
-    """Hold the lock of the data folder; it ends with the process, however that ends."""
+    """Hold the lock of the data folder; it is released however the process ends."""
     descriptor = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -65,7 +65,7 @@ def _only_server(data: Path) -> Generator[None]:
         except BlockingIOError:
             holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
             raise RegistryError(
-                f"{data} is served by another process ({holder}); end it first, or give another "
+                f"{data} is served by another process ({holder}); stop it first, or give another "
                 "--data"
             ) from None
         os.ftruncate(descriptor, 0)
@@ -81,8 +81,8 @@ def _bound(host: str, port: int) -> Generator[socket.socket]:
         family, _, _, _, place = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        # asyncio turns Nagle's algorithm off only where the protocol is stated; with it, the body
-        # of an answer waits 40 ms for the acknowledgement of its head.
+        # asyncio turns off Nagle's algorithm only if the protocol is given. With Nagle's algorithm,
+        # the body of a response waits 40 ms for the acknowledgment of its headers.
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(place)

@@ -1,5 +1,5 @@
--- Version 1 of the server's records. What is said here stays said: rows of releases, statuses and
--- aliases are only ever added, and triggers refuse whatever else is tried, REPLACE included.
+-- Version 1 of the server's records. Rows of releases, artifacts, statuses and aliases are only
+-- ever added: triggers refuse to change or delete them, also with REPLACE.
 
 CREATE TABLE settings (
     name TEXT PRIMARY KEY,
@@ -40,14 +40,14 @@ CREATE TABLE releases (
 ) STRICT;
 CREATE INDEX releases_of_distribution ON releases (distribution);
 
--- Files below artifacts/, by the name they are served under. The bytes are in a file named by hash.
+-- Files below artifacts/, by the path they are served at. The bytes are in a file named by hash.
 CREATE TABLE artifacts (
     path TEXT PRIMARY KEY,
     sha256 TEXT NOT NULL,
     size INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Every status record that ever was; the one with the highest revision counts.
+-- Every status record that was ever stored; the one with the highest revision is current.
 CREATE TABLE statuses (
     environment TEXT NOT NULL,
     revision INTEGER NOT NULL,
@@ -67,9 +67,9 @@ BEGIN SELECT RAISE(ABORT, 'a release is never changed'); END;
 CREATE TRIGGER releases_are_kept BEFORE DELETE ON releases
 BEGIN SELECT RAISE(ABORT, 'a release is never removed; yank it'); END;
 CREATE TRIGGER artifacts_stay BEFORE UPDATE ON artifacts
-BEGIN SELECT RAISE(ABORT, 'an artefact is never changed'); END;
+BEGIN SELECT RAISE(ABORT, 'an artifact is never changed'); END;
 CREATE TRIGGER artifacts_are_kept BEFORE DELETE ON artifacts
-BEGIN SELECT RAISE(ABORT, 'an artefact is never removed'); END;
+BEGIN SELECT RAISE(ABORT, 'an artifact is never removed'); END;
 CREATE TRIGGER statuses_stay BEFORE UPDATE ON statuses
 BEGIN SELECT RAISE(ABORT, 'a status is never changed; add the next revision'); END;
 CREATE TRIGGER statuses_are_kept BEFORE DELETE ON statuses
@@ -79,8 +79,8 @@ BEGIN SELECT RAISE(ABORT, 'an alias is never reassigned'); END;
 CREATE TRIGGER aliases_are_kept BEFORE DELETE ON aliases
 BEGIN SELECT RAISE(ABORT, 'an alias is never removed'); END;
 
--- Whoever keeps something computed from the records compares this number: all that is served to
--- readers, but for reserved.txt, is a function of it.
+-- Caches of anything computed from the records compare this number: everything that is served to
+-- readers, except reserved.txt, depends only on the records that it counts.
 CREATE TRIGGER releases_change AFTER INSERT ON releases
 BEGIN UPDATE changes SET number = number + 1; END;
 CREATE TRIGGER statuses_change AFTER INSERT ON statuses

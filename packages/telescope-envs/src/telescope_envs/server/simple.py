@@ -1,6 +1,6 @@
-"""The simple index, for plain pip and uv: HTML (PEP 503) or JSON (PEP 691), whichever is asked for.
+"""Serves the simple index for plain pip and uv, as HTML (PEP 503) or JSON (PEP 691).
 
-The pages themselves are made by `registry.render`, as those of a static registry are.
+The pages are rendered by `registry.render`, like those of a static registry.
 """
 
 from http import HTTPStatus
@@ -31,11 +31,11 @@ _OFFERED = {
     JSON_TYPE: JSON_TYPE,
     "application/vnd.pypi.simple.latest+json": JSON_TYPE,
 }
-"""What may be asked for, the default first, and the type of the answer."""
+"""Media types that may be requested, the default first -> media type of the response."""
 
 
 class SimpleRoutes:
-    """Answers with the pages below `simple/`."""
+    """Serves the pages below `simple/`."""
 
     def __init__(self, hub: HubStore, callers: Callers, answers: Answers) -> None:
         self._hub = hub
@@ -86,19 +86,19 @@ class SimpleRoutes:
             raise Refusal(
                 HTTPStatus.NOT_FOUND,
                 f"this registry has no distribution {project!r}",
-                "other packages come from your package index",
+                "install other packages from your package index",
             )
         return found
 
     async def with_slash(self, request: Request) -> Response:
-        """Send the caller to the address with its slash, below which links are right."""
+        """Redirect to the URL with a trailing slash, which the relative links need."""
         self._callers.reader(request)
         last = request.url.path.rpartition("/")[2]
         return RedirectResponse(f"{last}/", HTTPStatus.MOVED_PERMANENTLY)
 
 
 def negotiated(accept: str) -> str:
-    """Return the media type of the answer to an Accept header; raises Refusal (406)."""
+    """Return the media type for an Accept header; raises Refusal (406) if none is acceptable."""
     wanted: dict[str, float] = {}
     for entry in (accept or "*/*").split(","):
         name, *parameters = (part.strip() for part in entry.split(";"))
@@ -114,7 +114,7 @@ def negotiated(accept: str) -> str:
     if not best:
         raise Refusal(
             HTTPStatus.NOT_ACCEPTABLE,
-            f"the simple index is not to be had as {accept!r}",
+            f"the simple index is not available as {accept!r}",
             f"accept text/html, {HTML_TYPE} or {JSON_TYPE}",
         )
     return best

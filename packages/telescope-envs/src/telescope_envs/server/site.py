@@ -1,4 +1,4 @@
-"""What people look at: the web pages, and the search that they and programs share."""
+"""Routes of the web pages, and of the search that the pages and programs share."""
 
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -24,7 +24,7 @@ Tags = Annotated[list[str], Query(max_length=20)]
 
 
 class SiteRoutes:
-    """Answers with pages and with what a search finds."""
+    """Serves the web pages and search results."""
 
     def __init__(self, hub: HubStore, callers: Callers, answers: Answers) -> None:
         self._hub = hub
@@ -47,7 +47,7 @@ class SiteRoutes:
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         offset: Annotated[int, Query(ge=0, le=_MAX_OFFSET)] = 0,
     ) -> Response:
-        """Answer with the environments that fit, best first."""
+        """Return the environments that match, best first."""
         self._callers.reader(request)
         _refuse_others(request, {"q", "tag", "limit", "offset"})
 
@@ -69,7 +69,7 @@ class SiteRoutes:
         tag: Tags = [],  # noqa: B006 - FastAPI copies it
         page: Annotated[int, Query(ge=1, le=_MAX_OFFSET)] = 1,
     ) -> Response:
-        """Answer with the list of environments."""
+        """Return the page with the list of environments."""
         self._callers.reader(request)
         _refuse_others(request, {"q", "tag", "page"})
         site = self._site(request)
@@ -81,7 +81,7 @@ class SiteRoutes:
         return self._found(request, f"{site.address}?{request.url.query}", build)
 
     async def environment(self, request: Request, owner: str, name: str) -> Response:
-        """Answer with the page of one environment."""
+        """Return the page of one environment."""
         self._callers.reader(request)
         site, environment_id = self._site(request), f"{owner}/{name}"
 
@@ -95,10 +95,14 @@ class SiteRoutes:
         return self._found(request, f"{site.address}/environments/{environment_id}", build)
 
     async def static(self, request: Request, name: str) -> Response:
-        """Answer with what the pages load; it says nothing about the registry."""
+        """Return a file that the pages load; needs no token, as it reveals nothing of the records."""
         content = self._pages.static.get(name)
         if content is None:
-            raise Refusal(HTTPStatus.NOT_FOUND, f"nothing is at 'static/{name}'", "look elsewhere")
+            raise Refusal(
+                HTTPStatus.NOT_FOUND,
+                f"there is nothing at 'static/{name}'",
+                "start from the front page",
+            )
         headers = {"ETag": etag_of(content), "Cache-Control": "max-age=3600"}
         if is_known(request, headers["ETag"]):
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
@@ -128,7 +132,7 @@ class SiteRoutes:
 
 
 def _refuse_others(request: Request, known: set[str]) -> None:
-    """Refuse parameters that nothing reads: a misspelt one would seem to find nothing."""
+    """Refuse unknown query parameters, because a misspelled one would silently have no effect."""
     for name in request.query_params:
         if name not in known:
             unknown = str(unknown_name("parameter", name, known))

@@ -1,6 +1,6 @@
-"""Bearer tokens of the registry server: made once, kept only as a hash, checked, revoked.
+"""Bearer tokens of the registry server: creates, checks and revokes them; stores only hashes.
 
-A token is 32 random bytes, so one round of SHA-256 is all the hashing it needs.
+A token is 32 random bytes, so one round of SHA-256 is enough hashing.
 """
 
 import hashlib
@@ -16,18 +16,18 @@ from telescope_envs.server.database import Database
 
 PREFIX = "tsh_"
 LOOKS_LIKE_A_TOKEN = re.compile(r"tsh_[A-Za-z0-9_-]{20,}")
-"""Also what secret scanners may look for."""
+"""Pattern of a token; secret scanners can use it as well."""
 
 
 class Scope(StrEnum):
-    """What a token may do; each includes what stands above it."""
+    """What a token may do; each scope includes those listed before it."""
 
     READ = "read"
     """Read a private registry."""
     PUBLISH = "publish"
     """Publish, yank and deprecate under its owners."""
     ADMIN = "admin"
-    """All that under every owner, and publish names that are close to known ones."""
+    """All of that under every owner, and publish names that are similar to existing ones."""
 
 
 _RANK = {scope: rank for rank, scope in enumerate(Scope)}
@@ -35,10 +35,10 @@ _RANK = {scope: rank for rank, scope in enumerate(Scope)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """What is known of one token; never the token itself."""
+    """The record of one token, without its secret."""
 
     id: str
-    """Names it in lists and for revoking; says nothing about the secret."""
+    """Identifies it in lists and for revoking; independent of the secret."""
     label: str
     scope: Scope
     owners: tuple[str, ...]
@@ -56,7 +56,7 @@ class Token:
 
     @property
     def why_not(self) -> str:
-        """Why it is of no use any more; empty while it is."""
+        """Why the token is no longer valid; empty while it is valid."""
         if self.revoked_at is not None:
             return "revoked"
         return "expired" if datetime.now(UTC) >= self.expires_at else ""
@@ -64,7 +64,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewToken:
-    """A token with its secret, which exists nowhere else."""
+    """A new token with its secret, which is stored nowhere."""
 
     token: Token
     secret: str = field(repr=False)
@@ -76,10 +76,10 @@ _COLUMNS = "id, label, scope, owners, created_at, expires_at, revoked_at"
 def create_token(
     database: Database, label: str, *, scope: Scope, owners: tuple[str, ...], lives: timedelta
 ) -> NewToken:
-    """Make a token that ends after `lives`; raises ConfigError for what makes no sense."""
+    """Create a token that expires after `lives`; raises ConfigError for invalid arguments."""
     _check_owners(database, scope, owners)
     if lives <= timedelta(0):
-        raise ConfigError("a token must live longer than that; give days above 0")
+        raise ConfigError("a token needs a lifetime above 0 days; give a larger --days")
     now = datetime.now(UTC).replace(microsecond=0)
     token = Token(
         id=secrets.token_hex(4),
@@ -103,7 +103,7 @@ def create_token(
 
 
 def find_token(database: Database, secret: str) -> Token | None:
-    """Return the token with that secret, expired and revoked ones too; None for an unknown one."""
+    """Return the token with that secret, even if expired or revoked; None if it is unknown."""
     digest = _digest(secret)
     for found, *columns in database.rows(
         f"SELECT digest, {_COLUMNS} FROM tokens WHERE digest = ?", digest
@@ -120,7 +120,7 @@ def all_tokens(database: Database) -> list[Token]:
 
 
 def revoke_token(database: Database, wanted: str) -> Token:
-    """End the token with the id `wanted`; a request that is under way is the last it makes."""
+    """Revoke the token with the id `wanted`; requests in progress may still finish."""
     known = {token.id: token for token in all_tokens(database)}
     if wanted not in known:
         # A secret typed here by mistake must not come back in an error.
@@ -139,8 +139,8 @@ def revoke_token(database: Database, wanted: str) -> Token:
 def _check_owners(database: Database, scope: Scope, owners: tuple[str, ...]) -> None:
     if (scope is Scope.PUBLISH) != bool(owners):
         raise ConfigError(
-            "a token that publishes needs the namespaces it may publish under, and no other kind "
-            f"takes any; got scope {scope.value} with {', '.join(owners) or 'none'}"
+            "a token with scope publish needs the namespaces it may publish under, and no other "
+            f"scope takes any; got scope {scope.value} with {', '.join(owners) or 'none'}"
         )
     known = [row[0] for row in database.rows("SELECT owner FROM namespaces")]
     for owner in owners:

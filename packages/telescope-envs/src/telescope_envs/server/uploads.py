@@ -1,6 +1,6 @@
-"""Receiving a publication: one multipart request, bounded while it arrives, spooled to disk.
+"""Receives a publication as one multipart request, with size limits, spooled to disk.
 
-Parts: `record` (the release as JSON), `wheel`, and where there is one `attestation`.
+Its parts are `record` (the release as JSON), `wheel`, and optionally `attestation`.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ _PARTS = {"record", "wheel", "attestation"}
 _OVERHEAD_BYTES = MAX_RECORD_BYTES + MAX_ATTESTATION_BYTES + 16 * 1024
 _ARRIVES_WITHIN_S = 300.0
 _DRAINED_BYTES = 16 * 1024 * 1024
-"""How much of a body that is too long is read and dropped, so that its sender reads the answer."""
+"""How much of a too long body is read and discarded, so that its sender reads the response."""
 
 
 async def receive_publication(request: Request, *, max_wheel_bytes: int) -> Publication:
-    """Return what was sent, unchecked but for its form; raises Refusal."""
+    """Return the publication that was sent; raises Refusal if malformed. Contents are unchecked."""
     limit = max_wheel_bytes + _OVERHEAD_BYTES
     if _announced(request) > limit:
         await _drain(request)
@@ -43,13 +43,15 @@ async def receive_publication(request: Request, *, max_wheel_bytes: int) -> Publ
     except (TimeoutError, ClientDisconnect) as error:
         raise Refusal(
             HTTPStatus.REQUEST_TIMEOUT,
-            f"the publication did not arrive whole within {_ARRIVES_WITHIN_S:g} s",
+            f"the publication did not arrive completely within {_ARRIVES_WITHIN_S:g} s",
             "publish again; nothing was stored",
         ) from error
     try:
         names = [name for name, _ in form.multi_items()]
         if not set(names) <= _PARTS or len(set(names)) < len(names) or "wheel" not in names:
-            raise _malformed(f"expected the parts record and wheel once, got {', '.join(names)}")
+            raise _malformed(
+                f"expected the parts record and wheel once each, got {', '.join(names)}"
+            )
         parts = {name: await _content(part, name) for name, part in form.multi_items()}
     finally:
         await form.close()
@@ -65,7 +67,7 @@ async def receive_publication(request: Request, *, max_wheel_bytes: int) -> Publ
 async def _bounded(
     request: Request, limit: int, refusal: Callable[[], Refusal]
 ) -> AsyncGenerator[bytes, None]:
-    """Pass the body on; raises as soon as it is longer than `limit`, whatever it announced."""
+    """Yield the body; raises once it is longer than `limit`, whatever its announced length."""
     received = 0
     async for chunk in request.stream():
         received += len(chunk)
@@ -100,14 +102,14 @@ def _announced(request: Request) -> int:
 def _too_long(max_wheel_bytes: int) -> Refusal:
     return Refusal(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"the wheel is longer than {max_wheel_bytes} bytes, the most this registry takes",
-        "leave data out of the wheel: load it from a dataset",
+        f"the wheel is longer than {max_wheel_bytes} bytes, the limit of this registry",
+        "leave data out of the wheel and load it from a dataset",
     )
 
 
 def _malformed(problem: str) -> Refusal:
     return Refusal(
         HTTPStatus.BAD_REQUEST,
-        f"this is no publication: {problem}",
+        f"this is not a valid publication: {problem}",
         "publish with telescope env push",
     )

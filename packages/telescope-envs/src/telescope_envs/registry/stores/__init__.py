@@ -1,1 +1,1 @@
-"""Where the files of a registry are: one store per kind of place, behind `registry.store`."""
+"""Implementations of the store protocols in `registry.store`, one per kind of registry."""

@@ -1,7 +1,7 @@
-"""Changing files so that whoever looks, at whatever moment, sees the old one or the new one whole.
+"""Atomic file changes: a reader sees either the complete old file or the complete new one.
 
-`locked` keeps writers apart, of this process and of others. It ends with its process, however that
-ends, so a killed writer never keeps others out.
+`locked` excludes other writers, in this process and in others. The lock is released when its
+process ends in any way, so a killed writer never blocks others.
 """
 
 import fcntl
@@ -30,9 +30,9 @@ def locked(path: Path, *, wait_s: float, what: str) -> Generator[None]:
 
 
 def replace_file(path: Path, data: bytes, *, scratch: Path) -> None:
-    """Put `data` at `path`, whole or not at all, and on the disk before this returns.
+    """Write `data` to `path` atomically, and sync it to disk before returning.
 
-    `scratch` is a folder of the same file system; what a killed writer leaves is in there.
+    `scratch` is a folder on the same file system; a killed writer leaves its partial files there.
     """
     aside = scratch / f"{os.getpid()}-{path.name}"
     try:
@@ -50,7 +50,7 @@ def replace_file(path: Path, data: bytes, *, scratch: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file that may not be there, and be sure of it."""
+    """Remove a file if it exists, and sync the removal to disk."""
     path.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
@@ -64,8 +64,8 @@ def _wait_for(descriptor: int, *, wait_s: float, what: str) -> None:
             if time.monotonic() >= end:
                 holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
                 raise RegistryError(
-                    f"{what} is being changed by another process (id {holder}) for more than "
-                    f"{wait_s:g} s; try again when it has ended"
+                    f"{what} has been locked by another process (id {holder}) for more than "
+                    f"{wait_s:g} s; try again when that process has ended"
                 ) from None
             time.sleep(_PAUSE_S)
         else:

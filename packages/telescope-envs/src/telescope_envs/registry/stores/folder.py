@@ -1,4 +1,4 @@
-"""`Folder`: reading a registry that is a directory. Files are replaced whole: no lock is needed."""
+"""Reads a registry in a folder; it needs no lock, because writers replace whole files."""
 
 import os
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class Folder:
 
     @property
     def revision(self) -> str:
-        """Empty: a folder is what it is now."""
+        """Empty, because a folder has no commits."""
         return ""
 
     def read(self, path: str) -> bytes | None:
@@ -32,17 +32,17 @@ class Folder:
         return self._read(path, max_bytes=None)
 
     def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
-        """Return the artefact at the relative `url`; None when it is not below the root."""
+        """Return the artifact at the relative `url`; None when it is not below the root."""
         return self._read(url, max_bytes=max_bytes)
 
     def catalog(self) -> list[CatalogRow]:
-        """Return one row per environment, by id."""
+        """Return one row per environment, sorted by id."""
         owners = _names(self.root / "index", is_folder=True)
         rows = [row for owner in owners for row in self._rows_of(owner)]
         return sorted(rows, key=lambda row: row.id)
 
     def _rows_of(self, owner: str) -> Iterator[CatalogRow]:
-        """Yield the rows of an owner; a file is opened only where the listing has it."""
+        """Yield the rows of an owner; opens only files that the folder listings contain."""
         root = str(self.root)
         stated = set(_names(self.root / "status" / owner))
         for file in _names(self.root / "index" / owner):
@@ -58,7 +58,7 @@ class Folder:
                 yield found
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing, because no file is held open."""
 
     def _read(self, path: str, *, max_bytes: int | None) -> bytes | None:
         found = self._inside(path)
@@ -73,11 +73,11 @@ class Folder:
             reason = os.strerror(error.errno or 0)
             raise RegistryError(f"{found} cannot be read: {reason}") from error
         if max_bytes is not None and len(data) > max_bytes:
-            raise RegistryError(f"{found}: longer than {max_bytes} bytes, the most a wheel may be")
+            raise RegistryError(f"{found}: longer than {max_bytes} bytes, the limit for a wheel")
         return data
 
     def _inside(self, path: str) -> Path | None:
-        """Return the file of a relative address; None for one that leaves the registry."""
+        """Return the file at a relative path; None if the path leads outside the registry."""
         if not is_registry_path(path):
             return None
         found = (self.root / path).resolve()
@@ -85,7 +85,7 @@ class Folder:
 
 
 def _names(folder: Path, *, is_folder: bool = False) -> list[str]:
-    """Return the names of the files, or the folders, in `folder`, sorted; no links, no hidden."""
+    """Return the sorted names of the files or folders in `folder`, except links and hidden ones."""
     try:
         with os.scandir(folder) as entries:
             return sorted(
@@ -99,7 +99,7 @@ def _names(folder: Path, *, is_folder: bool = False) -> list[str]:
 
 
 def _bytes_of(path: str) -> bytes:
-    """Return a whole file; half the time of `open`, which counts for thousands of small ones."""
+    """Return a whole file; takes half the time of `open`, which matters for thousands of files."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = os.read(descriptor, _CHUNK_BYTES)

@@ -1,7 +1,7 @@
-"""`HttpStore`: a registry that any static host serves, such as a bucket or pages of a repository.
+"""Reads a registry from a static host, such as a bucket or GitHub Pages.
 
-A host cannot be listed, so its catalogue is the `v1/index.json` that `telescope hub render` wrote.
-Every file is asked for with what the cache knows of it, and comes again only when it has changed.
+A static host cannot list files, so the catalog is the `v1/index.json` that `telescope hub render`
+wrote. Requests are conditional on the cached copy, so a file is sent again only if it has changed.
 """
 
 import time
@@ -25,7 +25,7 @@ _WORTH_TELLING_S = 60.0
 
 
 class HttpStore:
-    """Reads the registry at `place`; offline, only what was read before."""
+    """Reads the registry at `place`; offline, it reads only files that were fetched before."""
 
     def __init__(self, place: Place, patience: Patience | None = None) -> None:
         self._place = place
@@ -37,12 +37,12 @@ class HttpStore:
 
     @property
     def address(self) -> str:
-        """The address below which its files are."""
+        """The base URL of its files."""
         return self._base
 
     @property
     def revision(self) -> str:
-        """Empty: a host serves what is there now."""
+        """Empty, because a host has no commits."""
         return ""
 
     def read(self, path: str) -> bytes | None:
@@ -52,7 +52,7 @@ class HttpStore:
         return self._get(self._url(path), _MAX_FILE_BYTES, self._patience)
 
     def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
-        """Return the artefact at `url`, here or on another host; None when there is none."""
+        """Return the artifact at `url`, on this or another host; None when there is none."""
         total_s = max(_ARTIFACT_TOTAL_S, self._patience.total_s)
         patience = replace(self._patience, total_s=total_s)
         if is_registry_path(url):
@@ -61,23 +61,23 @@ class HttpStore:
             return None
         if url.startswith("http:") and self._base.startswith("https:"):
             raise RegistryError(
-                f"{self._base} is https, but says that a wheel is at {url}, which anyone on the "
-                "way can change; tell the registry's keepers"
+                f"{self._base} is https, but it gives a wheel the URL {url}, which anyone on the "
+                "network can change; tell the registry's maintainers"
             )
         return self._get(url, max_bytes, patience)
 
     def catalog(self) -> list[CatalogRow]:
-        """Return one row per environment, by id."""
+        """Return one row per environment, sorted by id."""
         found = self.read(CATALOG_PATH)
         if found is None:
             raise RegistryError(
                 f"{self._base} has no {CATALOG_PATH}, which lists its environments; "
-                "run telescope hub render on the registry and serve what that writes as well"
+                "run telescope hub render on the registry and serve its output"
             )
         return read_catalog(found, self._url(CATALOG_PATH))
 
     def close(self) -> None:
-        """Let go of connections; fine to call twice."""
+        """Close connections; calling it twice is fine."""
         self._fetcher.close()
 
     def _url(self, path: str) -> str:
@@ -94,7 +94,9 @@ class HttpStore:
             self._cache.confirm(url)
             return known.body
         if answer.status == 304:
-            raise RegistryError(f"{url} answered 304 (unchanged) to a first request")
+            raise RegistryError(
+                f"{url} answered 304 (not modified) to a request without conditions; check the host"
+            )
         fresh = CachedFile(
             status=answer.status,
             body=answer.body,
@@ -108,8 +110,8 @@ class HttpStore:
     def _offline(self, url: str, known: CachedFile | None) -> bytes | None:
         if known is None:
             raise RegistryError(
-                f"{url} was never fetched, and --offline reads only what was; "
-                "run the same command once without it"
+                f"{url} was never fetched, and --offline reads only files that were; "
+                "run the same command once without --offline"
             )
         age_s = time.time() - known.confirmed_at
         if age_s > self._oldest_told_s + _WORTH_TELLING_S or not self._oldest_told_s:
@@ -119,20 +121,20 @@ class HttpStore:
 
 
 class ServedStore(HttpStore):
-    """Reads like any host, and publishes through the API that the registry announces."""
+    """Reads like a static host, and publishes through the API that config.json names."""
 
     def __init__(self, place: Place, api: str) -> None:
         super().__init__(place)
         if not is_registry_path(api):
-            # The token goes wherever this leads.
+            # The token is sent to this path.
             raise RegistryError(
                 f"{place.address.text}/config.json: api must be a path below the registry, got "
-                f"{api!r}; tell the registry's keepers"
+                f"{api!r}; tell the registry's maintainers"
             )
         self._server = HubApi(place, api)
 
     def publish(self, publication: Publication) -> bool:
-        """Send the release with its files in one request; False: these bytes are published."""
+        """Send the release with its files in one request; False if it was already published."""
         return self._server.publish(publication)
 
     def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
@@ -140,13 +142,13 @@ class ServedStore(HttpStore):
         return self._server.change_status(environment_id, change)
 
     def close(self) -> None:
-        """Let go of connections; fine to call twice."""
+        """Close connections; calling it twice is fine."""
         super().close()
         self._server.close()
 
 
 def open_http(place: Place) -> Store:
-    """Open a static host, or the server whose config.json announces an API."""
+    """Open a static host, or a server if the registry's config.json names an API."""
     static = HttpStore(place)
     found = static.read("config.json")
     where = f"{place.address.text}/config.json"

@@ -1,8 +1,8 @@
-"""`HuggingFaceStore`: a registry in a dataset repository of the Hugging Face Hub.
+"""Reads and publishes to a registry in a dataset repository of the Hugging Face Hub.
 
-The branch is looked up once, when the store is opened; everything is read from that commit. A
-change is one commit on top of the commit that its checks have read: when another one came between,
-the Hub refuses it, and the checks are made again on the newer one.
+The branch is resolved to a commit when the store is opened, and everything is read from that
+commit. A change is one commit on top of the commit that its checks have read. If somebody else
+committed in between, the Hub refuses the change, and the checks run again on the newer commit.
 """
 
 import random
@@ -42,7 +42,7 @@ _ANSWER_WITHIN_S = 15.0
 
 
 class _NoBar(tqdm):
-    """A progress bar that is not shown: most files are a few kilobytes."""
+    """A disabled progress bar, because most files are only a few kilobytes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "disable": True})
@@ -51,8 +51,8 @@ class _NoBar(tqdm):
 class HuggingFaceStore:
     """Reads and appends to the repository at `place`.
 
-    `endpoint` is the Hub (None: the usual one); a change is tried `max_tries` times while others
-    are faster.
+    `endpoint` is the Hub's URL (None for the default). A change is tried `max_tries` times if other
+    writers commit first.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class HuggingFaceStore:
 
     @property
     def address(self) -> str:
-        """As it was given."""
+        """The address as it was given."""
         return self._place.address.text
 
     @property
@@ -80,7 +80,7 @@ class HuggingFaceStore:
         return self._read_at(self._commit, path)
 
     def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
-        """Return the artefact at the relative `url`; None when there is none."""
+        """Return the artifact at the relative `url`; None when there is none."""
         if not is_registry_path(url):
             return None
         if not self._place.offline and not isinstance(self._cached(self._commit, url), Path):
@@ -102,14 +102,14 @@ class HuggingFaceStore:
         return found
 
     def catalog(self) -> list[CatalogRow]:
-        """Return one row per environment, by id."""
+        """Return one row per environment, sorted by id."""
         return self._catalog_at(self._commit)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing, because nothing is held open."""
 
     def publish(self, publication: Publication) -> bool:
-        """Add wheel, index line and what is made from them in one commit."""
+        """Add the wheel, the index line and the derived files in one commit."""
 
         def added(read: Read) -> dict[str, bytes]:
             if not is_new(read, publication):
@@ -137,7 +137,7 @@ class HuggingFaceStore:
     def _change(
         self, environment_id: str, make: Callable[[Read], dict[str, bytes]], message: str
     ) -> bool:
-        """Commit the files that `make` wants, on the commit it has read; False: it wants none."""
+        """Commit the files that `make` returns, on the commit it read; False if it returns none."""
         self._require_branch()
         for tried in range(self._max_tries):
             parent = self._newest_commit()
@@ -151,12 +151,12 @@ class HuggingFaceStore:
                 return True
             time.sleep(_FIRST_PAUSE_S * min(tried + 1, 8) * random.uniform(0.5, 1.5))
         raise RegistryError(
-            f"{self.address} was changed by others {self._max_tries} times meanwhile, so nothing "
-            "was published; try again"
+            f"others changed {self.address} during all {self._max_tries} tries, so nothing was "
+            "published; try again"
         )
 
     def _commit_on(self, parent: str, files: dict[str, bytes], message: str) -> bool:
-        """Return whether the commit was made; False: `parent` is not the newest any more."""
+        """Return whether the commit was made; False if `parent` is no longer the newest commit."""
         with self._explained():
             try:
                 self._api.create_commit(
@@ -174,7 +174,7 @@ class HuggingFaceStore:
         return True
 
     def _catalog_at(self, commit: str) -> list[CatalogRow]:
-        """Return the catalogue, made from the index where nobody has written one yet."""
+        """Return the catalog, computed from the index files if the repository has none yet."""
         read = partial(self._read_at, commit)
         found = read(CATALOG_PATH)
         if found is not None:
@@ -208,14 +208,18 @@ class HuggingFaceStore:
                     tqdm_class=_NoBar,
                 )
             except LocalEntryNotFoundError as error:
-                # What the library raises when it could not ask; its cause says why.
+                # The library raises this when it cannot reach the Hub; the cause has the reason.
                 raise self._unreachable(error.__cause__ or error) from None
             except EntryNotFoundError:
                 return None
         return Path(found).read_bytes()
 
     def _cached(self, commit: str, path: str) -> Path | bool:
-        """Return the file in the library's cache; False: known not to exist, True: not known."""
+        """Return the file in the library's cache.
+
+        Instead of a path, False means that the file is known not to exist, and True that the cache
+        does not know.
+        """
         found = try_to_load_from_cache(self._repository, path, revision=commit, repo_type=_KIND)
         if isinstance(found, str):
             return Path(found)
@@ -230,7 +234,7 @@ class HuggingFaceStore:
                 timeout=_ANSWER_WITHIN_S,
             ).sha
         if not commit:
-            raise RegistryError(f"{self.address}: the Hub did not say which commit is the newest")
+            raise RegistryError(f"{self.address}: the Hub did not return the newest commit")
         known = CachedFile(
             status=200,
             body=commit.encode(),
@@ -245,8 +249,8 @@ class HuggingFaceStore:
         known = self._memory().get(self.address, max_bytes=_COMMIT_LENGTH)
         if known is None:
             raise RegistryError(
-                f"{self.address} was never read, and --offline reads only what was; "
-                "run the same command once without it"
+                f"{self.address} was never read, and --offline reads only what was read before; "
+                "run the same command once without --offline"
             )
         self._place.remark_age(known.confirmed_at)
         return known.body.decode()
@@ -260,25 +264,25 @@ class HuggingFaceStore:
             reason = "offline" if self._place.offline else f"pinned to commit {self._branch[:12]}"
             raise RegistryError(
                 f"{self.address} is {reason}, so nothing can be published; "
-                f"give hf://{self._repository}, with the network"
+                f"publish to hf://{self._repository} with network access"
             )
 
     def _require_network(self, path: str) -> None:
         if self._place.offline:
             raise RegistryError(
                 f"{self.address}/{path} was never fetched at {self._commit[:12]}, and --offline "
-                "reads only what was; run the same command once without it"
+                "reads only files that were; run the same command once without --offline"
             )
 
     def _require_size(self, path: str, size: int, max_bytes: int) -> None:
         if size > max_bytes:
             raise RegistryError(
-                f"{self.address}/{path}: longer than {max_bytes} bytes, the most a wheel may be"
+                f"{self.address}/{path}: longer than {max_bytes} bytes, the limit for a wheel"
             )
 
     @contextmanager
     def _explained(self) -> Generator[None]:
-        """Turn what the library raises into one message; the message never holds the token."""
+        """Turn the library's errors into RegistryErrors, whose messages never contain the token."""
         try:
             yield
         except RevisionNotFoundError:
@@ -292,11 +296,11 @@ class HuggingFaceStore:
             status = error.response.status_code
             if status in (401, 403):
                 raise RegistryError(
-                    f"{self.address}: the Hub answered {status}, the token may not do this; "
+                    f"{self.address}: the Hub answered {status}, so the token may not do this; "
                     f"{self._place.login_hint}"
                 ) from None
             said = error.server_message or f"answered {status}"
-            raise RegistryError(f"{self.address}: the Hub says: {said}; try again") from None
+            raise RegistryError(f"{self.address}: error from the Hub: {said}; try again") from None
         except (HTTPError, OSError, RuntimeError) as error:
             raise self._unreachable(error) from None
 
@@ -309,12 +313,12 @@ class HuggingFaceStore:
 
 
 def open_hub(place: Place) -> HuggingFaceStore:
-    """Open a dataset repository of the Hub that `HF_ENDPOINT` names, else of the usual one."""
+    """Open a dataset repository on the Hub at `HF_ENDPOINT`, or on the default Hub."""
     return HuggingFaceStore(place)
 
 
 def _over(files: dict[str, bytes], read: Read) -> Read:
-    """Return `read` as it will be once `files` are written."""
+    """Return a `read` function that sees `files` as already written."""
     return lambda path: files[path] if path in files else read(path)
 
 

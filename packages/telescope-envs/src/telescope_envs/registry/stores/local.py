@@ -1,7 +1,7 @@
-"""`LocalStore`: a registry that is a directory, safe for several writers at once.
+"""Reads and publishes to a registry in a folder; several writers at once are safe.
 
-A writer holds the lock of the directory and replaces files whole, so readers need no lock. What
-is of this machine alone, the lock and half-written files, is in `.telescope/`, which git ignores.
+A writer holds the folder's lock and replaces whole files, so readers need no lock. Files that
+belong only to this machine, the lock and partial files, are in `.telescope/`, which git ignores.
 """
 
 import os
@@ -21,14 +21,14 @@ _LOCK_WAIT_S = 30.0
 
 
 class LocalStore(Folder):
-    """Reads and appends to the registry at `root`; a writer waits `lock_wait_s` for others."""
+    """Reads and appends to the registry at `root`; waits up to `lock_wait_s` for other writers."""
 
     def __init__(self, root: Path, *, lock_wait_s: float = _LOCK_WAIT_S) -> None:
         super().__init__(root)
         self._lock_wait_s = lock_wait_s
 
     def publish(self, publication: Publication) -> bool:
-        """Store the wheel, then the index line: no reader sees a line without its file."""
+        """Store the wheel, then the index line, so that no reader sees a line without its file."""
         release = publication.release
         with self._changing() as scratch:
             if not is_new(self.read, publication):
@@ -62,17 +62,17 @@ class LocalStore(Folder):
                 remove_file(artifact)
 
     def _artifacts(self, publication: Publication) -> Iterator[tuple[Path, bytes]]:
-        """Yield the files to store, by path.
+        """Yield the path and bytes of each artifact to store.
 
-        A file of that name that is there already belongs to no release, as `is_new` has found: a
-        writer that was killed left it, so it is replaced.
+        If a file with that name exists, it belongs to no release, as `is_new` has checked. A killed
+        writer left it there, so it is replaced.
         """
         for path, data in artifact_files(publication, self.address).items():
             yield self.root / path, data
 
     @contextmanager
     def _changing(self) -> Generator[Path]:
-        """Keep other writers out; yields an empty folder for half-written files."""
+        """Exclude other writers; yields an empty folder for partial files."""
         own = self.root / ".telescope"
         try:
             own.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""`HubApi`: publishes to a registry that `telescope hub serve` serves.
+"""Publishes to a registry served by `telescope hub serve`.
 
-Reading such a registry is reading any host of files: `ServedStore` in `http` joins the two. The
-token goes to the address of the registry; no redirect is followed.
+Such a registry is read like one on a static host; `ServedStore` in `http` combines the two. The
+token is sent to the registry's address only, and no redirect is followed.
 """
 
 import os
@@ -26,7 +26,7 @@ _TIMEOUT = httpx.Timeout(30.0, read=120.0)
 
 
 class HubApi:
-    """Changes the registry at `place` through the interface at the path `api` below it."""
+    """Changes the registry at `place` through its HTTP API at the relative path `api`."""
 
     def __init__(self, place: Place, api: str) -> None:
         self._place = place
@@ -34,13 +34,13 @@ class HubApi:
         self._client: httpx.Client | None = None
 
     def close(self) -> None:
-        """Let go of the connection; fine to call twice."""
+        """Close the connection; calling it twice is fine."""
         if self._client is not None:
             self._client.close()
             self._client = None
 
     def publish(self, publication: Publication) -> bool:
-        """Send the release with its files in one request; False: these bytes are published."""
+        """Send the release with its files in one request; False if it was already published."""
         files = {
             "record": ("record.json", index_line(publication.release), "application/json"),
             "wheel": (publication.release.wheel.filename, publication.wheel),
@@ -54,7 +54,7 @@ class HubApi:
         return response.status_code == HTTPStatus.CREATED
 
     def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
-        """Replace the status by `change` of what it is; tries again when others were faster."""
+        """Replace the status by `change` applied to it; retries when others changed it first."""
         path = f"status/{environment_id}.json"
         where = f"{self._place.address.text}/{path}"
         for _ in range(_STATUS_TRIES):
@@ -77,8 +77,8 @@ class HubApi:
                 raise self._refused(response)
             time.sleep(_PAUSE_S)
         raise RegistryError(
-            f"the status of {environment_id} was changed by others {_STATUS_TRIES} times "
-            "meanwhile; try again"
+            f"others changed the status of {environment_id} during all {_STATUS_TRIES} tries; "
+            "try again"
         )
 
     def _opened(self) -> httpx.Client:
@@ -100,7 +100,7 @@ class HubApi:
             raise RegistryError(
                 f"registry {self._place.address.text} did not answer: "
                 f"{error or type(error).__name__}; check the address and the network, and try "
-                "again: a publication that is there already is a success"
+                "again: it is safe to publish the same release twice"
             ) from error
 
     def _refused(self, response: httpx.Response) -> RegistryError:

@@ -11,7 +11,7 @@ from typing import cast
 from telescope_core.environments import Environment, Episode, ToolEnvironment
 from telescope_core.environments.hooks import of_kind
 from telescope_core.environments.tool_calls import ToolFailure
-from telescope_core.open import load_environment_class
+from telescope_core.locate import load_environment_class
 from telescope_core.rollout import play_rollout
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Completion, JsonValue, Message, Rollout, RolloutStatus, ToolCall

@@ -15,7 +15,7 @@ from typing import Any, cast
 from telescope_core.environments import Environment, ToolEnvironment
 from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.settings import read_settings
-from telescope_core.open import load_environment_class
+from telescope_core.locate import load_environment_class
 from telescope_core.protocols import ExampleSource
 from telescope_core.types import Example, Split
 from telescope_envs.validation.probes.answers import Answers

@@ -11,7 +11,7 @@ from statistics import quantiles
 
 from telescope_core.environments import Environment
 from telescope_core.environments.loop_watch import Block, LoopWatch
-from telescope_core.open import load_environment_class
+from telescope_core.locate import load_environment_class
 from telescope_core.rollout import play_rollout
 from telescope_core.scripted import ScriptedClient
 from telescope_envs.validation.probes.answers import Answers, described
