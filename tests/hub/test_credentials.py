@@ -136,7 +136,7 @@ def test_the_hint_names_what_works(environ):
     assert login_hint(CORP, environ=environ).startswith("set TELESCOPE_HUB_TOKEN_CORP, or run")
     unnamed = login_hint("https://else.example", environ=environ)
     assert "telescope hub login --registry https://else.example" in unnamed
-    assert "set TELESCOPE_REGISTRY to that address, which TELESCOPE_HUB_TOKEN is for" in unnamed
+    assert "set TELESCOPE_REGISTRY to that address and TELESCOPE_HUB_TOKEN to the token" in unnamed
 
 
 @pytest.fixture
@@ -174,9 +174,9 @@ def test_login_and_logout(telescope, backend, environ):
 @pytest.mark.parametrize(
     ("ring", "message"),
     [
-        (NoKeyring, "is no keyring: this system has none, so nothing was stored"),
-        (Locked, "refuses: KeyringLocked, so nothing was stored"),
-        (Forgetful, "does not give back what is stored in it, so nothing was stored"),
+        (NoKeyring, "is not a usable keyring: this system has none, so nothing was stored"),
+        (Locked, "refused with KeyringLocked, so nothing was stored"),
+        (Forgetful, "does not return what is stored in it, so nothing was stored"),
     ],
 )
 def test_login_without_a_keyring_says_what_to_do(telescope, ring, message):
@@ -184,7 +184,7 @@ def test_login_without_a_keyring_says_what_to_do(telescope, ring, message):
     code, said, error = telescope("login", typed=SECRET)
     assert (code, said) == (2, "")
     assert message in error
-    assert "leave it in the environment, in TELESCOPE_HUB_TOKEN_CORP" in error
+    assert "put it in the environment variable TELESCOPE_HUB_TOKEN_CORP" in error
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_the_same_name_and_version_of_another_registry_is_not_what_is_locked(ins
     ours = lock_of(toy_publication().release, str(tmp_path / "registry"))
     install(registry=write_registry(tmp_path / "theirs").address, requirements=("six==1.16.0",))
     lock(ours)
-    with pytest.raises(EnvironmentLoadError, match="what is locked is not installed"):
+    with pytest.raises(EnvironmentLoadError, match="what the lock names is not installed"):
         locate_environment("acme/toy@0.1.0")
 
 

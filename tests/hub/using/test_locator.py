@@ -108,7 +108,7 @@ def test_what_is_locked_and_not_installed_is_synced_first(install):
 def test_versions_are_respected(install):
     path = lock(install("0.1.0"))
     assert locate_environment("toy@0.1.0").version == "0.1.0"
-    with pytest.raises(ConfigError, match=r"locks acme/toy to 0\.1\.0, and 0\.2\.0 was asked for"):
+    with pytest.raises(ConfigError, match=r"locks acme/toy to 0\.1\.0, but 0\.2\.0 was requested"):
         locate_environment("toy@0.2.0")
     path.unlink()
     assert locate_environment("acme/toy@>=0.1").version == "0.1.0"

@@ -39,7 +39,7 @@ def test_a_new_major_version_is_never_chosen_unasked(registry, publish):
     found = plan(registry, "1.0.0")
     assert found.after is not None
     assert found.after.version == "1.1.0"
-    assert "2.0.0 is a new major version, whose scores do not compare" in found.refused
+    assert "2.0.0 is a new major version, whose scores are not comparable" in found.refused
     newest = plan(registry, "1.1.0")
     assert (newest.after, "--major" in newest.refused) == (None, True)
     asked = plan(registry, "1.1.0", allow_major=True)

@@ -1,6 +1,7 @@
-"""Telescope envs: registries of environments, installing from them, finding what is installed.
+"""Telescope envs: environment registries, installing from them, and finding installed ones.
 
-Installing itself is `telescope_envs.install.install`: a module of that name is in the way here.
+`install` is not exported here, because a module has that name: import it from
+`telescope_envs.install`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
-"""Where a registry is, as text: folders, `file://`, `https://`, `http://` and `hf://`.
+"""Addresses of registries as text: folders, `file://`, `https://`, `http://` and `hf://`.
 
-Pure: nothing is opened here. Two texts that mean the same place become the same `Address`.
+Parsing is pure and opens nothing. Two texts that mean the same place become the same `Address`.
 """
 
 import re
@@ -20,26 +20,26 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """One place, in the one spelling that everything compares and stores."""
+    """The address of a registry in canonical form, which is what is compared and stored."""
 
     text: str
-    """As `--registry` takes it, without credentials."""
+    """The address in the form that `--registry` accepts, without credentials."""
     scheme: str
-    """`file` for folders."""
+    """The scheme in lower case; `file` for folders."""
 
     @property
     def without_revision(self) -> str:
-        """The place whatever its revision: what a token is for."""
+        """The address without its revision; tokens belong to this form."""
         return self.text.partition("@")[0] if self.scheme == "hf" else self.text
 
     @property
     def is_plain_http(self) -> bool:
-        """Whether what is sent there can be read on the way."""
+        """Whether requests to it travel over a network unencrypted."""
         return self.scheme == "http" and not is_loopback(urlsplit(self.text).hostname or "")
 
 
 def parse_address(text: str) -> Address:
-    """Return the place that `text` means; raises ConfigError that lists the forms."""
+    """Return the address that `text` denotes; raises ConfigError if it is malformed."""
     scheme, separator, _ = text.partition("://")
     scheme = scheme.lower() if separator else "file"
     if scheme == "file":
@@ -50,7 +50,7 @@ def parse_address(text: str) -> Address:
         found = _HUB.fullmatch(text)
         if not found:
             raise ConfigError(
-                f"registry {text!r}: a dataset repository of the Hugging Face Hub is written "
+                f"registry {text!r}: a dataset repository of the Hugging Face Hub must be written "
                 "hf://OWNER/REPOSITORY or hf://OWNER/REPOSITORY@REVISION"
             )
         revision = f"@{found['revision']}" if found["revision"] else ""
@@ -59,7 +59,7 @@ def parse_address(text: str) -> Address:
 
 
 def origin_of(url: str) -> tuple[str, str, int]:
-    """Return scheme, host and port: what credentials are bound to."""
+    """Return the scheme, host and port of `url`, to which credentials are bound."""
     parts = urlsplit(url)
     port = parts.port if parts.port is not None else _DEFAULT_PORTS.get(parts.scheme, 0)
     return parts.scheme, (parts.hostname or "").lower(), port
@@ -101,5 +101,5 @@ def _canonical_url(text: str) -> str:
 
 
 def _hidden(text: str) -> str:
-    """Return `text` without what stands before an @: it may be a password."""
+    """Return `text` with the part before an @ masked, because it may be a password."""
     return re.sub(r"//.*@", "//***@", text)

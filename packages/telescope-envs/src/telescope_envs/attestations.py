@@ -1,8 +1,9 @@
-"""Sigstore attestations of wheels: who may have signed what, and checking it without a network.
+"""Sigstore attestations of wheels: whose signature is accepted, and checking it offline.
 
 An attestation is a Sigstore bundle over an in-toto statement that names the wheel and its sha256.
 It proves that a workflow of the namespace's publisher signed these bytes while its short-lived
-certificate held, and that the signature is in a public log. It says nothing of what they do.
+certificate was valid, and that the signature is in a public log. It proves nothing about what the
+code in the wheel does.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from sigstore.models import TrustedRoot
 
 PREDICATE_TYPE = "urn:telescope:attestation:publish:v1"
-"""Like that of PEP 740: the publisher says that this is the file they publish, and no more."""
+"""As in PEP 740, it states only that the publisher published this file."""
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 _NOTHING = "Nothing was installed"
 INSTALL_HINT = "install it: pip install 'telescope-envs[sigstore]'"
@@ -37,24 +38,27 @@ _ISSUERS = {
 }
 _MAX_BUNDLE_BYTES = 1024 * 1024
 _REFS = ("refs/heads/", "refs/tags/")
-"""A pull request is no publisher, whatever workflow it runs."""
+"""Only branches and tags may sign; a pull request may not, whatever workflow it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttestationPolicy:
-    """What is asked of the releases of one registry."""
+    """Which attestations the releases of one registry must have."""
 
     mode: AttestationMode = AttestationMode.OFF
     publishers: tuple[Publisher, ...] = ()
-    """Of the release's namespace."""
+    """The publishers of the release's namespace."""
     trusted_root: Path | None = None
-    """A trusted_root.json of another Sigstore; None: the public one, as the library ships it."""
+    """Path to another Sigstore's trusted_root.json; None for the public one, from the library."""
 
 
 def asks_for_attestation(
     address: str, release: Release, *, environ: Mapping[str, str] = os.environ
 ) -> bool:
-    """Whether the user's file wants an attestation of this release from the registry there."""
+    """Whether the user's configuration asks to check an attestation of `release`.
+
+    `address` is the address of its registry.
+    """
     mode, _ = read_user_config(environ).attestations_of(parse_address(address))
     is_shown = mode is AttestationMode.WHEN_PRESENT and bool(release.attestation_sha256)
     return is_shown or mode is AttestationMode.REQUIRED
@@ -63,9 +67,10 @@ def asks_for_attestation(
 def require_attestation(
     registry: Registry, release: Release, wheel: bytes, *, environ: Mapping[str, str] = os.environ
 ) -> str:
-    """Check `wheel` as the user's file wants it for `registry`; returns who attests it, if asked.
+    """Check the attestation of `wheel` as the user's configuration asks for `registry`.
 
-    Raises RegistryError, also when the bundle cannot be read, which it needs each time.
+    Returns the identity that signed it, or an empty text if no attestation is asked for. The bundle
+    is fetched each time. Raises RegistryError if it cannot be read or is not valid.
     """
     mode, root = read_user_config(environ).attestations_of(parse_address(registry.address))
     if mode is AttestationMode.OFF:
@@ -91,9 +96,10 @@ def _bundle_of(registry: Registry, release: Release) -> bytes | None:
 def check_attestation(
     release: Release, wheel: bytes, bundle: bytes | None, policy: AttestationPolicy
 ) -> str:
-    """Return who attests `wheel`, empty where nobody is asked; raises RegistryError.
+    """Return the identity that attests `wheel`; raises RegistryError if the attestation fails.
 
-    `bundle` is what the registry has beside the wheel; None: nothing.
+    The identity is empty if `policy` asks for no attestation. `bundle` is the Sigstore bundle that
+    the registry stores beside the wheel; None if there is none.
     """
     what = f"the attestation of {release.id} {release.version}"
     if policy.mode is AttestationMode.OFF:
@@ -106,14 +112,16 @@ def check_attestation(
             'attestations = "required"; ask its publisher for a release from CI'
         )
     if bundle is None:
-        raise RegistryError(f"{what} is gone from the registry; tell its owner. {_NOTHING}")
+        raise RegistryError(
+            f"{what} is gone from the registry; tell the registry's owner. {_NOTHING}"
+        )
     if hashlib.sha256(bundle).hexdigest() != release.attestation_sha256:
         raise RegistryError(f"{what} is not the one that was published. {_NOTHING}")
     return _verified(release, wheel, bundle, policy, what)
 
 
 def expected_identities(publishers: Sequence[Publisher]) -> list["RepositoryIdentity"]:
-    """Return who may sign: the repositories among the publishers whose OIDC issuer is known."""
+    """Return who may sign: the publishers' repositories whose OIDC issuer is known."""
     found: list[RepositoryIdentity] = []
     for publisher in publishers:
         address = publisher.id if "://" in publisher.id else f"https://github.com/{publisher.id}"
@@ -129,19 +137,19 @@ def expected_identities(publishers: Sequence[Publisher]) -> list["RepositoryIden
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryIdentity:
-    """A repository, and where it is given the workflow in it, that may sign."""
+    """A repository that may sign, limited to one of its workflows if one is given."""
 
     repository: str
     """Its https address."""
     workflow: str
-    """File name such as publish.yml; empty = any of the repository."""
+    """File name such as publish.yml; empty if any workflow of the repository may sign."""
     issuer: str
 
     def __str__(self) -> str:
         return f"{self.repository}{f' ({self.workflow})' if self.workflow else ''}"
 
     def allows(self, identity: str) -> bool:
-        """Whether `identity`, `<repository>/<path of workflow>@<ref>`, is this one."""
+        """Whether `identity`, `<repository>/<path of workflow>@<ref>`, matches this one."""
         signer, _, ref = identity.partition("@")
         if not signer.startswith(f"{self.repository}/") or not ref.startswith(_REFS):
             return False
@@ -150,7 +158,7 @@ class RepositoryIdentity:
 
 
 class _SignedBy:
-    """A policy of the sigstore library: one of the identities, each with its issuer."""
+    """A sigstore policy that accepts any of the allowed identities with its issuer."""
 
     def __init__(self, allowed: Sequence[RepositoryIdentity]) -> None:
         self._allowed = allowed
@@ -170,8 +178,8 @@ class _SignedBy:
                     self.identity = signer
                     return
         raise VerificationError(
-            f"it was signed by {', '.join(signers) or 'nobody with a workflow'}, but the namespace "
-            f"is published by {', '.join(str(one) for one in self._allowed) or 'nobody in CI'}"
+            f"it was signed by {', '.join(signers) or 'no workflow'}, but the namespace "
+            f"is published by {', '.join(str(one) for one in self._allowed) or 'no CI workflow'}"
         )
 
 
@@ -189,17 +197,17 @@ def _verified(
         verifier = Verifier(trusted_root=trusted_root(policy.trusted_root))
         kind, payload = verifier.verify_dsse(Bundle.from_json(bundle), signed_by)
     except (Error, ValueError) as error:
-        raise RegistryError(f"{what} does not hold: {error}. {_NOTHING}") from error
+        raise RegistryError(f"{what} is not valid: {error}. {_NOTHING}") from error
     _check_statement(kind, payload, release, hashlib.sha256(wheel).hexdigest())
     return signed_by.identity
 
 
 def trusted_root(path: Path | None) -> "TrustedRoot":
-    """Return the root of trust in `path`; None: that of the public Sigstore, without a network."""
+    """Return the root of trust in `path`, or for None the public Sigstore's, without a network."""
     from sigstore.errors import Error
     from sigstore.models import ClientTrustConfig, TrustedRoot
 
-    logging.getLogger("sigstore").setLevel(logging.ERROR)  # it warns of being offline, on purpose
+    logging.getLogger("sigstore").setLevel(logging.ERROR)  # it warns about being offline
     if path is None:
         return ClientTrustConfig.production(offline=True).trusted_root
     try:

@@ -1,8 +1,8 @@
-"""Tokens for registries: from the environment, else from the keyring, each for one registry.
+"""Registry tokens, from environment variables or else from the keyring, each for one registry.
 
 `TELESCOPE_HUB_TOKEN` is for the default registry that the user chose (`TELESCOPE_REGISTRY` or the
-configuration file), never for an address that stands somewhere else, such as in a lock file:
-whoever writes that file would get the token. `TELESCOPE_HUB_TOKEN_<NAME>` is for a named one.
+configuration file). It is never sent to an address from elsewhere, such as a lock file, because
+whoever writes that file would get the token. `TELESCOPE_HUB_TOKEN_<NAME>` is for a named registry.
 """
 
 import os
@@ -17,12 +17,12 @@ VARIABLE = "TELESCOPE_HUB_TOKEN"
 
 
 class Token(str):
-    """A secret that does not show itself where an object is printed for debugging."""
+    """A secret whose repr hides it, so that debug output does not show it."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """Return stars."""
+        """Return asterisks instead of the secret."""
         return "Token('***')"
 
 
@@ -42,24 +42,24 @@ def token_for(address: str, *, environ: Mapping[str, str] = os.environ) -> Token
 
 
 def store_token(address: str, token: Token, *, environ: Mapping[str, str] = os.environ) -> None:
-    """Keep `token` for the registry at `address` in the keyring; ConfigError without one."""
+    """Store `token` for the registry at `address`; raises ConfigError without a keyring."""
     place = _place_with_tokens(address)
     names = read_user_config(environ).names_of(place)
     variable = variable_of(names[0]) if names else VARIABLE
     keyrings.store(
-        place.without_revision, token, instead=f"leave it in the environment, in {variable}"
+        place.without_revision, token, instead=f"put it in the environment variable {variable}"
     )
 
 
 def forget_token(address: str) -> bool:
-    """Remove the token for the registry at `address` from the keyring; False: there was none."""
+    """Remove the token for the registry at `address` from the keyring; False if none was there."""
     return keyrings.remove(_place_with_tokens(address).without_revision)
 
 
 def _place_with_tokens(address: str) -> Address:
     place = parse_address(address)
     if place.scheme == "file":
-        raise ConfigError(f"{address} is a folder, which needs no token; name one that asks for it")
+        raise ConfigError(f"{address} is a folder, which needs no token; name a registry that does")
     return place
 
 
@@ -73,13 +73,13 @@ def token_variables(place: Address, *, environ: Mapping[str, str] = os.environ) 
 
 
 def login_hint(address: str, *, environ: Mapping[str, str] = os.environ) -> str:
-    """Return what gives Telescope a token for the registry at `address`."""
+    """Return how to give Telescope a token for the registry at `address`."""
     variables = token_variables(parse_address(address), environ=environ)
     if variables:
         return f"set {variables[0]}, or run: telescope hub login --registry {address}"
     return (
         f"run: telescope hub login --registry {address}, or set TELESCOPE_REGISTRY to that "
-        f"address, which {VARIABLE} is for"
+        f"address and {VARIABLE} to the token"
     )
 
 
@@ -89,10 +89,11 @@ def variable_of(name: str) -> str:
 
 
 def checked_token(text: str, source: str) -> Token:
-    """Return the token in `text`; raises ConfigError, which does not show it, for what is none."""
+    """Return the token in `text`; raises ConfigError, which hides `text`, if it is not a token."""
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"{source} does not hold a token: one is printable ASCII without spaces; copy it again"
+            f"{source} does not hold a token, which is printable ASCII without spaces; "
+            "copy the token again"
         )
     return Token(token)

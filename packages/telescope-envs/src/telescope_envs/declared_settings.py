@@ -1,4 +1,4 @@
-"""The settings an environment takes, asked of its class in the interpreter that can import it."""
+"""The settings of an environment, read from its class by the interpreter that can import it."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class DeclaredSetting:
     """Dotted for a setting in a table."""
     type: str
     default: str
-    """As JSON; empty for one that must be given."""
+    """As JSON; empty if the setting is required."""
     help: str
 
 
@@ -39,7 +39,7 @@ def declared_settings(
         [interpreter, "-B", "-P", "-c", _PROGRAM, factory, *search_path],
         environ=environ,
         limit_s=_TIME_LIMIT_S,
-        late=f"{factory}: not loaded after {_TIME_LIMIT_S:g} s",
+        late=f"{factory} did not load within {_TIME_LIMIT_S:g} s",
     )
     if done.returncode:
         raise EnvironmentLoadError(f"{factory} cannot be loaded: {last_line(done)}")
@@ -70,7 +70,7 @@ def _settings(
 
 
 def _table_of(field: Mapping[str, Any], tables: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the table that a field is, also where it may be null instead."""
+    """Return the table that `field` holds, even if it may be null instead; None for no table."""
     for option in (field, *field.get("anyOf", ()), *field.get("allOf", ())):
         named = tables.get(str(option.get("$ref", "")).rpartition("/")[2])
         if named is not None and "properties" in named:

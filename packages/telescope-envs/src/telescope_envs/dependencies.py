@@ -1,4 +1,4 @@
-"""What an environment runs on: the packages that its requirements mean in this interpreter."""
+"""The packages of this interpreter that satisfy an environment's requirements."""
 
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
@@ -7,11 +7,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 CORE = "telescope-core"
-"""Comes with Telescope itself: it is in no lock, and counts in no digest."""
+"""It comes with Telescope itself, so it is left out of locks and digests."""
 
 
 def installed_closure(requires_dist: Iterable[str]) -> tuple[str, ...]:
-    """Return `name==version` of all that is installed here and needed, theirs included, sorted."""
+    """Return sorted `name==version` of the installed packages needed, directly or indirectly."""
     found: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
     pending = [(Requirement(text), "") for text in requires_dist]
@@ -24,7 +24,7 @@ def installed_closure(requires_dist: Iterable[str]) -> tuple[str, ...]:
         try:
             here = distribution(requirement.name)
         except PackageNotFoundError:
-            continue  # told where the environment is loaded
+            continue  # reported when the environment is loaded
         found[name] = here.version
         for wanted_extra in requirement.extras or {""}:
             if (name, wanted_extra) not in seen:
@@ -34,7 +34,7 @@ def installed_closure(requires_dist: Iterable[str]) -> tuple[str, ...]:
 
 
 def locked_versions(requirements: Iterable[str]) -> tuple[str, ...]:
-    """Return `name==version` of the requirement lines of a lock that count on this platform."""
+    """Return `name==version` of a lock's requirement lines that apply to this platform."""
     wanted = (Requirement(line.partition(" --hash=")[0]) for line in requirements)
     return tuple(
         f"{one.name}{one.specifier}"

@@ -1,4 +1,4 @@
-"""What an installed environment depends on, read from the metadata of the packages around it."""
+"""The dependencies of an installed environment, read from the metadata of installed packages."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,15 +12,15 @@ from packaging.utils import canonicalize_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DependencyNode:
-    """One package, and what it needs."""
+    """One package and the packages it depends on."""
 
     name: str
     version: str
-    """Empty: it is not installed."""
+    """Empty if it is not installed."""
     wanted: str
-    """Specifier of whoever needs it; empty = any version."""
+    """Version specifier of the package that requires it; empty for any version."""
     is_repeated: bool
-    """It stands elsewhere in the tree with what it needs."""
+    """Whether its dependencies are left out here because they are listed earlier in the tree."""
     needs: tuple["DependencyNode", ...] = ()
 
 
@@ -30,7 +30,7 @@ def site_packages_of(interpreter: str) -> list[Path]:
 
 
 def packages_of(interpreter: str) -> dict[str, Distribution]:
-    """Return canonical name -> package of all that `interpreter` has installed."""
+    """Return every package that `interpreter` has installed, by canonical name."""
     if interpreter in ("", sys.executable):
         found = distributions()
     else:
@@ -41,7 +41,7 @@ def packages_of(interpreter: str) -> dict[str, Distribution]:
 def dependency_tree(
     requires_dist: Iterable[str], packages: Mapping[str, Distribution]
 ) -> tuple[DependencyNode, ...]:
-    """Return what `requires_dist` means among `packages`, each package written out once."""
+    """Return the dependency tree of `requires_dist` in `packages`, expanding each package once."""
     return _nodes(list(requires_dist), "", packages, set())
 
 

@@ -1,7 +1,8 @@
 """Installed packages, read from the folders of the import path.
 
-`importlib.metadata` knows the same and far more. Importing it and reading the entry points of every
-package takes longer than listing a registry of ten thousand releases, so what only lists asks here.
+`importlib.metadata` offers the same and far more. But importing it and reading the entry points of
+every package takes longer than listing a registry of ten thousand releases, so code that only lists
+packages uses this module.
 """
 
 import os
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _FOLDERS = {".dist-info": "METADATA", ".egg-info": "PKG-INFO"}
-"""Suffix -> the file in it that holds name and version."""
+"""Suffix of a metadata folder -> the file in the folder that holds name and version."""
 _SEPARATORS = re.compile(r"[-_.]+")
 
 
@@ -44,7 +45,7 @@ def version_of(name: str) -> str | None:
 
 
 def entries_of(group: str) -> list[DeclaredEntry]:
-    """Return the entry points in `group`, those of packages that others shadow left out."""
+    """Return the entry points in `group`, except those of shadowed packages."""
     found: dict[str, list[DeclaredEntry]] = {}
     for folder in _metadata_folders():
         text = _text(f"{folder}/entry_points.txt")
@@ -67,7 +68,7 @@ def _metadata_folders() -> Iterator[str]:
 
 
 def _distribution(folder: str) -> Distribution | None:
-    """Return whose folder it is; None for what an interrupted installer left."""
+    """Return the package of `folder`; None for one that an interrupted installer left."""
     fields: dict[str, str] = {}
     for line in _text(f"{folder}/{_FOLDERS[os.path.splitext(folder)[1]]}").splitlines():
         name, colon, value = line.partition(":")

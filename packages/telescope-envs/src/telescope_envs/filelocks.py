@@ -1,6 +1,6 @@
-"""Locks between processes that the system lets go of when their owner ends, kill -9 included.
+"""Locks between processes, which the system releases when their owner ends, even by kill -9.
 
-A locked file that has been inherited stays locked until its heirs have ended too.
+A lock whose descriptor child processes inherited is held until they have ended as well.
 """
 
 import fcntl
@@ -20,9 +20,9 @@ WAIT_LIMIT_S = 1800.0
 def locked(
     path: Path, *, what: str, progress: Callable[[str], None] = lambda step: None
 ) -> Generator[int]:
-    """Hold the lock of `path`, a file to be made or a folder that exists; gives its descriptor.
+    """Hold the lock on `path`, a file to create or an existing folder; yields its descriptor.
 
-    Raises TelescopeError after half an hour, which names `what` is waited for.
+    Raises TelescopeError after half an hour. `what` tells waiting users what is being done.
     """
     descriptor = _opened(path)
     try:
@@ -45,7 +45,7 @@ def locked(
 
 @contextmanager
 def locked_if_free(path: Path) -> Generator[bool]:
-    """Hold the lock of `path` where nobody has it; gives whether it is held."""
+    """Hold the lock on `path` if nobody else does; yields whether it is held."""
     descriptor = _opened(path)
     try:
         yield _try(descriptor)

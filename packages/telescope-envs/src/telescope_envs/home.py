@@ -1,4 +1,4 @@
-"""The data folder: where installed environments, their records and cached wheels are."""
+"""The data folder, which holds installed environments, their records and cached wheels."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ VARIABLE = "TELESCOPE_HOME"
 
 
 def data_folder() -> Path:
-    """Return `$TELESCOPE_HOME`, else a folder of this interpreter's, so each has its own."""
+    """Return `$TELESCOPE_HOME`, or else a folder of this interpreter, so each has its own."""
     chosen = os.environ.get(VARIABLE, "")
     return (
         Path(chosen).expanduser().absolute() if chosen else Path(sys.prefix) / "share" / "telescope"

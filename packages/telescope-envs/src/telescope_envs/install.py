@@ -1,6 +1,6 @@
-"""Installing and removing environments, each in a virtual environment of its own or in this one.
+"""Installing and removing environments, in their own virtual environments or in this interpreter.
 
-Every check comes before the first change, so a bad wheel changes nothing.
+All checks run before the first change, so a bad wheel changes nothing.
 """
 
 import sys
@@ -49,11 +49,11 @@ def install(
     options: InstallOptions | None = None,
     progress: Progress = silent,
 ) -> Installed:
-    """Install the release that `text` asks for; `progress` is told each step.
+    """Install the release that `text` asks for; `progress` is called with each step.
 
-    Raises RegistryError for what is refused, EnvironmentLoadError when it cannot be built or
-    loaded; either way nothing has changed. A shared one leaves telescope.lock, which cannot hold
-    it.
+    Raises RegistryError if the release is refused and EnvironmentLoadError if it cannot be built or
+    loaded; in both cases nothing was installed. A shared installation is first removed from
+    telescope.lock, which cannot record it.
     """
     options = options or InstallOptions()
     progress(f"{text}: {Step.RESOLVE}")
@@ -70,10 +70,10 @@ def install(
 
 
 def uninstall(text: str, *, lock: Path | None = None) -> InstalledEnvironment:
-    """Remove an installed environment, and its virtual environment where no project locks it.
+    """Remove an installed environment, and its virtual environment if no project locks it.
 
-    It leaves the telescope.lock at `lock` as well. What a shared one needed stays. Returns what
-    was removed.
+    Its entry in the telescope.lock at `lock` is removed as well. The dependencies of a shared
+    installation stay. Returns what was removed.
     """
     found = find_installed(text)
     if found is None:
@@ -82,7 +82,7 @@ def uninstall(text: str, *, lock: Path | None = None) -> InstalledEnvironment:
     if lock is not None:
         forget_in_lock(lock, found.id)
     remove_leftovers()
-    with locked(lock_file(found.id), what=f"{found.id} is installed"):
+    with locked(lock_file(found.id), what=f"{found.id} is being installed"):
         if found.installation is not None:
             remove_record(found.installation.release)
         if found.interpreter == sys.executable:
@@ -92,7 +92,7 @@ def uninstall(text: str, *, lock: Path | None = None) -> InstalledEnvironment:
 
 
 def find_installed(text: str) -> InstalledEnvironment | None:
-    """Return the installed environment that `text` names; None when there is none that fits.
+    """Return the installed environment that `text` names; None if there is not exactly one.
 
     A bare name that several owners use names none of them.
     """
@@ -107,16 +107,16 @@ def find_installed(text: str) -> InstalledEnvironment | None:
 
 
 def forget_in_lock(path: Path, environment_id: str) -> None:
-    """Take owner/name out of the telescope.lock at `path`, where it is in there."""
+    """Remove the entry of owner/name from the telescope.lock at `path`, if there is one."""
     if read_lock(path).find(environment_id) is not None:
         change_lock(path, lambda lock: lock.without([environment_id]))
 
 
 def _install_shared(registry: Registry, release: Release, *, progress: Progress) -> Installed:
-    """Install into this interpreter, beside what it has; nothing there moves to another version."""
+    """Install into this interpreter without changing the version of any installed package."""
     label = f"{release.id} {release.version}"
     remove_leftovers()
-    with locked(lock_file(release.id), what=f"{release.id} is installed", progress=progress):
+    with locked(lock_file(release.id), what=f"{release.id} is being installed", progress=progress):
         found = find_active(release.id)
         if found is not None and _is_shared(found, release):
             return Installed(release=release, locked=None, is_new=False)

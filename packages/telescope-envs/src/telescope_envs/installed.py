@@ -1,7 +1,7 @@
-"""What is installed for this interpreter, and from which release.
+"""The environments that are installed for this interpreter, and the releases they came from.
 
-Each installation leaves one small JSON file in the data folder. A file whose package has gone
-counts for nothing.
+Each installation leaves one small JSON file in the data folder. A file whose package is gone is
+ignored.
 """
 
 import os
@@ -20,19 +20,19 @@ FORMAT_VERSION = 1
 
 
 class Installation(BaseModel):
-    """The record that `env install` leaves."""
+    """The record that `env install` writes."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     format: int = FORMAT_VERSION
     registry: str
-    """As `--registry` takes it."""
+    """Its address, in the form that `--registry` accepts."""
     installed_at: datetime
     release: Release
     interpreter: str = ""
-    """Python of a virtual environment of its own; empty = the one this record belongs to."""
+    """Python of its own virtual environment; empty if it shares this record's interpreter."""
     locked: LockedEnvironment | None = None
-    """What is in that virtual environment; None: in the interpreter this record belongs to."""
+    """Its lock entry; None if it shares the interpreter that this record belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class InstalledEnvironment:
     """One environment that this interpreter can import."""
 
     id: str
-    """`owner/name`; the bare name for a package that no registry installed."""
+    """`owner/name`, or the bare name if the owner of a package is not known."""
     name: str
     version: str
     distribution: str
@@ -48,11 +48,11 @@ class InstalledEnvironment:
     interpreter: str
     """The Python that can import it."""
     installation: Installation | None
-    """None: installed by other means, such as an editable install during development."""
+    """None if it was installed by other means, such as an editable install."""
 
     @property
     def sha256(self) -> str:
-        """Of the wheel it was installed from; empty where no registry installed it."""
+        """sha256 of the wheel it was installed from; empty if it did not come from a registry."""
         return self.installation.release.wheel.sha256 if self.installation is not None else ""
 
 
@@ -76,7 +76,7 @@ def installed_environments() -> list[InstalledEnvironment]:
 
 
 def write_record(installation: Installation) -> None:
-    """Write the record of an installation, whole or not at all."""
+    """Write the record of an installation atomically."""
     path = _record_path(installation.release)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.part")
@@ -89,7 +89,7 @@ def write_record(installation: Installation) -> None:
 
 
 def remove_record(release: Release) -> None:
-    """Forget an installation; fine when there is none."""
+    """Remove the record of an installation, if there is one."""
     _record_path(release).unlink(missing_ok=True)
 
 

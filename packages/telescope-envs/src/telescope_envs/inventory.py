@@ -1,7 +1,7 @@
-"""What is installed here, in short: enough to list it, quickly.
+"""A quick inventory of what is installed here, with just enough detail to list it.
 
-`installed` reads the same records whole, for what works with them. A record whose package has gone
-counts for nothing, here and there.
+`installed` reads the same records in full, for code that works with them. Both ignore a record
+whose package is gone.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ class ListedInstallation(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     version: str
     summary: str
-    """Empty for a package that no registry installed."""
+    """Empty for a package that did not come from a registry."""
     is_from_registry: bool
 
 
@@ -70,20 +70,20 @@ def link_paths() -> list[Path]:
 
 
 def is_there(distribution: str, version: str, interpreter: str) -> bool:
-    """Whether what a record says is still there: its Python, or its package in this one."""
+    """Whether what a record describes still exists: its Python, or its package in this one."""
     if interpreter:
         return Path(interpreter).exists()
     return version_of(distribution) == version
 
 
 def unrecorded(recorded: set[str]) -> list[DeclaredEntry]:
-    """Return the environments of this interpreter's packages whose records are not there."""
+    """Return the environments in this interpreter's packages that have no record."""
     entries = entries_of(ENTRY_POINT_GROUP)
     return [entry for entry in entries if entry.distribution.name not in recorded]
 
 
 def id_of(entry: DeclaredEntry) -> str:
-    """Return owner/name where the distribution's name tells the owner, else the bare name."""
+    """Return owner/name if the distribution's name contains the owner, else the bare name."""
     distribution = entry.distribution.name
     owner = distribution.removeprefix("telescope-env-").removesuffix(f"-{entry.name}")
     is_named_so = distribution == f"telescope-env-{owner}-{entry.name}"
@@ -98,7 +98,7 @@ def listed_installations() -> list[ListedInstallation]:
         try:
             record = _RECORD.decode(path.read_bytes())
         except (msgspec.DecodeError, UnicodeDecodeError):
-            continue  # written by another version of Telescope: as if it were not there
+            continue  # written by another version of Telescope, so ignored
         release = record.release
         if is_there(release.distribution, release.version, record.interpreter):
             recorded.add(release.distribution)
@@ -122,7 +122,7 @@ def listed_installations() -> list[ListedInstallation]:
 
 
 def listed_links() -> dict[str, Path]:
-    """Return the folder of every link, those that are gone as well, by the link's id."""
+    """Return the folder of every link by the link's id, including folders that are gone."""
     found: dict[str, Path] = {}
     for path in link_paths():
         try:
@@ -134,7 +134,7 @@ def listed_links() -> dict[str, Path]:
 
 
 def find_lock(folder: Path | None = None) -> Path | None:
-    """Return the nearest telescope.lock in `folder` (default: here) or above it; None: none."""
+    """Return the nearest telescope.lock in `folder` (default: here) or above; None if none."""
     start = (folder or Path.cwd()).resolve()
     paths = (above / LOCK_NAME for above in (start, *start.parents))
     return next((path for path in paths if path.is_file()), None)

@@ -8,7 +8,7 @@ SERVICE = "telescope-hub"
 
 
 def stored(place: str) -> str:
-    """Return what is stored for `place`; empty for nothing, and where there is no keyring."""
+    """Return the secret stored for `place`; empty if there is none, or no keyring."""
     if find_spec("keyring") is None:
         return ""
     import keyring
@@ -17,12 +17,13 @@ def stored(place: str) -> str:
     try:
         return keyring.get_password(SERVICE, place) or ""
     except KeyringError:
-        # Locked, or none at all: many registries need no token, and one that asks says what to do.
+        # The keyring is locked or missing. Many registries need no token, and the error of one that
+        # does need it says what to do.
         return ""
 
 
 def store(place: str, secret: str, *, instead: str) -> None:
-    """Store `secret` for `place`; raises ConfigError, which says `instead`, where nothing can."""
+    """Store `secret` for `place`; raises ConfigError, which suggests `instead`, if it cannot."""
     if find_spec("keyring") is None:
         raise ConfigError(
             "the keyring library is not installed, so nothing was stored; run: "
@@ -33,11 +34,11 @@ def store(place: str, secret: str, *, instead: str) -> None:
 
     try:
         keyring.set_password(SERVICE, place, secret)
-        reason = "" if stored(place) == secret else "does not give back what is stored in it"
+        reason = "" if stored(place) == secret else "does not return what is stored in it"
     except NoKeyringError:
-        reason = "is no keyring: this system has none"
+        reason = "is not a usable keyring: this system has none"
     except KeyringError as error:
-        reason = f"refuses: {type(error).__name__}"
+        reason = f"refused with {type(error).__name__}"
     if reason:
         name = type(keyring.get_keyring()).__module__
         raise ConfigError(
@@ -46,7 +47,7 @@ def store(place: str, secret: str, *, instead: str) -> None:
 
 
 def remove(place: str) -> bool:
-    """Forget what is stored for `place`; False: there was nothing."""
+    """Remove the secret stored for `place`; False if there was none."""
     if not stored(place):
         return False
     import keyring

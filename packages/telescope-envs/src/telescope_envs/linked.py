@@ -1,8 +1,8 @@
-"""Linked environments: the folder of a project, used as it is while somebody works on it.
+"""Linked environments: project folders that are used in place while somebody works on them.
 
-A link is one small record of where the project is. Its name, version and class are read from its
-pyproject.toml each time, and its folder goes in front of the import path of whoever plays it: no
-package is installed, so nothing has to be installed again after a change.
+A link is one small record of where the project is. The project's name, version and class are read
+from its pyproject.toml each time, and its folder goes to the front of the import path of the
+process that plays it. No package is installed, so no change needs a new installation.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ from telescope_envs.registry.names import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkedProject:
-    """What a project's folder says it is."""
+    """What a project's pyproject.toml declares."""
 
     folder: Path
     source: Path
-    """What to import it from: the folder, or its `src`."""
+    """The folder to import it from: the project's folder, or its `src`."""
     owner: str
     name: str
     version: str
@@ -51,7 +51,7 @@ class LinkedProject:
 
 
 class Link(BaseModel):
-    """The record that `env link` leaves."""
+    """The record that `env link` writes."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
@@ -65,32 +65,32 @@ class Link(BaseModel):
         return self.id.partition("/")[2]
 
     def project(self) -> LinkedProject:
-        """Read the project anew; raises EnvironmentLoadError when it is gone or another one."""
+        """Read the project again; raises EnvironmentLoadError if it is gone or a different one."""
         return linked_project(self.id, self.folder)
 
 
 def linked_project(environment_id: str, folder: Path) -> LinkedProject:
-    """Read the project that a link of `environment_id` leads to.
+    """Read the project in `folder`, to which `environment_id` is linked.
 
-    Raises EnvironmentLoadError when it is gone or another one.
+    Raises EnvironmentLoadError if it cannot be used or is now a different environment.
     """
     try:
         found = read_project(folder)
     except ConfigError as error:
         raise EnvironmentLoadError(
-            f"{environment_id} is linked to {folder}, which cannot be used: {error}. Put it "
-            f"right, or run: telescope env uninstall {environment_id}"
+            f"{environment_id} is linked to {folder}, which cannot be used: {error}. Fix "
+            f"that, or run: telescope env uninstall {environment_id}"
         ) from error
     if found.id != environment_id:
         raise EnvironmentLoadError(
-            f"{environment_id} is linked to {folder}, which is {found.id} now; run: telescope "
+            f"{environment_id} is linked to {folder}, which is now {found.id}; run: telescope "
             f"env uninstall {environment_id}; telescope env link {folder}"
         )
     return found
 
 
 def write_link(project: LinkedProject) -> None:
-    """Write the record of a link, whole or not at all."""
+    """Write the record of a link atomically."""
     record = Link(id=project.id, folder=project.folder, linked_at=datetime.now(UTC))
     path = _record_path(project.id)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,12 +100,12 @@ def write_link(project: LinkedProject) -> None:
 
 
 def unlink(name: str) -> Link | None:
-    """Forget the link of `name` or `owner/name`, and return it; the folder stays. None: no link."""
+    """Remove and return the link of `name` or `owner/name`, but not its folder; None if none."""
     fitting = [link for link in links() if name in (link.id, link.name)]
     if len(fitting) > 1:
         raise ConfigError(
-            f"{name!r} is linked from {len(fitting)} owners: "
-            f"{', '.join(link.id for link in fitting)}; write one of these"
+            f"{name!r} is linked for {len(fitting)} owners: "
+            f"{', '.join(link.id for link in fitting)}; use one of these names"
         )
     for found in fitting:
         _record_path(found.id).unlink(missing_ok=True)
@@ -113,25 +113,25 @@ def unlink(name: str) -> Link | None:
 
 
 def links() -> list[Link]:
-    """Return every link, by id, those to folders that are gone as well."""
+    """Return every link in order of id, including links to folders that are gone."""
     found: list[Link] = []
     for path in link_paths():
         try:
             found.append(Link.model_validate_json(path.read_bytes()))
         except ValidationError:
-            continue  # written by another version of Telescope: as if it were not there
+            continue  # written by another version of Telescope, so ignored
     return found
 
 
 def read_project(folder: Path) -> LinkedProject:
-    """Return what the pyproject.toml in `folder` declares; ConfigError says what is missing."""
+    """Return what the pyproject.toml in `folder` declares; raises ConfigError if it is invalid."""
     folder = folder.expanduser().resolve()
     path = folder / "pyproject.toml"
     if not path.is_file():
         why = "holds no pyproject.toml" if folder.is_dir() else "is not a folder"
         raise ConfigError(
             f"{folder} {why}; expected the folder of an environment's project, such as "
-            "`telescope env init` makes"
+            "`telescope env init` creates"
         )
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -162,7 +162,7 @@ def read_project(folder: Path) -> LinkedProject:
 
 
 def source_digest(project: LinkedProject) -> str:
-    """Return the sha256 of the package's files: their names and bytes, byte code left out."""
+    """Return the sha256 of the names and bytes of the package's files, except byte code."""
     digest = hashlib.sha256()
     for path in _package_files(project):
         content = path.read_bytes()
@@ -192,7 +192,7 @@ def _table(document: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
 def _text(table: dict[str, Any], key: str, path: Path) -> str:
     value: object = table.get(key)
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{path}: project.{key} must be a text, got {value!r}")
+        raise ConfigError(f"{path}: project.{key} must be a non-empty string, got {value!r}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""`link`: begin to use an environment from its project's folder, once it is known to work."""
+"""`link`: start using an environment from its project's folder, after checking that it works."""
 
 import os
 import sys
@@ -19,14 +19,14 @@ _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 
 
 def link(folder: Path) -> LinkedProject:
-    """Link the project in `folder`, once its shape is right and its class loads in this Python."""
+    """Link the project in `folder` after checking that it is valid and loads in this Python."""
     project = read_project(folder)
     missing = missing_requirements(project.requires_dist)
     if missing:
         wanted = " ".join(f"'{requirement}'" for requirement in missing)
         raise EnvironmentLoadError(
             f"{project.id} needs {', '.join(missing)}, which this Python does not have; a linked "
-            f"environment runs in it. Run: {sys.executable} -m uv pip install {wanted}"
+            f"environment runs in this Python. Run: {sys.executable} -m uv pip install {wanted}"
         )
     _require_loads(project)
     write_link(project)
@@ -39,7 +39,7 @@ def _require_loads(project: LinkedProject) -> None:
         [sys.executable, "-B", "-P", "-c", _LOAD, project.factory, str(project.source)],
         environ=environ,
         limit_s=_LOAD_LIMIT_S,
-        late=f"{project.id}: not loaded after {_LOAD_LIMIT_S:g} s; its import must be quick",
+        late=f"{project.id} did not load within {_LOAD_LIMIT_S:g} s; its import must be quick",
     )
     if done.returncode:
         raise EnvironmentLoadError(

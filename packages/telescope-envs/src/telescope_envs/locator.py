@@ -1,8 +1,9 @@
-"""`InstalledLocator`: from the name of an environment to the code that it means here.
+"""`InstalledLocator`: find the code on this machine that the name of an environment refers to.
 
-In this order: what is linked for development; what the nearest telescope.lock names, and exactly
-that; what is installed; what has the entry point. Never another one than was named: versions,
-owners and registries are compared, and a bare name of two owners is an error.
+It looks in this order: environments linked for development, exactly what the nearest telescope.lock
+names, installed environments, packages with the entry point. It never returns a different
+environment than the one named: versions, owners and registries are compared, and a bare name that
+two owners use is an error.
 """
 
 import hashlib
@@ -27,10 +28,10 @@ from telescope_envs.user_config import read_user_config, user_file
 
 
 class InstalledLocator:
-    """Knows what `telescope env` linked and installed, and packages with the entry point."""
+    """Locates what `telescope env` linked and installed, and packages with the entry point."""
 
     def locate(self, name: str) -> EnvironmentLocation | None:
-        """Return where `name`, `owner/name` or `owner/name@version` is, and which code it is."""
+        """Return where `name`, `owner/name` or `owner/name@version` is, with its code's digest."""
         request = parse_request(name)
         _require_known_registry(request)
         linked = _linked(request)
@@ -45,14 +46,14 @@ class InstalledLocator:
         return None if found is None else location_of_installed(found)
 
     def known_names(self) -> list[str]:
-        """Return what is linked, locked or installed, and what could be installed."""
+        """Return the names of everything linked, locked, installed or installable."""
         ids = usable_ids()
         return sorted({*ids, *(name.rpartition("/")[2] for name in ids), *_registry_names()})
 
     def hint(self, name: str) -> str:
-        """Return the command that installs `name`, when the registry it means has it.
+        """Return a hint to install `name`, if its registry has it, else an empty text.
 
-        A name without a registry means the default one; no other is told of it.
+        A name without a registry refers to the default one; no other registry is asked about it.
         """
         try:
             locate_release(name)
@@ -62,7 +63,7 @@ class InstalledLocator:
 
 
 def location_of_link(project: LinkedProject) -> EnvironmentLocation:
-    """Return where a linked project is: in this process, from its folder."""
+    """Return the location of a linked project, which this process imports from its folder."""
     dependencies = installed_closure(project.requires_dist)
     return EnvironmentLocation(
         id=project.id,
@@ -78,7 +79,7 @@ def location_of_link(project: LinkedProject) -> EnvironmentLocation:
 
 
 def location_of_installed(found: InstalledEnvironment) -> EnvironmentLocation:
-    """Return where an installed environment is, and which code it is."""
+    """Return the location of an installed environment and the digest of its code."""
     record = found.installation
     if record is not None and record.locked is not None:
         return _location_of_venv(record, record.locked)
@@ -150,7 +151,7 @@ def _installed(request: Request) -> InstalledEnvironment | None:
 
 
 def _is_of(request: Request, registry: str) -> bool:
-    """Whether what came from `registry` is what a request with a named registry means."""
+    """Whether `registry` is the one that `request` names; True if it names none."""
     if not request.registry:
         return True
     return bool(registry) and request.registry in read_user_config().names_of(
@@ -172,31 +173,31 @@ def _require_one_owner(request: Request, ids: Iterable[str]) -> None:
     found = sorted(set(ids))
     if len(found) > 1:
         raise ConfigError(
-            f"environment {request.typed_id!r} is here from {len(found)} owners: "
-            f"{', '.join(found)}; write one of these"
+            f"environment {request.typed_id!r} is available from {len(found)} owners: "
+            f"{', '.join(found)}; use one of these names"
         )
 
 
 def _location_of_locked(
     request: Request, locked: LockedEnvironment, path: Path
 ) -> EnvironmentLocation:
-    """Return the virtual environment that is locked, and never another one."""
+    """Return the location of the locked virtual environment, and never of another one."""
     if not matches(locked.version, request.wanted, locked.sha256):
         raise ConfigError(
-            f"{path} locks {locked.id} to {locked.version}, and {request.wanted} was asked for; "
+            f"{path} locks {locked.id} to {locked.version}, but {request.wanted} was requested; "
             f"leave the version out, or run: telescope env install {locked.id}@{request.wanted}"
         )
     python = ".".join(platform.python_version_tuple()[:2])
     if locked.python != python:
         raise EnvironmentLoadError(
-            f"{path} locks {locked.id} for Python {locked.python}, this is {python}; use that one, "
-            f"or lock it anew: telescope env install {locked.id}"
+            f"{path} locks {locked.id} for Python {locked.python}, but this is Python {python}; "
+            f"use Python {locked.python}, or lock it again: telescope env install {locked.id}"
         )
     record = find_built(locked)
     if record is None:
         raise EnvironmentLoadError(
-            f"environment {locked.id} {locked.version} is locked in {path}, but what is locked is "
-            "not installed; run: telescope env sync"
+            f"environment {locked.id} {locked.version} is locked in {path}, but what the lock "
+            "names is not installed; run: telescope env sync"
         )
     return _location_of_venv(record, locked)
 
@@ -217,13 +218,13 @@ def _location_of_venv(record: Installation, locked: LockedEnvironment) -> Enviro
 
 
 def _digest(code: str, dependencies: Iterable[str]) -> str:
-    """Return one digest of code, packages and Python, as telescope.lock has one for its own."""
+    """Return one digest of code, packages and Python, like the digest of a lock entry."""
     python = ".".join(platform.python_version_tuple()[:2])
     return hashlib.sha256("\n".join((code, *dependencies, python)).encode()).hexdigest()
 
 
 def _recorded_files(name: str) -> str:
-    """Return the sha256 of what pip recorded; empty for an editable install, which may change."""
+    """Return the sha256 of the RECORD file; empty for an editable install, which may change."""
     try:
         found = distribution(name)
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""`telescope.lock`: which wheel of each environment a project uses, and which packages with it.
+"""`telescope.lock`: the wheel of each environment that a project uses, and its packages.
 
-It is meant to be committed: bytes depend on the contents alone, and hold no address of a package
-index, so a mirror serves as well. Reading it needs nothing else; installing writes it.
+The file is meant to be committed. Its bytes depend only on its contents and hold no address of a
+package index, so a mirror works as well. It can be read on its own; installing writes it.
 """
 
 import hashlib
@@ -48,24 +48,24 @@ class LockedEnvironment(_Locked):
     wheel: str
     """File name."""
     sha256: Sha256
-    """Of the wheel."""
+    """Digest of the wheel."""
     registry: str
-    """As `--registry` takes it, without credentials."""
+    """Its address, in the form that `--registry` accepts, without credentials."""
     revision: str = ""
     """The registry's commit; empty where it has none."""
     protocol: str
-    """`lowest-highest` version of the environment protocol it speaks."""
+    """Versions of the environment protocol that it supports, as `lowest-highest`."""
     python: Annotated[str, Field(pattern=r"^3\.[0-9]+$")]
     """The Python that the requirements were chosen for, such as 3.11."""
     requirements: tuple[str, ...]
-    """`name==version --hash=sha256:...`, all that goes into its virtual environment beside it."""
+    """`name==version --hash=sha256:...` of every other package in its virtual environment."""
     requirements_sha256: Sha256
-    """Of those lines."""
+    """Digest of those lines."""
     datasets: tuple[LockedDataset, ...] = ()
 
     @property
     def digest(self) -> str:
-        """sha256 of what its code is and runs on: equal digests run the same bytes."""
+        """sha256 of its wheel, requirements and Python: equal digests run the same bytes."""
         parts = (self.sha256, self.requirements_sha256, self.python)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -83,16 +83,16 @@ class Lock(_Locked):
     environments: tuple[LockedEnvironment, ...] = ()
 
     def find(self, environment_id: str) -> LockedEnvironment | None:
-        """Return the entry of owner/name; None when it has none."""
+        """Return the entry of owner/name; None if the lock has none."""
         return next((one for one in self.environments if one.id == environment_id), None)
 
     def merged(self, changed: Iterable[LockedEnvironment]) -> "Lock":
-        """Return a lock in which `changed` took the place of entries with the same ids."""
+        """Return a lock with `changed` added, in place of entries with the same ids."""
         entries = {one.id: one for one in self.environments} | {one.id: one for one in changed}
         return Lock(environments=tuple(entries[key] for key in sorted(entries)))
 
     def without(self, ids: Iterable[str]) -> "Lock":
-        """Return a lock that lacks `ids`."""
+        """Return a lock without the entries of `ids`."""
         gone = set(ids)
         return Lock(environments=tuple(one for one in self.environments if one.id not in gone))
 
@@ -103,12 +103,12 @@ def digest_of(requirements: Iterable[str]) -> str:
 
 
 def lock_path(folder: Path | None = None) -> Path:
-    """Return the telescope.lock to write for `folder`: the nearest above, else one in it."""
+    """Return the telescope.lock to write for `folder`: the nearest one, else a new one in it."""
     return find_lock(folder) or (folder or Path.cwd()).resolve() / LOCK_NAME
 
 
 def read_lock(path: Path) -> Lock:
-    """Read a lock; a file that is not there is empty. Raises ConfigError with line and remedy."""
+    """Read a lock; a missing file is an empty lock. Raises ConfigError with line and remedy."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -131,7 +131,7 @@ def read_lock(path: Path) -> Lock:
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    """Write a lock, whole or not at all; equal locks give equal bytes."""
+    """Write a lock atomically; equal locks give equal bytes."""
     scratch = tempfile.NamedTemporaryFile(  # noqa: SIM115
         "w", dir=path.parent, prefix=f".{LOCK_NAME}.", delete=False, encoding="utf-8"
     )
@@ -148,9 +148,9 @@ def write_lock(path: Path, lock: Lock) -> None:
 
 
 def change_lock(path: Path, change: Callable[[Lock], Lock]) -> Lock:
-    """Replace the lock by `change` of what it is now, one process at a time; returns the new one.
+    """Apply `change` to the lock at `path`, one process at a time; returns the new lock.
 
-    The file is not touched when nothing changes.
+    An existing file is not touched if nothing changes.
     """
     with locked(path.parent, what=f"{path} is being changed"):
         before = read_lock(path)
@@ -179,7 +179,7 @@ def render(lock: Lock) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a basic string of TOML: JSON's, except that TOML wants 0x7f escaped too."""
+    """Return a basic string of TOML, which is a JSON string with 0x7f escaped as well."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -187,7 +187,7 @@ def _require_version(table: dict[str, Any], path: Path) -> None:
     version = table.get("version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise ConfigError(
-            f"{path}: has format version {version}, this Telescope reads up to {FORMAT_VERSION}; "
+            f"{path} has format version {version}, but this Telescope reads up to {FORMAT_VERSION}; "
             "upgrade telescope-envs"
         )
     if version != FORMAT_VERSION:
@@ -197,7 +197,7 @@ def _require_version(table: dict[str, Any], path: Path) -> None:
 
 
 def _what_is_wrong(error: ValidationError, text: str, path: Path) -> str:
-    """Say which entry and line is wrong, and how."""
+    """Return a message with the line and field that are wrong, and the remedy."""
     first = error.errors()[0]
     place = first["loc"]
     index = place[1] if len(place) > 1 and place[0] == "environments" else None
@@ -213,7 +213,7 @@ def _what_is_wrong(error: ValidationError, text: str, path: Path) -> str:
 
 
 def _line_of(text: str, index: object, field: str) -> int:
-    """Return the line, from 1, of `field` in the entry `index`; where it has none, the entry's."""
+    """Return the line, from 1, of `field` in the entry `index`, else the line of the entry."""
     heads = [i for i, line in enumerate(text.splitlines()) if line.strip() == "[[environments]]"]
     start = heads[index] if isinstance(index, int) and index < len(heads) else 0
     following = [head for head in heads if head > start] if isinstance(index, int) else []

@@ -1,7 +1,7 @@
-"""Which package index to use: what this machine has set for uv, else what it has set for pip.
+"""Which package index to use: this machine's settings for uv, else its settings for pip.
 
-Of pip's files, extra indexes are left out: pip merges them with the main one, where uv would put
-them before it. Who needs one names it in UV_INDEX or PIP_EXTRA_INDEX_URL.
+Extra indexes in pip's files are ignored, because pip merges them with the main one while uv would
+search them first. To use one, name it in UV_INDEX or PIP_EXTRA_INDEX_URL.
 """
 
 import configparser
@@ -24,7 +24,7 @@ _SEPARATOR = {"UV_FIND_LINKS": ","}
 def index_settings(environ: Mapping[str, str], *, has_index: bool = True) -> dict[str, str]:
     """Return the variables to run uv with: all of `environ`, and pip's settings by uv's names.
 
-    Without an index, nothing that names one is left.
+    Without `has_index`, every variable that names an index is removed instead.
     """
     if not has_index:
         return {
@@ -43,7 +43,7 @@ def index_settings(environ: Mapping[str, str], *, has_index: bool = True) -> dic
 
 
 def pip_setting(option: str, environ: Mapping[str, str]) -> list[str]:
-    """Return pip's setting of `option`: a variable's, else that of the last file that has it.
+    """Return pip's setting of `option`, from its variable, else from the last file that has it.
 
     Folders that do not exist are left out, as pip does.
     """
@@ -60,7 +60,7 @@ def pip_setting(option: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def _pip_files(environ: Mapping[str, str]) -> list[Path]:
-    """Return where pip keeps its configuration, the strongest last."""
+    """Return the files of pip's configuration; later files take precedence."""
     if environ.get("PIP_CONFIG_FILE") == os.devnull:
         return []
     home = Path(environ.get("HOME", "~")).expanduser()

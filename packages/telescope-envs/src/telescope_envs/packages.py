@@ -1,7 +1,7 @@
 """Changing an interpreter's packages with uv: requirements, one verified wheel, removal.
 
-Nothing already installed is ever moved to another version: an environment that needs one is an
-error that says so.
+The version of an installed package never changes. An environment that needs another version is
+refused with an error that says so.
 """
 
 import os
@@ -28,17 +28,17 @@ _INFO = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*)-(?P<version>[^-]+)\.dis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uv:
-    """uv, told where packages may come from."""
+    """Runs uv, with the sources that packages may come from."""
 
     offline: bool = False
-    """Take them from uv's cache and from what bundles brought."""
+    """Take packages only from uv's cache and from installed bundles."""
     wheels: Path | None = None
-    """A folder of wheels to take them from, in place of every index."""
+    """A folder of wheels to take packages from, instead of every index."""
     heirs: tuple[int, ...] = ()
-    """Descriptors of locks to be held for as long as uv runs, even when this process is killed."""
+    """Descriptors of locks that stay held while uv runs, even if this process is killed."""
 
     def run(self, arguments: Sequence[str], *, failure: str) -> str:
-        """Run uv and return what it printed; raises EnvironmentLoadError(failure, its words)."""
+        """Run uv and return its output; raises EnvironmentLoadError with `failure` and its message."""
         late = f"{failure}: uv did not finish in {_TIME_LIMIT_S:g} s; check the network"
         finished = run_program(
             [uv.find_uv_bin(), *arguments, *self._options()],
@@ -52,7 +52,7 @@ class Uv:
         return finished.stdout
 
     def run_cache_first(self, arguments: Sequence[str], *, failure: str) -> str:
-        """Like `run`, with the network only where uv's cache does not have everything."""
+        """Run uv as `run` does, but use the network only if uv's cache lacks something."""
         if self.wheels is None and not self.offline:
             try:
                 return self.run([*arguments, "--offline"], failure=failure)
@@ -70,12 +70,12 @@ class Uv:
 
 
 def packages_folder() -> Path:
-    """Return where the wheels of dependencies are that bundles brought, for later, offline."""
+    """Return the folder of dependencies' wheels from bundles, kept for later use offline."""
     return data_folder() / "cache" / "packages"
 
 
 def missing_requirements(requires_dist: Iterable[str]) -> list[str]:
-    """Return the requirements that the installed packages do not satisfy, theirs included."""
+    """Return the direct and indirect requirements that installed packages do not satisfy."""
     missing: list[str] = []
     seen: set[tuple[str, str]] = set()
     pending = [(Requirement(text), "") for text in requires_dist]
@@ -100,9 +100,9 @@ def missing_requirements(requires_dist: Iterable[str]) -> list[str]:
 
 
 def installed_pins() -> list[str]:
-    """Return `name==version` of everything this interpreter has.
+    """Return `name==version` of every package this interpreter has.
 
-    From the names of folders: reading every METADATA takes half a second.
+    They come from the names of folders, because reading every METADATA takes half a second.
     """
     folders = [Path(entry) for entry in sys.path if entry]
     found = [_INFO.fullmatch(path.name) for at in folders for path in at.glob("*.dist-info")]
@@ -110,14 +110,14 @@ def installed_pins() -> list[str]:
 
 
 def install_requirements(requirements: Sequence[str], *, needed_by: str) -> None:
-    """Install `requirements` from the package index, moving nothing that is installed."""
+    """Install `requirements` from the package index, without changing an installed version."""
     with tempfile.TemporaryDirectory() as scratch:
         constraints = Path(scratch) / "installed.txt"
         constraints.write_text("".join(f"{pin}\n" for pin in installed_pins()))
         _here(
             ["install", "--constraints", str(constraints), *requirements],
             failure=f"{needed_by} needs {', '.join(requirements)}, which cannot be installed "
-            "beside what is installed now",
+            "alongside the packages that are installed now",
         )
 
 

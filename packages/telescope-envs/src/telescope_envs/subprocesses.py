@@ -1,4 +1,4 @@
-"""Running a program to its end, within a time, with what it says as text."""
+"""Running a program to its end within a time limit, with its output as text."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,10 @@ def run_program(
     late: str,
     heirs: Sequence[int] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run `command` with no variables but `environ`; raises EnvironmentLoadError(late) in time.
+    """Run `command` with no variables but `environ`, for at most `limit_s` seconds.
 
-    It inherits the descriptors `heirs`: locks among them stay held until it has ended as well.
+    Raises EnvironmentLoadError(late) after that time. The program inherits the descriptors `heirs`,
+    so locks among them stay held until it has ended as well.
     """
     try:
         return subprocess.run(
@@ -34,5 +35,5 @@ def run_program(
 
 
 def last_line(finished: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line a program wrote about its failure: Python's own is the exception."""
+    """Return the last line a program wrote to stderr, which for Python is the exception."""
     return (finished.stderr.strip().splitlines() or ["no message"])[-1]

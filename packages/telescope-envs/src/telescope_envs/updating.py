@@ -1,7 +1,7 @@
 """Which newer release an installed environment can move to, and what differs in it.
 
-A new major version means other tasks or other rewards, so it is never chosen unasked: what was
-measured before would not compare with what is measured after.
+A new major version means different tasks or rewards, so it is chosen only on request: scores from
+before the update would not be comparable with scores after it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,9 +21,9 @@ class UpdatePlan:
 
     before: Release
     after: Release | None
-    """None: it stays as it is."""
+    """None if the environment stays as it is."""
     refused: str
-    """A newer release that was not chosen, and why; empty = none."""
+    """A release that was not chosen, and why; empty if there is none."""
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -32,14 +32,14 @@ class UpdatePlan:
 
 
 def plan_update(registry: Registry, before: Release, *, allow_major: bool) -> UpdatePlan:
-    """Return what the newest release that fits is; `registry` is the one `before` came from."""
+    """Plan an update to the newest release that fits; `registry` is where `before` came from."""
     newest = resolve(registry, before.id)
     if _major(newest) > _major(before) and not allow_major:
         return UpdatePlan(
             before=before,
             after=_newest_of_major(registry, before),
-            refused=f"{newest.version} is a new major version, whose scores do not compare with "
-            f"those of {before.version}; to take it, add --major",
+            refused=f"{newest.version} is a new major version, whose scores are not comparable "
+            f"with those of {before.version}; to update to it, add --major",
         )
     if Version(newest.version) < Version(before.version):
         yanked = registry.status(before.id).yanked.get(before.version, "")
@@ -58,7 +58,7 @@ def _newest_of_major(registry: Registry, before: Release) -> Release | None:
     wanted = f">{before.version},<{_major(before) + 1}"
     try:
         return resolve(registry, f"{before.id}@{wanted}")
-    except RegistryError:  # none of that major version is newer, not yanked and runs here
+    except RegistryError:  # no newer release of that major version runs here and is not yanked
         return None
 
 

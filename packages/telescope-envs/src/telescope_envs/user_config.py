@@ -29,11 +29,11 @@ class AttestationMode(StrEnum):
     """Whether installing asks for Sigstore attestations."""
 
     OFF = "off"
-    """They are not looked at."""
+    """Attestations are not checked."""
     WHEN_PRESENT = "when-present"
-    """A release that was published with one must have it, and it must hold."""
+    """A release that was published with an attestation must have it, and it must be valid."""
     REQUIRED = "required"
-    """A release without one is not installed."""
+    """A release without a valid attestation is not installed."""
 
 
 class NamedRegistry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,31 +41,31 @@ class NamedRegistry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     address: str
     insecure: bool = False
-    """Whether plain http is fine for it, although it is not on this machine."""
+    """Whether plain http is allowed although the registry is not on this machine."""
     attestations: AttestationMode | None = None
-    """None: what the file says for all registries."""
+    """None for the file's setting for all registries."""
     trusted_root: str = ""
-    """A trusted_root.json of a Sigstore of its own; empty = what the file says for all."""
+    """Path to the trusted_root.json of its Sigstore; empty for the file's setting for all."""
 
     @property
     def place(self) -> Address:
-        """Where it is."""
+        """Its address, parsed."""
         return parse_address(self.address)
 
 
 class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file says of registries; other tables of it are not read here."""
+    """The file's settings about registries; its other tables are not read here."""
 
     registry: str = ""
-    """Name or address of the default registry; empty = not chosen."""
+    """Name or address of the default registry; empty if none was chosen."""
     registries: dict[str, NamedRegistry] = {}
     attestations: AttestationMode = AttestationMode.OFF
-    """For every registry that has no word of its own."""
+    """For every registry without a setting of its own."""
     trusted_root: str = ""
-    """A trusted_root.json of another Sigstore; empty = the public one."""
+    """Path to the trusted_root.json of another Sigstore; empty for the public one."""
 
     def place_of(self, text: str) -> Address:
-        """Return the place that `text` means: one of the names, else an address."""
+        """Return the address that `text` means, whether it is the name of a registry or an address."""
         place = self._meaning_of(text)
         is_path = place.scheme == "file" and "://" not in text and text not in self.registries
         if is_path and not Path(place.text).is_dir():
@@ -80,19 +80,19 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
         return place
 
     def is_default(self, place: Address, environ: Mapping[str, str]) -> bool:
-        """Whether the user chose `place`, whatever its revision, for bare names."""
+        """Whether `place`, whatever its revision, is the default registry that the user chose."""
         chosen = environ.get(VARIABLE) or self.registry
         return bool(chosen) and (
             self._meaning_of(chosen).without_revision == place.without_revision
         )
 
     def default(self, environ: Mapping[str, str]) -> Address | None:
-        """Return the registry that the user chose for bare names; None: no choice was made."""
+        """Return the default registry that the user chose for bare names; None if none was."""
         chosen = environ.get(VARIABLE) or self.registry
         return self.place_of(chosen) if chosen else None
 
     def names_of(self, place: Address) -> list[str]:
-        """Return the names that `place` has here, whatever its revision."""
+        """Return the names that this file gives to `place`, whatever its revision."""
         return [
             name
             for name, line in self.registries.items()
@@ -100,9 +100,9 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def attestations_of(self, place: Address) -> tuple[AttestationMode, Path | None]:
-        """Return what is asked of releases from `place`, and the root of trust; None: public.
+        """Return the attestation mode for `place` and its root of trust, None for the public one.
 
-        Of several names for one place the strictest word counts.
+        If several names have this address, the strictest of their modes applies.
         """
         lines = [self.registries[name] for name in self.names_of(place)]
         modes = [line.attestations for line in lines if line.attestations is not None]
@@ -112,11 +112,11 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
         return mode, Path(roots[0]).expanduser() if roots[0] else None
 
     def allows_plain_http(self, place: Address) -> bool:
-        """Whether the user said that plain http is fine for `place`."""
+        """Whether the user allowed plain http for `place`."""
         return any(self.registries[name].insecure for name in self.names_of(place))
 
     def _meaning_of(self, text: str) -> Address:
-        """Return the same as `place_of`, whether or not anything is there."""
+        """Return the same as `place_of`, without checking that a folder is there."""
         return self.registries[text].place if text in self.registries else parse_address(text)
 
 
@@ -127,7 +127,7 @@ def user_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def read_user_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
-    """Return what the user's file says; raises ConfigError that names the file and the line."""
+    """Return the user's settings; raises ConfigError that names the file and the wrong setting."""
     path = user_file(environ)
     if not path.is_file():
         return UserConfig()
@@ -147,7 +147,7 @@ def read_user_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
 
 
 def parse_user_config(table: Mapping[str, object]) -> UserConfig:
-    """Return what the tables of the file say; raises ConfigError that names the line."""
+    """Return the settings in the tables of the file; raises ConfigError that names a wrong one."""
     lines = table.get("registries", {})
     if not isinstance(lines, dict):
         raise ConfigError(f"registries: expected a table of names, got {lines!r}")

@@ -1,1 +1,1 @@
-"""`telescope env`: one file for each family of its verbs."""
+"""The verbs of `telescope env`; related verbs share a file."""

@@ -13,40 +13,40 @@ VERBS = {
     ),
     "info": Verb(
         target="telescope_cli.env.info:info",
-        help="Describe one environment: rewards, settings, versions, how to use it.",
+        help="Describe one environment: rewards, settings, versions and usage.",
     ),
     "install": Verb(
         target="telescope_cli.env.install:install",
         help="Check environments against the registry and install them.",
     ),
     "sync": Verb(
-        target="telescope_cli.env.sync:sync", help="Install exactly what telescope.lock names."
+        target="telescope_cli.env.sync:sync", help="Install exactly what telescope.lock lists."
     ),
     "update": Verb(
         target="telescope_cli.env.update:update",
-        help="Move environments to newer releases, and say what changes.",
+        help="Update environments to newer releases, and show what changes.",
     ),
     "link": Verb(
         target="telescope_cli.env.link:link",
-        help="Use an environment from the folder of its project, for development.",
+        help="Use an environment from its project folder, for development.",
     ),
     "tree": Verb(
         target="telescope_cli.env.tree:tree", help="Show what installed environments depend on."
     ),
     "verify": Verb(
         target="telescope_cli.env.verify:verify_environments",
-        help="Check again what is installed: files, packages, lock and registry.",
+        help="Check installed environments: files, packages, lock and registry.",
     ),
     "bundle": Verb(
         target="telescope_cli.env.bundle:bundle",
-        help="Write one file from which environments install without any network.",
+        help="Write one file from which environments install without network access.",
     ),
     "uninstall": Verb(
         target="telescope_cli.env.install:uninstall", help="Remove installed environments."
     ),
     "init": Verb(
         target="telescope_cli.env.project:init",
-        help="Begin a project: an environment that works, with tests.",
+        help="Create a project: a working environment with tests.",
     ),
     "validate": Verb(
         target="telescope_cli.env.validate:validate",
@@ -54,7 +54,7 @@ VERBS = {
     ),
     "build": Verb(
         target="telescope_cli.env.project:build",
-        help="Build the wheel of a project, the same bytes anywhere, and inspect it.",
+        help="Build a project's wheel reproducibly, and inspect it.",
     ),
     "push": Verb(
         target="telescope_cli.env.push:push",
@@ -62,11 +62,11 @@ VERBS = {
     ),
     "yank": Verb(
         target="telescope_cli.env.status:yank",
-        help="Keep one version from being chosen.",
+        help="Withdraw one version, so that it is no longer chosen.",
     ),
     "deprecate": Verb(
         target="telescope_cli.env.status:deprecate",
-        help="Say that an environment should not be used any more.",
+        help="Mark an environment as one that should no longer be used.",
     ),
 }
 EPILOG = """Examples:

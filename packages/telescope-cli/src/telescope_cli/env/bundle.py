@@ -34,7 +34,7 @@ def bundle(
         list[str] | None,
         typer.Argument(
             metavar="[NAME...]",
-            help="default: everything in telescope.lock",
+            help="Environments to bundle; by default all in telescope.lock.",
             autocompletion=complete_name,
         ),
     ] = None,
@@ -44,19 +44,21 @@ def bundle(
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write one file from which environments install without any network.
+    """Write one file from which environments install without network access.
 
-    It holds what telescope.lock names, wheels of every dependency included, for machines of this
-    platform and this Python.
+    The bundle contains what telescope.lock lists, including wheels of all dependencies, for
+    machines with this platform and this Python version.
 
     Example: telescope env bundle -o environments.zip
     """
     if not output.resolve().parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no folder {output.resolve().parent}")
+        raise ConfigError(
+            f"--output {output}: the folder {output.resolve().parent} does not exist; create it"
+        )
     path = find_lock()
     lock = read_lock(path) if path is not None else Lock()
     if not names and not lock.environments:
-        raise ConfigError("there is nothing in telescope.lock; give the NAMEs to bundle")
+        raise ConfigError("telescope.lock lists no environments; give the NAMEs to bundle")
     parts = _parts(names or [], lock, registry)
     manifest = write_bundle(parts, output.resolve(), progress=progress)
     datasets = [
@@ -74,15 +76,15 @@ def bundle(
         typer.echo(f"{part.entry.id} {part.entry.version}: in the bundle")
     for data in datasets:
         typer.echo(
-            f"{data['environment']} can load {data['repo']} at {data['revision']}: not in the "
-            "bundle, bring it yourself"
+            f"{data['environment']} can load {data['repo']} at {data['revision']}: it is not in "
+            "the bundle, so copy it yourself"
         )
     size_mb = output.stat().st_size / 1e6
     typer.echo(f"{output}: {len(manifest.files)} files, {size_mb:.1f} MB, {manifest.platform}")
 
 
 def _parts(names: Sequence[str], lock: Lock, registry: str | None) -> list[Part]:
-    """Return what to bundle: entries of the lock, and names that are not in it, chosen anew."""
+    """Return what to bundle: entries of the lock, and releases resolved for all other names."""
     opening = Opening(tell=progress)
 
     def opened(named: str) -> Registry:
@@ -106,7 +108,7 @@ def _bare(environment_id: str) -> str:
 def installed_from_bundle(
     path: Path, names: Sequence[str], *, options: InstallOptions
 ) -> list[Outcome]:
-    """Install `names`, or everything, from the bundle at `path`; returns what became of each."""
+    """Install `names`, or everything, from the bundle at `path`; returns the outcome of each."""
 
     def one(bundled: OpenBundle, entry: LockedEnvironment) -> Outcome:
         done = install_bundled(bundled, entry, options=options, progress=progress)

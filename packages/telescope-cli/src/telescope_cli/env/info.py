@@ -1,4 +1,4 @@
-"""`telescope env info`: everything a person wants to know before using an environment."""
+"""`telescope env info`: everything a user should know before using an environment."""
 
 import json
 import sys
@@ -26,21 +26,21 @@ _WIDTH = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _About:
-    """All that is known of one environment."""
+    """Everything that is known about one environment."""
 
     release: Release
     status: Status
     versions: tuple[str, ...]
     registry: str
     short_name: str
-    """What people type: the alias where there is one."""
+    """The name to type: the alias if there is one, else the id."""
     here: EnvironmentLocation | None
-    """What is used here under that name; None = nothing."""
+    """The installed or linked environment that is used under that name; None if there is none."""
     locked: LockedEnvironment | None
     settings: tuple[DeclaredSetting, ...] | None
-    """None: it is not here, or cannot be loaded."""
+    """None if it is not installed or cannot be loaded."""
     problem: str
-    """Why there is nothing here that can be used."""
+    """Why no usable environment is installed."""
 
 
 def info(
@@ -51,7 +51,7 @@ def info(
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Describe one environment: rewards, data, network, settings, versions, how to use it.
+    """Describe one environment: rewards, data, network, settings, versions and usage.
 
     Example: telescope env info math-reasoning
     """
@@ -102,7 +102,7 @@ def _settings_of(here: EnvironmentLocation) -> tuple[DeclaredSetting, ...]:
 
 
 def _show_unpublished(here: EnvironmentLocation, *, as_json: bool) -> None:
-    """Show what is known of an environment that the registry does not have."""
+    """Show what is known about an environment that is not in the registry."""
     settings = _settings_of(here)
     if as_json:
         rows = [asdict(setting) for setting in settings]
@@ -136,14 +136,15 @@ def _facts(about: _About) -> Iterator[tuple[str, str]]:
     yield "environment", f"{release.id} {release.version}"
     yield "about", release.summary
     yield "examples", sizes
-    yield "reward", f"{reward.minimum:g} to {reward.maximum:g}, solved from {reward.success:g}"
+    solved = f"solved at {reward.success:g} or more"
+    yield "reward", f"{reward.minimum:g} to {reward.maximum:g}, {solved}"
     yield "network", release.network
     yield "secrets", ", ".join(release.secrets) or "none"
     for data in release.datasets:
         yield "data", f"{data.repo} at {data.revision[:12]}{f' ({data.when})' if data.when else ''}"
     yield "python", release.requires_python
     yield "needs", needs or "nothing"
-    yield "licence", release.license
+    yield "license", release.license
     yield "tags", ", ".join(release.tags) or "none"
 
 
@@ -190,7 +191,7 @@ def _locked_text(about: _About) -> str:
     if locked is None:
         return "no"
     is_same = locked.version != about.release.version or locked.sha256 == about.release.wheel.sha256
-    note = "" if is_same else ", another wheel than the registry's: do not use it"
+    note = "" if is_same else ", not the registry's wheel: do not use it"
     return f"{locked.version}, digest {locked.digest[:12]}{note}"
 
 
@@ -198,7 +199,7 @@ def _validated_text(release: Release) -> str:
     found = release.validation
     if found.verdict == "none":
         return "no"
-    return f"{found.verdict}, checks of {found.policy}, report {found.report_sha256[:12]}"
+    return f"{found.verdict}, policy {found.policy}, report {found.report_sha256[:12]}"
 
 
 def _used_settings_lines(about: _About) -> Iterator[str]:
@@ -218,7 +219,7 @@ def _settings_lines(settings: Sequence[DeclaredSetting], of: str = "") -> Iterat
     if not settings:
         yield "  none"
     for setting in settings:
-        default = f"default {setting.default}" if setting.default else "must be given"
+        default = f"default {setting.default}" if setting.default else "required"
         yield from _indented(f"{setting.name}: {setting.type}; {default}", "  ")
         if setting.help:
             yield from textwrap.wrap(
@@ -233,12 +234,12 @@ def _usage(name: str, settings: Sequence[DeclaredSetting]) -> Iterator[str]:
     yield f"  telescope eval {name} --model ./my-model"
     if flag:
         yield f"  telescope eval {name} --model ./my-model{flag}"
-    yield "  in the file of telescope train:"
+    yield "  in the settings file of telescope train:"
     yield f'    [[environments]]\n    name = "{name}"'
 
 
 def _plain(default: str) -> str:
-    """Return a JSON value as it is typed after a flag."""
+    """Return a JSON value as one would type it after a flag."""
     return default.strip('"') if " " not in default else f"'{default}'"
 
 

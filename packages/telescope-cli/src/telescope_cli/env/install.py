@@ -45,7 +45,7 @@ def install(
         typer.Option(
             "--from-bundle",
             metavar="FILE",
-            help="Install what telescope env bundle wrote, with no network at all.",
+            help="Install from a file that telescope env bundle wrote, without network access.",
         ),
     ] = None,
     registry: RegistryOption = None,
@@ -60,8 +60,8 @@ def install(
 ) -> None:
     """Check environments against the registry and install them.
 
-    Each gets a virtual environment of its own, with exactly the packages that telescope.lock then
-    names. One that fails keeps no other from being installed. Installing runs its author's code.
+    Each gets its own virtual environment and its packages are recorded in telescope.lock. If one
+    fails, the others are still installed. Installing an environment runs its author's code.
 
     Example: telescope env install math-reasoning countdown@0.1.0
     """
@@ -72,7 +72,7 @@ def install(
         lock=None if no_lock else lock_path(),
     )
     if from_bundle is not None and (shared or registry):
-        raise ConfigError("--from-bundle goes with neither --shared nor --registry")
+        raise ConfigError("--from-bundle cannot be combined with --shared or --registry")
     if from_bundle is not None:
         from telescope_cli.env.bundle import installed_from_bundle
 
@@ -94,7 +94,10 @@ def install(
 def install_all(
     registry_of: Callable[[str], Registry], names: Sequence[str], *, options: InstallOptions
 ) -> list[Outcome]:
-    """Install `names`, several at once where each has a place of its own; in the order typed."""
+    """Install `names` and return their outcomes in that order.
+
+    Several install at once, unless they are installed into the shared Python.
+    """
 
     def one(name: str) -> Outcome:
         registry = registry_of(name)
@@ -114,9 +117,10 @@ def uninstall(
     no_lock: NoLockOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove installed environments, also from telescope.lock; a shared one's needs stay.
+    """Remove installed environments, also from telescope.lock.
 
-    A linked one is no longer used from its folder, which stays as it is.
+    The dependencies of one installed with --shared stay. A linked environment is unlinked, and its
+    folder is not changed.
 
     Example: telescope env uninstall countdown
     """

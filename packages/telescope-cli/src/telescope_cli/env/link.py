@@ -14,10 +14,10 @@ def link(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the project.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Use an environment from the folder of its project, for development.
+    """Use an environment from its project folder, for development.
 
-    Its code runs in the process that uses it, and each run sees the files as they are then.
-    `telescope env uninstall` takes the link away again.
+    Its code runs in the process that uses it, and each run uses the current files. `telescope env
+    uninstall` removes the link.
 
     Example: telescope env link ./my-env
     """

@@ -1,4 +1,4 @@
-"""`telescope env list`: what is installed, linked, locked and to be had, one line each."""
+"""`telescope env list`: installed, linked, locked and available environments, one per line."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,14 +27,14 @@ class ListedEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     version: str
-    """The registry's newest, else the installed one."""
+    """The newest version in the registry, or the installed one if it is not in the registry."""
     installed: str | None
     linked: str | None
-    """Folder of its source."""
+    """The project folder, if it is linked."""
     locked: str | None
     """Version in the nearest telescope.lock."""
     is_outdated: bool
-    """An older one than the registry's newest is installed."""
+    """Whether the installed version is older than the registry's newest."""
     deprecated: str
     tags: tuple[str, ...]
     summary: str
@@ -43,18 +43,18 @@ class ListedEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 def list_environments(
     registry: RegistryOption = None,
     installed: Annotated[
-        bool, typer.Option("--installed", help="Only what is installed or linked here.")
+        bool, typer.Option("--installed", help="Only environments installed or linked here.")
     ] = False,
     locked: Annotated[
-        bool, typer.Option("--locked", help="Only what the nearest telescope.lock holds.")
+        bool, typer.Option("--locked", help="Only environments in the nearest telescope.lock.")
     ] = False,
     outdated: Annotated[
-        bool, typer.Option("--outdated", help="Only what is installed and has a newer release.")
+        bool, typer.Option("--outdated", help="Only installed ones that have a newer release.")
     ] = False,
     owner: Annotated[str | None, typer.Option(help="Only environments of this owner.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List environments: what is installed, linked, locked, and in the registry.
+    """List environments: installed, linked, locked, and in the registry.
 
     Example: telescope env list --installed
     """
@@ -76,7 +76,7 @@ def list_environments(
 
 
 def listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment]:
-    """Return the rows of `catalog` and what is here besides, by id."""
+    """Return the rows of `catalog` and of local environments that are not in it, sorted by id."""
     here = {found.id: found for found in listed_installations()}
     linked = listed_links()
     locked = _locked_versions()
@@ -113,7 +113,7 @@ def _listed(
 
 
 def _linked_version(name: str, folder: Path) -> str:
-    """Return the version in the project now; the project may be gone, broken or another one."""
+    """Return the project's current version; "broken" if it is missing, invalid or another one."""
     from telescope_envs.linked import linked_project
 
     try:
@@ -145,7 +145,7 @@ def _is_older(version: str, newest: str) -> bool:
 
 
 def table(rows: list[ListedEnvironment]) -> str:
-    """Return lines of at most 80 columns; what does not fit of the summaries is cut."""
+    """Return a table with lines of at most 80 columns; summaries are cut to fit."""
     if not rows:
         return ""
     has_lock = any(row.locked for row in rows)
@@ -181,4 +181,4 @@ def _nothing(rows: list[ListedEnvironment], owner: str | None) -> str:
     owners = {row.id.partition("/")[0] for row in rows}
     if owner and owner not in owners:
         raise unknown_name("owner", owner, owners)
-    return "No environment is like that; see all: telescope env list"
+    return "No environment matches; to see all, run: telescope env list"

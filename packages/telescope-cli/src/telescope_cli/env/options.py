@@ -1,4 +1,4 @@
-"""What several verbs of `telescope env` share: options, and the completion of names."""
+"""Options and name completion shared by several verbs of `telescope env`."""
 
 import sys
 from collections.abc import Iterable
@@ -22,20 +22,20 @@ NoLockOption = Annotated[
     bool, typer.Option("--no-lock", help="Neither read nor write telescope.lock.")
 ]
 OfflineOption = Annotated[
-    bool, typer.Option("--offline", help="Use no network: wheels and packages from caches alone.")
+    bool, typer.Option("--offline", help="Use no network: take wheels and packages from caches.")
 ]
 AllowSdistOption = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-sdist",
         metavar="PACKAGE,...",
-        help="Build these dependencies from source, which runs their code while installing.",
+        help="Build these dependencies from source, which runs their code during installation.",
     ),
 ]
 
 
 def read_catalog(registry: str | None = None) -> Catalog:
-    """Return what the registry holds, in short; the quick way where that is possible."""
+    """Return the registry's catalog, without opening the registry in full if possible."""
     quick = quick_catalog(registry)
     if quick is not None:
         return quick
@@ -46,14 +46,14 @@ def read_catalog(registry: str | None = None) -> Catalog:
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """Return the registry's names that begin so."""
+    """Return the names in the registry that begin with `incomplete`."""
     catalog = read_catalog()
     names = [*catalog.aliases, *(row.id for row in catalog.rows)]
     return sorted(name for name in names if name.startswith(incomplete))
 
 
 def complete_installed(incomplete: str) -> list[str]:
-    """Return the installed names that begin so."""
+    """Return the installed names that begin with `incomplete`."""
     ids = [*(found.id for found in listed_installations()), *listed_links()]
     names = {one.rpartition("/")[2] for one in ids}
     return sorted(name for name in names if name.startswith(incomplete))
@@ -63,7 +63,7 @@ OptionalNamesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="NAME[@VERSION]...",
-        help="name or owner/name; @ a version, a range or sha256:...",
+        help="name or owner/name; after @, a version, a range or sha256:...",
         autocompletion=complete_name,
     ),
 ]
@@ -78,16 +78,16 @@ InstalledNamesArgument = Annotated[
 
 
 def with_bare_names(ids: Iterable[str]) -> set[str]:
-    """Return the ids, and their names without owners: all that a person may type."""
+    """Return the ids and their names without owners, which are all the names a user may type."""
     known = list(ids)
     return {*known, *(one.partition("/")[2] or one for one in known)}
 
 
 def progress(step: str) -> None:
-    """Tell a person what is happening now."""
+    """Print a progress message to standard error."""
     sys.stderr.write(f"{step}\n")
 
 
 def split_names(given: list[str] | None) -> tuple[str, ...]:
-    """Return the names in an option that takes several, with commas or repeated."""
+    """Return the names in an option that is repeated or takes names separated by commas."""
     return tuple(name.strip() for text in given or () for name in text.split(",") if name.strip())

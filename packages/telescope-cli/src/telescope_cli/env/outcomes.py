@@ -1,4 +1,4 @@
-"""What became of each environment of a command that takes several, and how that is said."""
+"""Outcomes of a command that takes several environments, and how they are printed."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ _WORDS = {"unchanged": "already installed"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one environment."""
+    """The outcome for one environment."""
 
     name: str
     """As it was typed."""
@@ -27,7 +27,7 @@ class Outcome:
 
 
 def attempt(name: str, install: Callable[[], Outcome]) -> Outcome:
-    """Return the outcome of `install`; an error that a person can act on is one too."""
+    """Return the outcome of `install`; a TelescopeError becomes a failed outcome."""
     try:
         return install()
     except TelescopeError as error:
@@ -35,19 +35,22 @@ def attempt(name: str, install: Callable[[], Outcome]) -> Outcome:
 
 
 def attempt_all(installs: Mapping[str, Callable[[], Outcome]], *, at_once: int) -> list[Outcome]:
-    """Return the outcomes of `installs`, by what was typed, in their order; some run together."""
+    """Run `installs` (typed name -> function), up to `at_once` together; returns their outcomes.
+
+    The outcomes are in the order of `installs`.
+    """
     with ThreadPoolExecutor(at_once) as pool:
         started = [pool.submit(attempt, name, install) for name, install in installs.items()]
         return [future.result() for future in started]
 
 
 def state_of(is_new: bool) -> str:
-    """Return the state of what is installed now."""
+    """Return the state of an environment that is now installed."""
     return "installed" if is_new else "unchanged"
 
 
 def report(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
-    """Print what became of each; ends with the exit code of the first that failed."""
+    """Print each outcome; exits with the exit code of the first failure, if any."""
     failed = [outcome for outcome in outcomes if outcome.error]
     if as_json:
         typer.echo(json.dumps([_row(outcome) for outcome in outcomes]))
@@ -64,7 +67,7 @@ def report(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
 
 
 def _row(outcome: Outcome) -> dict[str, str]:
-    """Return what --json prints of one."""
+    """Return what --json prints for one outcome."""
     row = {"name": outcome.name, "state": outcome.state}
     if outcome.error:
         return {**row, "error": outcome.error}

@@ -1,4 +1,4 @@
-"""`telescope env init` and `build`: a new project, and the wheel of one."""
+"""`telescope env init` and `build`: create a project, and build the wheel of a project."""
 
 import getpass
 import json
@@ -15,30 +15,30 @@ from telescope_envs.authoring.scaffold import TEMPLATES, create_project
 from telescope_envs.authoring.sources import is_in_git
 
 ProjectArgument = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Folder of the project (default: this one).")
+    Path, typer.Argument(metavar="DIR", help="Project folder (default: the current one).")
 ]
 
 
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="name or owner/name")],
     template: Annotated[
-        str, typer.Option("--template", metavar="|".join(TEMPLATES), help="What to begin from.")
+        str, typer.Option("--template", metavar="|".join(TEMPLATES), help="Template to use.")
     ] = "single-turn",
     owner: Annotated[
-        str, typer.Option("--owner", help="Who will publish it (default: your account's name).")
+        str, typer.Option("--owner", help="Who will publish it (default: your user name).")
     ] = "",
     folder: Annotated[
         Path | None, typer.Option("--dir", metavar="DIR", help="New folder (default: ./NAME).")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Begin a project: an environment that works, with tests, ready to be changed.
+    """Create a project: a working environment with tests, for you to modify.
 
     Example: telescope env init acme/sort-words --template single-turn
     """
     typed_owner, _, bare = name.rpartition("/")
     if typed_owner and owner and typed_owner != owner:
-        raise ConfigError(f"{name!r} says one owner and --owner {owner!r} another; give one")
+        raise ConfigError(f"{name!r} and --owner {owner!r} name different owners; give one")
     chosen = typed_owner or owner or _account_name()
     made = create_project(folder or Path(bare), owner=chosen, name=bare, template=template)
     if as_json:
@@ -51,10 +51,10 @@ def init(
     for command, what in (
         (f"cd {made.folder}", ""),
         (f"{begin}git add . && git commit -m 'First version'", ""),
-        ("pytest", "its tests, without a model"),
-        ("telescope env validate .", "what publishing asks for"),
+        ("pytest", "run its tests; they need no model"),
+        ("telescope env validate .", "run the checks that publishing requires"),
         ("telescope env link .", f"then: telescope eval {made.id} --model ..."),
-        ("telescope env push --dry-run", "everything but the upload"),
+        ("telescope env push --dry-run", "do everything except the upload"),
     ):
         typer.echo(f"  {command:<56}{what}".rstrip())
 
@@ -62,7 +62,10 @@ def init(
 def build(
     project: ProjectArgument = Path(),
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: DIR/dist.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Output folder (default: dist in the project)."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -85,5 +88,5 @@ def _account_name() -> str:
     except (OSError, KeyError):
         name = ""
     if not name:
-        raise ConfigError("who will publish it? Give --owner, or write owner/name")
+        raise ConfigError("the owner is unknown; give --owner, or write owner/name")
     return name

@@ -18,7 +18,7 @@ def push(
     project: ProjectArgument = Path(),
     registry: RegistryOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Do everything but the upload, and show the record.")
+        bool, typer.Option("--dry-run", help="Do everything except the upload; show the record.")
     ] = False,
     bump: Annotated[
         str,
@@ -27,23 +27,27 @@ def push(
     commit: Annotated[
         bool, typer.Option("--commit", help="Commit the raised version to git.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")
+    ] = False,
     attest: Annotated[
-        AttestMode, typer.Option("--attest", help="Sign with Sigstore, as this CI job.")
+        AttestMode, typer.Option("--attest", help="Sign with Sigstore as this CI job.")
     ] = AttestMode.AUTO,
     trust_config: Annotated[
         Path | None,
-        typer.Option("--trust-config", metavar="FILE", help="Of another Sigstore than the public."),
+        typer.Option(
+            "--trust-config", metavar="FILE", help="Trust configuration of a non-public Sigstore."
+        ),
     ] = None,
     new_name_ok: Annotated[
-        bool, typer.Option("--new-name-ok", help="The new name may be close to a known one.")
+        bool, typer.Option("--new-name-ok", help="Allow a new name that is similar to another.")
     ] = False,
     allow_no_git: Annotated[
         bool, typer.Option("--allow-no-git", help="Publish a project that is not in git.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Publish a project: build, check, validate, upload, and one line in the index.
+    """Publish a project: build, check, validate, upload, and add it to the index.
 
     Example: telescope env push ./sort-words --bump minor --commit
     """
@@ -67,7 +71,7 @@ def push(
         _show(result)
     typer.echo(f"{result.release.id} {result.release.version}: {result.state} ({result.registry})")
     if result.state is PushState.PUBLISHED:
-        typer.echo(f"install it: telescope env install {result.release.id}")
+        typer.echo(f"to install it, run: telescope env install {result.release.id}")
 
 
 def _ask(question: str) -> bool:
@@ -77,13 +81,13 @@ def _ask(question: str) -> bool:
 def _show(result: PushResult) -> None:
     typer.echo(result.release.model_dump_json(by_alias=True, indent=2))
     if result.previous is None:
-        typer.echo("\nIt would be the first release.\n")
+        typer.echo("\nThis would be the first release.\n")
         return
     typer.echo(f"\nChanges since {result.previous.version}:")
     for change in result.changes:
         typer.echo(f"  {change}")
     if not result.changes:
-        typer.echo("  nothing that a user sees but the code")
+        typer.echo("  only the code")
     for warning in result.warnings:
         typer.echo(f"  warning: {warning}")
     typer.echo("")

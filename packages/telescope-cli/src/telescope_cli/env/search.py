@@ -15,16 +15,16 @@ from telescope_envs.registry.catalog import search as search_catalog
 
 def search(
     query: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUERY...]", help="Words, all of which must fit.")
+        list[str] | None, typer.Argument(metavar="[QUERY...]", help="Words that must all match.")
     ] = None,
     tag: Annotated[
-        list[str] | None, typer.Option(help="Only environments with this tag; may be repeated.")
+        list[str] | None, typer.Option(help="Only environments with this tag; repeatable.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most environments to show.")] = 25,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of results.")] = 25,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find environments by name, tag and description, the best first.
+    """Find environments by name, tag and description, best match first.
 
     Example: telescope env search arithmetic --tag math
     """
@@ -40,7 +40,7 @@ def search(
     elif rows:
         typer.echo(table(rows))
         if len(found) > limit:
-            typer.echo(f"{len(found) - limit} more; say more, or raise --limit")
+            typer.echo(f"{len(found) - limit} more; add words, or raise --limit")
     else:
         typer.echo(_nothing(words, catalog, address))
 
@@ -56,4 +56,4 @@ def _nothing(words: str, catalog: Sequence[CatalogRow], address: str) -> str:
     names = {row.id.partition("/")[2]: row.id for row in catalog}
     close = [names[name] for name in nearest(words, names)]
     advice = f"; the nearest names are {', '.join(close)}" if close else ""
-    return f"Nothing in {address} fits {words!r}{advice}. See all: telescope env list"
+    return f"Nothing in {address} matches {words!r}{advice}. To see all: telescope env list"

@@ -1,4 +1,4 @@
-"""`telescope env yank` and `deprecate`: what is said of a release after it was published."""
+"""`telescope env yank` and `deprecate`: change the status of what is already published."""
 
 import json
 from typing import Annotated
@@ -12,17 +12,17 @@ from telescope_envs.authoring.status import deprecate as deprecate_environment
 from telescope_envs.authoring.status import yank as yank_release
 from telescope_envs.registry.lookup import open_writable
 
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why, in one line; people see it.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why, in one line shown to users.")]
 
 
 def yank(
     release: Annotated[str, typer.Argument(metavar="ID@VERSION")],
     reason: ReasonOption = "",
-    undo: Annotated[bool, typer.Option("--undo", help="Let it be chosen again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Undo the yank.")] = False,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep one version from being chosen, unless it is named exactly or locked.
+    """Withdraw one version, so that it is chosen only if it is named exactly or locked.
 
     Example: telescope env yank acme/sort-words@0.2.0 --reason "pays for the empty answer"
     """
@@ -42,17 +42,17 @@ def deprecate(
     replacement: Annotated[
         str, typer.Option("--replacement", metavar="ID", help="What to use instead.")
     ] = "",
-    undo: Annotated[bool, typer.Option("--undo", help="Take it back.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Undo the deprecation.")] = False,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say that an environment should not be used any more.
+    """Mark an environment as one that should no longer be used.
 
     Example: telescope env deprecate acme/old --reason "wrong answers" --replacement acme/new
     """
     _require_reason(reason, undo=undo)
     if undo and replacement:
-        raise ConfigError("--undo takes no --replacement; leave one of them out")
+        raise ConfigError("--undo takes no --replacement; omit one of them")
     store = open_writable(registry)
     try:
         change = (
@@ -69,7 +69,7 @@ def deprecate(
 def _require_reason(reason: str, *, undo: bool) -> None:
     if undo == bool(reason):
         wanted = "--undo takes no --reason" if undo else 'give --reason "why, in one line"'
-        raise ConfigError(f"{wanted}; people see the reason when they install")
+        raise ConfigError(f"{wanted}; users see the reason when they install")
 
 
 def _tell(change: StatusChange, said: str, *, as_json: bool) -> None:

@@ -26,26 +26,28 @@ _AT_ONCE = 4
 
 def sync(
     locked: Annotated[
-        bool, typer.Option("--locked", help="Fail where telescope.lock would have to change.")
+        bool, typer.Option("--locked", help="Fail if telescope.lock would have to change.")
     ] = False,
     offline: OfflineOption = False,
     prune_others: Annotated[
-        bool, typer.Option("--prune", help="Remove installed environments that it does not name.")
+        bool, typer.Option("--prune", help="Remove environments that telescope.lock does not list.")
     ] = False,
     registry: RegistryOption = None,
     allow_sdist: AllowSdistOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Install exactly what telescope.lock names: the same wheels, the same packages.
+    """Install exactly what telescope.lock lists: the same wheels and the same packages.
 
-    A wheel comes from the registry that the lock names, or from --registry; its hash decides.
+    A wheel comes from the registry that the lock names, or from --registry, and must have the hash
+    in the lock.
 
     Example: telescope env sync --locked
     """
     path = find_lock()
     if path is None:
         raise ConfigError(
-            "there is no telescope.lock here or above; telescope env install NAME writes one"
+            "there is no telescope.lock in this folder or above; telescope env install NAME writes "
+            "one"
         )
     options = InstallOptions(offline=offline, allow_sdist=split_names(allow_sdist), lock=path)
     opening = Opening(offline=offline, tell=progress)

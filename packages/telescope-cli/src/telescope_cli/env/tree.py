@@ -18,9 +18,9 @@ def tree(
     names: InstalledNamesArgument = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what installed environments depend on, from the packages that are really there.
+    """Show what installed environments depend on, read from the installed packages.
 
-    A package with (*) is written out elsewhere in the tree.
+    A package marked (*) is expanded elsewhere in the tree.
 
     Example: telescope env tree math-reasoning
     """

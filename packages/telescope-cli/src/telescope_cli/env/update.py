@@ -24,7 +24,7 @@ from telescope_envs.updating import UpdatePlan, plan_update
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Current:
-    """What is used now, where it came from and how it is installed."""
+    """The release in use, its registry, and how it is installed."""
 
     release: Release
     registry: Registry
@@ -36,22 +36,22 @@ def update(
         list[str] | None,
         typer.Argument(
             metavar="[NAME...]",
-            help="Environments; by default all of telescope.lock, or all that are installed.",
+            help="Environments; by default all in telescope.lock, or all that are installed.",
             autocompletion=complete_installed,
         ),
     ] = None,
     major: Annotated[
-        bool, typer.Option("--major", help="Also to a new major version: scores do not compare.")
+        bool, typer.Option("--major", help="Allow new major versions, whose scores do not compare.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")
+        bool, typer.Option("--dry-run", help="Show what would change, without changing anything.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Move environments to their newest release that fits, and telescope.lock with them.
+    """Update environments and telescope.lock to the newest release that can be used.
 
-    Each is looked up in the registry it came from. What changes in rewards, splits, network and
-    secrets is shown.
+    Each is looked up in the registry it came from. Changes in rewards, splits, network and secrets
+    are shown.
 
     Example: telescope env update math-reasoning --dry-run
     """
@@ -76,13 +76,13 @@ def update(
     if as_json:
         typer.echo(json.dumps(rows))
     elif not rows and problem is None:
-        typer.echo("Nothing here came from a registry; see: telescope env list --installed")
+        typer.echo("Nothing installed is from a registry; see: telescope env list --installed")
     if problem is not None:
         raise typer.Exit(problem.exit_code)
 
 
 def _wanted(names: list[str], lock: Path | None) -> list[str]:
-    """Return the ids to update; raises UnknownNameError for a name that is not here."""
+    """Return the ids to update; raises UnknownNameError for a name that is not installed."""
     locked = [one.id for one in read_lock(lock).environments] if lock is not None else []
     installed = [found.id for found in installed_environments() if found.installation is not None]
     linked = {link.id for link in links()}
@@ -94,7 +94,7 @@ def _wanted(names: list[str], lock: Path | None) -> list[str]:
         request = parse_request(name)
         if request.wanted:
             raise ConfigError(
-                f"{name!r}: update chooses the version; for one of your own choice, run: "
+                f"{name!r}: update chooses the version itself; to choose one yourself, run: "
                 f"telescope env install {name}"
             )
         found = [one for one in here if request.typed_id in (one, one.partition("/")[2])]
@@ -117,8 +117,8 @@ def _current(environment_id: str, lock: Lock) -> _Current:
     )
     if release is None:
         raise RegistryError(
-            f"{locked.version} is locked, and {registry.address} does not have it: it is another "
-            "registry than the one it came from, or it lost a release"
+            f"telescope.lock has {locked.version}, which is not in {registry.address}: either this "
+            "is not the registry it came from, or that registry lost a release"
         )
     return _Current(release=release, registry=registry, is_shared=False)
 

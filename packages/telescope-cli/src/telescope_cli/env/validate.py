@@ -37,13 +37,13 @@ def validate(
         typer.Option(
             "--level",
             metavar="|".join([*LEVELS, _ALL]),
-            help="The last level that is done; each needs the ones before it.",
+            help="The last level to run; each level includes the ones before it.",
         ),
     ] = _ALL,
     examples: Annotated[
-        int, typer.Option("--examples", min=1, max=1000, help="Examples tried of each split.")
+        int, typer.Option("--examples", min=1, max=1000, help="Examples to try from each split.")
     ] = DEFAULT_EXAMPLES,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
     report: Annotated[
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write the report: FILE.json or FILE.md."),
@@ -51,10 +51,10 @@ def validate(
     allow_sdist: AllowSdistOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check an environment: its files, that it loads, its rewards, leaks and tools.
+    """Check an environment: its files, loading, rewards, leaks and tools.
 
-    The environment's code runs, in processes without network and with a home of their own. Exits
-    with 1 when it must not be published as it is.
+    The environment's code runs in processes without network access and with their own home folder.
+    Exits with 1 when the environment must not be published as it is.
 
     Example: telescope env validate ./my-env --report report.md
     """
@@ -93,7 +93,7 @@ def _validated(target: str, options: ValidationOptions) -> Report:
     path = Path(target).expanduser()
     if path.is_file():
         if path.suffix != ".whl":
-            raise ConfigError(f"{target} is no wheel; give a project folder, a wheel or a name")
+            raise ConfigError(f"{target} is not a wheel; give a project folder, a wheel or a name")
         return validate_wheel(path.read_bytes(), path.name, options)
     is_path = target.startswith((".", "~", "/")) or target.count("/") > 1 or path.suffix == ".whl"
     if (path / "pyproject.toml").is_file() or is_path:
@@ -103,7 +103,9 @@ def _validated(target: str, options: ValidationOptions) -> Report:
     except ConfigError as error:
         if path.is_dir():
             return validate_project(path, options)
-        raise ConfigError(f"{error}; nor is there a project folder or wheel {target!r}") from None
+        raise ConfigError(
+            f"{error}; there is also no project folder or wheel {target!r}"
+        ) from None
 
 
 def _write(made: Report, path: Path) -> None:

@@ -18,11 +18,11 @@ def verify_environments(
     names: InstalledNamesArgument = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check again what is installed: files, packages, lock and registry.
+    """Check installed environments: files, packages, lock and registry.
 
-    Every file of an environment and of what it needs is compared with the hash that was recorded
-    for it, the packages with the lock, the wheel with the registry; files that nobody installed
-    are listed. The exit code is 1 when something is wrong.
+    Every file of an environment and its dependencies is compared with its recorded hash, the
+    packages are compared with the lock, and the wheel is compared with the registry. Files that do
+    not belong to any package are listed. The exit code is 1 when something is wrong.
 
     Example: telescope env verify math-reasoning
     """

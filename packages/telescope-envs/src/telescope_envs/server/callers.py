@@ -94,7 +94,7 @@ def _with_scope(token: Token, scope: Scope) -> Token:
     if not token.includes(scope):
         raise Refusal(
             HTTPStatus.FORBIDDEN,
-            f"this token has scope {token.scope.value}, and this request needs {scope.value}",
+            f"this token has scope {token.scope.value}, but this request needs scope {scope.value}",
             "ask whoever runs this registry for such a token",
         )
     return token

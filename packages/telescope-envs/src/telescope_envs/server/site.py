@@ -95,7 +95,7 @@ class SiteRoutes:
         return self._found(request, f"{site.address}/environments/{environment_id}", build)
 
     async def static(self, request: Request, name: str) -> Response:
-        """Return a file that the pages load; needs no token, as it reveals nothing of the records."""
+        """Return a file that the pages load; needs no token, since it reveals no records."""
         content = self._pages.static.get(name)
         if content is None:
             raise Refusal(

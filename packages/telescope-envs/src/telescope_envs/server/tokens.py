@@ -120,7 +120,7 @@ def all_tokens(database: Database) -> list[Token]:
 
 
 def revoke_token(database: Database, wanted: str) -> Token:
-    """Revoke the token with the id `wanted`; requests in progress may still finish."""
+    """Revoke the token with the id `wanted`; new requests with it are refused at once."""
     known = {token.id: token for token in all_tokens(database)}
     if wanted not in known:
         # A secret typed here by mistake must not come back in an error.

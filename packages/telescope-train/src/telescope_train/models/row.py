@@ -7,22 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from telescope_train.batches.batch import PackedBatch
-from telescope_train.models.attention.blocks import PackedLayout, packed_layout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sequences:
-    """Where the sequences of a row begin and end, in the form of every kind of attention."""
-
-    positions_T: torch.Tensor
-    """[T] int64, restarting at 0 for every sequence."""
-    layout: PackedLayout
-    starts: torch.Tensor
-    """int32 [S + 1] cumulative lengths, as varlen kernels want them."""
-    longest: int
+from telescope_train.models.attention.sequences import Sequences, find_sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +21,6 @@ class PackedRow:
     trained_M: torch.Tensor
     """Index of each trained token."""
     temperatures_M: torch.Tensor
-
-
-def find_sequences(positions_T: NDArray[np.integer], device: torch.device) -> Sequences:
-    """Describe a row whose positions restart at 0 for every sequence."""
-    starts = np.append(np.flatnonzero(positions_T == 0), len(positions_T))
-    return Sequences(
-        positions_T=torch.tensor(positions_T, dtype=torch.long).to(device),
-        layout=packed_layout(positions_T, device),
-        starts=torch.from_numpy(starts.astype(np.int32)).to(device),
-        longest=int(np.diff(starts).max()),
-    )
 
 
 def packed_row(batch: PackedBatch, device: torch.device, *, multiple_of: int = 1) -> PackedRow:

@@ -3,17 +3,15 @@
 from dataclasses import dataclass
 
 import torch
+from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp.sharding import decoder_layers, shard
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.models.attention.choice import AttentionChoice, choose_attention
-from telescope_train.models.attention.context_parallel import (
-    ContextGroup,
-    check_context,
-    join_context,
-)
+from telescope_train.models.attention.context_parallel import ContextGroup, join_context
 from telescope_train.models.cpu_kernels import is_onednn_faster, replace_linears, replace_rms_norms
+from telescope_train.models.facts import context_problem
 from telescope_train.models.layers import checkpoint_activations, compile_layers
 from telescope_train.models.load import load_model, torch_dtype
 from telescope_train.models.lora import add_adapters
@@ -100,3 +98,13 @@ def _speed_up(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) 
     replace_rms_norms(model)
     if is_onednn_faster():
         replace_linears(model)
+
+
+def check_context(lm: PreTrainedModel, size: int) -> None:
+    """Raise ConfigError when the heads of `lm` cannot be dealt to `size` ranks."""
+    config = lm.config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    problem = context_problem(size, num_heads=heads, num_kv_heads=kv_heads)
+    if problem is not None:
+        raise ConfigError(problem)

@@ -22,7 +22,7 @@ from telescope_train.models.attention.kinds import (
     AttentionKind,
     AttentionNeeds,
 )
-from telescope_train.models.row import find_sequences
+from telescope_train.models.attention.sequences import find_sequences
 
 LENGTHS = (19, 13)
 """Tokens of the two samples."""

@@ -13,10 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
-
-from telescope_core.errors import ConfigError
-from telescope_train.models.facts import context_problem
+from transformers import AttentionInterface
 
 CONTEXT_ATTENTION = "telescope_context"
 
@@ -47,16 +44,6 @@ def join_context(size: int) -> ContextGroup | None:
             mine = group
     assert isinstance(mine, dist.ProcessGroup), "the number of ranks is a multiple of the size"
     return ContextGroup(group=mine, rank=rank % size, size=size)
-
-
-def check_context(lm: PreTrainedModel, size: int) -> None:
-    """Raise ConfigError when the heads of `lm` cannot be dealt to `size` ranks."""
-    config = lm.config.get_text_config()
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    problem = context_problem(size, num_heads=heads, num_kv_heads=kv_heads)
-    if problem is not None:
-        raise ConfigError(problem)
 
 
 def register_context_attention() -> None:

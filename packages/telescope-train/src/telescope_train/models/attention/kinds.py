@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from telescope_train.models.attention.blocks import PACKED_ATTENTION, register_packed_attention
+from telescope_train.models.attention.sequences import Sequences
 from telescope_train.models.attention.varlen import (
     VARLEN_ATTENTION,
     has_varlen,
     register_varlen_attention,
 )
-from telescope_train.models.row import Sequences
 
 HALF = (torch.bfloat16, torch.float16)
 
