@@ -1,6 +1,5 @@
 """Fixtures of the end-to-end tests: a tiny model and a real vLLM server for it."""
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -10,15 +9,14 @@ from typing import Any
 import pytest
 
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.batches.batch import StepPlan
 from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.server import ServerSettings, running
 from telescope_train.models.tiny import make_tiny_model
-from telescope_train.trainer.ranks import RankActor
+from telescope_train.trainer.ranks import LocalRanks
+from telescope_train.trainer.worker import TrainerWorker
 from telescope_train.weights.publish import WeightPublisher
-from telescope_train.weights.transport import TensorHeader
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Whoever starts tests in the background may have them ignore Ctrl-C, and children inherit that.
@@ -60,34 +58,9 @@ def tiny_server(model: Path, log_path: Path) -> ServerSettings:
     )
 
 
-class LocalRanks:
-    """One trainer rank in this process, behind what the publisher and the loop ask for."""
-
-    num_ranks = 1
-
-    def __init__(self, settings: BackendSettings) -> None:
-        self.actor = RankActor()
-        self.actor.open(settings, rank=0, world_size=1)
-
-    async def weight_headers(self) -> list[TensorHeader]:
-        return self.actor.weight_headers()
-
-    async def meeting_point(self) -> tuple[str, int]:
-        return "127.0.0.1", free_port()
-
-    async def connect(self, host: str, port: int, world_size: int) -> None:
-        await asyncio.to_thread(self.actor.connect, host, port, world_size)
-
-    async def send_weights(self) -> None:
-        await asyncio.to_thread(self.actor.send_weights)
-
-    async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
-        return await asyncio.to_thread(
-            self.actor.train_step, plan.of_rank(0), list(plan.order), version
-        )
-
-    def close(self) -> None:
-        self.actor.close()
+def local_ranks(settings: BackendSettings) -> LocalRanks:
+    """One trainer rank in this process."""
+    return LocalRanks(TrainerWorker(settings))
 
 
 def backend_settings(model: Path, **trainer: Any) -> BackendSettings:

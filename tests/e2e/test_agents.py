@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.e2e.conftest import LocalRanks, backend_settings, connected
+from tests.e2e.conftest import backend_settings, connected, local_ranks
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from telescope_core.in_process import InProcessEnvironment
@@ -169,7 +169,7 @@ async def test_an_agent_library_is_trained_on_exactly_what_was_sampled(
     tiny_model: Path, recording_pool: RecordingPool
 ) -> None:
     pool, rules = recording_pool, rules_of(tiny_model)
-    ranks = LocalRanks(backend_settings(tiny_model, learning_rate=1e-3))
+    ranks = local_ranks(backend_settings(tiny_model, learning_rate=1e-3))
     gateway = Gateway(model="policy")
     await gateway.start()
     try:
@@ -198,7 +198,7 @@ async def test_an_agent_library_is_trained_on_exactly_what_was_sampled(
             await publisher.publish(step + 1)
     finally:
         await gateway.close()
-        ranks.close()
+        await ranks.close()
 
 
 def telescope(place: Path, *arguments: str) -> str:

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.e2e.conftest import LocalRanks, backend_settings, connected
+from tests.e2e.conftest import backend_settings, connected, local_ranks
 from tests.e2e.test_weight_updates import TEMPERATURE, rollout_of, sample
 
 from telescope_train.batches.batch import StepPlan
@@ -24,7 +24,7 @@ async def test_engine_and_trainer_agree_with_lora(tiny_model: Path, fresh_pool: 
     settings = backend_settings(
         tiny_model, learning_rate=0.02, use_lora=True, lora_target_modules=("q_proj", "down_proj")
     )
-    ranks = LocalRanks(settings)
+    ranks = local_ranks(settings)
     try:
         publisher = await connected(fresh_pool, ranks)
         names = [header.name for header in await ranks.weight_headers()]
@@ -52,4 +52,4 @@ async def test_engine_and_trainer_agree_with_lora(tiny_model: Path, fresh_pool: 
         moved = abs(rows[-1]["loss/total"] - rows[0]["loss/total"])
         assert moved > 1e-3
     finally:
-        ranks.close()
+        await ranks.close()

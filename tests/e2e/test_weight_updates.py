@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.e2e.conftest import LocalRanks, backend_settings, connected
+from tests.e2e.conftest import backend_settings, connected, local_ranks
 
 from telescope_core.types import Completion, Message, Rollout, Sampling, Turn
 from telescope_train.algorithms import load_algorithm
@@ -45,7 +45,7 @@ async def test_engine_and_trainer_agree_over_many_updates(
     tiny_model: Path, fresh_pool: ServerPool
 ) -> None:
     settings = backend_settings(tiny_model, learning_rate=2e-3)
-    ranks = LocalRanks(settings)
+    ranks = local_ranks(settings)
     try:
         publisher = await connected(fresh_pool, ranks)
         policies = TokenPolicySource(fresh_pool, load_renderer(settings.model), max_model_len=256)
@@ -71,4 +71,4 @@ async def test_engine_and_trainer_agree_over_many_updates(
         assert max(mismatches) <= 1e-3, mismatches
         assert fresh_pool.version == NUM_UPDATES
     finally:
-        ranks.close()
+        await ranks.close()

@@ -28,6 +28,7 @@ from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts.mix import make_sampler, training_environments
 from telescope_train.step.credit import CreditRules, RewardRange
 from telescope_train.step.throughput import Machine
+from telescope_train.trainer.ranks import LocalRanks
 from telescope_train.trainer.worker import TrainerWorker
 
 TOKENIZER = character_tokenizer()
@@ -97,24 +98,6 @@ class _Scripted:
         )
 
 
-class OneRank:
-    """A trainer rank in this process, as the loop and the checkpointer see it."""
-
-    num_ranks = 1
-
-    def __init__(self, worker: TrainerWorker) -> None:
-        self.worker = worker
-
-    def __getattr__(self, name):
-        async def call(*arguments, **named):
-            return getattr(self.worker, name)(*arguments, **named)
-
-        return call
-
-    async def train_step(self, plan, version):
-        return self.worker.train_minibatches(plan.of_rank(0), plan.order, version=version)
-
-
 class NoServers:
     """Publishing to nobody."""
 
@@ -155,13 +138,13 @@ async def run(config: TrainConfig, *, killed_after: int | None = None) -> dict[s
     """Take the steps of `config`; returns the weights. `killed_after` a step nothing is closed."""
     worker = TrainerWorker(settings_of(config))
     try:
-        return await _run(config, OneRank(worker), killed_after)
+        return await _run(config, LocalRanks(worker), killed_after)
     finally:
         worker.finish_checkpoint()
         worker.close()
 
 
-async def _run(config: TrainConfig, ranks: OneRank, killed_after: int | None):
+async def _run(config: TrainConfig, ranks: LocalRanks, killed_after: int | None):
     clients = {
         "digit": InProcessEnvironment(Digit(), name="digit"),
         "endless": InProcessEnvironment(Endless(), name="endless"),
@@ -172,7 +155,7 @@ async def _run(config: TrainConfig, ranks: OneRank, killed_after: int | None):
     point = resume_point(config)
     folder = open_run_folder(config, point)
     if point is not None:
-        ranks.worker.load_checkpoint(point.checkpoint.state_path)
+        await ranks.load_checkpoint(point.checkpoint.state_path)
         sampler.restore(point.checkpoint.sampler_state())
     checkpointer = Checkpointer(
         SavedRun.of(config), ranks, sampler, resumed_from=point.checkpoint.path if point else None

@@ -14,7 +14,7 @@ from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Completion, Message, Sampling
 from telescope_train.algorithms import load_algorithm
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.batches.batch import Shards, StepPlan
+from telescope_train.batches.batch import StepPlan
 from telescope_train.batches.packing import Packing
 from telescope_train.config.schema import TrainConfig
 from telescope_train.loop import LoopParts
@@ -22,6 +22,7 @@ from telescope_train.models.facts import read_model_facts
 from telescope_train.rollouts.mix import make_sampler, training_environments
 from telescope_train.step.credit import CreditRules, RewardRange
 from telescope_train.step.throughput import Machine
+from telescope_train.trainer.ranks import LocalRanks
 from telescope_train.trainer.worker import TrainerWorker
 
 VOCAB = 103
@@ -76,26 +77,21 @@ class ToyPolicies(ScriptedClient):
         )
 
 
-class LocalTrainer:
-    """One rank, as the loop sees the ranks."""
-
-    num_ranks = 1
+class ToyRanks(LocalRanks):
+    """One rank in this process, which remembers what it was asked."""
 
     def __init__(self, worker: TrainerWorker) -> None:
-        self.worker = worker
+        super().__init__(worker)
         self.plans: list[StepPlan] = []
         self.reference_updates: list[int] = []
 
     async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
         self.plans.append(plan)
-        return self.worker.train_minibatches(plan.of_rank(0), plan.order, version=version)
-
-    async def reference_logprobs(self, shards: Shards) -> list:
-        return [self.worker.reference_logprobs(shards[0])]
+        return await super().train_step(plan, version)
 
     async def update_reference(self) -> None:
         self.reference_updates.append(len(self.plans))
-        self.worker.update_reference()
+        await super().update_reference()
 
 
 class NoServers:
@@ -127,7 +123,7 @@ async def toy_parts(
         ),
         packing=Packing(seq_len=64, num_ranks=1, hidden_size=128, max_tokens=8),
         sampler=make_sampler(config, mix, policies or ToyPolicies(), num_servers=1),
-        trainer=LocalTrainer(start(BackendSettings.from_config(config))),
+        trainer=ToyRanks(start(BackendSettings.from_config(config))),
         publisher=NoServers(),
         folder=RunFolder.create(folder, config=config.model_dump(mode="json")),
         machine=Machine(facts=facts, seq_len=64, hidden_size=128, gpu_name=None),

@@ -10,12 +10,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from telescope_core.records import RunFolder
 from telescope_core.types import WeightVersion
-from telescope_train.batches.batch import Shards, StepPlan
+from telescope_train.backends.protocol import Ranks
+from telescope_train.batches.batch import StepPlan
 from telescope_train.batches.packing import Packing
 from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.sampler import RolloutSampler
@@ -25,22 +23,6 @@ from telescope_train.step.minibatches import plan_step
 from telescope_train.step.records import record_rollouts
 from telescope_train.step.reference_kl import kl_penalties
 from telescope_train.step.throughput import Machine
-
-
-class Trainer(Protocol):
-    """The trainer ranks, seen from the loop."""
-
-    async def train_step(self, plan: StepPlan, version: WeightVersion) -> dict[str, float]:
-        """Take the optimizer steps of `plan`; returns metrics over all of them and all ranks."""
-        ...
-
-    async def reference_logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
-        """Return logprobs_T of [rank][batch] under the reference model; 0 where not trained."""
-        ...
-
-    async def update_reference(self) -> None:
-        """Make the present weights the reference model."""
-        ...
 
 
 class Publisher(Protocol):
@@ -59,7 +41,7 @@ class LoopParts:
     rules: CreditRules
     packing: Packing
     sampler: RolloutSampler
-    trainer: Trainer
+    trainer: Ranks
     publisher: Publisher
     folder: RunFolder
     machine: Machine
@@ -100,7 +82,7 @@ async def train(
         await after_step(step, row)
 
 
-async def take_steps(trainer: Trainer, plan: StepPlan, version: WeightVersion) -> dict[str, float]:
+async def take_steps(trainer: Ranks, plan: StepPlan, version: WeightVersion) -> dict[str, float]:
     """Train on `plan`; a plan without batches changes nothing."""
     return await trainer.train_step(plan, version) if plan.order else {}
 

@@ -43,7 +43,7 @@ from telescope_train.rollouts.sampler import RolloutSampler
 from telescope_train.step.credit import CreditRules, RewardRange
 from telescope_train.step.throughput import Machine
 from telescope_train.summary import make_summary
-from telescope_train.trainer.ranks import RankGroup
+from telescope_train.trainer.ranks import RayRanks
 from telescope_train.weights.publish import WeightPublisher
 
 
@@ -152,7 +152,7 @@ class _Run:
         self.folder.note_chat_template(report.row())
         return renderer
 
-    def _start_processes(self) -> tuple[ServerGroup, RankGroup]:
+    def _start_processes(self) -> tuple[ServerGroup, RayRanks]:
         bundles = self.bundles()
         room = reserve(bundles, deadline_s=self.config.ray.ray_placement_timeout_s)
         places = [placed(room, index, bundle) for index, bundle in enumerate(bundles)]
@@ -160,7 +160,7 @@ class _Run:
         settings = server_settings(self._first_server(), num_servers=num_servers)
         return (
             ServerGroup.start(settings, places[:num_servers]),
-            RankGroup.start(
+            RayRanks.start(
                 places[num_servers:], sharing=self.config.trainer.fsdp_context_parallel_size
             ),
         )
@@ -196,7 +196,7 @@ class _Run:
         return max(1, int(self.config.ray.ray_trainer_cpus_per_worker))
 
     async def _train(
-        self, view: LiveView, pool: ServerPool, ranks: RankGroup, policies: TokenPolicySource
+        self, view: LiveView, pool: ServerPool, ranks: RayRanks, policies: TokenPolicySource
     ) -> None:
         config = self.config
         publisher = WeightPublisher(pool, ranks, in_flight=config.scheduling.in_flight_update)
@@ -255,7 +255,7 @@ class _Run:
         if config.evals.eval_after_training:
             await evals.run(config.evals.evals, AFTER, on_progress=view.phase)
 
-    def _packing(self, mix: Mix, ranks: RankGroup) -> Packing:
+    def _packing(self, mix: Mix, ranks: RayRanks) -> Packing:
         return Packing(
             seq_len=self.config.trainer.seq_len,
             num_ranks=ranks.num_ranks,
@@ -266,7 +266,7 @@ class _Run:
     async def _prove(
         self,
         view: LiveView,
-        ranks: RankGroup,
+        ranks: RayRanks,
         policies: TokenPolicySource,
         mix: Mix,
         packing: Packing,
@@ -292,7 +292,7 @@ class _Run:
             },
         )
 
-    async def _restore(self, ranks: RankGroup, publisher: WeightPublisher) -> WeightVersion:
+    async def _restore(self, ranks: RayRanks, publisher: WeightPublisher) -> WeightVersion:
         """Give ranks and servers the weights to begin with; returns their version."""
         if self.checkpoint is None:
             return 0
@@ -300,7 +300,7 @@ class _Run:
         await publisher.publish(self.checkpoint.step)
         return self.checkpoint.step
 
-    def _checkpointer(self, ranks: RankGroup, sampler: RolloutSampler) -> Checkpointer:
+    def _checkpointer(self, ranks: RayRanks, sampler: RolloutSampler) -> Checkpointer:
         """Put the sampler where the checkpoint left it; returns what saves the run."""
         # As noted when the run began: telescope.lock may have changed under it since.
         saved = replace(SavedRun.of(self.config), environments=self.folder.info().environments)

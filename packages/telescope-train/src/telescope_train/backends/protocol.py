@@ -1,7 +1,8 @@
-"""The seam to a trainer backend: one rank's share of the model, and one optimizer step at a time.
+"""The seams of a trainer backend: one rank from inside, and all ranks as the driver calls them.
 
-Every method is collective: all ranks call it, in the same order, with equally many batches. Ranks
-that share rows (`fsdp_context_parallel_size`, neighbours) are given the same batches.
+Every method of `TrainerBackend` is collective: all ranks call it, in the same order, with equally
+many batches. Ranks that share rows (`fsdp_context_parallel_size`, neighbors) are given the same
+batches. `Ranks` is implemented in `telescope_train.trainer.ranks`, whatever the backend.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from telescope_train.algorithms.corrections import algorithm_in_use
 from telescope_train.algorithms.terms import Terms, TokenLoss
 from telescope_train.algorithms.token_metrics import MetricSum
 from telescope_train.backends.distributed_checkpoint import Saving
-from telescope_train.batches.batch import PackedBatch
+from telescope_train.batches.batch import PackedBatch, Shards, StepPlan
 from telescope_train.config.schema import (
     AlgorithmSection,
     ModelSection,
@@ -79,6 +80,23 @@ class UpdateResult:
     learning_rate: float
     is_skipped: bool
     """The norm was not finite; weights and optimizer are as before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorHeader:
+    """What a receiver of weights must know before a tensor comes."""
+
+    name: str
+    """As Hugging Face names it."""
+    dtype: str
+    """`float32`, `bfloat16`."""
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> "TensorHeader":
+        """Describe `tensor`."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return cls(name=name, dtype=dtype, shape=tuple(tensor.shape))
 
 
 class TrainerBackend(Protocol):
@@ -154,4 +172,76 @@ class TrainerBackend(Protocol):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Export to Hugging Face format, tokenizer included; rank 0 writes."""
+        ...
+
+
+class Ranks(Protocol):
+    """All trainer ranks of a run, called together: what the loop, checkpoints and weights use.
+
+    A call returns when every rank has answered, and raises what the first rank raised, or
+    ProcessDiedError where a rank is gone.
+    """
+
+    @property
+    def num_ranks(self) -> int:
+        """How many shards a step has: ranks that share rows count once."""
+        ...
+
+    async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
+        """Take the optimizer steps of `plan`; returns metrics over all of them and all ranks.
+
+        `version` is that of the weights before the first of them.
+        """
+        ...
+
+    async def logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
+        """Return logprobs_T, nats, of [rank][batch] under the present weights; 0 if not trained."""
+        ...
+
+    async def reference_logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
+        """Like `logprobs`, under the reference model."""
+        ...
+
+    async def update_reference(self) -> None:
+        """Make the present weights the reference model."""
+        ...
+
+    async def weight_headers(self) -> list[TensorHeader]:
+        """Describe the tensors in the order in which `send_weights` sends them."""
+        ...
+
+    async def meeting_point(self) -> tuple[str, int]:
+        """Return (host, free port) of rank 0's machine, where servers can meet it."""
+        ...
+
+    async def connect(self, host: str, port: int, world_size: int) -> None:
+        """Open rank 0's end of the weight transfer; returns when every server has joined."""
+        ...
+
+    async def send_weights(self) -> None:
+        """Send every tensor once, to all servers."""
+        ...
+
+    async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
+        """Copy the state and begin to write it to `folder`; training may go on."""
+        ...
+
+    async def checkpoint_is_written(self) -> bool:
+        """Return whether nothing is left to write, or writing failed."""
+        ...
+
+    async def finish_checkpoint(self) -> None:
+        """Wait for all parts; raises TelescopeError when one could not be written."""
+        ...
+
+    async def load_checkpoint(self, folder: Path) -> None:
+        """Continue from the state in `folder`, whatever number of ranks wrote it."""
+        ...
+
+    async def save_pretrained(self, folder: Path) -> None:
+        """Export the model to Hugging Face format, tokenizer included."""
+        ...
+
+    async def close(self) -> None:
+        """End the ranks. Idempotent."""
         ...

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.records.folders import partial_folder, put_in_place, remove_folder, sweep
 from telescope_core.types import WeightVersion
+from telescope_train.backends.protocol import Ranks
 from telescope_train.checkpoints.description import save_model_description
 from telescope_train.checkpoints.folders import (
     FINAL,
@@ -27,31 +28,6 @@ from telescope_train.rollouts.environments import environment_records
 from telescope_train.rollouts.sampled import SamplerState
 
 _POLL_S = 0.2
-
-
-class SavingRanks(Protocol):
-    """What saving needs of the trainer ranks."""
-
-    @property
-    def num_ranks(self) -> int:
-        """How many there are."""
-        ...
-
-    async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
-        """Copy the state and begin to write it."""
-        ...
-
-    async def checkpoint_is_written(self) -> bool:
-        """Return whether nothing is left to write, or writing failed."""
-        ...
-
-    async def finish_checkpoint(self) -> None:
-        """Raise when it failed."""
-        ...
-
-    async def save_pretrained(self, folder: Path) -> None:
-        """Write the model in Hugging Face format."""
-        ...
 
 
 class ResumableSampler(Protocol):
@@ -99,7 +75,7 @@ class Checkpointer:
     def __init__(
         self,
         run: SavedRun,
-        ranks: SavingRanks,
+        ranks: Ranks,
         sampler: ResumableSampler | None,
         *,
         resumed_from: Path | None = None,

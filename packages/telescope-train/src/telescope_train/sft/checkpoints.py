@@ -4,13 +4,11 @@ The folders are those of `telescope train`; where the data stands follows from t
 number of steps done, so nothing of it is saved.
 """
 
-import asyncio
 import json
 from pathlib import Path
-from typing import Protocol
 
 from telescope_core.errors import ConfigError
-from telescope_train.backends.protocol import BackendSettings
+from telescope_train.backends.protocol import BackendSettings, Ranks
 from telescope_train.checkpoints.folders import RunCheckpoint, complete_checkpoints, read_checkpoint
 from telescope_train.checkpoints.resume import LATEST
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
@@ -27,31 +25,6 @@ MAY_DIFFER = frozenset(
 )
 """Settings that a resumed training may change; with another of the rest, the weights or the place
 in the data would mean something else."""
-
-
-class SavableRanks(Protocol):
-    """What saving needs of the trainer ranks."""
-
-    @property
-    def num_ranks(self) -> int:
-        """How many."""
-        ...
-
-    def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
-        """Copy the state and begin to write it."""
-        ...
-
-    def checkpoint_is_written(self) -> bool:
-        """Return whether nothing is left to write, or writing failed."""
-        ...
-
-    def finish_checkpoint(self) -> None:
-        """Raise when it failed."""
-        ...
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Export the model."""
-        ...
 
 
 def log_folder(config: SftConfig) -> Path:
@@ -114,63 +87,25 @@ def rows_until(path: Path, step: int) -> list[str]:
     return [line for line in lines if json.loads(line)["step"] <= step]
 
 
-class SftCheckpointer:
-    """Saves between steps; training goes on once the checkpoint is complete."""
-
-    def __init__(
-        self,
-        config: SftConfig,
-        settings: BackendSettings,
-        ranks: SavableRanks,
-        *,
-        resumed_from: RunCheckpoint | None,
-    ) -> None:
-        run = SavedRun(
-            name=Path(config.output).name,
-            folder=(log_folder(config) / "checkpoints").absolute(),
-            number_of_steps=config.number_of_steps,
-            section=checkpoint_section(config),
-            model=settings.model,
-            config={
-                "sft": config.model_dump(mode="json"),
-                "model": settings.model.model_dump(mode="json"),
-                "trainer": settings.trainer.model_dump(mode="json"),
-            },
-        )
-        self._checkpointer = Checkpointer(
-            run,
-            _Awaitable(ranks),
-            sampler=None,
-            resumed_from=resumed_from.path if resumed_from else None,
-        )
-
-    def after_step(self, step: int) -> None:
-        """Save when it is due."""
-        asyncio.run(self._save(step))
-
-    async def _save(self, step: int) -> None:
-        await self._checkpointer.after_step(step)
-        await self._checkpointer.written()
-
-
-class _Awaitable:
-    """Ranks as the checkpointer of a run sees them."""
-
-    def __init__(self, ranks: SavableRanks) -> None:
-        self._ranks = ranks
-
-    @property
-    def num_ranks(self) -> int:
-        return self._ranks.num_ranks
-
-    async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
-        self._ranks.start_checkpoint(folder, with_training_state=with_training_state)
-
-    async def checkpoint_is_written(self) -> bool:
-        return self._ranks.checkpoint_is_written()
-
-    async def finish_checkpoint(self) -> None:
-        self._ranks.finish_checkpoint()
-
-    async def save_pretrained(self, folder: Path) -> None:
-        self._ranks.save_pretrained(folder)
+def checkpointer(
+    config: SftConfig,
+    settings: BackendSettings,
+    ranks: Ranks,
+    *,
+    resumed_from: RunCheckpoint | None,
+) -> Checkpointer:
+    """Return what saves the training between its steps."""
+    run = SavedRun(
+        name=Path(config.output).name,
+        folder=(log_folder(config) / "checkpoints").absolute(),
+        number_of_steps=config.number_of_steps,
+        section=checkpoint_section(config),
+        model=settings.model,
+        config={
+            "sft": config.model_dump(mode="json"),
+            "model": settings.model.model_dump(mode="json"),
+            "trainer": settings.trainer.model_dump(mode="json"),
+        },
+    )
+    path = resumed_from.path if resumed_from else None
+    return Checkpointer(run, ranks, sampler=None, resumed_from=path)

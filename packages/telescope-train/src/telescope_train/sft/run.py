@@ -1,40 +1,42 @@
 """`run_sft`: supervised training on environments' gold answers or on a dataset.
 
 The same samples, packing and trainer ranks as reinforcement learning, with another loss. Where
-the ranks run is behind `Ranks`; one rank in this process is enough for small models.
+the ranks run is up to `start_ranks`; one rank in this process is enough for small models.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.config import save_resolved
-from telescope_train.backends.protocol import BackendSettings
-from telescope_train.batches.batch import PackedBatch, TrainingSample
+from telescope_train.backends.protocol import BackendSettings, Ranks
+from telescope_train.batches.batch import PackedBatch, StepPlan, TrainingSample
 from telescope_train.batches.packing import pack
 from telescope_train.batches.weighting import token_weights
 from telescope_train.chat.template import read_chat_template
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
+from telescope_train.checkpoints.folders import RunCheckpoint
+from telescope_train.checkpoints.saver import Checkpointer
 from telescope_train.config.schema import ModelSection, TrainerSection
 from telescope_train.models.location import require_replaceable
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.sft.checkpoints import (
-    SftCheckpointer,
+    checkpointer,
     log_folder,
     rows_until,
     sft_resume_point,
 )
 from telescope_train.sft.config import SftConfig
 from telescope_train.sft.examples import GoldSamples, dataset_samples, gold_samples
+from telescope_train.trainer.ranks import LocalRanks
 from telescope_train.trainer.worker import TrainerWorker
 
 TRUNCATED, DROPPED = "examples/truncated", "examples/dropped"
@@ -56,93 +58,19 @@ class SftRow:
     """Everything recorded, `accuracy` and `accuracy/<environment>` included."""
 
 
-class Ranks(Protocol):
-    """All trainer ranks together, wherever they run."""
-
-    @property
-    def num_ranks(self) -> int:
-        """How many."""
-        ...
-
-    def train_step(self, batches: Sequence[Sequence[PackedBatch]]) -> dict[str, float]:
-        """Take one step over the batches of each rank."""
-        ...
-
-    def logprobs(self, batches: Sequence[Sequence[PackedBatch]]) -> list[list[NDArray[np.float32]]]:
-        """Return logprobs_T of each rank's batches."""
-        ...
-
-    def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
-        """Copy the state and begin to write it."""
-        ...
-
-    def checkpoint_is_written(self) -> bool:
-        """Return whether nothing is left to write, or writing failed."""
-        ...
-
-    def finish_checkpoint(self) -> None:
-        """Raise when it failed."""
-        ...
-
-    def load_checkpoint(self, folder: Path) -> None:
-        """Continue from `folder`."""
-        ...
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Export the model."""
-        ...
-
-    def close(self) -> None:
-        """Stop the ranks. Idempotent."""
-        ...
+StartRanks: TypeAlias = Callable[[BackendSettings], Ranks]
 
 
-class OneRank:
-    """A single rank in this process."""
-
-    num_ranks = 1
-
-    def __init__(self, settings: BackendSettings) -> None:
-        self._worker = TrainerWorker(settings)
-
-    def train_step(self, batches: Sequence[Sequence[PackedBatch]]) -> dict[str, float]:
-        """Take one step."""
-        return self._worker.train_step(batches[0], version=0)
-
-    def logprobs(self, batches: Sequence[Sequence[PackedBatch]]) -> list[list[NDArray[np.float32]]]:
-        """Return logprobs_T of the batches."""
-        return [self._worker.logprobs(batches[0])]
-
-    def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
-        """Copy the state and begin to write it."""
-        self._worker.start_checkpoint(folder, with_training_state=with_training_state)
-
-    def checkpoint_is_written(self) -> bool:
-        """Return whether nothing is left to write."""
-        return self._worker.checkpoint_is_written()
-
-    def finish_checkpoint(self) -> None:
-        """Raise when it failed."""
-        self._worker.finish_checkpoint()
-
-    def load_checkpoint(self, folder: Path) -> None:
-        """Continue from `folder`."""
-        self._worker.load_checkpoint(folder)
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Export the model."""
-        self._worker.save_pretrained(folder)
-
-    def close(self) -> None:
-        """Close the rank."""
-        self._worker.close()
+def one_rank(settings: BackendSettings) -> Ranks:
+    """Start a single rank in this process."""
+    return LocalRanks(TrainerWorker(settings))
 
 
 def run_sft(
     config: SftConfig,
     *,
     on_row: Callable[[SftRow], None] = lambda row: None,
-    start_ranks: Callable[[BackendSettings], Ranks] = OneRank,
+    start_ranks: StartRanks = one_rank,
 ) -> Path:
     """Train, write the model to `config.output` and return that folder.
 
@@ -165,24 +93,36 @@ def run_sft(
     folder = log_folder(config)
     folder.mkdir(parents=True, exist_ok=True)
     save_resolved(config, folder / "config.json")
+    asyncio.run(_train_and_export(config, samples, start_ranks, point, on_row))
+    return output
+
+
+async def _train_and_export(
+    config: SftConfig,
+    samples: GoldSamples,
+    start_ranks: StartRanks,
+    point: RunCheckpoint | None,
+    on_row: Callable[[SftRow], None],
+) -> None:
+    """Train on `samples`, from the checkpoint `point` if there is one, and write the model."""
     settings = backend_settings(config)
     ranks = start_ranks(settings)
     try:
         if point is not None:
-            ranks.load_checkpoint(point.state_path)
-        saving = SftCheckpointer(config, settings, ranks, resumed_from=point)
+            await ranks.load_checkpoint(point.state_path)
+        saving = checkpointer(config, settings, ranks, resumed_from=point)
         num_done = point.step if point else 0
-        known = rows_until(folder / "metrics.jsonl", num_done) if point else []
-        with (folder / "metrics.jsonl").open("w", encoding="utf-8") as rows:
+        path = log_folder(config) / "metrics.jsonl"
+        known = rows_until(path, num_done) if point else []
+        with path.open("w", encoding="utf-8") as rows:
             rows.writelines(f"{line}\n" for line in known)
-            for row in train(config, samples, ranks, saving, num_done=num_done):
+            async for row in train(config, samples, ranks, saving, num_done=num_done):
                 rows.write(json.dumps({"step": row.step, **row.metrics}) + "\n")
                 rows.flush()
                 on_row(row)
-        ranks.save_pretrained(output)
+        await ranks.save_pretrained(Path(config.output))
     finally:
-        ranks.close()
-    return output
+        await ranks.close()
 
 
 def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:
@@ -199,9 +139,9 @@ def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def train(
-    config: SftConfig, samples: GoldSamples, ranks: Ranks, saving: SftCheckpointer, *, num_done: int
-) -> Iterator[SftRow]:
+async def train(
+    config: SftConfig, samples: GoldSamples, ranks: Ranks, saving: Checkpointer, *, num_done: int
+) -> AsyncIterator[SftRow]:
     """Take the steps after `num_done`; yields a row before the first of all, then as configured."""
     started_s = time.monotonic()
     counts = {
@@ -210,16 +150,19 @@ def train(
         DROPPED: float(samples.num_dropped),
     }
     if not num_done:
-        yield _measure(0, counts, samples.held_out, ranks, config, started_s)
+        yield await _measure(0, counts, samples.held_out, ranks, config, started_s)
     steps = islice(_draw(samples.learnt, config), num_done, config.number_of_steps)
     for step, batch in enumerate(steps, start=num_done + 1):
-        metrics = ranks.train_step(_packed(batch, ranks, config)) | counts
+        plan = StepPlan(minibatches=[_packed(batch, ranks, config)], order=[0])
+        metrics = await ranks.train_step(plan, version=0) | counts
         if not step % config.loss_log_every or step == config.number_of_steps:
-            row = _measure(step, metrics, samples.held_out, ranks, config, started_s)
+            row = await _measure(step, metrics, samples.held_out, ranks, config, started_s)
             yield row
             if config.stop_at_accuracy is not None and row.accuracy >= config.stop_at_accuracy:
                 return
-        saving.after_step(step)
+        # Training waits for the checkpoint: the ranks of a small model would only compete with it.
+        await saving.after_step(step)
+        await saving.written()
 
 
 def backend_settings(config: SftConfig) -> BackendSettings:
@@ -267,7 +210,7 @@ def _packed(
     return pack(samples, weights_N, seq_len=config.seq_len, num_ranks=ranks.num_ranks)
 
 
-def _measure(
+async def _measure(
     step: int,
     metrics: dict[str, float],
     held_out: Sequence[TrainingSample],
@@ -276,7 +219,7 @@ def _measure(
     started_s: float,
 ) -> SftRow:
     found = {
-        environment: measure_held_out(
+        environment: await measure_held_out(
             [sample for sample in held_out if sample.environment == environment], ranks, config
         )
         for environment in dict.fromkeys(sample.environment for sample in held_out)
@@ -290,7 +233,7 @@ def _measure(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
+class HeldOutFit:
     """How likely the assistant's words of some held-out examples are, at temperature 1."""
 
     num: int
@@ -301,12 +244,14 @@ class HeldOut:
     num_tokens: int
 
 
-def measure_held_out(samples: Sequence[TrainingSample], ranks: Ranks, config: SftConfig) -> HeldOut:
+async def measure_held_out(
+    samples: Sequence[TrainingSample], ranks: Ranks, config: SftConfig
+) -> HeldOutFit:
     """Return what the present weights make of `samples`."""
     batches = _packed(samples, ranks, config)
     num_expected = nll = 0.0
     num_tokens = 0
-    for rank_batches, rank_logprobs in zip(batches, ranks.logprobs(batches), strict=True):
+    for rank_batches, rank_logprobs in zip(batches, await ranks.logprobs(batches), strict=True):
         for batch, logprobs_T in zip(rank_batches, rank_logprobs, strict=True):
             trained_T = batch.mask_T
             sums_S = np.bincount(
@@ -315,4 +260,4 @@ def measure_held_out(samples: Sequence[TrainingSample], ranks: Ranks, config: Sf
             num_expected += float(np.exp(sums_S).sum())
             nll -= float(sums_S.sum())
             num_tokens += batch.num_trained_tokens
-    return HeldOut(num=len(samples), num_expected=num_expected, nll=nll, num_tokens=num_tokens)
+    return HeldOutFit(num=len(samples), num_expected=num_expected, nll=nll, num_tokens=num_tokens)

@@ -1,4 +1,4 @@
-"""`TrainerWorker`: one trainer rank, in this process. Placing ranks is left to the runtime.
+"""`TrainerWorker`: one trainer rank, in this process. Placing ranks is left to `ranks`.
 
 Every method is collective: all ranks call it in the same order.
 """
@@ -19,13 +19,20 @@ from telescope_train.algorithms.supervised import negative_log_likelihood
 from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
 from telescope_train.backends import load_backend
 from telescope_train.backends.distributed_checkpoint import Saving
-from telescope_train.backends.protocol import BackendSettings, GradientResult, Loss, UpdateResult
+from telescope_train.backends.protocol import (
+    BackendSettings,
+    GradientResult,
+    Loss,
+    TensorHeader,
+    UpdateResult,
+)
 from telescope_train.backends.seeding import seed_everything
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.diagnostics.rank_checks import check_rank
 from telescope_train.trainer.allocator import keep_freed_memory
 from telescope_train.trainer.old_logprobs import with_old_logprobs
+from telescope_train.weights.gloo import GlooPublisher
 
 COLLECTIVE_TIMEOUT_S = 600.0
 """Longest wait for another rank; longer means that it died."""
@@ -54,6 +61,7 @@ class TrainerWorker:
         self._algorithm = settings.algorithm
         self._device = _device(settings)
         self._saving: Saving | None = None
+        self._publisher: GlooPublisher | None = None
         if self._device.type == "cpu":
             torch.set_num_threads(num_threads)
             keep_freed_memory()
@@ -82,13 +90,12 @@ class TrainerWorker:
 
         `version` is that of the weights before the step.
         """
-        return self.train_minibatches([batches], [0], version=version)
+        return self.train_minibatches([batches], [0], version)
 
     def train_minibatches(
         self,
         minibatches: Sequence[Sequence[PackedBatch]],
         order: Sequence[int],
-        *,
         version: int,
     ) -> dict[str, float]:
         """Take an optimizer step over `minibatches[i]` for each i of `order`.
@@ -141,11 +148,27 @@ class TrainerWorker:
         """Like `export_weights`, only what a server that loaded the initial model must renew."""
         return self.backend.transfer_weights()
 
+    def weight_headers(self) -> list[TensorHeader]:
+        """Describe the tensors that `send_weights` sends."""
+        return [TensorHeader.of(name, tensor) for name, tensor in self.transfer_weights()]
+
+    def connect(self, host: str, port: int, world_size: int) -> None:
+        """Open rank 0's end of the transfer group; returns when all servers have joined."""
+        self._publisher = GlooPublisher(host=host, port=port, world_size=world_size)
+
+    def send_weights(self) -> None:
+        """Gather every tensor; rank 0 sends it to the servers."""
+        if self._publisher is not None:
+            self._publisher.send(self.transfer_weights())
+        else:
+            for _ in self.transfer_weights():
+                pass  # the other ranks only take part in the gathering
+
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write everything needed to continue; the folder appears whole or not at all."""
         self.backend.save_checkpoint(folder)
 
-    def start_checkpoint(self, folder: str | Path, *, with_training_state: bool) -> None:
+    def start_checkpoint(self, folder: str | Path, with_training_state: bool) -> None:
         """Copy the state and write it to `folder` in the background; `finish_checkpoint` later."""
         assert self._saving is None, "finish_checkpoint comes first"
         self._saving = self.backend.start_checkpoint(

@@ -7,51 +7,31 @@ servers stay paused and the run ends, so a half-received version is never served
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import asdict
-from typing import Literal, Protocol
+from typing import Literal
 
 from telescope_core.types import WeightVersion
+from telescope_train.backends.protocol import Ranks, TensorHeader
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.wire import PAUSE_PATH
-from telescope_train.weights.transport import TensorHeader
 
 InFlight = Literal["continue", "pause"]
 _PAUSE_MODES = {"continue": "keep", "pause": "wait"}
 
 
-class WeightSender(Protocol):
-    """What publishing needs of the trainer ranks."""
-
-    async def weight_headers(self) -> list[TensorHeader]:
-        """Describe the tensors in the order in which they are sent."""
-        ...
-
-    async def meeting_point(self) -> tuple[str, int]:
-        """Return (host, free port) of rank 0's node."""
-        ...
-
-    async def connect(self, host: str, port: int, world_size: int) -> None:
-        """Open rank 0's end; returns when every server has joined."""
-        ...
-
-    async def send_weights(self) -> None:
-        """Send every tensor once."""
-        ...
-
-
 class WeightPublisher:
     """Publishes the trainer's weights to every server of the pool."""
 
-    def __init__(self, pool: ServerPool, sender: WeightSender, *, in_flight: InFlight) -> None:
+    def __init__(self, pool: ServerPool, ranks: Ranks, *, in_flight: InFlight) -> None:
         self._pool = pool
-        self._sender = sender
+        self._ranks = ranks
         self._pause_query = f"?mode={_PAUSE_MODES[in_flight]}"
         self._headers: list[TensorHeader] = []
 
     async def connect(self) -> None:
         """Make the transfer group of trainer rank 0 and all servers."""
-        self._headers = await self._sender.weight_headers()
-        host, port = await self._sender.meeting_point()
+        self._headers = await self._ranks.weight_headers()
+        host, port = await self._ranks.meeting_point()
         world_size = 1 + len(self._pool.clients)
         joining = [
             client.control(
@@ -67,7 +47,7 @@ class WeightPublisher:
             )
             for index, client in enumerate(self._pool.clients)
         ]
-        await _together(self._sender.connect(host, port, world_size), *joining)
+        await _together(self._ranks.connect(host, port, world_size), *joining)
 
     async def publish(self, version: WeightVersion) -> None:
         """Make `version` live everywhere; returns when every server samples from it."""
@@ -83,7 +63,7 @@ class WeightPublisher:
             client.control("/update_weights", {"update_info": update})
             for client in self._pool.clients
         ]
-        await _together(self._sender.send_weights(), *receiving)
+        await _together(self._ranks.send_weights(), *receiving)
         await self._everywhere("/finish_weight_update", {"weight_version": str(version)})
         self._pool.version = version
         await self._everywhere("/resume", is_repeatable=True)
