@@ -11,6 +11,7 @@ from grpo_step.addition import NAME
 from grpo_step.settings import Block, Side, StepRecord, load_block, save_records
 from telescope_train.config.schema import TrainConfig
 from telescope_train.plan.checks.config import check_config
+from telescope_train.plan.prepared import prepare
 from telescope_train.run import run_training
 
 AHEAD: dict[Side, int] = {"ours-sync": 0, "ours-async": 1, "ours-async-2": 2}
@@ -59,7 +60,7 @@ def config_of(block: Block) -> TrainConfig:
 def main() -> None:
     """Train and record the steps."""
     block = load_block(Path(sys.argv[1]))
-    run_training(config_of(block))
+    run_training(prepare(config_of(block)))
     folder = Path(block.folder)
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
     save_records(

@@ -103,7 +103,7 @@ def test_list_and_info_for_people_and_programs(telescope):
     assert max(len(line) for line in out.splitlines()) <= 80
     rows = json.loads(telescope("env", "list", "--json")[1])
     assert {"telescope/countdown", "telescope/math-reasoning"} <= {row["id"] for row in rows}
-    assert "0 to 1, solved from 1" in telescope("env", "info", "countdown")[1]
+    assert "0 to 1, solved at 1 or more" in telescope("env", "info", "countdown")[1]
     about = json.loads(telescope("env", "info", "countdown", "--json")[1])
     assert about["reward"] == {"minimum": 0.0, "maximum": 1.0, "success": 1.0}
     assert about["status"]["yanked"] == {}

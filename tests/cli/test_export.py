@@ -126,9 +126,9 @@ def found_in(folder: Path) -> dict[str, torch.Tensor]:
     [
         (["RUNS/rum"], "did you mean"),
         (["RUNS"], "it has no run.json"),
-        (["RUN", "--steps", "9"], "there is no checkpoint of step 9; there are those of 1, 2, 3"),
-        (["RUN", "--steps", "one"], "numbers with commas"),
-        (["RUN", "--steps", "1", "--all"], "exclude each other"),
+        (["RUN", "--steps", "9"], "there is no checkpoint of step 9; available steps: 1, 2, 3"),
+        (["RUN", "--steps", "one"], "numbers separated by commas"),
+        (["RUN", "--steps", "1", "--all"], "cannot be combined"),
         (["RUN/checkpoints/final", "--all"], "is one checkpoint"),
         (["RUN", "--dtype", "int3"], "--dtype must be one of float32, bfloat16"),
         (["RUN", "--max-shard-size", "five"], "a number and KB, MB or GB"),
@@ -160,7 +160,7 @@ def test_a_run_without_checkpoints_says_when_they_come(trained, telescope, tmp_p
     (tmp_path / "early" / "run.json").write_text((trained / "run.json").read_text())
     code, _, said = telescope(tmp_path / "early")
     assert code == 2
-    assert "holds no complete checkpoint; one is written at the end of a run" in said
+    assert "contains no complete checkpoint; one is written at the end of a run" in said
 
 
 @pytest.fixture

@@ -47,9 +47,9 @@ def test_check_says_that_all_holds(telescope, place):
     code, out, err = telescope("hub", "check", str(place))
     assert code == 0
     text = out.replace("\n", " ")
-    assert "14 of 16 checks made, all hold" in text
+    assert "14 of 16 checks made, all passed" in text
     assert "(1 environments, 1 releases, 0 commits)" in text
-    assert "not checked, this folder is in no git" in text
+    assert "not checked, because this folder is not in a git" in text
     assert "checking telescope/wordle" in err
 
 
@@ -61,7 +61,7 @@ def test_check_tells_what_is_wrong_where_and_what_to_do(telescope, place):
     assert code == 1
     for text in ("[namespace]", "[version-once]", "index/telescope/wordle.jsonl:2", "fix: "):
         assert text in out
-    assert "2 things wrong" in " ".join(out.split())
+    assert "2 problems" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= max(80, len(str(place)) + 2)
 
 
@@ -90,13 +90,13 @@ def test_a_folder_that_is_no_registry_is_refused(telescope, tmp_path, verb):
     more = [str(tmp_path / "out")] if verb == "render" else []
     code, _, err = telescope("hub", verb, str(tmp_path / "empty"), *more)
     assert code == 2
-    assert "is no registry: it has no config.json" in err
+    assert "is not a registry: it has no config.json" in err
     assert list((tmp_path / "empty").iterdir()) == []
 
 
 def test_an_unknown_branch_is_refused(telescope):
     code, _, err = telescope("hub", "check", str(ROOT / "registry"), "--against", "no-such")
-    assert (code, "no commit or branch" in err) == (2, True)
+    assert (code, "is not a commit or branch" in err) == (2, True)
 
 
 @pytest.mark.parametrize("verb", [("list",), ("search", "math")])

@@ -75,7 +75,7 @@ def ids_elsewhere() -> list[list[list[str]]]:
     """Return the ids of every case and split as one other process makes them."""
     program = (
         "import json, sys; from telescope_core import Split; "
-        "from telescope_core.open import load_environment_class as load; "
+        "from telescope_core.locate import load_environment_class as load; "
         "cases = json.loads(sys.argv[1]); opened = [load(f).from_settings(s) for f, s in cases]; "
         f"print(json.dumps([[[e.examples(s).example(i).id for i in range({NUM_EXAMPLES})] "
         "for s in Split] for e in opened]))"

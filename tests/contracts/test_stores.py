@@ -160,7 +160,11 @@ def refused(open_store: Callable[[], WritableStore], publication, message: str) 
 
 @pytest.mark.parametrize("version", ["0.10.0", "0.10"])
 def test_other_bytes_for_a_version_are_refused(writable, version):
-    refused(writable, toy_publication(version, code="Toy = None\n"), "published with other bytes")
+    refused(
+        writable,
+        toy_publication(version, code="Toy = None\n"),
+        "already published with different bytes",
+    )
 
 
 def test_bytes_that_are_not_those_of_the_record_are_refused(writable):
@@ -186,7 +190,10 @@ def test_a_status_is_replaced_whole(writable):
 
 @pytest.mark.parametrize(
     ("environment_id", "message"),
-    [("acme/none", "no published version"), ("acme/toy", "no version 7.0 to yank")],
+    [
+        ("acme/none", "no published version"),
+        ("acme/toy", "cannot yank 7.0: acme/toy has no such version"),
+    ],
 )
 def test_a_status_of_what_is_not_published_is_refused(writable, environment_id, message):
     before = writable().read(f"status/{environment_id}.json")

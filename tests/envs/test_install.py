@@ -14,7 +14,8 @@ from telescope_envs.packages import installed_pins, missing_requirements
 
 pytestmark = pytest.mark.engine
 LOCATE = (
-    "import json; from telescope_core.open import locate_environment, open_environment; "
+    "import json; from telescope_core.locate import locate_environment; "
+    "from telescope_core.open import open_environment; "
     "l = locate_environment('toy'); open_environment('acme/toy'); "
     "print(json.dumps([l.id, l.version, l.factory]))"
 )
@@ -89,7 +90,7 @@ def test_a_tampered_wheel_is_refused_and_changes_nothing(published, telescope):
     path.unlink()
     done = telescope("env", "install", "--shared", "toy")
     assert done.returncode == 4
-    assert "at none of its addresses" in done.stderr
+    assert "is at none of its URLs" in done.stderr
     assert installed(telescope) == {}
 
 

@@ -120,7 +120,7 @@ def test_a_yanked_version_is_chosen_only_when_named(versions):
         ("toi", UnknownNameError, "did you mean 'toy'"),
         ("acme/toi", UnknownNameError, "did you mean 'acme/toy'"),
         ("toy@7", RegistryError, "published versions: 0.1.0, 0.2.0, 0.10.0, 1.0.0rc1"),
-        ("toy@new", ConfigError, "version 'new' is not understood"),
+        ("toy@new", ConfigError, "version 'new' is not valid"),
         ("../toy", ConfigError, "must be written"),
         ("Toy", ConfigError, "lower-case"),
         ("a/b/c", ConfigError, "must be written"),
@@ -159,7 +159,7 @@ def test_the_registry_is_chosen_in_order(registry, tmp_path):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("s3://bucket/registry", "are not known"),
+        ("s3://bucket/registry", "are not supported"),
         ("/no/such/folder", "is not a folder"),
     ],
 )

@@ -28,17 +28,17 @@ def test_a_good_wheel_says_what_it_is(wheel):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("hook.pth", "may only hold"),
-        ("telescope_env_acme_toy/hook.pth", "which environments may not"),
-        ("sitecustomize.py", "may only hold"),
-        ("telescope_env_acme_toy/sitecustomize.py", "which environments may not"),
-        ("telescope_env_acme_toy/fast.so", "which environments may not"),
-        ("other_package/__init__.py", "may only hold"),
-        ("telescope_env_acme_toy-0.1.0.data/scripts/env", "may only hold"),
-        ("../evil.py", "may only hold"),
-        ("/etc/evil.py", "may only hold"),
-        ("telescope_env_acme_toy/../../evil.py", "may only hold"),
-        ("telescope_env_acme_toy\\evil.py", "may only hold"),
+        ("hook.pth", "may only contain"),
+        ("telescope_env_acme_toy/hook.pth", "which an environment may not contain"),
+        ("sitecustomize.py", "may only contain"),
+        ("telescope_env_acme_toy/sitecustomize.py", "which an environment may not contain"),
+        ("telescope_env_acme_toy/fast.so", "which an environment may not contain"),
+        ("other_package/__init__.py", "may only contain"),
+        ("telescope_env_acme_toy-0.1.0.data/scripts/env", "may only contain"),
+        ("../evil.py", "may only contain"),
+        ("/etc/evil.py", "may only contain"),
+        ("telescope_env_acme_toy/../../evil.py", "may only contain"),
+        ("telescope_env_acme_toy\\evil.py", "may only contain"),
     ],
 )
 def test_files_outside_the_environment_are_refused(wheel, rewrite, path, message):
@@ -65,7 +65,7 @@ def test_scripts_and_foreign_entry_points_are_refused(wheel, rewrite, entry_poin
 
 def test_a_file_that_record_does_not_list_is_refused(wheel, rewrite):
     changed = rewrite(wheel, {"telescope_env_acme_toy/more.py": b""}, record=False)
-    with pytest.raises(RegistryError, match="RECORD and files differ"):
+    with pytest.raises(RegistryError, match="RECORD does not match its files"):
         read_wheel(changed, FILENAME)
     changed = rewrite(wheel, {"telescope_env_acme_toy/__init__.py": b"evil = 1"}, record=False)
     with pytest.raises(RegistryError, match="not the file that RECORD lists"):
@@ -115,7 +115,7 @@ def test_a_requirement_with_an_address_is_refused(wheel, rewrite):
     changed = metadata.replace(
         "Requires-Dist: telescope-core", "Requires-Dist: evil @ git+https://example.org/evil"
     )
-    with pytest.raises(RegistryError, match="names an address"):
+    with pytest.raises(RegistryError, match="names a URL"):
         read_wheel(rewrite(wheel, {f"{INFO}/METADATA": changed.encode()}), FILENAME)
 
 

@@ -111,7 +111,7 @@ def test_a_link_out_of_the_project_is_refused(tmp_path):
     project = write(tmp_path / "toy")
     (tmp_path / "outside.txt").write_text("mine")
     (project / "telescope_env_acme_toy" / "data.txt").symlink_to(tmp_path / "outside.txt")
-    with pytest.raises(ConfigError, match="link out of the project"):
+    with pytest.raises(ConfigError, match="link to a file outside the project"):
         build_wheel(project, tmp_path)
 
 
@@ -134,5 +134,5 @@ def test_what_cannot_be_built_is_one_clear_message_and_leaves_nothing(
 
 
 def test_a_folder_without_a_project_says_how_to_begin_one(tmp_path):
-    with pytest.raises(ConfigError, match=r"holds no pyproject.*telescope env init"):
+    with pytest.raises(ConfigError, match=r"contains no pyproject.*telescope env init"):
         build_wheel(tmp_path, tmp_path)

@@ -105,7 +105,7 @@ def test_a_bundle_installs_with_networking_blocked(bundled, machine, alone):
     shutil.rmtree(machine / "cache" / "packages")
     missing = alone("sync", "--locked", "--offline")
     assert missing.returncode == 3
-    assert "--offline uses caches alone" in missing.stderr
+    assert "--offline uses only caches" in missing.stderr
 
 
 def rewritten(bundled: Path, changes: dict[str, bytes | None]) -> bytes:
@@ -140,7 +140,7 @@ def evil_wheel(bundled: Path) -> dict[str, bytes | None]:
         ("no manifest", "it has no bundle.json"),
         ("newer", "upgrade telescope-envs"),
         ("platform", "was made for plan9-vax"),
-        ("outside", "which bundles may not"),
+        ("outside", "which a bundle must not hold"),
         ("no zip", "is not a readable bundle"),
     ],
 )

@@ -55,5 +55,7 @@ def test_each_change_is_told_and_those_of_scores_are_warned_of(fields, told, is_
     assert [str(change) for change in changes_between(BEFORE, after(**fields))] == [told]
     warnings = score_warnings(BEFORE, after(**fields))
     assert len(warnings) == is_of_scores
-    assert all("cannot be compared; a major version" in warning for warning in warnings)
+    assert all(
+        "are not comparable; indicate that with a major version" in warning for warning in warnings
+    )
     assert score_warnings(BEFORE, after("1.0.0", **fields)) == []

@@ -190,7 +190,7 @@ def test_login_without_a_keyring_says_what_to_do(telescope, ring, message):
 @pytest.mark.parametrize(
     ("arguments", "typed", "message"),
     [
-        ((), "", "no token came"),
+        ((), "", "got no token"),
         ((), "two words\n", "does not hold a token"),
         (("--registry", "corpp"), SECRET, "did you mean 'corp'"),
         (("--registry", "."), SECRET, "is a folder, which needs no token"),

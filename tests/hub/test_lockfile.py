@@ -86,7 +86,11 @@ def test_a_missing_file_is_empty(tmp_path):
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("version = 1\n", "version = 2\n", "format version 2, this Telescope reads up to 1"),
+        (
+            "version = 1\n",
+            "version = 2\n",
+            "format version 2, but this Telescope reads only up to 1",
+        ),
         ("version = 1\n", "", "expected version = 1, got None"),
         ("version = 1\n", "version = 1\n<<<<<<< ours\n", r"not TOML: .*line 3"),
         ("bbbbbbbb", "zzzzzzzz", r"telescope.lock:8: sha256: String should match pattern"),

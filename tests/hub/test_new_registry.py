@@ -22,7 +22,7 @@ def run(*words):
 def test_a_new_registry_is_published_to_and_keeps_every_rule(tmp_path, capsys):
     folder = tmp_path / "registry"
     assert run("init", str(folder), "--owner", "acme", "--owner", "corp") == 0
-    assert "in which acme, corp may publish" in capsys.readouterr().out
+    assert "to which acme, corp may publish" in capsys.readouterr().out
     registry = Registry.at(folder)
     assert registry.config.name == "registry"
     assert registry.store.publish(toy_publication())
@@ -45,7 +45,7 @@ def test_an_owner_that_cannot_be_one_leaves_nothing(tmp_path, words, code, messa
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine").write_text("mine")
     assert run("init", str(tmp_path), "--owner", "acme") == 2
-    assert "is there and not empty" in capsys.readouterr().err
+    assert "already exists and is not empty" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 

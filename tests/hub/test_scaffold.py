@@ -75,8 +75,8 @@ def test_what_is_filled_in_is_not_filled_in_again():
     ("change", "error", "message"),
     [
         ({"template": "single"}, UnknownNameError, "did you mean 'single-turn'"),
-        ({"name": "Sort_Words"}, ConfigError, "'Sort_Words' must have 2 .*'sort-words' would do"),
-        ({"name": "../up"}, ConfigError, "must have .*'up' would do"),
+        ({"name": "Sort_Words"}, ConfigError, "'Sort_Words' must have 2 .*try 'sort-words'"),
+        ({"name": "../up"}, ConfigError, "must have .*try 'up'"),
         ({"owner": "a"}, ConfigError, "owner 'a' must have 3 to 39"),
     ],
 )
@@ -91,7 +91,9 @@ def test_what_cannot_be_a_project_is_refused_and_nothing_is_written(
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="is there and not empty; give another one: --dir"):
+    with pytest.raises(
+        ConfigError, match="already exists and is not empty; give another folder: --dir"
+    ):
         create_project(tmp_path, owner="acme", name="new", template="tools")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -117,4 +119,4 @@ def test_the_command_prints_what_to_do_next(tmp_path, monkeypatch, capsys):
 
 def test_two_owners_are_one_too_many(capsys):
     assert run("init", "acme/new", "--owner", "corp") == 2
-    assert "says one owner and --owner 'corp' another" in capsys.readouterr().err
+    assert "and --owner 'corp' name different owners" in capsys.readouterr().err

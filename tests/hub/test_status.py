@@ -30,7 +30,7 @@ def test_a_yanked_version_is_chosen_only_when_it_is_named(place, capsys):
     assert run(place, "yank", "toy@0.2.0", "--reason", "pays for nothing") == 0
     said = capsys.readouterr().out
     assert "toy@0.2.0: yanked: pays for nothing" in said
-    assert "Who names no version gets 0.1.0 now" in said
+    assert "Users who name no version now get 0.1.0" in said
     registry = Registry.at(place)
     assert resolve(registry, "toy").version == "0.1.0"
     assert resolve(registry, "toy@0.2.0").version == "0.2.0"
@@ -52,7 +52,7 @@ def test_yanking_is_taken_back(place):
 def test_a_deprecation_names_the_replacement_and_is_taken_back(place, capsys):
     words = ("deprecate", "toy", "--reason", "too easy", "--replacement", "acme/better")
     assert run(place, *words) == 0
-    assert "told so, and to use acme/better instead" in capsys.readouterr().out
+    assert "warned and told to use acme/better instead" in capsys.readouterr().out
     deprecated = Registry.at(place).status("acme/toy").deprecated
     assert deprecated is not None
     assert (deprecated.reason, deprecated.replacement) == ("too easy", "acme/better")
@@ -72,7 +72,7 @@ def test_a_deprecation_names_the_replacement_and_is_taken_back(place, capsys):
         (("yank", "toy@0.1.0", "--reason", "two\nlines"), 2, "must be one line"),
         (("yank", "toy@0.1.0", "--undo"), 4, "is not yanked; yanked versions: none"),
         (("yank", "toy@0.1.0", "--undo", "--reason", "x"), 2, "--undo takes no --reason"),
-        (("deprecate", "toy@0.1.0", "--reason", "x"), 2, "a deprecation is of all versions"),
+        (("deprecate", "toy@0.1.0", "--reason", "x"), 2, "a deprecation covers all versions"),
         (("deprecate", "toy", "--reason", "x", "--replacement", "acme/bettr"), 2, "acme/better"),
         (("deprecate", "toy", "--reason", "x", "--replacement", "toy"), 2, "replace itself"),
         (("deprecate", "toy", "--undo"), 4, "acme/toy is not deprecated"),

@@ -121,12 +121,12 @@ def test_a_virtual_environment_that_was_deleted_is_built_again(toy, home, tmp_pa
 
 def test_what_is_wrong_is_said_before_anything_is_done(home, capsys):
     for arguments, message in (
-        (("sync",), "there is no telescope.lock here or above"),
+        (("sync",), "there is no telescope.lock in this folder or above"),
         (("install",), "give at least one NAME"),
         (("install", "--from-bundle", "no.zip"), "there is no bundle no.zip"),
-        (("install", "--from-bundle", "no.zip", "--shared"), "goes with neither --shared"),
-        (("bundle",), "there is nothing in telescope.lock"),
-        (("bundle", "-o", "no/such/folder.zip"), "there is no folder"),
+        (("install", "--from-bundle", "no.zip", "--shared"), "cannot be combined with --shared"),
+        (("bundle",), "telescope.lock lists no environments"),
+        (("bundle", "-o", "no/such/folder.zip"), "does not exist"),
     ):
         code, _, err = env(capsys, *arguments)
         assert code == 2

@@ -289,8 +289,8 @@ def test_the_users_file_says_what_is_asked_of_which_registry(lines, expected, tm
 def test_without_an_identity_auto_says_so_and_always_refuses(job):
     said = []
     assert attest_wheel(TOY.release, AttestMode.AUTO, progress=said.append).data == b""
-    assert said == ["attestation  none: this is no CI job with an OIDC identity"]
-    with pytest.raises(ConfigError, match="--attest always, but this is no CI job"):
+    assert said == ["attestation  none: this is not a CI job with an OIDC identity"]
+    with pytest.raises(ConfigError, match="--attest always cannot sign: this is not a CI job"):
         attest_wheel(TOY.release, AttestMode.ALWAYS, progress=said.append)
     assert attest_wheel(TOY.release, AttestMode.NEVER, progress=said.append).data == b""
 

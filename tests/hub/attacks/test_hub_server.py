@@ -76,7 +76,7 @@ def test_a_token_that_was_revoked(hub):
 @pytest.mark.usefixtures("unchanged")
 def test_a_token_that_may_only_read(hub):
     with Sender(hub.address, hub.token(Scope.READ)) as sender:
-        refused(sender.publish(publication_now()), 403, "this token may read")
+        refused(sender.publish(publication_now()), 403, "this token has scope read")
 
 
 def test_guessing_tokens_is_slowed_down(hub):
@@ -99,7 +99,7 @@ WITH_TOKENS = [
 def test_a_token_in_an_address(hub):
     with Sender(hub.address) as sender:
         for path in WITH_TOKENS:
-            refused(sender.get(path), 400, "addresses end up in logs")
+            refused(sender.get(path), 400, "URLs end up in logs")
 
 
 @pytest.mark.usefixtures("unchanged")

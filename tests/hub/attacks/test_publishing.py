@@ -85,7 +85,7 @@ def test_of_two_publishers_of_one_version_exactly_one_wins(place):
     outcomes = outcomes_of([lambda p=p: LocalStore(place).publish(p) for p in publications])
     assert outcomes.count("True") == 1
     lost = [outcome for outcome in outcomes if outcome != "True"]
-    assert all("1.0.0 is published with other bytes" in outcome for outcome in lost)
+    assert all("1.0.0 is already published with different bytes" in outcome for outcome in lost)
     registry = Registry.at(place)
     winner = publications[outcomes.index("True")]
     assert registry.releases("acme/toy")[-1] == winner.release
@@ -189,7 +189,7 @@ def wheel_of(place: Path, release) -> bytes:
         ),
         (
             lambda p: (p / "namespaces/acme.toml").write_text('owner = "other"\n'),
-            "is of 'other'",
+            "belongs to owner 'other'",
         ),
         (lambda p: (p / "reserved.txt").write_text("Toy\n"), "'toy' is a reserved name"),
         (lambda p: (p / "index/acme/toy.jsonl").write_text("{"), "its writer was interrupted"),
@@ -209,7 +209,7 @@ def test_a_name_that_would_be_the_same_package_is_refused(place):
         (place / f"namespaces/{owner}.toml").write_text(f'owner = "{owner}"\n')
     assert LocalStore(place).publish(toy_publication(name="toy-two")) is True
     before = files_of(place)
-    with pytest.raises(RegistryError, match=r"and so is acme/toy-two, which is published"):
+    with pytest.raises(RegistryError, match=r"which acme/toy-two already uses"):
         LocalStore(place).publish(toy_publication(owner="acme-toy", name="two"))
     assert files_of(place) == before
 
@@ -220,6 +220,6 @@ def test_a_wheel_that_would_be_stored_elsewhere_is_refused(place, url):
     filename = publication.release.wheel.filename
     wheel = publication.release.wheel.model_copy(update={"urls": (url.format(filename),)})
     before = files_of(place)
-    with pytest.raises(RegistryError, match="needs an address relative to it"):
+    with pytest.raises(RegistryError, match="needs a URL relative to the registry"):
         LocalStore(place).publish(toy_publication("1.0.0", wheel=wheel))
     assert files_of(place) == before

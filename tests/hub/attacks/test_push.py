@@ -65,14 +65,14 @@ def test_a_staged_file(place):
 
 def test_a_project_outside_git(place, tmp_path):
     (place / "sorted" / ".git").rename(tmp_path / "gone")
-    refused(place, place / "sorted", ConfigError, "in no git repository.*--allow-no-git")
+    refused(place, place / "sorted", ConfigError, "not in a git repository.*--allow-no-git")
 
 
 def test_a_server_without_a_token_for_it(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("TELESCOPE_HUB_TOKEN", "for-another-registry")
     monkeypatch.setenv("TELESCOPE_REGISTRY", "https://other.example")
-    with pytest.raises(ConfigError, match="takes releases with a token only") as refusal:
+    with pytest.raises(ConfigError, match="needs a token, and none is set") as refusal:
         require_token("https://hub.example")
     assert "telescope hub login --registry https://hub.example" in str(refusal.value)
     monkeypatch.setenv("TELESCOPE_REGISTRY", "https://hub.example")
@@ -81,8 +81,8 @@ def test_a_server_without_a_token_for_it(monkeypatch, tmp_path):
 
 
 def test_a_folder_without_a_project(place):
-    refused(place, place / "registry", ConfigError, r"holds no pyproject\.toml")
-    refused(place, place / "gone", ConfigError, "gone is no folder; .*telescope env init")
+    refused(place, place / "registry", ConfigError, r"contains no pyproject\.toml")
+    refused(place, place / "gone", ConfigError, "gone is not a folder; .*telescope env init")
 
 
 def test_a_repository_without_a_commit(place, tmp_path):
@@ -94,7 +94,7 @@ def test_a_repository_without_a_commit(place, tmp_path):
 @pytest.mark.parametrize("name", ["toi", "t0y", "ty", "toyy"])
 def test_a_name_one_edit_away_from_a_known_one(place, name):
     project = new_repository(place / name, name=name)
-    refused(place, project, RegistryError, f"acme/{name} is new and easily taken for toy")
+    refused(place, project, RegistryError, f"acme/{name} is new and easily confused with toy")
 
 
 def test_a_name_near_another_is_fine_when_it_is_meant(place):
@@ -127,7 +127,9 @@ def test_a_distribution_that_is_not_the_owners(place):
 
 def test_other_bytes_under_a_published_version(place):
     Registry.at(place / "registry").store.publish(toy_publication(name="sorted"))
-    refused(place, place / "sorted", RegistryError, r"0\.1\.0 is published with other bytes")
+    refused(
+        place, place / "sorted", RegistryError, r"0\.1\.0 is already published with different bytes"
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,7 @@ def test_a_report_that_was_changed_by_hand():
             require_publishable(good.model_copy(update=cut), wheel)
     with pytest.raises(RegistryError, match=r"not complete: reward\.gold were not run"):
         require_publishable(report_of(wheel, Outcome.PASS, Outcome.NOT_RUN), wheel)
-    with pytest.raises(RegistryError, match="is of another wheel"):
+    with pytest.raises(RegistryError, match="is of a different wheel"):
         require_publishable(good, other)
 
 

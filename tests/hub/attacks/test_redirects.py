@@ -65,11 +65,11 @@ def test_a_wheel_on_another_host_is_fetched_without_the_token(hosts, tmp_path):
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ("http://user:secret@127.0.0.1:1/x", "which is not fetched"),
-        ("ftp://127.0.0.1/x", "which is not fetched"),
-        ("http://192.0.2.1/x", "plain http, which anyone on the way can change"),
+        ("http://user:secret@127.0.0.1:1/x", "which is never fetched"),
+        ("ftp://127.0.0.1/x", "which is never fetched"),
+        ("http://192.0.2.1/x", "plain http, which anyone on the network can change"),
         ("http://[::1/x", "Invalid URL in location"),
-        ("", "does not say where to"),
+        ("", "redirects without a Location header"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(hosts, tmp_path, location, message):
@@ -122,7 +122,9 @@ def test_https_never_leads_to_http(https_host, hosts, tmp_path):
     assert store.read("aliases.toml")
     there = f"{plain.address}/config.json"
     https_host.faults["/config.json"] = lambda handler: handler.answer(301, Location=there)
-    with pytest.raises(RegistryError, match="leads from https to http, which is never followed"):
+    with pytest.raises(
+        RegistryError, match="redirects from https to http, which is never followed"
+    ):
         store.read("config.json")
     assert plain.requests == []
     assert len(kept(tmp_path / "cache")) == 1
@@ -131,7 +133,7 @@ def test_https_never_leads_to_http(https_host, hosts, tmp_path):
 def test_a_wheel_of_an_https_registry_is_never_fetched_by_http(https_host, hosts, tmp_path):
     _, plain = hosts
     store = open_store(https_host.address, tmp_path / "cache", token=TOKEN)
-    with pytest.raises(RegistryError, match="is https, but says that a wheel is at http://"):
+    with pytest.raises(RegistryError, match="is https, but it gives a wheel the URL http://"):
         store.artifact(f"{plain.address}/config.json", max_bytes=1000)
     assert plain.requests == []
 

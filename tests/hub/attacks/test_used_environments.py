@@ -41,7 +41,7 @@ def test_a_link_whose_folder_holds_another_environment_now(telescope, make_proje
     text = (project / "pyproject.toml").read_text()
     (project / "pyproject.toml").write_text(text.replace("acme", "evil"))
     (project / "telescope_env_acme_toy").rename(project / "telescope_env_evil_toy")
-    with pytest.raises(EnvironmentLoadError, match="which is evil/toy now"):
+    with pytest.raises(EnvironmentLoadError, match="which is now evil/toy"):
         locate_environment("acme/toy")
 
 

@@ -60,7 +60,7 @@ def test_a_failure_is_exit_code_1_and_stands_in_the_report_file(project, tmp_pat
     ("arguments", "message"),
     [
         (["./nothing-here"], "there is no folder"),
-        (["cuontdown"], "unknown installed environment 'cuontdown'.*nor is there a project"),
+        (["cuontdown"], "unknown installed environment 'cuontdown'.*there is also no project"),
         (["toy.whl"], "there is no folder"),
         ([".", "--level", "statik"], "did you mean 'static'"),
         ([".", "--report", "report.pdf"], r"must end in \.json or \.md"),

@@ -272,7 +272,7 @@ def test_an_index_file_that_was_removed_is_found(committed):
 @pytest.mark.parametrize("is_committed", [False, True])
 @pytest.mark.parametrize(
     ("aliases", "what"),
-    [('toy = "acme/other"', "now means 'acme/other'"), ('yes = "acme/toy"', "is gone")],
+    [('toy = "acme/other"', "now points to 'acme/other'"), ('yes = "acme/toy"', "is now missing")],
 )
 def test_a_bare_name_that_changed_its_meaning_is_found(committed, aliases, what, is_committed):
     (committed / "aliases.toml").write_text(f"[aliases]\n{aliases}\n")
@@ -280,7 +280,7 @@ def test_a_bare_name_that_changed_its_meaning_is_found(committed, aliases, what,
         commit(committed)
     (finding,) = findings(committed)
     assert finding.check == "alias-history"
-    assert finding.what == f"'toy' meant 'acme/toy' and {what}"
+    assert finding.what == f"'toy' pointed to 'acme/toy' and {what}"
 
 
 def test_what_was_appended_and_added_is_fine(committed):
@@ -320,15 +320,15 @@ def test_a_branch_is_compared_with_where_it_left_the_other(committed):
     assert findings(committed) == [], "a history of its own begins with any index"
     against = findings(committed, against="main")
     assert {finding.check for finding in against} == {"history"}
-    with pytest.raises(ConfigError, match="no commit or branch"):
+    with pytest.raises(ConfigError, match="is not a commit or branch"):
         check_registry(committed, against="mian")
 
 
 def test_without_git_the_report_says_what_was_not_checked(place):
     report = check_registry(place)
-    assert report.notes == ["history: not checked, this folder is in no git repository"]
+    assert report.notes == ["history: not checked, because this folder is not in a git repository"]
     assert report.unchecked == ["history", "alias-history"]
-    with pytest.raises(ConfigError, match="in no git repository"):
+    with pytest.raises(ConfigError, match="is not in a git repository"):
         check_registry(place, against="main")
 
 

@@ -206,7 +206,7 @@ def test_redirects_are_followed_and_counted(host, cache):
 
 def test_a_place_that_asks_for_a_token_says_how_to_give_one(host, cache):
     host.faults["/config.json"] = lambda handler: handler.answer(401)
-    with pytest.raises(RegistryError, match="asks for a token; set the token"):
+    with pytest.raises(RegistryError, match="requires a token; set the token"):
         open_store(host.address, cache).read("config.json")
-    with pytest.raises(RegistryError, match="token is not accepted; set the token"):
+    with pytest.raises(RegistryError, match="token was not accepted; set the token"):
         open_store(host.address, cache, token="planted").read("config.json")

@@ -85,7 +85,7 @@ def test_a_request_names_its_registry(opening, tmp_path):
 
 
 def test_two_registries_for_one_request_are_refused(opening):
-    with pytest.raises(ConfigError, match="in the registry 'corp', but --registry says 'lab'"):
+    with pytest.raises(ConfigError, match="names the registry 'corp', but --registry is 'lab'"):
         locate_release("corp:toy", "lab", opening)
 
 
@@ -101,7 +101,7 @@ def test_an_unknown_registry_is_answered_with_the_nearest(opening, text):
     ("text", "message"),
     [
         ("./crop", "is not a folder; give a folder, file://FOLDER, https://"),
-        ("s3://bucket/x", "registries at s3:// are not known \\(known: file, .*http"),
+        ("s3://bucket/x", "registries at s3:// are not supported \\(supported: file, .*http"),
         ("http://192.0.2.1/x", "plain http.*with insecure = true"),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_static_host_is_read_only_and_says_so(tmp_path, monkeypatch):
     opening = Opening(environ={"HOME": str(tmp_path)}, working_directory=tmp_path)
     with static_host(tmp_path / "registry") as host:
         assert open_registry(host.address, opening).config.name == "test"
-        with pytest.raises(RegistryError, match="can only be read; publish to the folder"):
+        with pytest.raises(RegistryError, match="is read-only; publish to the folder"):
             open_writable(host.address, opening)
     assert list((tmp_path / "home/cache/http").iterdir())
 

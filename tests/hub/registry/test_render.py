@@ -117,7 +117,7 @@ def test_equal_registries_give_equal_views_in_place_of_older_ones(place, tmp_pat
 def test_a_folder_of_somebody_else_is_left_alone(place, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match="holds other things"):
+    with pytest.raises(ConfigError, match="contains something other than a rendered"):
         render(place, tmp_path / "mine")
     with pytest.raises(ConfigError, match="inside the registry"):
         render(place, place / "out")

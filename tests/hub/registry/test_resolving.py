@@ -75,7 +75,7 @@ def test_the_newest_release_that_runs_here_is_chosen_and_newer_ones_are_told(reg
     found = resolve_with_warnings(registry, "toy")
     assert found.release.version == "0.1.0"
     python, protocol = found.warnings
-    assert python.startswith("acme/toy 0.3.0 needs Python >=3.99, this is")
+    assert python.startswith("acme/toy 0.3.0 needs Python >=3.99, but this is")
     assert platform.python_version() in python
     assert "acme/toy 0.2.0 speaks environment protocol 1.1 to 2.0" in protocol
 

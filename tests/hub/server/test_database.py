@@ -26,8 +26,8 @@ def store(tmp_path):
         ("UPDATE releases SET line = ''", "a release is never changed"),
         ("DELETE FROM releases", "a release is never removed"),
         ("REPLACE INTO releases SELECT * FROM releases", "a release is never removed"),
-        ("UPDATE artifacts SET sha256 = ''", "an artefact is never changed"),
-        ("DELETE FROM artifacts", "an artefact is never removed"),
+        ("UPDATE artifacts SET sha256 = ''", "an artifact is never changed"),
+        ("DELETE FROM artifacts", "an artifact is never removed"),
         ("UPDATE statuses SET record = ''", "a status is never changed"),
         ("DELETE FROM statuses", "a status is never removed"),
         ("UPDATE aliases SET environment = 'acme/other'", "an alias is never reassigned"),
@@ -61,18 +61,18 @@ def test_records_of_a_later_version_are_refused(store):
     with store.database.transaction() as writer:
         writer.execute("PRAGMA user_version = 99")
     store.close()
-    with pytest.raises(RegistryError, match=r"later telescope-envs \(its version 99"):
+    with pytest.raises(RegistryError, match=r"newer telescope-envs \(format 99"):
         HubStore(store.data)
 
 
 def test_a_file_that_holds_no_records_is_refused(tmp_path):
     (tmp_path / FILE).write_text("x" * 4096)
-    with pytest.raises(RegistryError, match="not the records of a registry server"):
+    with pytest.raises(RegistryError, match="is not the database of a registry server"):
         HubStore(tmp_path)
 
 
 def test_a_mistyped_folder_is_not_made(tmp_path):
-    with pytest.raises(ConfigError, match="holds no served registry"):
+    with pytest.raises(ConfigError, match="is not the data folder of a served registry"):
         HubStore(tmp_path / "typo", must_exist=True)
     assert not (tmp_path / "typo").exists()
 
@@ -82,12 +82,12 @@ def test_only_its_owner_may_read_the_records(store):
 
 
 def test_reserved_owners_and_aliases_of_nothing_are_refused(store):
-    with pytest.raises(RegistryError, match="the owner 'admin' is reserved"):
+    with pytest.raises(RegistryError, match="the owner name 'admin' is reserved"):
         store.add_namespace("admin", [])
     with pytest.raises(ConfigError, match="did you mean 'acme/toy'"):
         store.add_alias("other", "acme/toi")
     store.publish(toy_publication(name="another"))
-    with pytest.raises(RegistryError, match="'toy' means acme/toy"):
+    with pytest.raises(RegistryError, match="'toy' points to acme/toy"):
         store.add_alias("toy", "acme/another")
 
 

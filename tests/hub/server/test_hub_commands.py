@@ -58,8 +58,8 @@ def test_a_token_is_revoked_by_its_id(hub):
     [
         (["create", "x"], "needs the namespaces it may publish under"),
         (["create", "x", "--namespace", "acmee"], "did you mean 'acme'"),
-        (["create", "x", "--scope", "read", "--namespace", "acme"], "no other kind takes any"),
-        (["create", "x", "--scope", "admin", "--days", "0"], "must live longer"),
+        (["create", "x", "--scope", "read", "--namespace", "acme"], "no other scope takes any"),
+        (["create", "x", "--scope", "admin", "--days", "0"], "needs a lifetime above 0 days"),
         (["revoke", "none"], "unknown token 'none'"),
         (["creat"], "did you mean 'create'"),
     ],
@@ -74,7 +74,7 @@ def test_mistakes_are_one_clear_message(hub, arguments, message):
 def test_a_mistyped_data_folder_is_said(hub, tmp_path):
     code, _, said = hub("token", "list")
     assert code == 2
-    assert "holds no served registry" in said
+    assert "is not the data folder of a served registry" in said
     assert not (tmp_path / "data").exists()
 
 

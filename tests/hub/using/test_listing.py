@@ -95,7 +95,7 @@ def test_info_warns_of_a_lock_that_is_not_the_registrys(published, installed, te
     locked = lock_of(installed, published.address, sha256="0" * 64)
     write_lock(Path(LOCK_NAME), Lock(environments=(locked,)))
     shown = " ".join(telescope("env", "info", "toy")[1].split())
-    assert "another wheel than the registry's: do not use it" in shown
+    assert "not the registry's wheel: do not use it" in shown
     assert "installed no; run: telescope env sync" in shown
     assert json.loads(telescope("env", "info", "toy", "--json")[1])["locked"]["sha256"] == "0" * 64
 

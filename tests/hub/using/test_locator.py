@@ -69,7 +69,7 @@ def test_a_digest_names_what_is_installed_or_locked(install):
         locate_environment(f"toy@sha256:{older.sha256}")
     lock(older)
     assert locate_environment(f"toy@sha256:{older.sha256}").version == "0.1.0"
-    with pytest.raises(ConfigError, match=r"locks acme/toy to 0\.1\.0, and sha256:"):
+    with pytest.raises(ConfigError, match=r"locks acme/toy to 0\.1\.0, but sha256:"):
         locate_environment(f"toy@sha256:{newer.sha256}")
 
 
@@ -118,14 +118,14 @@ def test_versions_are_respected(install):
 
 def test_a_lock_of_another_python_is_not_used(install):
     lock(install().model_copy(update={"python": "3.4"}))
-    with pytest.raises(EnvironmentLoadError, match=r"for Python 3\.4, this is"):
+    with pytest.raises(EnvironmentLoadError, match=r"for Python 3\.4, but this is"):
         locate_environment("toy")
 
 
 def test_a_bare_name_of_two_owners_is_an_error(install):
     install()
     install(owner="other")
-    with pytest.raises(ConfigError, match="2 owners: acme/toy, other/toy; write one of these"):
+    with pytest.raises(ConfigError, match="2 owners: acme/toy, other/toy; use one of these names"):
         locate_environment("toy")
     assert locate_environment("other/toy").id == "other/toy"
     lock(install(owner="other", requirements=SIX))

@@ -1,4 +1,4 @@
-"""`telescope export`: checkpoints of a run to Hugging Face format, and to the Hub."""
+"""`telescope export`: convert checkpoints to Hugging Face format and push them to the Hub."""
 
 import json
 import re
@@ -25,18 +25,22 @@ def export_command(
         str | None, typer.Option(help="Folder to write to; by default `hf` in the checkpoint.")
     ] = None,
     steps: Annotated[
-        str | None, typer.Option(help="Checkpoints of a run by step: 100,200. By default the last.")
+        str | None, typer.Option(help="Steps to export, such as 100,200. By default the last.")
     ] = None,
-    is_all: Annotated[bool, typer.Option("--all", help="Every checkpoint of the run.")] = False,
+    is_all: Annotated[
+        bool, typer.Option("--all", help="Export every checkpoint of the run.")
+    ] = False,
     dtype: Annotated[
-        str | None, typer.Option(help="Type of the weights; by default as they were trained.")
+        str | None, typer.Option(help="Dtype of the weights; by default as they were trained.")
     ] = None,
-    max_shard_size: Annotated[str, typer.Option(help="Size of one file of weights.")] = "5GB",
+    max_shard_size: Annotated[
+        str, typer.Option(help="Largest size of one weights file, in KB, MB or GB.")
+    ] = "5GB",
     push: Annotated[
         str | None, typer.Option(metavar="OWNER/NAME", help="Upload to this model on the Hub.")
     ] = None,
     private: Annotated[
-        bool, typer.Option("--private", help="Make the model private when it is new.")
+        bool, typer.Option("--private", help="Make the model private if it is new.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was written as JSON.")
@@ -44,8 +48,8 @@ def export_command(
 ) -> None:
     """Convert checkpoints to Hugging Face format: one, several, or all of a run.
 
-    With several, --output gets one folder each, and --push one commit each, the oldest first. The
-    token for --push is that of HF_TOKEN or of `hf auth login`.
+    With several checkpoints, --output gets one folder per checkpoint, and --push makes one commit
+    per checkpoint, oldest first. --push uses the token in HF_TOKEN or from `hf auth login`.
 
     For example:
 
@@ -94,11 +98,11 @@ def _check_options(dtype: str | None, size: str, *, push: str | None, private: b
 
 
 def _chosen(source: Path, *, steps: str | None, is_all: bool) -> "list[RunCheckpoint]":
-    """Return the checkpoints to export, the oldest first."""
+    """Return the checkpoints to export, oldest first."""
     from telescope_train.checkpoints.folders import complete_checkpoints, read_checkpoint
 
     if steps is not None and is_all:
-        raise ConfigError("--steps and --all exclude each other; give one of them")
+        raise ConfigError("--steps and --all cannot be combined; give only one of them")
     if (source / "checkpoint.json").is_file():
         if steps is not None or is_all:
             raise ConfigError(
@@ -109,7 +113,7 @@ def _chosen(source: Path, *, steps: str | None, is_all: bool) -> "list[RunCheckp
     found = complete_checkpoints(folder)
     if not found:
         raise ConfigError(
-            f"{str(folder)!r} holds no complete checkpoint; one is written at the end of a run, "
+            f"{str(folder)!r} contains no complete checkpoint; one is written at the end of a run, "
             "or every checkpoint_every steps"
         )
     if is_all:
@@ -124,7 +128,7 @@ def _checkpoints_of(run: Path) -> Path:
         close = nearest(run.name, _runs_in(run.parent))
         advice = f"; did you mean {str(run.parent / close[0])!r}?" if close else ""
         raise ConfigError(
-            f"{str(run)!r} is no folder; expected that of a run or a checkpoint{advice}"
+            f"{str(run)!r} is not a folder; expected the folder of a run or a checkpoint{advice}"
         )
     settings = RunFolder.open(run).config()
     shared = settings.get("checkpoint", {}).get("checkpoint_dir")
@@ -141,7 +145,7 @@ def _runs_in(folder: Path) -> list[str]:
 
 def _numbers(steps: str) -> list[int]:
     if not re.fullmatch(r"\d+(,\d+)*", steps):
-        raise ConfigError(f"--steps takes numbers with commas between, got {steps!r}")
+        raise ConfigError(f"--steps takes numbers separated by commas, got {steps!r}")
     return sorted({int(step) for step in steps.split(",")})
 
 
@@ -150,7 +154,7 @@ def _at(found: "list[RunCheckpoint]", step: int) -> "RunCheckpoint":
         if checkpoint.step == step:
             return checkpoint
     known = ", ".join(str(checkpoint.step) for checkpoint in found)
-    raise ConfigError(f"there is no checkpoint of step {step}; there are those of {known}")
+    raise ConfigError(f"there is no checkpoint of step {step}; available steps: {known}")
 
 
 def _target(checkpoint: "RunCheckpoint", output: str | None, *, is_one: bool) -> Path:

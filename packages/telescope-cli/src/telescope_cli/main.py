@@ -28,7 +28,7 @@ VERBS = {
     ),
     "hub": Verb(
         target="telescope_cli.hub.app:app",
-        help="Keep a registry of environments: check it, render it, serve it.",
+        help="Manage a registry of environments: check, render and serve it.",
     ),
     "sft": Verb(
         target="telescope_cli.sft:sft_command",
@@ -83,13 +83,13 @@ def telescope(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; always ends in SystemExit."""
+    """Run the command line; always raises SystemExit."""
     try:
         command = command_of(app)
         command(None if arguments is None else list(arguments), prog_name="telescope")
     except KeyboardInterrupt:
         _fail("interrupted", 130)
-    except Exception as error:  # the top of the command line: the last place to speak clearly
+    except Exception as error:  # the last place to turn an error into a clear message
         from telescope_core.errors import TelescopeError
 
         if isinstance(error, TelescopeError):

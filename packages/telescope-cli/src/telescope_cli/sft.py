@@ -21,9 +21,9 @@ def sft_command(
 ) -> None:
     """Train a model on the gold answers of environments, or on the conversations of a dataset.
 
-    Settings come from TOML or YAML files, left to right, then from flags; the last one wins.
-    Accuracy is how often a sampled answer is expected to be the gold one, on examples that are
-    not learnt.
+    Settings come from TOML or YAML files, left to right, then from flags; later settings override
+    earlier ones. Accuracy is how often a sampled answer is expected to be the gold answer, on
+    examples that are not used for training.
 
     For example:
 
@@ -58,7 +58,7 @@ def _left_out(row: "SftRow") -> str:
     truncated, dropped = row.metrics[TRUNCATED], row.metrics[DROPPED]
     if not truncated and not dropped:
         return ""
-    return f"; longer than seq_len: {truncated:.0f} cut, {dropped:.0f} dropped"
+    return f"; longer than seq_len: {truncated:.0f} truncated, {dropped:.0f} dropped"
 
 
 def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":

@@ -1,4 +1,4 @@
-"""`telescope train`: settings in, a trained model out; or, with `--dry-run`, the plan."""
+"""`telescope train`: train a model from settings files, or print the plan with `--dry-run`."""
 
 import json
 from dataclasses import asdict
@@ -13,7 +13,8 @@ from telescope_core.errors import ConfigError
 def train_command(
     context: typer.Context,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the plan, start nothing.")
+        bool,
+        typer.Option("--dry-run", help="Check everything and print the plan, but start nothing."),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the plan or the summary as JSON.")
@@ -21,8 +22,8 @@ def train_command(
 ) -> None:
     """Train a model on environments with reinforcement learning.
 
-    Settings come from TOML or YAML files, left to right, then from flags; the last one wins.
-    Each setting has a flag, with its section (--rollout.group_size 16) or without it
+    Settings come from TOML or YAML files, left to right, then from flags; later settings override
+    earlier ones. Each setting has a flag, with its section (--rollout.group_size 16) or without it
     (--group_size 16).
 
     For example:
@@ -35,6 +36,7 @@ def train_command(
     """
     from telescope_train.plan.load import load_train_config
     from telescope_train.plan.plan import make_plan
+    from telescope_train.plan.prepared import prepare
     from telescope_train.plan.text import render_plan
 
     files, flags = split_arguments(context.args)
@@ -42,15 +44,14 @@ def train_command(
         raise ConfigError(
             "expected a settings file, got none; write: telescope train run.toml [--key value ...]"
         )
-    config = load_train_config(files, flags)
-    plan = make_plan(config)
+    prepared = prepare(load_train_config(files, flags))
     if dry_run:
+        plan = make_plan(prepared)
         typer.echo(json.dumps(asdict(plan), indent=2) if as_json else render_plan(plan))
         raise typer.Exit(ConfigError.exit_code if plan.problems else 0)
-    if plan.problems:
-        raise ConfigError("\n".join(plan.problems))
+    prepared.require_sound()
     from telescope_train.run import run_training
 
-    summary = run_training(config)
+    summary = run_training(prepared)
     if as_json:
         typer.echo(json.dumps(summary, indent=2))

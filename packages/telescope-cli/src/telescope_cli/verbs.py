@@ -17,25 +17,25 @@ from typer.main import get_command as build_command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """One line of the table."""
+    """One line of a table of verbs."""
 
     target: str
     """`module:name` of a typer app or of a command function."""
     help: str
     takes_settings: bool = False
-    """Whether unknown `--section.key value` flags go to the verb, which checks them itself."""
+    """Whether unknown `--section.key value` flags are passed to the verb, which checks them."""
     needs: str = ""
-    """Import name of the optional package it runs on."""
+    """Import name of the optional package that it needs; empty if none."""
 
 
 class VerbGroup(TyperGroup):
-    """A command group that knows its verbs from a table and imports one when it is called."""
+    """A command group that lists its verbs from a table and imports a verb when it is called."""
 
     verbs: ClassVar[Mapping[str, Verb]] = {}
     epilog_text: ClassVar[str] = ""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the verbs whose code is part of this installation."""
+        """Return the verbs whose code is installed."""
         return [name for name, verb in self.verbs.items() if _is_present(verb)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -44,7 +44,7 @@ class VerbGroup(TyperGroup):
         return _load(cmd_name, verb) if verb is not None and _is_present(verb) else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Answer an unknown verb with the nearest known one."""
+        """Raise an error that suggests the nearest verb if the verb is unknown."""
         if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
             from telescope_core.errors import unknown_name
 
@@ -59,7 +59,7 @@ class VerbGroup(TyperGroup):
                 formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Print the examples as they are written."""
+        """Print the examples without rewrapping their lines."""
         formatter.write_paragraph()
         formatter.write(
             "".join(f"{line}\n" for line in self.epilog_text.split("\n") if line.strip())
@@ -87,7 +87,7 @@ def _load(name: str, verb: Verb) -> Any:
         from telescope_core.errors import ConfigError
 
         raise ConfigError(
-            f"telescope {name} runs on {verb.needs.replace('_', '-')}, which is not installed; "
+            f"telescope {name} needs {verb.needs.replace('_', '-')}, which is not installed; "
             "run: pip install 'telescope-cli[train]'"
         )
     module_name, _, attribute = verb.target.partition(":")
@@ -98,10 +98,10 @@ def _load(name: str, verb: Verb) -> Any:
 
 
 def command_of(app: typer.Typer) -> Any:
-    """Return the app's command, whose options import pydantic only to convert a value.
+    """Return the app's command; it imports pydantic only when an option needs conversion.
 
-    Typer 0.29 builds an adapter for each option, those that were not given too: a tenth of a second
-    for which a person waits who lists environments or presses TAB.
+    Typer 0.29 builds a pydantic adapter for each option, even for those that were not given. That
+    takes a tenth of a second, a noticeable delay when listing environments or pressing TAB.
     """
     command: Any = build_command(app)
     command.get_params = partial(_quick_parameters, command.get_params)
@@ -121,7 +121,7 @@ def _quick(parameter: Any) -> Any:
 
 
 def _process(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
-    """Do what a parameter's `process_value`, here `convert`, does; by itself where that is easy."""
+    """Process a parameter's value; calls its own `process_value`, `convert`, only if needed."""
     is_missing = value is None or value == ()
     takes_many = parameter.multiple or parameter.nargs == -1
     if (parameter.required and is_missing) or not _is_converted(parameter, value):
@@ -132,7 +132,7 @@ def _process(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value
 
 
 def _is_converted(parameter: Any, value: Any) -> bool:
-    """Whether the value is already what its function is called with."""
+    """Whether the value already has the type that the command function expects."""
     annotation = parameter.type_descriptor.annotation
     if value is None:
         return True

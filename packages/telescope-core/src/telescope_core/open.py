@@ -4,7 +4,6 @@ Names: an installed id (`math-reasoning`, `owner/name`, with optional `@version`
 `module:Class` for code that is importable as it is.
 """
 
-import asyncio
 import os
 import re
 import sys
@@ -13,9 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from telescope_core.environment_record import EnvironmentRecord, elsewhere, record_of
-from telescope_core.errors import (
-    ConfigError,
-)
+from telescope_core.errors import ConfigError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.locate import load_located, locate_environment
 from telescope_core.processes import (
@@ -42,16 +39,19 @@ def open_environment(
     name: str,
     settings: dict[str, Any] | None = None,
     processes: ProcessSettings | None = None,
+    *,
+    location: EnvironmentLocation | None = None,
 ) -> EnvironmentClient:
     """Open `name` with its own `settings` (the `--env.x` flags), where `processes` says.
 
-    Worker processes start with the first request.
+    Worker processes start with the first request. `location` is where the environment is, for
+    callers that have located it.
     """
     processes = processes or ProcessSettings()
     if processes.addresses:
         identity = Identity(name=name, version="")
         return _pool(name, settings or {}, identity, processes, _remote_places(name, processes))
-    location = locate_environment(name)
+    location = location or locate_environment(name)
     merged = {**location.config, **(settings or {})}
     if runs_in_process(location, processes.isolation):
         _require_no_effect(name, processes)
@@ -62,24 +62,24 @@ def open_environment(
     return _pool(name, merged, identity, processes, _local_places(name, location, processes))
 
 
-def check_environment(
-    name: str, settings: dict[str, Any] | None = None, processes: ProcessSettings | None = None
+async def check_workers(
+    name: str,
+    settings: dict[str, Any],
+    processes: ProcessSettings,
+    location: EnvironmentLocation | None,
 ) -> None:
-    """Raise what would keep `name` from being opened with `settings`.
+    """Raise what would keep worker processes of this machine from playing `name`.
 
-    Starts a process only where this one cannot import the environment; outside an event loop.
-    Writes nothing: a worker's log goes to a temporary file.
+    Starts one only where this process cannot import the environment, and writes nothing: its log
+    goes to a temporary file. Environments that run elsewhere or in this process have no workers.
     """
-    if processes is not None:
-        processes = replace(processes, log_folder=None)
-    opened = open_environment(name, settings, processes)
-    if isinstance(opened, InProcessEnvironment) or (processes and processes.addresses):
+    if location is None or runs_in_process(location, processes.isolation):
         return
-    location = locate_environment(name)
     if location.interpreter in ("", sys.executable):
-        load_located(location).from_settings({**location.config, **(settings or {})})
-    else:
-        asyncio.run(_described(opened))
+        load_located(location).from_settings({**location.config, **settings})
+        return
+    silent = replace(processes, log_folder=None)
+    await _described(open_environment(name, settings, silent, location=location))
 
 
 async def _described(client: EnvironmentClient) -> None:

@@ -207,7 +207,7 @@ def trusted_root(path: Path | None) -> "TrustedRoot":
     from sigstore.errors import Error
     from sigstore.models import ClientTrustConfig, TrustedRoot
 
-    logging.getLogger("sigstore").setLevel(logging.ERROR)  # it warns about being offline
+    logging.getLogger("sigstore").setLevel(logging.ERROR)  # being offline is intended
     if path is None:
         return ClientTrustConfig.production(offline=True).trusted_root
     try:

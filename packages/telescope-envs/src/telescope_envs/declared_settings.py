@@ -12,7 +12,7 @@ from telescope_envs.subprocesses import last_line, run_program
 _TIME_LIMIT_S = 60.0
 _PROGRAM = (
     "import json, sys; sys.path[:0] = sys.argv[2:]; "
-    "from telescope_core.open import load_environment_class as load; "
+    "from telescope_core.locate import load_environment_class as load; "
     "print(json.dumps(load(sys.argv[1]).Config.model_json_schema()))"
 )
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")

@@ -12,7 +12,7 @@ from telescope_envs.subprocesses import last_line, run_program
 _LOAD_LIMIT_S = 120.0
 _LOAD = (
     "import sys; sys.path.insert(0, sys.argv[2]); "
-    "from telescope_core.open import load_environment_class as load; "
+    "from telescope_core.locate import load_environment_class as load; "
     "load(sys.argv[1]).from_settings({})"
 )
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")

@@ -187,8 +187,8 @@ def _require_version(table: dict[str, Any], path: Path) -> None:
     version = table.get("version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise ConfigError(
-            f"{path} has format version {version}, but this Telescope reads up to {FORMAT_VERSION}; "
-            "upgrade telescope-envs"
+            f"{path} has format version {version}, but this Telescope reads only up to "
+            f"{FORMAT_VERSION}; upgrade telescope-envs"
         )
     if version != FORMAT_VERSION:
         raise ConfigError(

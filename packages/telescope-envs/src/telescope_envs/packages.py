@@ -38,7 +38,7 @@ class Uv:
     """Descriptors of locks that stay held while uv runs, even if this process is killed."""
 
     def run(self, arguments: Sequence[str], *, failure: str) -> str:
-        """Run uv and return its output; raises EnvironmentLoadError with `failure` and its message."""
+        """Run uv and return its output; raises EnvironmentLoadError that begins with `failure`."""
         late = f"{failure}: uv did not finish in {_TIME_LIMIT_S:g} s; check the network"
         finished = run_program(
             [uv.find_uv_bin(), *arguments, *self._options()],

@@ -65,7 +65,7 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Path to the trusted_root.json of another Sigstore; empty for the public one."""
 
     def place_of(self, text: str) -> Address:
-        """Return the address that `text` means, whether it is the name of a registry or an address."""
+        """Return the address that `text` means: that of a named registry, else `text` itself."""
         place = self._meaning_of(text)
         is_path = place.scheme == "file" and "://" not in text and text not in self.registries
         if is_path and not Path(place.text).is_dir():

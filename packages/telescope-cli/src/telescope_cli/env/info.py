@@ -136,8 +136,10 @@ def _facts(about: _About) -> Iterator[tuple[str, str]]:
     yield "environment", f"{release.id} {release.version}"
     yield "about", release.summary
     yield "examples", sizes
-    solved = f"solved at {reward.success:g} or more"
-    yield "reward", f"{reward.minimum:g} to {reward.maximum:g}, {solved}"
+    yield (
+        "reward",
+        f"{reward.minimum:g} to {reward.maximum:g}, solved at {reward.success:g} or more",
+    )
     yield "network", release.network
     yield "secrets", ", ".join(release.secrets) or "none"
     for data in release.datasets:

@@ -27,9 +27,7 @@ def push(
     commit: Annotated[
         bool, typer.Option("--commit", help="Commit the raised version to git.")
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     attest: Annotated[
         AttestMode, typer.Option("--attest", help="Sign with Sigstore as this CI job.")
     ] = AttestMode.AUTO,

@@ -103,9 +103,7 @@ def _validated(target: str, options: ValidationOptions) -> Report:
     except ConfigError as error:
         if path.is_dir():
             return validate_project(path, options)
-        raise ConfigError(
-            f"{error}; there is also no project folder or wheel {target!r}"
-        ) from None
+        raise ConfigError(f"{error}; there is also no project folder or wheel {target!r}") from None
 
 
 def _write(made: Report, path: Path) -> None:

@@ -1,1 +1,1 @@
-"""`telescope hub`: one file for each family of its verbs."""
+"""The verbs of `telescope hub`; related verbs share a file."""

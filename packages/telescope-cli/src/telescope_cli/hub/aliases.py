@@ -32,12 +32,12 @@ def alias() -> None:
 
 
 def add(
-    name: Annotated[str, typer.Argument(help="what people may type")],
-    environment: Annotated[str, typer.Argument(help="owner/name")],
+    name: Annotated[str, typer.Argument(help="The short name.")],
+    environment: Annotated[str, typer.Argument(help="The environment, owner/name.")],
     data: DataOption,
     as_json: JsonOption = False,
 ) -> None:
-    """Give an environment a short name, for ever: it can never mean another one.
+    """Give an environment a short name, permanently: it can never be given to another one.
 
     Example: telescope hub alias add toy acme/toy --data hub-data
     """

@@ -1,42 +1,42 @@
-"""`telescope hub`: the table of its verbs, for those who use and keep registries."""
+"""`telescope hub`: the table of its verbs, for users and maintainers of registries."""
 
 from telescope_cli.verbs import Verb, VerbGroup, verb_app
 
 VERBS = {
     "init": Verb(
         target="telescope_cli.hub.init:init",
-        help="Begin a registry: a folder that somebody may publish to.",
+        help="Create a registry: a folder to publish to.",
     ),
     "login": Verb(
         target="telescope_cli.hub.login:login",
-        help="Keep a token for a registry in the keyring of this system.",
+        help="Store a token for a registry in the system keyring.",
     ),
     "logout": Verb(
         target="telescope_cli.hub.login:logout", help="Remove a registry's token from the keyring."
     ),
     "check": Verb(
         target="telescope_cli.hub.check:check",
-        help="Prove that a registry keeps its promises: records, wheels, history.",
+        help="Check a registry: records, wheels, names and git history.",
     ),
     "render": Verb(
         target="telescope_cli.hub.render:render_registry",
-        help="Write a registry as files for any host, with pages for pip and uv.",
+        help="Write a registry as files for any static host, with pages for pip and uv.",
     ),
     "schemas": Verb(
         target="telescope_cli.hub.schemas:schemas",
-        help="Write the JSON Schemas of a registry's files into it.",
+        help="Write the JSON Schemas of a registry's files into the registry.",
     ),
     "serve": Verb(
         target="telescope_cli.hub.serve:serve",
-        help="Serve a registry that people publish to: web pages, simple index, tokens.",
+        help="Serve a registry: web pages, simple index, publishing with tokens.",
     ),
     "namespace": Verb(
         target="telescope_cli.hub.namespaces:app",
-        help="Say which owners a served registry has.",
+        help="Add and list the owners of a served registry.",
     ),
     "token": Verb(
         target="telescope_cli.hub.tokens:app",
-        help="Make, list and revoke the tokens of a served registry.",
+        help="Create, list and revoke the tokens of a served registry.",
     ),
     "alias": Verb(
         target="telescope_cli.hub.aliases:app",
@@ -64,4 +64,4 @@ app = verb_app(_Hub)
 
 @app.callback()
 def hub() -> None:
-    """Registries of environments: tokens for them, checking, rendering and serving one."""
+    """Manage registries of environments: store tokens, and check, render and serve registries."""

@@ -19,13 +19,15 @@ def check(
     folder: FolderArgument,
     against: Annotated[
         str,
-        typer.Option("--against", metavar="GIT-REF", help="Also compare with this branch."),
+        typer.Option(
+            "--against", metavar="GIT-REF", help="Also compare with this branch or commit."
+        ),
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Prove that a registry keeps its promises: records, wheels, names, git history.
+    """Check a registry: records, wheels, names and git history.
 
-    Ends with exit code 1 when something is wrong. Runs no code of any wheel.
+    The exit code is 1 when something is wrong. No code of any wheel is run.
 
     Example: telescope hub check registry --against origin/main
     """
@@ -48,8 +50,8 @@ def as_text(report: CheckReport) -> str:
     )
     num = len(report.findings)
     num_made = len(CHECKS) - len(report.unchecked)
-    holds = f"{num_made} of {len(CHECKS)} checks made, all hold"
-    verdict = f"{num} thing{'s' if num > 1 else ''} wrong" if num else holds
+    holds = f"{num_made} of {len(CHECKS)} checks made, all passed"
+    verdict = f"{num} problem{'s' if num > 1 else ''}" if num else holds
     return "\n".join([*blocks, fill(f"{report.registry}: {verdict} ({counts})", _WIDTH)])
 
 

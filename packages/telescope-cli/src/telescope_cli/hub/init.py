@@ -1,4 +1,4 @@
-"""`telescope hub init`: an empty registry in a folder."""
+"""`telescope hub init`: create an empty registry in a folder."""
 
 import json
 from pathlib import Path
@@ -13,14 +13,14 @@ from telescope_envs.registry.new import create_registry
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
     owner: Annotated[
-        list[str], typer.Option("--owner", help="Who may publish in it; several are fine.")
+        list[str], typer.Option("--owner", help="Owner that may publish to it; repeatable.")
     ],
     name: Annotated[
-        str, typer.Option("--name", help="What the registry calls itself (default: the folder).")
+        str, typer.Option("--name", help="Name of the registry (default: the folder's name).")
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Begin a registry: a folder of files, to be published to as it is or served.
+    """Create a registry: a folder of files that one can publish to, or host.
 
     Example: telescope hub init ./registry --owner acme
     """
@@ -28,5 +28,5 @@ def init(
     if as_json:
         typer.echo(json.dumps({"registry": str(folder), "files": written}))
         return
-    typer.echo(f"{folder}: a registry in which {', '.join(owner)} may publish")
-    typer.echo(f"publish to it: telescope env push --registry {folder}")
+    typer.echo(f"{folder}: a registry to which {', '.join(owner)} may publish")
+    typer.echo(f"to publish to it, run: telescope env push --registry {folder}")

@@ -13,10 +13,10 @@ from telescope_envs.registry.choice import Opening, find_address
 
 
 def login(registry: RegistryOption = None, as_json: JsonOption = False) -> None:
-    """Keep a token for a registry in the keyring of this system.
+    """Store a token for a registry in the system keyring.
 
-    The token is asked for without showing it, or read from standard input: as an argument it
-    would stay in the history of the shell. It is sent to that registry's host alone.
+    The token is typed at a prompt that hides it, or read from standard input, because an argument
+    would stay in the shell history. It is sent only to that registry's host.
 
     Example: telescope hub login --registry corp
     """
@@ -26,7 +26,7 @@ def login(registry: RegistryOption = None, as_json: JsonOption = False) -> None:
 
 
 def logout(registry: RegistryOption = None, as_json: JsonOption = False) -> None:
-    """Remove a registry's token from the keyring of this system.
+    """Remove a registry's token from the system keyring.
 
     Example: telescope hub logout --registry corp
     """
@@ -41,7 +41,7 @@ def _asked(address: str) -> str:
     text = sys.stdin.readline()
     if not text:
         raise ConfigError(
-            "no token came; type it where telescope hub login asks, or pipe it in: "
+            "got no token; type it when telescope hub login asks, or pass it on standard input: "
             "telescope hub login < token-file"
         )
     return text

@@ -13,7 +13,7 @@ from telescope_core.errors import ConfigError
 from telescope_envs.server.hub import HubStore
 
 VERBS = {
-    "add": Verb(target="telescope_cli.hub.namespaces:add", help="Let there be an owner."),
+    "add": Verb(target="telescope_cli.hub.namespaces:add", help="Add an owner."),
     "list": Verb(target="telescope_cli.hub.namespaces:list_namespaces", help="List the owners."),
 }
 _KINDS = ("repository", "user", "key")
@@ -31,19 +31,19 @@ app = verb_app(_Namespace)
 
 @app.callback()
 def namespace() -> None:
-    """Say which owners a served registry has."""
+    """Add and list the owners of a served registry."""
 
 
 def add(
-    owner: Annotated[str, typer.Argument(help="what stands before the / of its environments")],
+    owner: Annotated[str, typer.Argument(help="The owner: the part before the / in owner/name.")],
     data: DataOption,
     publisher: Annotated[
         list[str] | None,
-        typer.Option(help="Whom it belongs to, KIND:ID of kind repository, user or key."),
+        typer.Option(help="Who the owner belongs to, as KIND:ID; KIND is repository, user or key."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let there be an owner, so that tokens can be made that publish as it.
+    """Add an owner, so that you can create tokens that may publish under it.
 
     Example: telescope hub namespace add acme --data hub-data
     """
@@ -74,6 +74,6 @@ def _publisher(text: str) -> dict[str, str]:
     kind, _, name = text.partition(":")
     if kind not in _KINDS or not name:
         raise ConfigError(
-            f"publisher {text!r} must be written KIND:ID, KIND one of {', '.join(_KINDS)}"
+            f"publisher {text!r} must be written KIND:ID, where KIND is one of {', '.join(_KINDS)}"
         )
     return {"kind": kind, "id": name}

@@ -13,13 +13,15 @@ from telescope_envs.registry.static_view import render
 
 def render_registry(
     folder: FolderArgument,
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="new folder, or an older view")],
+    output: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A new folder, or one that was rendered before.")
+    ],
     as_json: JsonOption = False,
 ) -> None:
-    """Write a registry as files for any host, with pages for pip and uv.
+    """Write a registry as files for any static host, with pages for pip and uv.
 
-    OUT holds the registry itself, v1/index.json for clients that cannot list folders, and the
-    simple index (PEP 503 and PEP 691). Every wheel is checked against its record on the way.
+    OUT gets the registry itself, v1/index.json for clients that cannot list folders, and the
+    simple index (PEP 503 and PEP 691). Every wheel is first checked against its record.
 
     Example: telescope hub render registry public
     """

@@ -16,28 +16,30 @@ from telescope_core.errors import ConfigError
 def serve(
     data: DataOption,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8470,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 for a free port.", min=0, max=65535)
+    ] = 8470,
     private: Annotated[
-        bool, typer.Option("--private", help="Let nobody read without a token.")
+        bool, typer.Option("--private", help="Require a token for reading, too.")
     ] = False,
     name: Annotated[
-        str | None, typer.Option(help="What the registry calls itself; kept in its data.")
+        str | None, typer.Option(help="Name of the registry; stored in its data folder.")
     ] = None,
     max_wheel_mb: Annotated[
-        int, typer.Option(help="Largest wheel it takes, MiB.", min=1, max=100)
+        int, typer.Option(help="Largest accepted wheel, in MiB.", min=1, max=100)
     ] = 50,
     reads_per_minute: Annotated[
-        int, typer.Option(help="Requests of one client address; 0 = no limit.", min=0)
+        int, typer.Option(help="Limit of requests per client address; 0 for no limit.", min=0)
     ] = 6000,
     publishes_per_hour: Annotated[
-        int, typer.Option(help="Publications of one token; 0 = no limit.", min=0)
+        int, typer.Option(help="Limit of publications per token; 0 for no limit.", min=0)
     ] = 120,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a registry: web pages, its files, a simple index for pip and uv, publishing.
+    """Serve a registry: web pages, its files, a simple index for pip and uv, and publishing.
 
-    The folder is made when it is new. Ends on Ctrl-C and SIGTERM. Put a proxy with TLS in front of
-    it where others than this machine reach it.
+    The data folder is created if it does not exist. The server stops on Ctrl-C and SIGTERM. Put a
+    proxy with TLS in front of it if other machines can reach it.
 
     Example: telescope hub serve --data hub-data --port 8470
     """

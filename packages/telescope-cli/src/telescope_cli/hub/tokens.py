@@ -16,10 +16,12 @@ from telescope_envs.server.tokens import Scope, Token, all_tokens, create_token,
 
 VERBS = {
     "create": Verb(
-        target="telescope_cli.hub.tokens:create", help="Make a token; it is shown once."
+        target="telescope_cli.hub.tokens:create", help="Create a token; it is shown only once."
     ),
-    "list": Verb(target="telescope_cli.hub.tokens:list_tokens", help="List tokens, not secrets."),
-    "revoke": Verb(target="telescope_cli.hub.tokens:revoke", help="End a token at once."),
+    "list": Verb(
+        target="telescope_cli.hub.tokens:list_tokens", help="List tokens, without their secrets."
+    ),
+    "revoke": Verb(target="telescope_cli.hub.tokens:revoke", help="Revoke a token immediately."),
 }
 
 
@@ -37,22 +39,25 @@ app = verb_app(_Token)
 
 @app.callback()
 def token() -> None:
-    """Make, list and revoke the tokens of a served registry."""
+    """Create, list and revoke the tokens of a served registry."""
 
 
 def create(
-    label: Annotated[str, typer.Argument(help="who or what will use it")],
+    label: Annotated[str, typer.Argument(help="Who or what will use it.")],
     data: DataOption,
     scope: Annotated[
-        Scope, typer.Option(help="read a private registry, publish as --namespace, or admin: all.")
+        Scope,
+        typer.Option(
+            help="read: a private registry; publish: under --namespace; admin: everything."
+        ),
     ] = Scope.PUBLISH,
     namespace: Annotated[
-        list[str] | None, typer.Option(help="Owner it may publish as; can be given again.")
+        list[str] | None, typer.Option(help="Owner it may publish under; repeatable.")
     ] = None,
-    days: Annotated[float, typer.Option(help="How long it lives.", max=3650)] = 90,
+    days: Annotated[float, typer.Option(help="Days until it expires.", max=3650)] = 90,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a token and print it: the only time that anybody sees it.
+    """Create a token and print it; this is the only time it is shown.
 
     Example: telescope hub token create ci-of-acme --namespace acme --data hub-data
     """
@@ -75,7 +80,7 @@ def create(
 
 
 def list_tokens(data: DataOption, as_json: JsonOption = False) -> None:
-    """List the tokens that were made, without their secrets.
+    """List the tokens, without their secrets.
 
     Example: telescope hub token list --data hub-data
     """
@@ -85,18 +90,20 @@ def list_tokens(data: DataOption, as_json: JsonOption = False) -> None:
         typer.echo(json.dumps([_row(row) for row in rows]))
         return
     if not rows:
-        typer.echo("There is no token; see: telescope hub token create --help")
+        typer.echo("There are no tokens; to create one, see: telescope hub token create --help")
     for row in rows:
         state = row.why_not or f"until {row.expires_at:%Y-%m-%d}"
         typer.echo(f"{row.id}  {state:<17}  {_scope(row):<24}  {row.label}")
 
 
 def revoke(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="as telescope hub token list says")],
+    token_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The id shown by telescope hub token list.")
+    ],
     data: DataOption,
     as_json: JsonOption = False,
 ) -> None:
-    """End a token at once.
+    """Revoke a token immediately.
 
     Example: telescope hub token revoke 1f0c2a9b --data hub-data
     """

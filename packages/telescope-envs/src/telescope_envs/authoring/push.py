@@ -93,7 +93,7 @@ class _Prepared:
 def push(project: Path, options: PushOptions) -> PushResult:
     """Publish `project`; a check that fails raises before anything has changed."""
     if options.commit and not options.bump:
-        raise ConfigError("--commit commits the raised version, so it needs --bump; give --bump")
+        raise ConfigError("--commit commits the version that --bump raises; give --bump as well")
     require_project(project)
     source = committed_source(project, allow_no_git=options.allow_no_git)
     at = f"commit {source.commit[:12]}, clean" if source.commit else "not in git"

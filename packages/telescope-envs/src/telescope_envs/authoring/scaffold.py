@@ -103,7 +103,7 @@ def _check(check: Callable[[str], str], text: str) -> None:
     except RegistryError as error:
         fitting = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
         try:
-            advice = f"; {check(fitting)!r} would be valid"
+            advice = f"; try {check(fitting)!r}"
         except RegistryError:
             advice = ""
         raise ConfigError(f"{error}{advice}") from None

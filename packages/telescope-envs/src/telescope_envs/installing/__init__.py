@@ -1,1 +1,1 @@
-"""Installing environments into virtual environments of their own, one file per part of the way."""
+"""Installing environments into their own virtual environments, with one module per part."""

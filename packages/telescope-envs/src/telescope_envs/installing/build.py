@@ -1,7 +1,7 @@
-"""A virtual environment for one environment: telescope-core, what is locked for it, and its wheel.
+"""Building one environment's virtual environment: telescope-core, locked packages, its wheel.
 
-Files are hard links: to the package cache of uv, and to the telescope-core that builds it. So a
-second environment costs almost no time and no space.
+Files are hard links to uv's package cache and to the telescope-core that builds it, so a second
+environment costs almost no time and no space.
 """
 
 import os
@@ -26,7 +26,7 @@ from telescope_envs.lockfile import LockedEnvironment
 from telescope_envs.packages import Uv
 
 BUILDING = ".building-"
-"""What the name of an unfinished virtual environment begins with; its owner's key follows."""
+"""Prefix of the name of an unfinished virtual environment; the environment's key follows."""
 _RECORD = "telescope.json"
 _DIGITS = 16
 
@@ -36,26 +36,26 @@ class Plan:
     """Everything that is known before a virtual environment is built."""
 
     installation: Installation
-    """Its interpreter is that of the finished virtual environment."""
+    """The record to write. Its interpreter is that of the finished virtual environment."""
     locked: LockedEnvironment
     wheel: Path
-    """Inspected."""
+    """The inspected wheel."""
 
     @property
     def label(self) -> str:
-        """How progress names it."""
+        """The name of the release in progress messages."""
         return f"{self.locked.id} {self.locked.version}"
 
 
 def venvs_folder() -> Path:
-    """Return where virtual environments are."""
+    """Return the folder of virtual environments."""
     return data_folder() / "venvs"
 
 
 def venv_folder(locked: LockedEnvironment) -> Path:
-    """Return where the virtual environment of `locked` belongs.
+    """Return the folder for the virtual environment of `locked`.
 
-    Its name holds the digest of all that is in it, so another one never meets an old folder.
+    Its name holds the digest of its contents, so different contents never share a folder.
     """
     return venvs_folder() / f"{key_of(locked.id)}--{locked.version}--{locked.digest[:_DIGITS]}"
 
@@ -66,7 +66,7 @@ def python_of(folder: Path) -> Path:
 
 
 def find_built(locked: LockedEnvironment) -> Installation | None:
-    """Return the record in the virtual environment of `locked`; None when it is not there."""
+    """Return the record in the virtual environment of `locked`; None if it is not built."""
     folder = venv_folder(locked)
     try:
         found = Installation.model_validate_json((folder / _RECORD).read_bytes())
@@ -77,10 +77,10 @@ def find_built(locked: LockedEnvironment) -> Installation | None:
 
 
 def build_venv(plan: Plan, uv: Uv, *, options: InstallOptions, progress: Progress) -> None:
-    """Make the virtual environment of `plan` and try its code there.
+    """Build the virtual environment of `plan` and check that its code loads there.
 
-    It is built aside and renamed into place, whole or not at all. The caller holds the lock of its
-    environment, which `uv` inherits.
+    It is built in a scratch folder and renamed into place only when complete. The caller holds the
+    environment's lock, which `uv` inherits.
     """
     folder = venv_folder(plan.locked)
     scratch = folder.with_name(f"{BUILDING}{key_of(plan.locked.id)}")
@@ -108,7 +108,7 @@ def _fill(folder: Path, plan: Plan, uv: Uv, *, options: InstallOptions, progress
     progress(f"{plan.label}: {Step.BUILD}")
     uv.run(
         ["venv", "--no-project", "--relocatable", "--python", sys.executable, str(folder)],
-        failure=f"no virtual environment can be made in {folder}",
+        failure=f"a virtual environment cannot be created in {folder}",
     )
     progress(f"{plan.label}: {Step.DEPENDENCIES}")
     python = python_of(folder)
@@ -121,7 +121,7 @@ def _fill(folder: Path, plan: Plan, uv: Uv, *, options: InstallOptions, progress
 
 
 def _install_wheel(python: Path, plan: Plan, uv: Uv) -> None:
-    """Install the one wheel, which uv hashes again, without dependencies and without any index."""
+    """Install the environment's wheel alone, without an index; uv checks its hash again."""
     name = plan.installation.release.distribution
     with tempfile.TemporaryDirectory() as scratch:
         listed = Path(scratch) / "wheel.txt"
@@ -138,9 +138,9 @@ def _install_wheel(python: Path, plan: Plan, uv: Uv) -> None:
 
 
 def link_distribution(found: Distribution, site_packages: Path) -> None:
-    """Put the files of an installed distribution into another site-packages, as hard links.
+    """Hard-link the files of an installed distribution into another site-packages.
 
-    An editable one is a pointer to its source, and stays that.
+    An editable install remains a pointer to its source.
     """
     for file in found.files or ():
         source = Path(str(found.locate_file(file)))
@@ -150,12 +150,12 @@ def link_distribution(found: Distribution, site_packages: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(source, target)
-        except OSError:  # another file system
+        except OSError:  # the target is on another file system
             shutil.copy2(source, target)
 
 
 def link_byte_code(site_packages: Path) -> None:
-    """Link the byte code that this interpreter has of the very same files.
+    """Link the byte code that this interpreter has compiled from the same files.
 
     Compiling it again would cost each environment seconds at its first start, and megabytes.
     """
@@ -164,7 +164,7 @@ def link_byte_code(site_packages: Path) -> None:
         ours = here / source.relative_to(site_packages)
         name = Path(cache_from_source(str(ours)))
         target = source.parent / name.parent.name / name.name
-        with suppress(OSError):  # no byte code here, or another file system: then it is compiled
+        with suppress(OSError):  # Python compiles what cannot be linked
             if ours.samefile(source):
                 target.parent.mkdir(exist_ok=True)
                 os.link(name, target)

@@ -1,7 +1,8 @@
-"""Bundles: one file from which environments install without any network.
+"""Bundles: single files from which environments install without any network.
 
-A zip file that is not compressed: the wheels of environments, every wheel they run with on one
-platform, a telescope.lock, and a manifest with the hash of each file. Equal inputs, equal bytes.
+A bundle is an uncompressed zip file with the wheels of environments, every wheel they run with on
+one platform, a telescope.lock, and a manifest with the hash of each file. Equal inputs give equal
+bytes.
 """
 
 import hashlib
@@ -66,17 +67,17 @@ class Manifest(_Record):
 
     version: int = FORMAT_VERSION
     python: str
-    """Such as 3.11."""
+    """Version of Python, such as 3.11."""
     platform: str
     """Operating system and processor, such as linux-x86_64."""
     environments: tuple[BundledEnvironment, ...]
     files: tuple[BundledFile, ...]
-    """All but this one, by path."""
+    """Every file except the manifest, sorted by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a bundle is made from: one environment."""
+    """One environment to put into a bundle."""
 
     entry: LockedEnvironment
     release: Release
@@ -85,11 +86,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBundle:
-    """A bundle that was unpacked and found whole."""
+    """A bundle that was unpacked, and whose files all matched their hashes."""
 
     lock: Lock
     packages: Path
-    """Folder of the wheels of dependencies."""
+    """Folder with the wheels of dependencies."""
 
 
 def this_platform() -> str:
@@ -98,7 +99,7 @@ def this_platform() -> str:
 
 
 def write_bundle(parts: Sequence[Part], target: Path, *, progress: Progress) -> Manifest:
-    """Write the bundle of `parts` to `target`, whole or not at all; fetches their packages."""
+    """Fetch the packages of `parts` and write their bundle to `target` atomically."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".bundle-") as scratch:
         root = Path(scratch) / "contents"
         (root / _ENVIRONMENTS).mkdir(parents=True)
@@ -127,9 +128,9 @@ def write_bundle(parts: Sequence[Part], target: Path, *, progress: Progress) -> 
 
 @contextmanager
 def opened_bundle(path: Path, *, progress: Progress) -> Generator[OpenBundle]:
-    """Unpack the bundle at `path` aside, every hash checked, and put its wheels into the cache.
+    """Unpack the bundle at `path`, check every hash, and put its wheels into the cache.
 
-    Raises RegistryError for one that is not whole, ConfigError for one made for another platform.
+    Raises RegistryError for a damaged bundle and ConfigError for one made for another platform.
     """
     if not path.is_file():
         raise ConfigError(f"there is no bundle {path}; telescope env bundle -o FILE writes one")
@@ -146,7 +147,7 @@ def opened_bundle(path: Path, *, progress: Progress) -> Generator[OpenBundle]:
             raise RegistryError(f"{path} is not a readable bundle: {error}; {_ADVICE}") from error
         lock = read_lock(root / LOCK_NAME)
         for one in manifest.environments:
-            with locked(lock_file(one.release.id), what=f"{one.release.id} is installed"):
+            with locked(lock_file(one.release.id), what=f"{one.release.id} is being installed"):
                 _keep_wheel(one, root, lock, path)
         _keep_packages(root / _PACKAGES)
         yield OpenBundle(lock=lock, packages=root / _PACKAGES)
@@ -171,7 +172,7 @@ def _pack(root: Path, target: Path) -> None:
 
 def _manifest(archive: zipfile.ZipFile, path: Path) -> Manifest:
     if MANIFEST not in archive.namelist():
-        raise RegistryError(f"{path} is no bundle: it has no {MANIFEST}; {_ADVICE}")
+        raise RegistryError(f"{path} is not a bundle: it has no {MANIFEST}; {_ADVICE}")
     text = archive.read(MANIFEST)
     try:
         manifest = Manifest.model_validate_json(text)
@@ -182,7 +183,7 @@ def _manifest(archive: zipfile.ZipFile, path: Path) -> Manifest:
         raise RegistryError(message) from None
     if manifest.version != FORMAT_VERSION:
         raise RegistryError(
-            f"{path}: has format version {manifest.version}, this Telescope reads "
+            f"{path} has format version {manifest.version}, but this Telescope reads "
             f"{FORMAT_VERSION}; upgrade telescope-envs"
         )
     return manifest
@@ -193,22 +194,22 @@ def _require_this_platform(manifest: Manifest, path: Path) -> None:
     here = f"{this_platform()}, Python {python_version()}"
     if made_for != here:
         raise ConfigError(
-            f"{path} was made for {made_for}, this is {here}; make one on such a machine"
+            f"{path} was made for {made_for}, but this is {here}; make one on a machine like this"
         )
 
 
 def _files(archive: zipfile.ZipFile, manifest: Manifest, path: Path) -> Sequence[BundledFile]:
-    """Return the files to unpack; what is in the archive is what the manifest lists."""
+    """Return the files to unpack, after checking that the archive holds exactly these."""
     names = archive.namelist()
     listed = [file.path for file in manifest.files]
     if sorted(names) != sorted([*listed, MANIFEST]):
-        odd = sorted(set(names) ^ {*listed, MANIFEST}) or "a file that stands twice"
+        odd = sorted(set(names) ^ {*listed, MANIFEST}) or "a file appears twice"
         raise RegistryError(f"{path}: manifest and files differ: {odd}; {_ADVICE}")
     for name in listed:
         folder, _, last = name.rpartition("/")
         is_known = folder in (_ENVIRONMENTS, _PACKAGES) and last.endswith(".whl")
         if not is_registry_path(name) or not (is_known or name == LOCK_NAME):
-            raise RegistryError(f"{path}: holds {name!r}, which bundles may not; {_ADVICE}")
+            raise RegistryError(f"{path}: holds {name!r}, which a bundle must not hold; {_ADVICE}")
     return manifest.files
 
 
@@ -225,7 +226,7 @@ def _unpack(archive: zipfile.ZipFile, file: BundledFile, root: Path, path: Path)
             plain.write(chunk)
     if left or digest.hexdigest() != file.sha256:
         raise RegistryError(
-            f"{path}: {file.path} is not the file that its manifest lists; nothing was installed: "
+            f"{path}: {file.path} is not the file that its manifest lists; nothing was installed; "
             f"{_ADVICE}"
         )
 
@@ -250,7 +251,7 @@ def _keep_packages(folder: Path) -> None:
     """Put the wheels of dependencies where later runs with --offline find them."""
     kept = packages_folder()
     kept.mkdir(parents=True, exist_ok=True)
-    with locked(data_folder() / "locks" / "packages.lock", what="a bundle is installed"):
+    with locked(data_folder() / "locks" / "packages.lock", what="a bundle is being installed"):
         for stale in kept.glob(f"{PART}*"):
             stale.unlink()
         for wheel in sorted(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""Bundles in use: what goes into one, and installing from one."""
+"""Using bundles: collecting what goes into one, and installing from one."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,11 +36,11 @@ def part_of_lock(
     """Return what goes into a bundle for an entry of telescope.lock."""
     if entry.python != python_version():
         raise ConfigError(
-            f"{entry.id} is locked for Python {entry.python}, this is {python_version()}; make the "
-            "bundle with that Python, or run telescope env sync first"
+            f"{entry.id} is locked for Python {entry.python}, but this is {python_version()}; make "
+            f"the bundle with Python {entry.python}, or run telescope env sync first"
         )
     release = locked_release(entry, open_registry)
-    with locked(lock_file(entry.id), what=f"{entry.id} is installed", progress=progress):
+    with locked(lock_file(entry.id), what=f"{entry.id} is being installed", progress=progress):
         wheel = locked_wheel(entry, release, open_registry, progress)
     return Part(entry=entry, release=release, wheel=wheel)
 
@@ -48,10 +48,10 @@ def part_of_lock(
 def part_of_registry(
     registry: Registry, text: str, *, options: InstallOptions, progress: Progress
 ) -> Part:
-    """Return what goes into a bundle for a name that no lock holds; installs nothing."""
+    """Return what goes into a bundle for a name that is in no lock; installs nothing."""
     release = choose_release(registry, text, options=options, progress=progress)
     with locked(
-        lock_file(release.id), what=f"{release.id} is installed", progress=progress
+        lock_file(release.id), what=f"{release.id} is being installed", progress=progress
     ) as held:
         wheel = checked_wheel(registry, release, progress=progress)
         progress(f"{release.id} {release.version}: {Step.LOCK}")
@@ -61,7 +61,7 @@ def part_of_registry(
 
 
 def chosen_entries(lock: Lock, names: Sequence[str]) -> list[LockedEnvironment]:
-    """Return the entries that `names` (owner/name, or the bare name) mean; all without names."""
+    """Return the entries for `names` (owner/name or bare names); all if there are no names."""
     if not names:
         return list(lock.environments)
     known = {one.id: one for one in lock.environments}
@@ -75,7 +75,7 @@ def chosen_entries(lock: Lock, names: Sequence[str]) -> list[LockedEnvironment]:
 def install_bundled(
     bundle: OpenBundle, entry: LockedEnvironment, *, options: InstallOptions, progress: Progress
 ) -> Synced:
-    """Install one entry of an open bundle, with no network, and put it into telescope.lock."""
+    """Install one entry of an open bundle, without a network, and add it to telescope.lock."""
     if options.lock is not None:
         _require_same_bytes(entry, options.lock)
     alone = replace(options, offline=True, wheels=bundle.packages, lock=None)
@@ -99,7 +99,7 @@ def _require_same_bytes(entry: LockedEnvironment, lock: Path) -> None:
 
 def _refuse(named: str) -> NoReturn:
     raise RegistryError(
-        f"the bundle alone is not enough for what is from {named}: it lacks a wheel, so fetch or "
-        f"make it again, or {user_file()} asks for attestations, and no bundle shows who may "
-        "publish there: install from the registry"
+        f"the bundle alone is not enough to install from {named}. Either it lacks a wheel: fetch "
+        f"or make it again. Or {user_file()} asks for attestations, and a bundle does not show who "
+        "may publish there: install from the registry"
     )

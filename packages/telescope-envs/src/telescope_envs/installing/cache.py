@@ -1,4 +1,4 @@
-"""Wheels of environments that were fetched and found whole, by their sha256, with their records."""
+"""The cache of environments' checked wheels, stored by sha256 with the records of releases."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from telescope_envs.registry.records import Release
 
 _RECORD = "release.json"
 PART = ".part-"
-"""What the name of an unfinished folder begins with; the key of its owner follows."""
+"""Prefix of the name of an unfinished folder; the key of its environment follows."""
 
 
 class CachedRelease(BaseModel):
@@ -31,12 +31,12 @@ def wheels_folder() -> Path:
 
 
 def key_of(environment_id: str) -> str:
-    """Return owner/name as part of a file name; no name holds two hyphens in a row."""
+    """Return owner/name as part of a file name. It is unambiguous, as no name holds `--`."""
     return environment_id.replace("/", "--")
 
 
 def cached_wheel(release: Release) -> Path | None:
-    """Return the wheel in the cache, hashed anew; None when it is not there or was damaged."""
+    """Return the cached wheel after checking its hash; None if it is missing or damaged."""
     path = wheels_folder() / release.wheel.sha256 / release.wheel.filename
     if not path.is_file():
         return None
@@ -51,7 +51,7 @@ def cached_releases() -> list[CachedRelease]:
         try:
             found.append(CachedRelease.model_validate_json(path.read_bytes()))
         except ValidationError:
-            continue  # written by another version of Telescope: as if it were not there
+            continue  # written by another version of Telescope, so ignored
     return found
 
 
@@ -61,7 +61,7 @@ def find_cached(sha256: str) -> CachedRelease | None:
 
 
 def store_wheel(data: bytes, release: Release, *, registry: str) -> Path:
-    """Keep the checked bytes of a wheel and its record; returns where the wheel is."""
+    """Store the checked bytes of a wheel and its record; returns the path of the wheel."""
     record = CachedRelease(registry=registry, release=release)
     folder = wheels_folder() / release.wheel.sha256
     scratch = folder.with_name(f"{PART}{key_of(release.id)}")
@@ -75,5 +75,7 @@ def store_wheel(data: bytes, release: Release, *, registry: str) -> Path:
         os.rename(scratch, folder)
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
-        raise RegistryError(f"{folder}: cannot be written: {error.strerror}; make room") from error
+        raise RegistryError(
+            f"{folder} cannot be written: {error.strerror}; check its disk space and permissions"
+        ) from error
     return folder / release.wheel.filename

@@ -1,4 +1,4 @@
-"""What is refused before anything is downloaded."""
+"""Checks that refuse a release before anything is downloaded."""
 
 from packaging.version import InvalidVersion, Version
 
@@ -17,9 +17,9 @@ def check_no_downgrade(
     entry: LockedEnvironment | None,
     status: Status,
 ) -> None:
-    """Raise RegistryError for an older version than the one in use, unless typed exactly.
+    """Raise RegistryError for an older version than the one in use, unless requested exactly.
 
-    A registry that was rolled back, or a mirror that lags, looks just like that.
+    A registry that was rolled back, or a mirror that lags, offers an older version too.
     """
     if is_exact(request):
         return
@@ -30,25 +30,25 @@ def check_no_downgrade(
             reason = status.yanked.get(version)
             why = f" ({version} is yanked: {reason})" if reason is not None else ""
             raise RegistryError(
-                f"{release.id} {version} is {where}, but the registry offers {release.version} at "
-                f"most{why}; to go back, type it exactly: {release.id}@{release.version}"
+                f"{release.id} {version} is {where}, but the registry offers {release.version} as "
+                f"the newest{why}; to go back, type it exactly: {release.id}@{release.version}"
             )
 
 
 def check_same_bytes(release: Release, entry: LockedEnvironment | None) -> None:
-    """Raise RegistryError when the locked version has another wheel now."""
+    """Raise RegistryError if the wheel of the locked version has changed."""
     if entry is None or entry.version != release.version:
         return
     if entry.sha256 != release.wheel.sha256:
         raise RegistryError(
             f"{release.id} {release.version} is locked with wheel sha256 {entry.sha256}, but the "
-            f"registry says {release.wheel.sha256} now; releases are never replaced: tell the "
+            f"registry now has {release.wheel.sha256}; releases are never replaced: tell the "
             "registry's owner, and do not install it"
         )
 
 
 def is_exact(request: Request) -> bool:
-    """Whether one version was typed, or one hash."""
+    """Whether one exact version or hash was requested."""
     if request.wanted.startswith("sha256:"):
         return True
     try:

@@ -1,7 +1,7 @@
-"""What an environment's class declares. Also a program: see `probe.py`.
+"""What an environment's class declares. `probe.py` runs this module as a program.
 
-As a program it runs in the environment's own virtual environment, where of Telescope only
-telescope-core is installed; so it imports nothing else.
+As a program it runs in the environment's own virtual environment. There, telescope-core is the only
+part of Telescope, so this module imports no other.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from telescope_core.locate import load_environment_class
 
 
 def declarations(factory: str) -> dict[str, Any]:
-    """Return the declarations of the importable `module:Class` as plain data; loads no data."""
+    """Return what the importable `module:Class` declares, without loading its examples."""
     environment_class = load_environment_class(factory)
     environment = environment_class.from_settings({})
     schema = json.dumps(environment_class.Config.model_json_schema(), sort_keys=True)
@@ -33,7 +33,7 @@ def declarations(factory: str) -> dict[str, Any]:
 
 
 def declared(factory: str) -> dict[str, Any]:
-    """Return the same with the sizes of splits, for which data may have to be loaded."""
+    """Return `declarations` with the sizes of splits, which may require loading data."""
     environment = load_environment_class(factory).from_settings({})
     about = asyncio.run(InProcessEnvironment(environment, name=factory).describe())
     sizes = {str(split): size for split, size in about.num_examples.items()}

@@ -1,4 +1,4 @@
-"""Fetching the files of locked packages for this platform with pip, each by its hash."""
+"""Fetching the wheels of locked packages for this platform with pip, each by its hash."""
 
 import os
 import sys
@@ -22,9 +22,9 @@ _UV_TO_PIP = {
 
 
 def download_wheels(lines: Sequence[str], folder: Path, *, needed_by: str) -> None:
-    """Put the wheels that requirement `lines` name into `folder`; uv cannot, so pip does.
+    """Download the wheels that requirement `lines` name into `folder` with pip, as uv cannot.
 
-    Raises EnvironmentLoadError when one is not there, has another hash, or has no wheel.
+    Raises EnvironmentLoadError if a package is missing, has another hash, or has no wheel.
     """
     if not lines:
         return
@@ -37,7 +37,7 @@ def download_wheels(lines: Sequence[str], folder: Path, *, needed_by: str) -> No
             *("--no-deps", "--require-hashes", *wheels_only(())),
             *("--requirement", str(listed), "--dest", str(folder)),
         ]
-        late = f"the packages of {needed_by} were not fetched in {_TIME_LIMIT_S:g} s"
+        late = f"the packages of {needed_by} were not fetched within {_TIME_LIMIT_S:g} s"
         done = run_program(command, environ=environ, limit_s=_TIME_LIMIT_S, late=late)
     if done.returncode:
         raise EnvironmentLoadError(
@@ -47,7 +47,7 @@ def download_wheels(lines: Sequence[str], folder: Path, *, needed_by: str) -> No
 
 
 def _pip_environment(scratch: Path) -> dict[str, str]:
-    """Return this process's variables with uv's settings under pip's names, and pip itself."""
+    """Return this process's variables plus uv's settings by pip's names; installs pip if needed."""
     environ = dict(os.environ)
     for uv_name, pip_name in _UV_TO_PIP.items():
         if environ.get(uv_name) and not environ.get(pip_name):

@@ -1,4 +1,4 @@
-"""Removing what nobody uses: folders that killed runs left, and virtual environments out of use."""
+"""Removing folders that killed runs left behind, and virtual environments out of use."""
 
 import hashlib
 import os
@@ -17,12 +17,12 @@ _REMOVING = ".removing-"
 
 
 def lock_file(environment_id: str) -> Path:
-    """Return the file whose lock its installer holds, from the download to the activation."""
+    """Return the file that an installer keeps locked from the download to the activation."""
     return data_folder() / "locks" / f"{key_of(environment_id)}.lock"
 
 
 def remove_leftovers() -> list[Path]:
-    """Remove unfinished folders whose owner is gone; returns them. Others are left alone."""
+    """Remove unfinished folders whose installer is gone, and return them; others stay."""
     removed: list[Path] = []
     for parent, prefix in (
         (venvs_folder(), BUILDING),
@@ -39,7 +39,7 @@ def remove_leftovers() -> list[Path]:
 
 
 def remember_project(lock: Path) -> None:
-    """Note that the virtual environments in this telescope.lock are in use."""
+    """Record that the virtual environments of this telescope.lock are in use."""
     folder = data_folder() / "projects"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / hashlib.sha256(str(lock).encode()).hexdigest()[:16]).write_text(f"{lock}\n")
@@ -48,8 +48,8 @@ def remember_project(lock: Path) -> None:
 def remove_unused_venvs(environment_id: str) -> list[Path]:
     """Remove the virtual environments of owner/name that nothing uses; returns them.
 
-    In use are the active one, those in a project's telescope.lock, and those of processes that
-    run. The caller holds the lock of the environment.
+    The active one, those in a project's telescope.lock, and those of running processes are in use.
+    The caller holds the lock of the environment.
     """
     in_use = {Path(found.interpreter).parents[1] for found in installed_environments()}
     in_use |= _locked_by_projects()
@@ -62,7 +62,7 @@ def remove_unused_venvs(environment_id: str) -> list[Path]:
 
 
 def remove_venv(folder: Path, environment_id: str) -> None:
-    """Remove a virtual environment: first its name, at once, then its files."""
+    """Remove a virtual environment: rename it out of the way first, then delete its files."""
     aside = venvs_folder() / f"{_REMOVING}{key_of(environment_id)}"
     shutil.rmtree(aside, ignore_errors=True)
     if folder.is_dir():
@@ -71,7 +71,7 @@ def remove_venv(folder: Path, environment_id: str) -> None:
 
 
 def _locked_by_projects() -> set[Path]:
-    """Return the virtual environments that telescope.lock files written from here name."""
+    """Return the virtual environments in the telescope.lock files of known projects."""
     folders: set[Path] = set()
     for note in (data_folder() / "projects").glob("*"):
         path = Path(note.read_text().rstrip("\n"))
@@ -80,13 +80,13 @@ def _locked_by_projects() -> set[Path]:
             continue
         try:
             folders |= {venv_folder(one) for one in read_lock(path).environments}
-        except ConfigError:  # damaged: whoever uses it next is told
+        except ConfigError:  # damaged, which the next command that uses it reports
             continue
     return folders
 
 
 def _is_running(folder: Path) -> bool:
-    """Whether a process of this machine was started from `folder`, where the system can say so."""
+    """Whether a process of this machine was started from `folder`; False without /proc."""
     start = os.fsencode(f"{folder}{os.sep}")
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,8 +1,8 @@
-"""The way of one environment from a registry into a virtual environment of its own.
+"""Installing one environment from a registry into its own virtual environment.
 
-Each step is one function and announces itself. Whatever ends the way, kill -9 included, the next
-installation finds nothing half-made in use: a folder gets its name only when it is whole, and the
-record is written last.
+Each step is one function and announces itself. However an installation ends, even by kill -9, the
+next one finds nothing half-made in use: a folder gets its final name only when it is complete, and
+the record is written last.
 """
 
 from dataclasses import dataclass
@@ -51,19 +51,19 @@ from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """What became of one environment."""
+    """The result of installing one environment."""
 
     release: Release
     locked: LockedEnvironment | None
-    """None: it went into this interpreter, whose packages nothing locks."""
+    """None if it was installed into this interpreter, whose packages are not locked."""
     is_new: bool
-    """False: that very release with these packages was active already."""
+    """False if the same release with the same packages was already active."""
 
 
 def choose_release(
     registry: Registry, text: str, *, options: InstallOptions, progress: Progress
 ) -> Release:
-    """Return the release that `text` asks for, refused here when it must not or cannot run."""
+    """Return the release that `text` asks for; raises if it must not or cannot run here."""
     request = parse_request(text)
     resolution = resolve_with_warnings(registry, text)
     release = resolution.release
@@ -85,11 +85,11 @@ def choose_release(
 def install_isolated(
     registry: Registry, release: Release, *, options: InstallOptions, progress: Progress
 ) -> Installed:
-    """Bring `release` into a virtual environment of its own, and make it the active one."""
+    """Install `release` into its own virtual environment, and make it the active one."""
     label = f"{release.id} {release.version}"
     remove_leftovers()
     with locked(
-        lock_file(release.id), what=f"{release.id} is installed", progress=progress
+        lock_file(release.id), what=f"{release.id} is being installed", progress=progress
     ) as held:
         uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
         entry = _known_entry(release, options)
@@ -113,9 +113,9 @@ def install_isolated(
 
 
 def checked_wheel(registry: Registry, release: Release, *, progress: Progress) -> Path:
-    """Return the wheel of `release`, its bytes compared and its contents inspected, unrun.
+    """Return the wheel of `release` after checking its hash and contents, without running it.
 
-    Only then is it put into the cache.
+    It is put into the cache only after these checks.
     """
     label = f"{release.id} {release.version}"
     cached = cached_wheel(release)
@@ -146,7 +146,7 @@ def plan_of(registry: str, release: Release, entry: LockedEnvironment, *, wheel:
 
 
 def activate(entry: LockedEnvironment, *, progress: Progress) -> bool:
-    """Make the built virtual environment of `entry` the one in use; False when it is already.
+    """Make the built virtual environment of `entry` the one in use; False if it already is.
 
     The caller holds the lock of the environment.
     """
@@ -160,13 +160,13 @@ def activate(entry: LockedEnvironment, *, progress: Progress) -> bool:
         write_record(built)
     except OSError as error:
         raise EnvironmentLoadError(
-            f"{entry.id}: its record cannot be written: {error.strerror}; make room"
+            f"{entry.id}: its record cannot be written: {error.strerror}; check the disk space"
         ) from error
     return True
 
 
 def record_in_lock(path: Path, entry: LockedEnvironment, *, progress: Progress) -> None:
-    """Put `entry` into the telescope.lock at `path`, where it is not in there."""
+    """Write `entry` to the telescope.lock at `path`, unless it is there already."""
     if read_lock(path).find(entry.id) != entry:
         progress(f"{entry.id} {entry.version}: {Step.WRITE_LOCK}")
         try:
@@ -174,7 +174,7 @@ def record_in_lock(path: Path, entry: LockedEnvironment, *, progress: Progress) 
         except OSError as error:
             raise EnvironmentLoadError(
                 f"{path} cannot be written: {error.strerror}; {entry.id} is installed, but not "
-                "locked: make room and install it again"
+                "locked: check the disk space and install it again"
             ) from error
     remember_project(path)
 
@@ -182,7 +182,7 @@ def record_in_lock(path: Path, entry: LockedEnvironment, *, progress: Progress) 
 def locked_environment(
     registry: Registry, release: Release, lines: tuple[str, ...]
 ) -> LockedEnvironment:
-    """Return what telescope.lock says of `release` with the requirement `lines`."""
+    """Return the entry of `release` in telescope.lock, with the requirement `lines`."""
     return LockedEnvironment(
         id=release.id,
         version=release.version,
@@ -201,18 +201,18 @@ def locked_environment(
 
 
 def address_of(registry: Registry) -> str:
-    """Return the registry's address, which holds from any working directory."""
+    """Return the registry's address in a form that is valid from any working directory."""
     place = registry.address
     return place if "://" in place else str(Path(place).absolute())
 
 
 def find_active(environment_id: str) -> InstalledEnvironment | None:
-    """Return the installed environment owner/name; None when it is not."""
+    """Return the installed environment owner/name; None if it is not installed."""
     return next((one for one in installed_environments() if one.id == environment_id), None)
 
 
 def fits_here(entry: LockedEnvironment, release: Release) -> bool:
-    """Whether `entry` locks `release` for this Python, with all that it and core need here."""
+    """Whether `entry` locks `release` for this Python, with all that it and core require."""
     return (
         entry.sha256 == release.wheel.sha256
         and entry.python == python_version()
@@ -225,7 +225,7 @@ def _entry(environment_id: str, options: InstallOptions) -> LockedEnvironment | 
 
 
 def _known_entry(release: Release, options: InstallOptions) -> LockedEnvironment | None:
-    """Return the requirements chosen before: in telescope.lock, else for what is installed."""
+    """Return the existing lock entry that fits, from telescope.lock or what is installed."""
     active = find_active(release.id)
     installation = active.installation if active is not None else None
     known = (_entry(release.id, options), installation.locked if installation else None)

@@ -1,4 +1,4 @@
-"""Trying an installed environment once, with nothing of this process, against its record."""
+"""Loading an installed environment in a clean process, and comparing it with its record."""
 
 import json
 import os
@@ -13,23 +13,23 @@ from telescope_envs.subprocesses import last_line, run_program
 _TIME_LIMIT_S = 120.0
 _PROGRAM = Path(__file__).with_name("declare.py")
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
-"""No tokens, no keys, no search path; its home is an empty folder."""
+"""Tokens, keys and the search path are not passed on, and its home is an empty folder."""
 
 
 def probe(python: Path, release: Release, *, heirs: tuple[int, ...] = ()) -> None:
-    """Load `release` by `python`, and compare what it declares with its record.
+    """Load `release` with `python`, and compare what it declares with its record.
 
-    Raises EnvironmentLoadError when it cannot be loaded, RegistryError for another declaration.
+    Raises EnvironmentLoadError if it cannot be loaded, RegistryError if the declarations differ.
     """
     environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     command = [str(python), "-I", "-B", str(_PROGRAM), release.factory]
-    late = f"{release.id}: not loaded after {_TIME_LIMIT_S:g} s; its import must be quick"
+    late = f"{release.id} did not load within {_TIME_LIMIT_S:g} s; its import must be quick"
     with tempfile.TemporaryDirectory() as home:
         environ |= {"HOME": home, "TMPDIR": home}
         done = run_program(command, environ=environ, limit_s=_TIME_LIMIT_S, late=late, heirs=heirs)
     if done.returncode:
         raise EnvironmentLoadError(
-            f"{release.id} cannot be loaded in a virtual environment of its own: {last_line(done)}"
+            f"{release.id} cannot be loaded in its own virtual environment: {last_line(done)}"
         )
     _compare(_answer(done.stdout, release), release)
 
@@ -39,13 +39,13 @@ def _answer(printed: str, release: Release) -> dict[str, Any]:
         return json.loads(printed.splitlines()[-1])
     except (IndexError, json.JSONDecodeError) as error:
         raise EnvironmentLoadError(
-            f"{release.id} ended its process while it was loaded; expected what it declares, got "
+            f"{release.id} ended its process while it was loaded; expected its declarations, got "
             f"{printed[-200:]!r}"
         ) from error
 
 
 def _compare(declared: dict[str, Any], release: Release) -> None:
-    """Compare all but the schema of settings: its text differs between versions of pydantic."""
+    """Compare all but the schema of settings, whose text differs between versions of pydantic."""
     recorded: dict[str, object] = {
         "splits": sorted(release.splits),
         "reward": release.reward.model_dump(),

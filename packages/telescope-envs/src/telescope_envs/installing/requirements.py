@@ -1,7 +1,8 @@
 """Choosing the packages an environment runs with: exact versions and hashes, from one index.
 
-The registry never supplies a dependency, and the index never an environment: names that belong to
-Telescope are refused among dependencies, and the environment's own wheel is installed as a file.
+The registry never supplies a dependency, and the index never supplies an environment. Names that
+belong to Telescope are refused as dependencies, and the environment's own wheel is installed as a
+file.
 """
 
 import re
@@ -35,28 +36,28 @@ def python_version() -> str:
 
 
 def direct_needs(requires_dist: Iterable[str]) -> list[str]:
-    """Return what goes into the virtual environment: core's own needs, and the release's."""
+    """Return the requirements of the virtual environment: telescope-core's and the release's."""
     core = distribution(CORE).requires or []
     return [text for text in [*core, *requires_dist] if _counts(text)]
 
 
 def check_needs(release: Release) -> None:
-    """Raise before any download when a need of `release` is one that nobody may fetch."""
+    """Raise before any download if `release` requires a package that must not be fetched."""
     for text in release.requires_dist:
         requirement = Requirement(text)
         _require_foreign(requirement.name, release.id)
         is_core = canonicalize_name(requirement.name) == CORE
         if is_core and not requirement.specifier.contains(version(CORE), prereleases=True):
             raise EnvironmentLoadError(
-                f"{release.id} {release.version} needs {text}, this is {CORE} {version(CORE)}; "
-                "choose another version of the environment, or another Telescope"
+                f"{release.id} {release.version} needs {text}, but this is {CORE} {version(CORE)}; "
+                "choose another version of the environment, or of Telescope"
             )
 
 
 def lock_requirements(release: Release, uv: Uv, *, options: InstallOptions) -> tuple[str, ...]:
-    """Return requirement lines with hashes for everything beside the wheel of `release`.
+    """Return requirement lines with hashes for everything except the wheel of `release`.
 
-    Versions are those of this interpreter where they fit, so that files are shared with it.
+    Versions are those of this interpreter where they fit, so that its files can be shared.
     """
     needs = direct_needs(release.requires_dist)
     with tempfile.TemporaryDirectory() as scratch:
@@ -91,7 +92,7 @@ def lock_requirements(release: Release, uv: Uv, *, options: InstallOptions) -> t
 def install_requirements(
     python: Path, lines: Sequence[str], uv: Uv, *, needed_by: str, options: InstallOptions
 ) -> None:
-    """Install exactly `lines` for `python`, every file checked, as hard links where possible."""
+    """Install exactly `lines` for `python`, checking hashes, as hard links where possible."""
     if not lines:
         return
     with tempfile.TemporaryDirectory() as scratch:
@@ -110,7 +111,7 @@ def install_requirements(
 
 
 def serve(lines: Iterable[str], needs: Iterable[str]) -> bool:
-    """Whether locked `lines` hold everything in `needs`, in versions that fit."""
+    """Whether locked `lines` satisfy every requirement in `needs` on this platform."""
     locked = [Requirement(line.partition(" --hash")[0]) for line in lines]
     pins = {
         canonicalize_name(pin.name): next(iter(pin.specifier)).version
@@ -130,13 +131,13 @@ def serve(lines: Iterable[str], needs: Iterable[str]) -> bool:
 
 
 def wheels_only(allow_sdist: Sequence[str]) -> list[str]:
-    """Return uv's and pip's options that refuse to build anything but `allow_sdist`."""
+    """Return the options of uv and pip that refuse to build anything but `allow_sdist`."""
     exceptions = [part for name in allow_sdist for part in ("--no-binary", name)]
     return ["--only-binary", ":all:", *exceptions]
 
 
 def _counts(text: str) -> bool:
-    """Whether it is needed somewhere: not core itself, and not only for an extra."""
+    """Whether a requirement counts: it is not telescope-core, and not only for an extra."""
     requirement = Requirement(text)
     return canonicalize_name(requirement.name) != CORE and "extra ==" not in str(requirement.marker)
 
@@ -175,19 +176,19 @@ def _require_foreign(name: str, needed_by: str) -> None:
 def _explained(
     error: EnvironmentLoadError, needed_by: str, options: InstallOptions
 ) -> EnvironmentLoadError:
-    """Say what to do about what uv said."""
+    """Return the error with advice that fits uv's message."""
     text = str(error)
     no_wheel = _NO_WHEEL.search(text)
     if no_wheel is not None:
         name = no_wheel[1] or no_wheel[2]
         return EnvironmentLoadError(
-            f"{needed_by} needs {name}, of which there is no wheel, only source: building it runs "
-            f"its code while installing. Where you trust it, add --allow-sdist {name}"
+            f"{needed_by} needs {name}, which has no wheel, only source: building it runs its code "
+            f"while installing. If you trust it, add --allow-sdist {name}"
         )
     if options.wheels is not None:
         return EnvironmentLoadError(f"{text}\nthe bundle lacks it; make it again on this platform")
     if options.offline:
         return EnvironmentLoadError(
-            f"{text}\n--offline uses caches alone; run it once with a network, or use a bundle"
+            f"{text}\n--offline uses only caches; run it once with a network, or use a bundle"
         )
     return error

@@ -1,4 +1,4 @@
-"""What an installation is made of, and what it may be told. Every step announces itself first."""
+"""The steps of an installation, each announced before it starts, and its options."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ Progress = Callable[[str], None]
 
 
 class Step(StrEnum):
-    """One step, in order, as it is announced."""
+    """The steps in order, as they are announced, each with what is true when it begins."""
 
     RESOLVE = "looking it up"
     """Nothing is known yet."""
@@ -18,36 +18,36 @@ class Step(StrEnum):
     INSPECT = "inspecting the wheel"
     """Its bytes are those that were published."""
     LOCK = "locking dependencies"
-    """The wheel holds nothing that it must not, and is in the cache."""
+    """The wheel holds nothing forbidden, and is in the cache."""
     BUILD = "building a virtual environment"
     """Every version and hash is known."""
     DEPENDENCIES = "installing dependencies"
-    """The virtual environment is there, aside."""
+    """The virtual environment exists in a scratch folder."""
     WHEEL = "installing the wheel"
-    """What it needs is in it."""
+    """The dependencies are installed in the virtual environment."""
     PROBE = "trying it"
-    """It is in it."""
+    """The wheel is installed in the virtual environment."""
     ACTIVATE = "activating"
-    """It works; the virtual environment is at its place."""
+    """The environment loads, and its virtual environment is in its final place."""
     WRITE_LOCK = "writing telescope.lock"
-    """It can be used."""
+    """The environment can be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallOptions:
-    """How to install."""
+    """The options of an installation."""
 
     shared: bool = False
-    """Into this interpreter, in place of a virtual environment of its own."""
+    """Install into this interpreter instead of a virtual environment of its own."""
     offline: bool = False
-    """Without any network: from caches."""
+    """Use only caches, without any network."""
     allow_sdist: tuple[str, ...] = ()
     """Dependencies that may be built from source, which runs their code while installing."""
     lock: Path | None = None
-    """The telescope.lock to read and write; None = none."""
+    """The telescope.lock to read and write; None to use no lock."""
     wheels: Path | None = None
-    """A folder of wheels to take dependencies from, in place of the package index."""
+    """A folder of wheels to take dependencies from, instead of the package index."""
 
 
 def silent(step: str) -> None:
-    """Tell nobody."""
+    """Ignore the progress."""

@@ -1,4 +1,4 @@
-"""Making what is installed equal to telescope.lock: the same wheels, the same packages."""
+"""Making what is installed match telescope.lock: the same wheels, the same packages."""
 
 import sys
 from collections.abc import Callable
@@ -36,10 +36,10 @@ OpenRegistry = Callable[[str], Registry]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synced:
-    """What became of one entry of telescope.lock."""
+    """The result of syncing one entry of telescope.lock."""
 
     entry: LockedEnvironment
-    """As it is now: another one where it had to be locked anew."""
+    """The entry as it is now, which differs if it had to be locked again."""
     is_new: bool
 
 
@@ -51,10 +51,10 @@ def sync_environment(
     open_registry: OpenRegistry,
     progress: Progress,
 ) -> Synced:
-    """Bring `entry` into use: its wheel by sha256, its packages by theirs.
+    """Install and activate `entry`, its wheel and its packages, each checked by sha256.
 
-    An entry that does not fit this Python or this telescope-core is locked anew where it
-    `may_change`, and is a ConfigError where not.
+    An entry that does not fit this Python or this telescope-core is locked again if it
+    `may_change`; otherwise ConfigError is raised.
     """
     remove_leftovers()
     built = find_built(entry)
@@ -66,7 +66,7 @@ def sync_environment(
         )
         assert done.locked is not None, "an isolated installation is locked"
         return Synced(entry=done.locked, is_new=True)
-    what = f"{entry.id} is installed"
+    what = f"{entry.id} is being installed"
     with locked(lock_file(entry.id), what=what, progress=progress) as held:
         is_built = find_built(entry) is not None
         if not is_built or asks_for_attestation(entry.registry, release):
@@ -83,12 +83,12 @@ def sync_environment(
 
 
 def prune(kept: set[str]) -> list[InstalledEnvironment]:
-    """Remove every installed environment but `kept`; those linked for development stay."""
+    """Remove every environment that came from a registry except `kept`; returns those removed."""
     removed: list[InstalledEnvironment] = []
     for found in installed_environments():
         if found.id in kept or found.installation is None:
             continue
-        with locked(lock_file(found.id), what=f"{found.id} is installed"):
+        with locked(lock_file(found.id), what=f"{found.id} is being installed"):
             remove_record(found.installation.release)
             if found.interpreter == sys.executable:
                 uninstall_distribution(found.distribution)
@@ -110,12 +110,12 @@ def locked_release(entry: LockedEnvironment, open_registry: OpenRegistry) -> Rel
     if entry.version in there:
         raise RegistryError(
             f"{entry.id} {entry.version} is locked with wheel sha256 {entry.sha256}, but "
-            f"{registry.address} says {there[entry.version].wheel.sha256} now; releases are never "
+            f"{registry.address} now has {there[entry.version].wheel.sha256}; releases are never "
             "replaced: tell the registry's owner, and do not install it"
         )
     raise RegistryError(
         f"{entry.id} {entry.version} (sha256 {entry.sha256}) is locked, but {registry.address} "
-        "does not have it; give a registry that has, with --registry"
+        "does not have it; name a registry that does with --registry"
     )
 
 
@@ -124,7 +124,7 @@ def locked_wheel(
 ) -> Path:
     """Return the inspected wheel.
 
-    The registry is opened where the cache lacks it, and where the user asks for an attestation.
+    The registry is opened only if the cache lacks it or the user asks for an attestation.
     """
     cached = find_cached(entry.sha256)
     is_cached = cached is not None and cached_wheel(cached.release) is not None

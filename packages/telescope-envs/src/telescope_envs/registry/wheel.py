@@ -108,7 +108,7 @@ def check_release(contents: WheelContents, release: Release) -> None:
         if expected != got:
             raise RegistryError(
                 f"wheel {release.wheel.filename}: its {field} is {got!r}, but the registry says "
-                f"{expected!r}; do not install it, and tell the registry's owner"
+                f"{expected!r}; do not install it, and tell the registry's maintainers"
             )
 
 

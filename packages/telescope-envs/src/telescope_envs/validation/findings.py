@@ -1,4 +1,4 @@
-"""`Findings`: what the checks found so far, and turning it into the results of a report."""
+"""`Findings`: collects what checks find, and turns it into the results of a report."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -7,12 +7,12 @@ from telescope_envs.validation.policy import CHECKS
 from telescope_envs.validation.records import CheckResult, Evidence, Level, Outcome, Severity
 
 MAX_EVIDENCE = 5
-"""Kept of each check: more of the same says nothing new."""
+"""Pieces of evidence kept for each check; more of the same adds nothing."""
 _MAX_COMPLETION = 300
 
 
 class Findings:
-    """Collects what happened to each check of the table; an unknown id is a defect of ours."""
+    """Collects the outcome of each check in the policy table; an unknown id is a bug."""
 
     def __init__(self) -> None:
         self._passed: set[str] = set()
@@ -22,22 +22,22 @@ class Findings:
         self.facts: dict[str, float | str] = {}
 
     def passed(self, check: str) -> None:
-        """Say that `check` was done; it passes unless something was found."""
+        """Record that `check` was done; it passes unless something was found."""
         self._passed.add(_known(check))
 
     def found(self, check: str, text: str, *, example_id: str = "", completion: str = "") -> None:
-        """Say what `check` found."""
+        """Record one thing that `check` found."""
         kept = self._evidence[_known(check)]
         if len(kept) < MAX_EVIDENCE:
             said = shortened(completion)
             kept.append(Evidence(text=text, example_id=example_id, completion=said))
 
     def not_applicable(self, check: str, reason: str) -> None:
-        """Say that there is nothing to check."""
+        """Record that `check` has nothing to look at."""
         self._not_applicable[_known(check)] = reason
 
     def not_run(self, checks: Iterable[str], reason: str) -> None:
-        """Say why `checks` cannot be done; what is known of one already stands."""
+        """Record why `checks` cannot be done, except those about which something is known."""
         for check in checks:
             self._not_run.setdefault(_known(check), reason)
 
@@ -46,14 +46,15 @@ class Findings:
         return check in self._evidence
 
     def has_failed(self, level: Level) -> bool:
-        """Whether anything of `level` keeps the environment from being published."""
+        """Whether a check of `level` failed, which keeps the environment from being published."""
         results = self.results("")
         return any(one.level is level and one.outcome is Outcome.FAIL for one in results)
 
     def results(self, otherwise: str) -> tuple[CheckResult, ...]:
-        """Return every check of the table; `otherwise` is why those nobody spoke of were not run.
+        """Return the result of every check in the policy table.
 
-        Only a check that said so has passed.
+        A check passes only if `passed` was called for it. `otherwise` is the reason given for
+        checks about which nothing was recorded.
         """
         return tuple(self._result(check, otherwise) for check in CHECKS)
 
@@ -82,7 +83,7 @@ class Findings:
 
 
 def shortened(text: str) -> str:
-    """Return `text` in printable ASCII escapes, its middle left out when it is long."""
+    """Return `text` with unprintable characters escaped, without its middle if it is long."""
     if len(text) > _MAX_COMPLETION:
         half = _MAX_COMPLETION // 2
         text = f"{text[:half]} ... ({len(text)} characters) ... {text[-half:]}"

@@ -1,4 +1,4 @@
-"""The levels that run the environment's code: which probes they send, and what comes of those."""
+"""The levels that run the environment's code: their probe processes, and the findings."""
 
 import os
 from dataclasses import dataclass, replace
@@ -14,13 +14,13 @@ _LOAD_LIMIT_S, _REWARD_LIMIT_S, _LEAKAGE_LIMIT_S = 120.0, 300.0, 180.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """An environment in a place where it can be imported, and how much of it is looked at."""
+    """An environment in a place where it can be imported, and how much of it to check."""
 
     place: Place
     factory: str
     num_examples: int
     network: str = "none"
-    """What it declares."""
+    """The access to the network that it declares."""
     secrets: tuple[str, ...] = ()
 
     @property
@@ -30,11 +30,14 @@ class Trial:
 
 
 def check_load(trial: Trial, findings: Findings) -> Trial:
-    """Import, build and read it, in two processes; returns the trial with what it declares."""
+    """Import it, build it and read examples, in two processes.
+
+    Returns the trial with the network and secrets that the environment declares.
+    """
     told = _load(trial, (1, 2), has_secrets=False)
     told[0].tell(findings)
     while needs := told[0].data.get("needs"):
-        # What it needs is known once it is imported, or built: then it is tried with that.
+        # Its needs are known only once it is imported or built, so it is run again with them.
         trial = replace(trial, network=needs["network"], secrets=tuple(needs["secrets"]))
         told = _load(trial, (1, 2))
         told[0].tell(findings)
@@ -50,7 +53,7 @@ def check_load(trial: Trial, findings: Findings) -> Trial:
 class _ImportTime:
     spent_s: float
     slowness: float
-    """How many times as slow as the machine that the limit is for."""
+    """How many times slower than the reference machine that the limit is for."""
 
     @property
     def counted_s(self) -> float:
@@ -62,7 +65,8 @@ def _check_import_time(trial: Trial, told: list[Told], findings: Findings) -> No
     if not times:
         return
     if min(time.counted_s for time in times) > MAX_IMPORT_S:
-        # The first imports compile, two at a time: what counts is one that finds all compiled.
+        # The first two imports run at the same time and compile byte code. What counts is an import
+        # that finds everything compiled.
         times += _import_times(_load(trial, (3,)))
     best = min(times, key=lambda time: time.counted_s)
     findings.facts["import_s"] = round(best.spent_s, 3)
@@ -118,13 +122,13 @@ def _compare_problems(
         if one["id"] != other["id"]:
             findings.found(
                 "load.ids_stable",
-                f"the same example of split {one['split']} is {other['id']!r} in another process",
+                f"this example of split {one['split']} has id {other['id']!r} in another process",
                 example_id=one["id"],
             )
         elif one["content"] != other["content"]:
             findings.found(
                 "load.ids_stable",
-                "its prompt, answer or info is another one in another process",
+                "its prompt, answer or info differs in another process",
                 example_id=one["id"],
             )
     findings.passed("load.ids_stable")
@@ -149,9 +153,9 @@ def check_reward(trial: Trial, findings: Findings) -> Trial:
     if there.end and not here.end:
         findings.found(check, f"in a second process: {there.end}")
     elif first is None or second is None:
-        findings.not_run([check], "one of the two processes played nothing")
+        findings.not_run([check], "one of the two processes did not play any rollout")
     elif findings.has_found("reward.deterministic"):
-        findings.not_run([check], "it is not the same in one process")
+        findings.not_run([check], "rewards already differ within one process")
     else:
         _compare_scores(first, second, findings)
     return trial
@@ -165,7 +169,7 @@ def _compare_scores(
         if other is not None and [reward, rewards] != other[:2]:
             findings.found(
                 "reward.same_in_processes",
-                f"{key.rpartition('/')[2]} answer earns {reward}, in another process {other[0]}",
+                f"{key.rpartition('/')[2]} answer earns {reward}, but {other[0]} in another one",
                 example_id=example_id,
                 completion=completion,
             )
@@ -173,7 +177,7 @@ def _compare_scores(
 
 
 def check_leakage(trial: Trial, findings: Findings) -> Trial:
-    """Look at what the policy sees, at tools, and at what stays behind."""
+    """Check what the policy sees, the tools, and what a rollout leaves behind."""
     errand = Errand(job=_job(trial, "leakage"), environ=trial.environ, limit_s=_LEAKAGE_LIMIT_S)
     (told,) = run_together(trial.place, [errand])
     told.tell(findings)

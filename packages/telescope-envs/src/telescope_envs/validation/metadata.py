@@ -1,4 +1,4 @@
-"""Checks of what a wheel's METADATA says: names, version, licence, README, dependencies, tags."""
+"""Checks of a wheel's METADATA: name, version, license, README, dependencies and tags."""
 
 import platform
 import re
@@ -52,7 +52,7 @@ def check_metadata(metadata: bytes, entry_name: str, findings: Findings) -> None
 
 
 def environment_id(metadata: bytes, entry_name: str) -> str:
-    """Return owner/name where the distribution's name tells the owner, else its own name."""
+    """Return owner/name if the distribution's name contains the owner, else that name."""
     name = str(canonicalize_name(parse_email(metadata)[0].get("name", "")))
     owner = name.removeprefix(_PREFIX).removesuffix(f"-{entry_name}")
     return f"{owner}/{entry_name}" if name == f"{_PREFIX}{owner}-{entry_name}" else name
@@ -112,10 +112,10 @@ def _check_python(raw: RawMetadata, findings: Findings) -> None:
     try:
         allows = SpecifierSet(wanted).contains(platform.python_version(), prereleases=True)
     except InvalidSpecifier:
-        findings.found("static.requires_python", f"{wanted!r} is no version range")
+        findings.found("static.requires_python", f"{wanted!r} is not a version range")
         return
     if not wanted:
-        findings.found("static.requires_python", "requires-python is not given")
+        findings.found("static.requires_python", "requires-python is not set")
     elif not allows:
         findings.found(
             "static.requires_python",
@@ -133,7 +133,7 @@ def _check_dependencies(raw: RawMetadata, findings: Findings) -> None:
             continue
         name = str(canonicalize_name(requirement.name))
         if requirement.url:
-            findings.found("static.dependencies", f"{text!r} names an address")
+            findings.found("static.dependencies", f"{text!r} gives a URL")
         elif name.startswith(_PREFIX):
             findings.found("static.dependencies", f"{text!r} is another environment")
         elif name == _CORE and requirement.marker is None:

@@ -1,4 +1,4 @@
-"""Making an environment importable: unpacked here, or beside a virtual environment of its needs."""
+"""Making an environment importable, by this Python or by a virtual environment with its needs."""
 
 import sys
 import tempfile
@@ -22,17 +22,17 @@ _CHECK = "load.requirements"
 
 
 def scratch_folder() -> "tempfile.TemporaryDirectory[str]":
-    """Return a folder for one validation, which vanishes with it."""
+    """Return a temporary folder for one validation, which is deleted after it."""
     return tempfile.TemporaryDirectory(prefix="telescope-validate-", ignore_cleanup_errors=True)
 
 
 def prepare_place(
     subject: Subject, scratch: Path, findings: Findings, *, allow_sdist: Sequence[str] = ()
 ) -> Place | None:
-    """Make `subject` importable; None when what it depends on cannot be had.
+    """Make `subject` importable; None if its dependencies cannot be installed.
 
-    A wheel is unpacked, not installed. This interpreter imports it where it has all that it needs,
-    else that of a virtual environment which vanishes with `scratch`.
+    A wheel is unpacked, not installed. This interpreter imports it if it has all its dependencies.
+    Otherwise a virtual environment in `scratch` gets them, and its interpreter imports the wheel.
     """
     findings.passed(_CHECK)
     if not subject.wheel:
@@ -53,11 +53,11 @@ def prepare_place(
 
 
 def _venv_with(needs: Sequence[str], folder: Path, *, needed_by: str) -> Path:
-    """Make a virtual environment with `needs`, as uv takes them; returns its interpreter."""
+    """Create a virtual environment with `needs`, as arguments of uv; returns its interpreter."""
     uv = Uv()
     uv.run(
         ["venv", "--no-project", "--python", sys.executable, str(folder)],
-        failure=f"no virtual environment can be made in {folder}",
+        failure=f"a virtual environment cannot be created in {folder}",
     )
     python = python_of(folder)
     constraints = folder / "installed.txt"
@@ -66,7 +66,7 @@ def _venv_with(needs: Sequence[str], folder: Path, *, needed_by: str) -> Path:
         *("pip", "install", "--python", str(python), "--quiet", "--link-mode", "hardlink"),
         *("--constraints", str(constraints), *needs),
     ]
-    uv.run_cache_first(arguments, failure=f"what {needed_by} needs cannot be installed")
+    uv.run_cache_first(arguments, failure=f"the dependencies of {needed_by} cannot be installed")
     (packages,) = (folder / "lib").glob("python*/site-packages")
     link_distribution(distribution(CORE), packages)
     link_byte_code(packages)

@@ -1,6 +1,6 @@
-"""Running probes: in the environment's interpreter, with a scrubbed environment and a time limit.
+"""Running probes in the environment's interpreter, with few variables and a time limit.
 
-A probe has a home, a temporary folder and a working directory of its own, which are thrown away.
+Probes have a home, a temporary folder and a working directory that are deleted afterwards.
 """
 
 import json
@@ -31,7 +31,7 @@ for name in ("telescope_envs", "telescope_envs.validation"):
     del sys.modules[name]
 main(job)
 """
-"""The probes are found without their parents, which need more than that interpreter has."""
+"""Imports the probes without their parent packages, which that interpreter may not support."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,33 +41,33 @@ class Place:
     interpreter: str
     search_path: tuple[str, ...]
     scratch: Path
-    """Thrown away afterwards."""
+    """Deleted afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errand:
-    """One probe to be run."""
+    """One probe to run."""
 
     job: Job
     hash_seed: int = 1
     environ: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Variables it sees besides the harmless ones: declared secrets."""
+    """Variables it gets besides the harmless ones: declared secrets."""
     limit_s: float
 
 
 @dataclass(slots=True)
 class Told:
-    """What a probe said."""
+    """What a probe reported."""
 
     lines: list[dict[str, Any]]
     data: dict[str, Any]
     end: str = ""
-    """Why it did not come to its end; empty = it did."""
+    """Why the probe did not finish; empty if it did."""
     stage: str = ""
-    """The check it was at."""
+    """The check that it started last."""
 
     def tell(self, findings: Findings) -> None:
-        """Pass on everything that was said of checks."""
+        """Record in `findings` everything that was reported about checks."""
         for line in self.lines:
             match line["kind"]:
                 case "passed":
@@ -94,7 +94,7 @@ class Told:
 def make_job(
     place: Place, kind: Kind, factory: str, num_examples: int, *, cuts_network: bool
 ) -> Job:
-    """Return a job whose answers come to the place's scratch folder."""
+    """Return a job that writes its answers to the place's scratch folder."""
     _, output = tempfile.mkstemp(suffix=".jsonl", dir=place.scratch)
     return Job(
         kind=kind,
@@ -108,14 +108,14 @@ def make_job(
 
 
 def run_together(place: Place, errands: Sequence[Errand]) -> list[Told]:
-    """Run probes at the same time; returns what each said. None of them outlives this call."""
+    """Run probes at the same time; returns what each reported. None of them outlives this call."""
     with ExitStack() as stack:
         running = [stack.enter_context(_started(place, errand)) for errand in errands]
         return [one.told() for one in running]
 
 
 def _caches(place: Place) -> dict[str, Path]:
-    """Return variable -> folder of what an environment may write to: its caches and settings."""
+    """Return the folders that an environment may write to, by the variables that name them."""
     home = os.environ.get("HOME", "")
     hub = os.environ.get("HF_HOME") or (str(Path(home) / ".cache" / "huggingface") if home else "")
     caches = {
@@ -128,16 +128,16 @@ def _caches(place: Place) -> dict[str, Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Running:
-    """A probe on its way."""
+    """A running probe."""
 
     errand: Errand
     process: subprocess.Popen[bytes]
     said: IO[bytes]
-    """What it and the environment print."""
+    """The output of the probe and of the environment."""
     deadline_s: float
 
     def told(self) -> Told:
-        """Wait for its end, until its time is up; returns what it said."""
+        """Wait until it ends or its time is up; returns what it reported."""
         try:
             code = self.process.wait(max(0.0, self.deadline_s - time.monotonic()))
             end = f"its process ended with {code}" if code else ""
@@ -151,7 +151,7 @@ class _Running:
 
 @contextmanager
 def _started(place: Place, errand: Errand) -> Generator[_Running]:
-    """Start a probe; at the end, whatever it started is gone."""
+    """Start a probe; on exit, kill it and the processes that it started."""
     caches = _caches(place)
     home, work = place.scratch / "home", place.scratch / "work"
     for folder in (home, work, *(path for path in caches.values() if _is_in(place, path))):
@@ -190,12 +190,12 @@ def _is_in(place: Place, path: Path) -> bool:
 
 
 def read_answers(path: Path, end: str = "") -> Told:
-    """Return what a probe wrote; `end` is why its process may not have come to an end."""
+    """Return what a probe wrote; `end` is the reason to give if it did not finish."""
     lines: list[dict[str, Any]] = []
     for text in path.read_text(encoding="utf-8").splitlines():
         try:
             lines.append(json.loads(text))
-        except json.JSONDecodeError:  # the line it died in
+        except json.JSONDecodeError:  # the line that it was writing when it died
             break
     has_ended = any(line["kind"] == "end" for line in lines)
     stages = [line["check"] for line in lines if line["kind"] == "stage"]

@@ -1,7 +1,7 @@
-"""What validating an environment leaves: a report of checks with outcome, evidence and fix.
+"""The report of a validation: checks with their outcomes, evidence and fixes.
 
-The report is read back by publishing and by the registry, so these are pydantic records. Its
-digest is that of its canonical JSON: sorted keys, no spaces, UTF-8.
+Publishing and the registry read the report back, so these are pydantic records. Its digest is that
+of its canonical JSON: sorted keys, no spaces, UTF-8.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ FORMAT_VERSION = 1
 
 
 class Level(StrEnum):
-    """What has to be true for a check to make sense. Each level needs the ones before it."""
+    """A group of checks. Each level makes sense only if the ones before it have passed."""
 
     STATIC = "static"
     """The files: no code of the environment runs."""
@@ -25,38 +25,38 @@ class Level(StrEnum):
     REWARD = "reward"
     """Playing rollouts with scripted answers."""
     LEAKAGE = "leakage"
-    """What the policy is shown, its tools, what is left behind."""
+    """What the policy is shown, its tools, and what a rollout leaves behind."""
 
 
 class Severity(StrEnum):
-    """What a check that finds something means for the verdict."""
+    """What a finding of a check means for the verdict."""
 
     FAIL = "fail"
     """The environment cannot be published."""
     WARN = "warn"
-    """It can; `--strict` refuses it."""
+    """The environment can be published, but not with `--strict`."""
 
 
 class Outcome(StrEnum):
-    """What became of a check."""
+    """The outcome of a check."""
 
     PASS = "pass"
     """It was done and found nothing."""
     WARN = "warn"
-    """It found something that its severity lets through."""
+    """It found something that does not keep the environment from being published."""
     FAIL = "fail"
     """It found something that keeps the environment from being published."""
     NOT_RUN = "not run"
-    """It could not be done, or nobody asked for it; `reason` says why. Never a pass."""
+    """It could not be done, or was not asked for; `reason` says why. It never counts as a pass."""
     NOT_APPLICABLE = "not applicable"
-    """There is nothing to check, such as tools of an environment without any."""
+    """There is nothing to check, such as the tools of an environment without tools."""
 
 
 class Verdict(StrEnum):
     """The report in one word."""
 
     PASS = "pass"
-    """Every check that applies was done, or those asked for, and none found anything."""
+    """Every applicable check that was asked for was done, and none found anything."""
     WARN = "warn"
     """Only checks of severity warn found something."""
     FAIL = "fail"
@@ -72,9 +72,9 @@ class Evidence(_Record):
 
     text: str
     example_id: str = ""
-    """The example it was found with."""
+    """The id of the example with which it was found."""
     completion: str = ""
-    """What the policy was made to say, shortened."""
+    """The scripted answer of the policy, shortened."""
 
 
 class CheckResult(_Record):
@@ -96,28 +96,28 @@ class Report(_Record):
 
     format: int = FORMAT_VERSION
     policy: str
-    """Version of the table of severities."""
+    """Version of the policy, the table of checks."""
     environment: str
-    """`owner/name`, or what was asked for where its name cannot be read."""
+    """`owner/name`, or the name that was asked for if its id cannot be read."""
     version: str = ""
     wheel_sha256: str = ""
-    """Of the wheel that was validated; empty where there is none."""
+    """sha256 of the wheel that was validated; empty if there is none."""
     core_version: str = ""
-    """Of telescope-core, which played the rollouts."""
+    """Version of telescope-core, which played the rollouts."""
     python: str = ""
     level: Level
     """The last level that was asked for."""
     num_examples: int
-    """Examples of each split that were looked at."""
+    """Number of examples of each split to check."""
     created_at: datetime
     verdict: Verdict
     checks: tuple[CheckResult, ...]
     facts: dict[str, float | str] = {}
-    """Measured beside the checks, such as `rollouts_per_second`; they decide nothing."""
+    """Measurements such as `rollouts_per_second`, which do not affect the verdict."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether every level was asked for: what publishing wants."""
+        """Whether every level was asked for, as publishing requires."""
         return self.level is Level.LEAKAGE
 
     @property
@@ -144,7 +144,7 @@ def report_schema() -> dict[str, Any]:
 
 
 def verdict_of(checks: tuple[CheckResult, ...], *, asked: tuple[Level, ...]) -> Verdict:
-    """Return what `checks` mean together; a level that was asked for and not done is a failure."""
+    """Return the verdict of `checks`; a check that was asked for but not run is a failure."""
     outcomes = {check.outcome for check in checks}
     is_owed = any(check.level in asked and check.outcome is Outcome.NOT_RUN for check in checks)
     if Outcome.FAIL in outcomes or is_owed:

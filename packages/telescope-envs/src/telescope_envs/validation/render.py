@@ -10,7 +10,7 @@ from telescope_envs.validation.records import CheckResult, Level, Outcome, Repor
 WIDTH = 80
 _FACTS = {
     "rollouts_tried": "{:g} rollouts tried",
-    "reward_floor": "floor of the reward {:g}",
+    "reward_floor": "reward floor {:g}",
     "rollouts_per_second": "{:g} rollouts/s with a scripted model",
     "reward_p99_ms": "reward p99 {:g} ms",
     "memory_mb": "{:g} MB in a worker",
@@ -22,7 +22,7 @@ _MAX_SAID = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """What stands before a check for each outcome."""
+    """The mark to show before a check, for each outcome."""
 
     passed: str
     warned: str
@@ -52,7 +52,7 @@ def as_text(report: Report, marks: Marks = PLAIN) -> str:
 
 
 def as_markdown(report: Report) -> str:
-    """Return the report as a page."""
+    """Return the report as a Markdown page."""
     lines = [f"# {_name(report)}: {report.verdict}", "", _about(report), ""]
     lines += ["| check | outcome | |", "|---|---|---|"]
     for check in report.checks:
@@ -134,7 +134,7 @@ def _advice(report: Report) -> str:
     owed = report.found(Outcome.NOT_RUN)
     if owed and report.is_complete:
         return f"{len(owed)} could not be done: {_ids(owed)}"
-    return "" if report.is_complete else "publishing asks for all levels"
+    return "" if report.is_complete else "publishing requires all levels"
 
 
 def _ids(checks: list[CheckResult]) -> str:

@@ -1,7 +1,7 @@
-"""Validating a project, a wheel or an installed environment: its levels, in order.
+"""Validating a project, a wheel or an installed environment, level by level.
 
-A level that cannot be done because one before it found a failure is reported as not run, with the
-reason. The work is in one module for each level; how bad a finding is, is in policy.py.
+After a level that failed, the later ones are reported as not run, with the reason. The checks are
+in other modules, and policy.py has the severity of each.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from telescope_envs.validation.static import check_static
 from telescope_envs.validation.subject import Subject
 
 LEVELS = (Level.STATIC, Level.LOAD, Level.REWARD, Level.LEAKAGE)
-"""In the order in which they are done."""
+"""In the order in which they run."""
 DEFAULT_EXAMPLES = 16
 _TRIED = {
     Level.LOAD: check_load,
@@ -42,28 +42,28 @@ _TRIED = {
 
 
 def _silent(step: str) -> None:
-    """Say nothing."""
+    """Ignore the progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationOptions:
-    """How much is done."""
+    """How much to check."""
 
     level: Level = LEVELS[-1]
-    """The last level that is done."""
+    """The last level to run."""
     num_examples: int = DEFAULT_EXAMPLES
-    """Examples of each split that are looked at."""
+    """Number of examples of each split to check."""
     allow_sdist: tuple[str, ...] = ()
-    """Dependencies that may be built from source, where this Python does not have them."""
+    """Dependencies that may be built from source if this Python does not have them."""
     progress: Callable[[str], None] = _silent
-    """Told each step."""
+    """Called with each step."""
 
 
 _DEFAULTS = ValidationOptions()
 
 
 def validate_project(folder: Path, options: ValidationOptions = _DEFAULTS) -> Report:
-    """Validate the project in `folder`; it is built first. Raises ConfigError where there is none.
+    """Build and validate the project in `folder`; raises ConfigError if there is none.
 
     Everything that is wrong with the environment is in the report.
     """
@@ -73,14 +73,14 @@ def validate_project(folder: Path, options: ValidationOptions = _DEFAULTS) -> Re
 
 
 def validate_wheel(data: bytes, filename: str, options: ValidationOptions = _DEFAULTS) -> Report:
-    """Validate a wheel; what only a project can show, such as its pyproject.toml, is left out."""
+    """Validate a wheel, without the checks that need a project, such as its pyproject.toml."""
     return _validate(Subject(label=filename, wheel_name=filename, wheel=data), options)
 
 
 def validate_installed(name: str, options: ValidationOptions = _DEFAULTS) -> Report:
-    """Validate what `name` means here: a linked project, or an environment in its interpreter.
+    """Validate the environment `name`: a linked project, or one installed in an interpreter.
 
-    Raises UnknownNameError when nothing of that name is installed.
+    Raises UnknownNameError if no environment of that name is installed.
     """
     locator = InstalledLocator()
     location = locator.locate(name)
@@ -123,7 +123,7 @@ def _validate(subject: Subject, options: ValidationOptions) -> Report:
     for level in LEVELS:
         if level not in asked:
             findings.not_run(_checks_of(level), "not asked for")
-    checks = findings.results("the level ended before it")
+    checks = findings.results("the level ended before this check")
     return Report(
         policy=POLICY_VERSION,
         environment=subject.label,
@@ -143,7 +143,7 @@ def _validate(subject: Subject, options: ValidationOptions) -> Report:
 def _try_out(
     subject: Subject, scratch: Path, findings: Findings, options: ValidationOptions
 ) -> None:
-    """Do the levels that run the environment's code, up to the first that fails."""
+    """Run the levels that run the environment's code, up to the first that fails."""
     trial: Trial | None = None
     before = Level.STATIC
     for level, check in _TRIED.items():
@@ -158,7 +158,7 @@ def _try_out(
             allowed = options.allow_sdist
             place = prepare_place(subject, scratch, findings, allow_sdist=allowed)
             if place is None:
-                findings.not_run(_checks_of(level), "what it depends on is missing")
+                findings.not_run(_checks_of(level), "its dependencies are missing")
                 before = level
                 continue
             trial = Trial(place=place, factory=subject.factory, num_examples=options.num_examples)
@@ -177,4 +177,4 @@ def _no_project(folder: Path) -> str:
     inside = [path.parent.name for path in sorted(folder.glob("*/pyproject.toml"))]
     close = nearest(folder.name, inside) or inside[:3]
     hint = f"; there is one in {', '.join(close)}" if close else ""
-    return f"{folder} is no project: it has no pyproject.toml{hint}"
+    return f"{folder} is not a project: it has no pyproject.toml{hint}"

@@ -1,6 +1,6 @@
 """The static level: the project's files and its wheel, without running any of its code.
 
-Building runs the build backend of the project, hatchling, and nothing of the environment.
+Building runs hatchling, the build backend of the project, but no code of the environment.
 """
 
 import io
@@ -26,7 +26,7 @@ from telescope_envs.validation.tokens import secrets_in
 
 _MAX_WHEEL_BYTES = 50 * 1024 * 1024
 _MAX_SCANNED_BYTES = 4 * 1024 * 1024
-"""Of one file: beyond that it is data."""
+"""Bytes to scan of one file; what follows is taken to be data."""
 _NOT_SOURCES = {"__pycache__", "build", "dist", "node_modules", "venv"}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DATASETS = TypeAdapter(list[Dataset])
@@ -48,7 +48,7 @@ def check_static(subject: Subject, findings: Findings) -> Subject:
             findings.not_applicable(check, "checked when it was installed")
         name = subject.label.rpartition("/")[2]
         metadata.check_metadata(subject.metadata, name, findings)
-    findings.not_run(_FROM_WHEEL, "there is no wheel to look into")
+    findings.not_run(_FROM_WHEEL, "there is no wheel to inspect")
     _check_secrets(subject, findings)
     return subject
 
@@ -114,7 +114,7 @@ def _check_datasets(project: Path, findings: Findings) -> None:
         if not _COMMIT.fullmatch(dataset.revision):
             findings.found(
                 "static.datasets",
-                f"{dataset.repo}: revision {dataset.revision!r} is no commit of 40 digits",
+                f"{dataset.repo}: revision {dataset.revision!r} is not a commit of 40 digits",
             )
     findings.passed("static.datasets")
 
@@ -126,7 +126,7 @@ def _check_secrets(subject: Subject, findings: Findings) -> None:
     seen: set[tuple[str, str]] = set()
     for name, data in _texts(subject):
         for secret in secrets_in(data.decode("utf-8", "replace")):
-            # The same file stands in the project and in its wheel.
+            # The same file is in the project and in its wheel.
             key = (name.rpartition("/")[2], f"{secret.kind} {secret.line}")
             if key not in seen:
                 seen.add(key)
@@ -155,7 +155,7 @@ def _members(wheel: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _sources(project: Path) -> list[Path]:
-    """Return the files that git would take; those of a folder without git, hidden ones left out."""
+    """Return the files that git would include; without git, all but hidden and built ones."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=project,

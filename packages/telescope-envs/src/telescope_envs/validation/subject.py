@@ -1,4 +1,4 @@
-"""`Subject`: what is validated - a project folder, a wheel, or something installed."""
+"""`Subject`: what is validated, which is a project folder, a wheel or something installed."""
 
 import sys
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What the levels look at. Fields are empty where they do not apply."""
+    """What the levels check. Fields are empty if they do not apply."""
 
     label: str
-    """What a person calls it."""
+    """Its name in messages and reports."""
     project: Path | None = None
     """Folder with pyproject.toml."""
     wheel_name: str = ""
@@ -22,4 +22,4 @@ class Subject:
     interpreter: str = sys.executable
     """The Python that imports it."""
     search_path: tuple[str, ...] = ()
-    """Folders that the interpreter looks into first."""
+    """Folders that go to the front of the interpreter's import path."""

@@ -1,6 +1,7 @@
 """Finding secrets in text by the shapes that their issuers give them.
 
-Only shapes that nothing else has are known: a false alarm at each push would be switched off.
+Only shapes that nothing else has are listed, because people would switch off a check that raises a
+false alarm at each push.
 """
 
 import re
@@ -26,7 +27,7 @@ _PATTERNS = {kind: re.compile(shape) for kind, shape in _SHAPES.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secret:
-    """One finding. It holds the beginning only, so that a report gives nothing away."""
+    """One secret. It holds only the beginning, so that a report does not reveal the secret."""
 
     kind: str
     line: int

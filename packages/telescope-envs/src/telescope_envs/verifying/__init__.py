@@ -1,1 +1,1 @@
-"""Checking again what is installed, one file per thing that is compared."""
+"""Checking installed environments again, with one module per kind of comparison."""

@@ -1,7 +1,7 @@
-"""Every file of a virtual environment against what its packages recorded when they were installed.
+"""Comparing the files of a virtual environment with what its packages recorded at installation.
 
-A RECORD lists a package's files with their hashes. What no RECORD lists must be what an empty
-virtual environment has, or byte code of a listed file; anything else was put there by somebody.
+A RECORD lists a package's files with their hashes. A file that no RECORD lists must be one that an
+empty virtual environment has, or byte code of a listed file. Anything else was added later.
 """
 
 import base64
@@ -20,7 +20,7 @@ from telescope_envs.verifying.findings import Finding, FindingKind
 
 _BYTE_CODE_HEADER = 16
 _NOT_OF_PACKAGES = {"telescope.json", ".lock"}
-"""Beside the packages: the record of the installation, and the file that uv locks."""
+"""Files beside the packages: the record of the installation, and the file that uv locks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Recorded:
 
     package: str
     path: Path
-    """Absolute, without links."""
+    """Absolute, without `..`; symbolic links are not followed."""
     hash: str
     """`sha256=...`; empty for RECORD itself and for byte code."""
 
@@ -63,9 +63,9 @@ def changed_files(recorded: list[Recorded]) -> Iterator[Finding]:
 
 
 def extra_files(venv: Path, recorded: list[Recorded], empty: Path) -> Iterator[Finding]:
-    """Yield the files below `venv` that nobody installed.
+    """Yield the files below `venv` that no package installed.
 
-    `empty` is a virtual environment without packages: what is the same in it belongs there.
+    `empty` is a virtual environment without packages; files that are the same in it belong there.
     """
     listed = {file.path for file in recorded}
     for path in _files(venv):
@@ -75,7 +75,7 @@ def extra_files(venv: Path, recorded: list[Recorded], empty: Path) -> Iterator[F
             source = _source_of(path)
             if source in listed:
                 continue
-            text = "is byte code of a file that nobody installed"
+            text = "is byte code of a file that no package installed"
         elif _is_same(path, empty / path.relative_to(venv)):
             continue
         elif path.suffix == ".pth":
@@ -86,9 +86,10 @@ def extra_files(venv: Path, recorded: list[Recorded], empty: Path) -> Iterator[F
 
 
 def changed_byte_code(folder: Path) -> Iterator[Finding]:
-    """Yield the byte code below `folder` that is not what its source compiles to.
+    """Yield the byte code below `folder` that differs from what its source compiles to.
 
-    Python runs it in place of the source, so a changed one is as good as a changed source.
+    Python runs byte code instead of the source, so changing it has the same effect as changing
+    the source.
     """
     for path in sorted(folder.rglob("*.pyc")):
         source = _source_of(path)
@@ -96,12 +97,12 @@ def changed_byte_code(folder: Path) -> Iterator[Finding]:
             continue
         data = path.read_bytes()
         if data[:4] != MAGIC_NUMBER:
-            continue  # another Python's, which this one does not run
+            continue  # from another version of Python, which this one does not run
         if _compiled(source) != _loaded(data):
             yield Finding(
                 kind=FindingKind.CHANGED,
                 what=str(path),
-                text=f"is byte code of something else than {source.name}; remove it",
+                text=f"is not the byte code of {source.name}; remove it",
             )
 
 
@@ -134,7 +135,7 @@ def _is_same(path: Path, ours: Path) -> bool:
         return ours.is_symlink() and path.is_symlink() and os.readlink(ours) == os.readlink(path)
     if not ours.is_file():
         return False
-    # What an empty one says of itself holds its own place and version of uv.
+    # pyvenv.cfg may differ: it holds the folder's name and the version of uv.
     is_own_word = path.name == "pyvenv.cfg"
     return is_own_word or path.read_bytes() == ours.read_bytes()
 

@@ -1,4 +1,4 @@
-"""`Finding`: what `env verify` saw, and whether it is wrong."""
+"""`Finding`: one thing that `env verify` found, and whether it is a problem."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,15 +12,15 @@ class FindingKind(StrEnum):
     MISSING = "missing"
     """A file or a package is gone."""
     EXTRA = "extra"
-    """Something is there that nobody installed."""
+    """A file is there that no package installed."""
     LOCK = "lock"
-    """What is installed is not what is locked."""
+    """What is installed differs from what is locked."""
     REGISTRY = "registry"
     """The registry has another wheel under that version, or none."""
     YANKED = "yanked"
-    """The registry took the version back, or warns of it."""
+    """The version was yanked, or there is an advisory about the environment."""
     NOTE = "note"
-    """Worth knowing, not wrong."""
+    """Worth knowing, but not a problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class Finding:
     what: str
     """The file, package or version."""
     text: str
-    """What is wrong with it, and what to do."""
+    """What is wrong with it and what to do, as the predicate of a sentence about `what`."""
 
     @property
     def is_problem(self) -> bool:
-        """Whether the verification fails for it."""
+        """Whether it makes the verification fail."""
         return self.kind is not FindingKind.NOTE

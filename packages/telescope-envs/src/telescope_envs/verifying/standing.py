@@ -1,4 +1,4 @@
-"""What is installed against the lock and against the registry that it came from."""
+"""Comparing what is installed with the lock and with the registry that it came from."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import Distribution
@@ -16,7 +16,7 @@ from telescope_envs.verifying.findings import Finding, FindingKind
 def lock_findings(
     record: Installation, locked: LockedEnvironment, packages: Mapping[str, Distribution]
 ) -> Iterator[Finding]:
-    """Yield the packages of a virtual environment that are not those of its lock."""
+    """Yield the packages of a virtual environment that differ from its lock."""
     own = str(canonicalize_name(record.release.distribution))
     wanted = dict(line.split("==", 1) for line in locked_versions(locked.requirements))
     wanted = {str(canonicalize_name(name)): version for name, version in wanted.items()}
@@ -33,7 +33,7 @@ def lock_findings(
 
 
 def registry_findings(registry: Registry, record: Installation) -> Iterator[Finding]:
-    """Yield what the registry says now of the release that is installed."""
+    """Yield what the registry now has to report about the installed release."""
     release = record.release
     label = f"{release.id} {release.version}"
     published = {one.version: one for one in registry.releases(release.id)}
@@ -42,13 +42,13 @@ def registry_findings(registry: Registry, record: Installation) -> Iterator[Find
         yield Finding(
             kind=FindingKind.REGISTRY,
             what=label,
-            text=f"is not in {registry.address} any more, and releases are never removed",
+            text=f"is not in {registry.address} any more, although releases are never removed",
         )
     elif now.wheel.sha256 != release.wheel.sha256:
         yield Finding(
             kind=FindingKind.REGISTRY,
             what=label,
-            text=f"its wheel has sha256 {release.wheel.sha256}, and {registry.address} says "
+            text=f"has a wheel with sha256 {release.wheel.sha256}, but {registry.address} has "
             f"{now.wheel.sha256}; releases never change: tell the registry's owner",
         )
     status = registry.status(release.id)
@@ -67,6 +67,6 @@ def registry_findings(registry: Registry, record: Installation) -> Iterator[Find
 
 
 def unreachable(registry: str, error: TelescopeError) -> Iterable[Finding]:
-    """Return the note that a registry could not be asked."""
-    text = f"could not be asked, so yanks and advisories are not known: {error}"
+    """Return a note that a registry could not be reached."""
+    text = f"could not be reached, so yanks and advisories are not known: {error}"
     return [Finding(kind=FindingKind.NOTE, what=registry, text=text)]

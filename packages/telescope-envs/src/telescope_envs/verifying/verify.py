@@ -1,4 +1,4 @@
-"""`verify`: one environment, checked again from its files to its registry."""
+"""`verify`: check one environment again, from its files to its registry."""
 
 import csv
 import io
@@ -38,23 +38,23 @@ from telescope_envs.verifying.standing import lock_findings, registry_findings, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What is known of one environment after checking it again."""
+    """The result of checking one environment again."""
 
     id: str
     version: str
     place: str
     num_files: int
-    """Whose hashes were compared."""
+    """Number of files whose hashes were compared."""
     findings: tuple[Finding, ...]
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether no problem was found."""
         return not any(finding.is_problem for finding in self.findings)
 
 
 def verify(name: str) -> Verification:
-    """Check `name` again; raises UnknownNameError when there is no such environment here."""
+    """Check the environment `name` again. It must be linked, locked or installed here."""
     try:
         location = InstalledLocator().locate(name)
     except EnvironmentLoadError as error:
@@ -99,7 +99,7 @@ def _verification(
 
 
 def _record_of(location: EnvironmentLocation) -> Installation | None:
-    """Return the record of the very installation that is at `location`."""
+    """Return the record of the installation at `location`."""
     path = find_lock()
     locked = read_lock(path).find(location.id) if path is not None else None
     if locked is not None:
@@ -111,7 +111,7 @@ def _record_of(location: EnvironmentLocation) -> Installation | None:
 def _only_needed(
     packages: Mapping[str, Distribution], location: EnvironmentLocation
 ) -> dict[str, Distribution]:
-    """Return the environment's own package and what it needs, of all that an interpreter has."""
+    """Return the environment's own package and its dependencies among `packages`."""
     own = location.factory.partition(":")[0].partition(".")[0].replace("_", "-")
     package = packages.get(own)
     needed = installed_closure(package.requires or []) if package is not None else ()
@@ -136,9 +136,9 @@ def _against_its_sources(
 def _wheel_findings(
     record: Installation, registry: Registry | None, packages: Mapping[str, Distribution]
 ) -> Iterator[Finding]:
-    """Yield where the recorded hashes of the environment are not those in its wheel.
+    """Yield the environment's files whose recorded hashes differ from those in its wheel.
 
-    Whoever changes a file can change its line in RECORD; the wheel has a hash of its own.
+    Whoever changes a file can change its line in RECORD too, but the wheel has a hash of its own.
     """
     release = record.release
     own = packages.get(str(canonicalize_name(release.distribution)))
@@ -148,7 +148,7 @@ def _wheel_findings(
         data = _wheel_bytes(record, registry)
     except TelescopeError as error:
         yield Finding(
-            kind=FindingKind.NOTE, what=release.wheel.filename, text=f"is not at hand: {error}"
+            kind=FindingKind.NOTE, what=release.wheel.filename, text=f"is not available: {error}"
         )
         return
     with zipfile.ZipFile(io.BytesIO(data)) as wheel:
@@ -160,7 +160,7 @@ def _wheel_findings(
             yield Finding(
                 kind=FindingKind.CHANGED,
                 what=str(own.locate_file(name)),
-                text="has another hash in RECORD than in the published wheel",
+                text="has a different hash in RECORD than in the published wheel",
             )
     module = f"{release.module}/"
     for name in sorted(here.keys() - published.keys()):
@@ -186,9 +186,9 @@ def _hashes(text: str) -> dict[str, str]:
 
 
 def _empty_venv(folder: Path) -> Path:
-    """Make a virtual environment as installing does, to know what belongs to each."""
+    """Create a virtual environment as installing does, to see which files each one has."""
     Uv(offline=True).run(
         ["venv", "--no-project", "--relocatable", "--python", sys.executable, str(folder)],
-        failure=f"no virtual environment can be made in {folder} to compare with",
+        failure=f"a virtual environment to compare with cannot be created in {folder}",
     )
     return folder

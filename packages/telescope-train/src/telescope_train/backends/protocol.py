@@ -51,7 +51,7 @@ class BackendSettings:
         return compute_dtype(self.model.mixed_precision_dtype, self.device)
 
     @classmethod
-    def from_config(cls, config: TrainConfig) -> "BackendSettings":
+    def from_config(cls, config: TrainConfig, *, device: Device) -> "BackendSettings":
         """Take what ranks need from the configuration of `telescope train`."""
         return cls(
             model=config.model,
@@ -59,6 +59,7 @@ class BackendSettings:
             algorithm=algorithm_in_use(config),
             seed=config.run.seed,
             number_of_steps=config.num_optimizer_steps,
+            device=device,
         )
 
 

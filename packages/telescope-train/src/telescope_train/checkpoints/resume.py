@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from telescope_core.environment_record import all_changes
+from telescope_core.environment_record import EnvironmentRecord, all_changes
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records import Resume, RunFolder, RunState
 from telescope_core.records.identity import now
@@ -22,7 +22,6 @@ from telescope_train.checkpoints.folders import (
 )
 from telescope_train.config.run_folder import run_folder, run_folder_problems
 from telescope_train.config.schema import TrainConfig
-from telescope_train.rollouts.environments import environment_records
 
 LATEST = "latest"
 _IGNORED = re.compile(r"(run\.(name|output_dir|debug)|checkpoint|ray)(\.|$)")
@@ -45,7 +44,11 @@ class ResumePoint:
     """Settings that differ from the checkpoint's and may, one line each."""
 
 
-def resume_point(config: TrainConfig) -> ResumePoint | None:
+Records: TypeAlias = Mapping[str, EnvironmentRecord]
+"""Name of an entry in the settings -> which code it is now."""
+
+
+def resume_point(config: TrainConfig, records: Records) -> ResumePoint | None:
     """Return where the run continues; None when it starts from the beginning.
 
     Raises ConfigError when it cannot: no such checkpoint, or settings that have to be the same.
@@ -78,16 +81,15 @@ def resume_point(config: TrainConfig) -> ResumePoint | None:
     return ResumePoint(
         checkpoint=checkpoint,
         is_same_run=is_same_run,
-        changed=(*_allowed_changes(before, now_), *_environment_changes(checkpoint, config)),
+        changed=(
+            *_allowed_changes(before, now_),
+            *_environment_changes(checkpoint, config, records),
+        ),
     )
 
 
-def location_problems(config: TrainConfig) -> list[str]:
-    """Return why the run cannot be written or resumed where the config says."""
-    try:
-        point = resume_point(config)
-    except ConfigError as error:
-        return [str(error)]
+def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[str]:
+    """Return why the run cannot be written, or be continued at `point`, where the config says."""
     if point is None or not point.is_same_run:
         return run_folder_problems(config)
     try:
@@ -99,10 +101,10 @@ def location_problems(config: TrainConfig) -> list[str]:
     return []
 
 
-def open_run_folder(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
+def open_run_folder(config: TrainConfig, point: ResumePoint | None, records: Records) -> RunFolder:
     """Return the folder to write in: a new one, or the one that is continued."""
     folder = _opened(config, point)
-    folder.note_environments(environment_records(config))
+    folder.note_environments(records)
     return folder
 
 
@@ -159,9 +161,11 @@ def _allowed_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tup
     return tuple(changed.values())
 
 
-def _environment_changes(checkpoint: RunCheckpoint, config: TrainConfig) -> list[str]:
+def _environment_changes(
+    checkpoint: RunCheckpoint, config: TrainConfig, records: Records
+) -> list[str]:
     """Return what differs in the environments' code; raises ConfigError unless that is allowed."""
-    changed = all_changes(checkpoint.manifest.environment_records, environment_records(config))
+    changed = all_changes(checkpoint.manifest.environment_records, records)
     if changed and not config.checkpoint.allow_changed_environments:
         raise ConfigError(
             f"environments are not those that {str(checkpoint.path)!r} was trained on, and rewards "

@@ -24,7 +24,6 @@ from telescope_train.checkpoints.folders import (
     write_manifest,
 )
 from telescope_train.config.schema import CheckpointSection, ModelSection, TrainConfig
-from telescope_train.rollouts.environments import environment_records
 from telescope_train.rollouts.sampled import SamplerState
 
 _POLL_S = 0.2
@@ -56,8 +55,8 @@ class SavedRun:
     """Which code each one is."""
 
     @classmethod
-    def of(cls, config: TrainConfig) -> "SavedRun":
-        """Return what the settings of a run say."""
+    def of(cls, config: TrainConfig, environments: Mapping[str, EnvironmentRecord]) -> "SavedRun":
+        """Return what the settings of a run say; `environments` is the code it began with."""
         return cls(
             name=config.run.name,
             folder=checkpoints_folder(config).absolute(),
@@ -65,7 +64,7 @@ class SavedRun:
             section=config.checkpoint,
             model=config.model,
             config=config.model_dump(mode="json"),
-            environments=environment_records(config),
+            environments=environments,
         )
 
 

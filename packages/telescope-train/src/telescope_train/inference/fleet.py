@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 
 from telescope_core.errors import ProcessDiedError
 from telescope_train.cluster.ray_cluster import answer
+from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.server import ServerProcess, ServerSettings
 
 WATCH_EVERY_S = 1.0
@@ -106,13 +108,26 @@ async def _until_healthy(server: ServerHandle) -> None:
         await asyncio.sleep(0.1)
 
 
-def server_settings(first: ServerSettings, *, num_servers: int) -> list[ServerSettings]:
-    """Return settings for consecutive ports, each with a log file of its own."""
+def server_settings(
+    config: TrainConfig, *, device: str, dtype: str, max_model_len: int, log_folder: Path
+) -> list[ServerSettings]:
+    """Return the settings of each server: consecutive ports, each with a log file of its own."""
+    inference, model = config.inference, config.model
+    transport = config.weights.weight_transport
     return [
-        replace(
-            first,
-            port=first.port + index,
-            log_path=first.log_path.with_name(f"inference-{index}.log"),
+        ServerSettings(
+            model_path=model.model,
+            host=inference.inference_host,
+            port=inference.inference_base_port + index,
+            log_path=log_folder / f"inference-{index}.log",
+            device=device,
+            num_threads=max(1, int(config.ray.ray_inference_cpus_per_worker)),
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=inference.max_num_seqs,
+            gpu_memory_utilization=inference.gpu_memory_utilization,
+            weight_transport="gloo" if transport == "auto" else transport,
+            trust_remote_code=model.trust_remote_code,
         )
-        for index in range(num_servers)
+        for index in range(inference.inference_num_workers)
     ]

@@ -1,29 +1,46 @@
 """The environments of a run: where each runs, and one client per name and settings.
 
-An eval of what is also trained on shares the client, and with it the worker processes.
+An eval of what is also trained on shares the client, and with it the worker processes. Where an
+environment is on this machine is looked up once, in `find_environments`.
 """
 
+import asyncio
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from telescope_core.environment_record import EnvironmentRecord
+from telescope_core.environment_record import EnvironmentRecord, elsewhere, record_of
 from telescope_core.errors import TelescopeError
 from telescope_core.locate import locate_environment
-from telescope_core.open import (
-    check_environment,
-    open_environment,
-    record_environment,
-    runs_in_process,
-)
+from telescope_core.open import check_workers, open_environment, runs_in_process
 from telescope_core.processes import Isolation, ProcessSettings
-from telescope_core.protocols import EnvironmentClient
+from telescope_core.protocols import EnvironmentClient, EnvironmentLocation
 from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 
 Entry = EnvironmentEntry | EvalEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundEnvironment:
+    """One environment of a run that is on this machine or played elsewhere."""
+
+    entry: Entry
+    """The first entry with this name and these settings."""
+    processes: ProcessSettings
+    location: EnvironmentLocation | None
+    """None where workers on other machines play it."""
+
+    @property
+    def record(self) -> EnvironmentRecord:
+        """Which code it is."""
+        return elsewhere(self.entry.name) if self.location is None else record_of(self.location)
+
+    def open(self) -> EnvironmentClient:
+        """Return a client; worker processes start with its first request."""
+        settings = dict(self.entry.env)
+        return open_environment(self.entry.name, settings, self.processes, location=self.location)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +53,94 @@ class OpenedEnvironments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnvironments:
+    """What a run found out about its environments, once, before anything is started."""
+
+    found: tuple[FoundEnvironment, ...]
+    opened: OpenedEnvironments
+    """Those that can be opened."""
+    problems: tuple[str, ...]
+    """Why the others cannot."""
+
+    @property
+    def records(self) -> dict[str, EnvironmentRecord]:
+        """Return which code each environment is, by the names of entries."""
+        records: dict[str, EnvironmentRecord] = {}
+        for one in self.found:
+            records.setdefault(one.entry.name, one.record)
+        return records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
     """Where one environment will run."""
 
     count: int
     """Processes that are started for it here."""
     detail: str
+
+
+def prepare_environments(config: TrainConfig) -> RunEnvironments:
+    """Find, open and check everything that is trained on or evaluated; outside an event loop.
+
+    Nothing is raised, and no process is left running. All checks that start one run at once.
+    """
+    found, problems = _find(config)
+    clients: dict[str, EnvironmentClient] = {}
+    for one in found:
+        try:
+            clients[_key(one.entry)] = one.open()
+        except TelescopeError as error:
+            problems.append(str(error))
+    problems += asyncio.run(_check(one for one in found if _key(one.entry) in clients))
+    return RunEnvironments(
+        found=tuple(found), opened=_by_entry(config, clients), problems=tuple(problems)
+    )
+
+
+def find_environments(config: TrainConfig) -> list[FoundEnvironment]:
+    """Return those that are installed, importable or played elsewhere."""
+    return _find(config)[0]
+
+
+def _find(config: TrainConfig) -> tuple[list[FoundEnvironment], list[str]]:
+    found: list[FoundEnvironment] = []
+    problems: list[str] = []
+    for entry in _distinct(config):
+        try:
+            location = None if entry.env_addresses else locate_environment(entry.name)
+        except TelescopeError as error:
+            problems.append(str(error))
+            continue
+        processes = process_settings(entry, config)
+        found.append(FoundEnvironment(entry=entry, processes=processes, location=location))
+    return found, problems
+
+
+async def _check(found: Iterable[FoundEnvironment]) -> list[str]:
+    """Return what keeps worker processes from playing them."""
+    checks = (
+        check_workers(one.entry.name, dict(one.entry.env), one.processes, one.location)
+        for one in found
+    )
+    problems: list[str] = []
+    for outcome in await asyncio.gather(*checks, return_exceptions=True):
+        if isinstance(outcome, TelescopeError):
+            problems.append(str(outcome))
+        elif isinstance(outcome, BaseException):
+            raise outcome
+    return problems
+
+
+def _by_entry(config: TrainConfig, clients: Mapping[str, EnvironmentClient]) -> OpenedEnvironments:
+    def named(entries: Iterable[Entry]) -> dict[str, EnvironmentClient]:
+        return {one.name: clients[_key(one)] for one in entries if _key(one) in clients}
+
+    return OpenedEnvironments(
+        training=named(config.environments),
+        evals=named(config.evals.evals),
+        clients=tuple(clients.values()),
+    )
 
 
 def process_settings(entry: Entry, config: TrainConfig) -> ProcessSettings:
@@ -60,67 +159,34 @@ def process_settings(entry: Entry, config: TrainConfig) -> ProcessSettings:
     )
 
 
-def open_environments(config: TrainConfig) -> OpenedEnvironments:
-    """Open everything that is trained on or evaluated; processes start with the first request."""
-    opened: dict[str, EnvironmentClient] = {}
-
-    def client_of(entry: Entry) -> EnvironmentClient:
-        key = _key(entry)
-        if key not in opened:
-            settings = process_settings(entry, config)
-            opened[key] = open_environment(entry.name, dict(entry.env), settings)
-        return opened[key]
-
-    training = {entry.name: client_of(entry) for entry in config.environments}
-    evals = {entry.name: client_of(entry) for entry in config.evals.evals}
-    return OpenedEnvironments(training=training, evals=evals, clients=tuple(opened.values()))
+def starts_processes(entry: Entry, isolation: str) -> bool:
+    """Return whether processes are started here for `entry`."""
+    is_importable_code = ":" in entry.name and not set("/@") & set(entry.name)
+    is_in_driver = isolation == "none" or (isolation == "auto" and is_importable_code)
+    return not entry.env_addresses and not is_in_driver
 
 
-def environment_records(config: TrainConfig) -> dict[str, EnvironmentRecord]:
-    """Return which code each environment is, trained on or evaluated, by the names of entries.
-
-    What cannot be found is left out: it is a problem of the plan, told there.
-    """
-    records: dict[str, EnvironmentRecord] = {}
-    for entry in _distinct(config):
-        with suppress(TelescopeError):
-            records.setdefault(
-                entry.name, record_environment(entry.name, process_settings(entry, config))
-            )
-    return records
-
-
-def environment_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield why an environment, trained on or evaluated, could not be opened."""
-    for entry in _distinct(config):
+def worker_plans(found: Iterable[FoundEnvironment]) -> Iterator[WorkerPlan]:
+    """Yield where each environment runs; nothing for those that cannot run as the settings say."""
+    for one in found:
         try:
-            settings = process_settings(entry, config)
-            check_environment(entry.name, dict(entry.env), settings)
-        except TelescopeError as error:
-            yield str(error)
-
-
-def worker_plans(config: TrainConfig) -> Iterator[WorkerPlan]:
-    """Yield where each environment runs; nothing for those that are not installed."""
-    for entry in _distinct(config):
-        try:
-            yield _worker_plan(entry, process_settings(entry, config))
+            yield _worker_plan(one)
         except TelescopeError:
             continue  # a problem of the plan, told there
 
 
-def _worker_plan(entry: Entry, settings: ProcessSettings) -> WorkerPlan:
-    if settings.addresses:
+def _worker_plan(found: FoundEnvironment) -> WorkerPlan:
+    name, settings, location = found.entry.name, found.processes, found.location
+    if location is None:
         where = f"started at {', '.join(settings.addresses)}"
-        return WorkerPlan(count=0, detail=f"plays {entry.name}: {where}")
-    location = locate_environment(entry.name)
+        return WorkerPlan(count=0, detail=f"plays {name}: {where}")
     if runs_in_process(location, settings.isolation):
-        return WorkerPlan(count=0, detail=f"plays {entry.name}: in the driver")
+        return WorkerPlan(count=0, detail=f"plays {name}: in the driver")
     is_shared = location.interpreter in ("", sys.executable)
     where = "in the driver's interpreter" if is_shared else "in a virtual environment of its own"
     limit = settings.memory_limit_bytes
     size = f", at most {limit // 2**20} MiB each" if limit else ""
-    return WorkerPlan(count=settings.num_workers, detail=f"plays {entry.name}: {where}{size}")
+    return WorkerPlan(count=settings.num_workers, detail=f"plays {name}: {where}{size}")
 
 
 def _distinct(config: TrainConfig) -> list[Entry]:
@@ -133,10 +199,3 @@ def _distinct(config: TrainConfig) -> list[Entry]:
 
 def _key(entry: Entry) -> str:
     return json.dumps([entry.name, entry.env, entry.env_addresses], sort_keys=True)
-
-
-def starts_processes(entry: EnvironmentEntry | EvalEntry, isolation: str) -> bool:
-    """Return whether processes are started here for `entry`."""
-    is_importable_code = ":" in entry.name and not set("/@") & set(entry.name)
-    is_in_driver = isolation == "none" or (isolation == "auto" and is_importable_code)
-    return not entry.env_addresses and not is_in_driver

@@ -6,11 +6,10 @@ even where both splits come from one source, or where it is trained on under ano
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-from telescope_core.errors import ConfigError, TelescopeError
-from telescope_core.locate import locate_environment
+from telescope_core.environment_record import EnvironmentRecord
+from telescope_core.errors import ConfigError
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.types import EnvironmentDescription, Split
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
@@ -40,13 +39,14 @@ async def hold_out(
     training: Mapping[str, EnvironmentClient],
     evals: Mapping[str, EnvironmentClient],
     descriptions: Mapping[str, EnvironmentDescription],
+    records: Mapping[str, EnvironmentRecord],
 ) -> dict[str, HeldOut]:
     """Return training environment -> what is held out of it; reads the examples' ids once."""
     found: dict[str, HeldOut] = {}
     for entry in config.environments:
         ids: set[str] = set()
         for eval_entry in _separated(config):
-            if environment_id(eval_entry) == environment_id(entry):
+            if _environment_id(records, eval_entry) == _environment_id(records, entry):
                 client = evals[eval_entry.name]
                 split = eval_split(eval_entry, await client.describe())
                 ids.update(await _ids(client, split, range(eval_entry.num_samples)))
@@ -62,23 +62,29 @@ async def hold_out(
     return found
 
 
-def held_out_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield the evals whose `separate_eval_samples` would have no effect."""
+def held_out_problems(
+    config: TrainConfig, records: Mapping[str, EnvironmentRecord]
+) -> Iterator[str]:
+    """Yield the evals whose `separate_eval_samples` would have no effect.
+
+    An environment without a record is a problem of its own, told where environments are opened.
+    """
+    trained = {_environment_id(records, one) for one in config.environments}
     for entry in _separated(config):
-        with suppress(TelescopeError):  # told where environments are opened
-            trained = {environment_id(one) for one in config.environments}
-            if environment_id(entry) not in trained:
-                yield (
-                    f"evals ({entry.name}): separate_eval_samples has no effect, because this "
-                    "environment is not trained on; remove it"
-                )
+        mine = _environment_id(records, entry)
+        if None not in trained and mine is not None and mine not in trained:
+            yield (
+                f"evals ({entry.name}): separate_eval_samples has no effect, because this "
+                "environment is not trained on; remove it"
+            )
 
 
-def environment_id(entry: EnvironmentEntry | EvalEntry) -> str:
-    """Return what is the same for every name of one environment."""
-    if entry.env_addresses:
-        return entry.name.partition("@")[0]
-    return locate_environment(entry.name).id
+def _environment_id(
+    records: Mapping[str, EnvironmentRecord], entry: EnvironmentEntry | EvalEntry
+) -> str | None:
+    """Return what is the same for every name of one environment; None where it is not known."""
+    record = records.get(entry.name)
+    return None if record is None else record.id.partition("@")[0]
 
 
 def _separated(config: TrainConfig) -> list[EvalEntry]:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.errors import ConfigError
 from telescope_core.protocols import EnvironmentClient, PolicySource
 from telescope_core.types import EnvironmentDescription, Sampling, Split
@@ -28,11 +29,15 @@ async def training_environments(
     config: TrainConfig,
     clients: Mapping[str, EnvironmentClient],
     eval_clients: Mapping[str, EnvironmentClient],
+    records: Mapping[str, EnvironmentRecord],
 ) -> Mix:
-    """Ask each environment what it declares, and join that with the config's overrides."""
+    """Ask each environment what it declares, and join that with the config's overrides.
+
+    `records` says by the name of an entry which environment it is: evals may use another name.
+    """
     described = await asyncio.gather(*(client.describe() for client in clients.values()))
     descriptions = dict(zip(clients, described, strict=True))
-    held_out = await hold_out(config, clients, eval_clients, descriptions)
+    held_out = await hold_out(config, clients, eval_clients, descriptions, records)
     return Mix(
         playing={
             entry.name: TrainingEnvironment(

@@ -15,14 +15,16 @@ from numpy.typing import NDArray
 
 from telescope_core.errors import unknown_name
 from telescope_core.types import Group, Rollout, RolloutStatus, Sampling
-from telescope_train.algorithms import Algorithm
+from telescope_train.algorithms import Algorithm, load_algorithm
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.batches.samples import (
     branched_fraction,
     num_cuts_continued,
     samples_from_rollout,
 )
+from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.config.schema import TrainConfig
+from telescope_train.rollouts.mix import Mix
 from telescope_train.step.filters import Filtered, filter_reason
 from telescope_train.step.shaping import RolloutKey, Shaping, overlong_penalties
 
@@ -61,6 +63,20 @@ class CreditRules:
     declared: Mapping[str, RewardRange] = field(default_factory=dict[str, RewardRange])
     """Ranges that environments state, read only to say at which end a group of equal rewards
     stands."""
+
+
+def credit_rules(config: TrainConfig, mix: Mix, *, vocab_size: int | None) -> CreditRules:
+    """Return the rules of a run over `mix`; a `vocab_size` of None is read from the tokenizer."""
+    return CreditRules(
+        algorithm=load_algorithm(config.algorithm.algorithm),
+        config=config,
+        sampling={name: one.sampling for name, one in mix.playing.items()},
+        vocab_size=vocab_size or len(load_tokenizer(config.model.model)),
+        declared={
+            name: RewardRange(one.reward_min, one.reward_max)
+            for name, one in mix.descriptions.items()
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

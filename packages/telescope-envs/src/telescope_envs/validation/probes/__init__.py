@@ -1,5 +1,5 @@
-"""What runs beside the environment's code, in the environment's own interpreter.
+"""The part of validation that runs beside the environment's code, in its own interpreter.
 
-That interpreter may have telescope-core and nothing else of Telescope, so these modules import
-core, each other and the standard library alone.
+Telescope-core may be the only part of Telescope that this interpreter has, so these modules import
+only core, each other and the standard library.
 """

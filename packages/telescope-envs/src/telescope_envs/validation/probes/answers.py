@@ -1,4 +1,4 @@
-"""`Answers`: what a probe has to say, as JSON lines that survive the probe's death."""
+"""`Answers`: what a probe reports, as JSON lines that survive the death of the probe."""
 
 import json
 import traceback
@@ -18,15 +18,15 @@ class Answers:
         self._has_found: set[str] = set()
 
     def stage(self, check: str) -> None:
-        """Say what is being done, for the case that the process dies of it."""
+        """Report which check is being done, in case the process dies of it."""
         self._write(kind="stage", check=check)
 
     def passed(self, check: str) -> None:
-        """Say that `check` was done."""
+        """Report that `check` was done."""
         self._write(kind="passed", check=check)
 
     def found(self, check: str, text: str, *, example_id: str = "", completion: str = "") -> None:
-        """Say what `check` found."""
+        """Report one thing that `check` found."""
         self._has_found.add(check)
         self._write(
             kind="found",
@@ -37,19 +37,19 @@ class Answers:
         )
 
     def not_applicable(self, check: str, reason: str) -> None:
-        """Say that there is nothing to check."""
+        """Report that `check` has nothing to look at."""
         self._write(kind="not applicable", check=check, reason=reason)
 
     def not_run(self, check: str, reason: str) -> None:
-        """Say why `check` cannot be done."""
+        """Report why `check` cannot be done."""
         self._write(kind="not run", check=check, reason=reason)
 
     def fact(self, name: str, value: float | str) -> None:
-        """Record something measured."""
+        """Report a measurement."""
         self._write(kind="fact", name=name, value=value)
 
     def data(self, name: str, value: Any) -> None:
-        """Hand something to the validating process."""
+        """Pass a value to the validating process."""
         self._write(kind="data", name=name, value=value)
 
     def has_found(self, check: str) -> bool:
@@ -58,7 +58,7 @@ class Answers:
 
     @contextmanager
     def doing(self, check: str) -> Generator[None]:
-        """Do a check: what the environment's code raises is a finding, no end."""
+        """Do a check; an error from the environment's code is a finding and not the end."""
         self.stage(check)
         try:
             yield
@@ -67,7 +67,7 @@ class Answers:
         self.passed(check)
 
     def close(self) -> None:
-        """Say that the probe came to its end."""
+        """Report that the probe finished."""
         self._write(kind="end")
         self._file.close()
 
@@ -76,7 +76,7 @@ class Answers:
 
 
 def described(error: BaseException) -> str:
-    """Return an exception with the place it comes from, on one line."""
+    """Return an exception with the place where it was raised, on one line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     notes = "; ".join(getattr(error, "__notes__", ()))

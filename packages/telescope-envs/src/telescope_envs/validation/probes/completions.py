@@ -1,6 +1,6 @@
-"""What the policy is made to say: the gold answer, nothing, and everything that is no answer. Pure.
+"""The scripted answers of the policy: the gold answer, empty ones and every kind of junk. Pure.
 
-The form of an answer, such as `<answer>` tags, is found from gold answers and from the prompt.
+The form of an answer, such as `<answer>` tags, is inferred from gold answers and the prompt.
 """
 
 import random
@@ -13,7 +13,7 @@ from telescope_core.types import Example, Message, Split
 
 GOLD = "gold"
 NOTHING = ("empty", "whitespace")
-"""Kinds that do nothing: they measure the floor."""
+"""Kinds of answers that say nothing. They measure the floor."""
 CHECK_OF_KIND = {
     "empty": "reward.empty",
     "whitespace": "reward.empty",
@@ -29,7 +29,7 @@ CHECK_OF_KIND = {
     "form_of_dots": "reward.format_only",
 }
 GUESSES = {"other_gold", "random_words"}
-"""Kinds that may be right by luck."""
+"""Kinds of answers that may be right by luck."""
 HUGE = ("huge", "huge_number")
 HUGE_CHARACTERS = 1_000_000
 _NUM_HUGE = 2
@@ -48,19 +48,19 @@ _TAG = re.compile(r"<([a-zA-Z_][\w-]*)>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One example as the policy meets it."""
+    """One example as the policy sees it."""
 
     split: Split
     index: int
     example: Example
     opening: tuple[Message, ...]
     gold: tuple[str, ...]
-    """What to say turn by turn; empty = not known."""
+    """The gold answer, one reply for each turn; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """One rollout to be played: an example and what the policy says."""
+    """One rollout to play: an example and the policy's replies."""
 
     asked: Asked
     kind: str
@@ -68,13 +68,13 @@ class Try:
 
     @property
     def key(self) -> str:
-        """The same in every process."""
+        """A name of the try that is the same in every process."""
         return f"{self.asked.split}/{self.asked.index}/{self.kind}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What stands around an answer."""
+    """The text around an answer."""
 
     before: str
     after: str
@@ -90,7 +90,7 @@ def form_of(asked: Sequence[Asked]) -> Form:
     if len(golds) >= 3:
         before = _common_start(golds)
         after = _common_start([gold[len(before) :][::-1] for gold in golds])[::-1]
-        # Digits and letters that all answers happen to share are content.
+        # Digits and letters that all answers happen to share are content, not form.
         before, after = re.sub(r"\w+$", "", before), re.sub(r"^\w+", "", after)
         if before.strip() or after.strip():
             return Form(before=before, after=after)
@@ -107,7 +107,7 @@ def _common_start(texts: Sequence[str]) -> str:
 
 
 def tries_of(asked: Sequence[Asked]) -> Iterator[Try]:
-    """Yield every rollout to be played, example by example."""
+    """Yield every rollout to play, example by example."""
     form = form_of(asked)
     for position, one in enumerate(asked):
         said: dict[str, tuple[str, ...]] = {
@@ -145,7 +145,7 @@ def _texts(one: Asked, form: Form, position: int) -> dict[str, str]:
 
 
 def _other_gold(asked: Sequence[Asked], position: int) -> tuple[str, ...]:
-    """Return the gold answer of the next example that has another one."""
+    """Return the gold answer of the next example whose gold answer is different."""
     one = asked[position]
     own = one.gold[-1:] or (one.example.answer,)
     for step in range(1, len(asked)):

@@ -1,8 +1,8 @@
-"""Keeping an environment from the network and from other people's files, and seeing it try.
+"""Keeping an environment from the network and from other people's files, and recording attempts.
 
-The network is cut off by a network namespace where the kernel lets an ordinary user make one: then
-nothing gets out, whatever it is written in. An audit hook sees what Python code tries, and refuses
-it; it is all there is on other machines. Neither is a sandbox against malice.
+Where the kernel lets an ordinary user create a network namespace, it cuts off the network for code
+in any language. An audit hook records what Python code attempts and refuses it; on other machines
+there is only the hook. Neither is a sandbox against malicious code.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ _PATH_EVENTS = {
     "os.symlink": 1,
     "sqlite3.connect": 0,
 }
-"""Event -> which of its arguments is the path that changes."""
+"""Audit event -> index of the argument that is the path to change."""
 _MAX_ATTEMPTS = 50
 NETWORK_NAMESPACE = "network namespace"
 AUDIT_HOOK = "audit hook"
@@ -41,7 +41,7 @@ AUDIT_HOOK = "audit hook"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One thing that the code tried."""
+    """One refused thing that the code attempted."""
 
     kind: Literal["network", "write"]
     what: str
@@ -51,29 +51,29 @@ class Attempt:
 
 
 class Guard:
-    """Watches this process once installed; an audit hook cannot be taken out again."""
+    """Watches this process once installed. An audit hook cannot be removed again."""
 
     def __init__(self, *, writable: Sequence[Path], own_folders: Sequence[str]) -> None:
         self._writable = tuple(os.path.realpath(path) for path in writable)
         self._own = tuple(os.path.realpath(path) for path in own_folders)
         self._libraries = sysconfig.get_path("stdlib")
         self.phase = ""
-        """What is being done; empty = nothing is watched."""
+        """The name of what is being done; empty while nothing is watched."""
         self.allows_loopback = False
         self.allows_network = False
         self.allows_writes = False
         self.attempts: list[Attempt] = []
 
     def install(self) -> None:
-        """Begin to watch, in the phases that are named."""
+        """Start watching whenever `phase` is not empty."""
         sys.addaudithook(self._hook)
 
     def seen(self, kind: str, *phases: str) -> list[Attempt]:
-        """Return what was tried in `phases`."""
+        """Return what was attempted in `phases`."""
         return [one for one in self.attempts if one.kind == kind and one.phase in phases]
 
     def watch_play(self) -> None:
-        """Watch rollouts: they may write and use loopback, but reach for nothing else."""
+        """Watch rollouts, which may write files and use loopback, but not any other network."""
         self.allows_loopback = self.allows_writes = True
         self.phase = "play"
         self.install()
@@ -120,7 +120,7 @@ class Guard:
         ):
             return
         self._note("write", text)
-        raise PermissionError(f"written outside the caches while validating: {text}")
+        raise PermissionError(f"writing outside the caches is refused while validating: {text}")
 
     def _note(self, kind: Literal["network", "write"], what: str) -> None:
         if len(self.attempts) < _MAX_ATTEMPTS:
@@ -141,9 +141,9 @@ class Guard:
 
 
 def cut_off_network() -> str:
-    """Move this process into a network of its own, with nothing but loopback; returns how.
+    """Move this process into its own network with nothing but loopback; returns the method.
 
-    Before any thread is started: the kernel allows it to single-threaded processes only.
+    Call it before any thread starts, as the kernel allows it only for single-threaded processes.
     """
     if sys.platform != "linux":
         return AUDIT_HOOK
@@ -151,7 +151,7 @@ def cut_off_network() -> str:
     unshare = getattr(ctypes.CDLL(None), "unshare", None)
     if unshare is None or unshare(_NEW_USER | _NEW_NET):
         return AUDIT_HOOK
-    end_with_parent(parent)  # other credentials have made the kernel forget it
+    end_with_parent(parent)  # the kernel forgets it when credentials change
     try:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")

@@ -11,30 +11,30 @@ Kind = Literal["load", "reward", "scores", "leakage"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One errand of one process."""
+    """One job of one process."""
 
     kind: Kind
     factory: str
     """`module:Class`."""
     output: str
-    """File that the answers go to."""
+    """File to write the answers to."""
     num_examples: int
-    """Of each split."""
+    """Number of examples of each split."""
     writable: list[str] = field(default_factory=list[str])
     """Folders that count as the environment's caches."""
     parent: int
-    """Process id of who asks: the errand is over when it is."""
+    """Id of the validating process. The job ends when that process does."""
     cuts_network: bool = True
     has_secrets: bool = True
-    """Whether declared secrets were passed on: not before it is known which."""
+    """Whether declared secrets were passed on, which requires knowing which are declared."""
 
     def text(self) -> str:
-        """Return it as JSON."""
+        """Return the job as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str) -> "Job":
-        """Read what `text` returned."""
+        """Read a job from the JSON that `text` returned."""
         return cls(**json.loads(text))
 
     def own_folders(self) -> list[str]:

@@ -1,8 +1,9 @@
-"""From played rollouts to findings: the floor, who rises above it, what differs. Pure.
+"""Turning played rollouts into findings: the floor, answers above it, and differences. Pure.
 
-The floor is measured: the least that doing nothing earns, at most half of the way to success.
-Answers that are none may earn, on average, a quarter of the way from there to success, and never
-success itself; those that may be right by luck, such as another example's, may be so once in ten.
+The floor is measured: it is the least that saying nothing earns, and may be at most half of the way
+to success. Junk answers may earn, on average, a quarter of the way from the floor to success, and
+never success itself. Those that may be right by luck, such as another example's answer, may succeed
+once in ten times.
 """
 
 import math
@@ -29,29 +30,29 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """One try with what became of it."""
+    """One try with its rollout."""
 
     attempt: Try
     rollout: Rollout
     duration_s: float
     digest: str
-    """Of the conversation."""
+    """Digest of the conversation."""
 
     @property
     def reward(self) -> float | None:
-        """None: it failed."""
+        """The reward; None if the rollout failed."""
         return self.rollout.reward
 
     @property
     def score(self) -> tuple[object, ...]:
-        """What has to be the same each time."""
+        """The values that have to be the same each time."""
         failure = self.rollout.error if self.rollout.status is RolloutStatus.FAILED else ""
         return (self.reward, tuple(sorted(self.rollout.rewards.items())), bool(failure))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """What the environment declares of its rewards."""
+    """What the environment declares about its rewards."""
 
     low: float
     high: float
@@ -59,7 +60,7 @@ class Range:
 
 
 def judge_failures(played: Iterable[Played], answers: Answers) -> None:
-    """Report rollouts that failed, by what it is that failed."""
+    """Report rollouts that failed, each under the check that its error belongs to."""
     for one in played:
         if one.rollout.status is not RolloutStatus.FAILED:
             continue
@@ -78,7 +79,7 @@ def judge_failures(played: Iterable[Played], answers: Answers) -> None:
 
 
 def judge_gold(played: Sequence[Played], declared: Range, answers: Answers) -> None:
-    """Report gold answers below the maximum, and that there is none."""
+    """Report gold answers that earn less than the maximum, or that there is none."""
     golds = [one for one in played if one.attempt.kind == GOLD]
     if not golds:
         answers.found("reward.has_gold", "gold_answer returns None for every example tried")
@@ -98,7 +99,7 @@ def judge_gold(played: Sequence[Played], declared: Range, answers: Answers) -> N
 
 
 def judge_junk(played: Sequence[Played], declared: Range, answers: Answers) -> None:
-    """Measure the floor, and report answers that are none and rise above it."""
+    """Measure the floor, and report junk answers that earn too much above it."""
     by_kind: defaultdict[str, list[tuple[float, Played]]] = defaultdict(list)
     for one in played:
         if one.reward is not None and one.attempt.kind != GOLD:
@@ -109,7 +110,7 @@ def judge_junk(played: Sequence[Played], declared: Range, answers: Answers) -> N
     if floor > declared.low + HIGHEST_FLOOR * (declared.success - declared.low) + _SLACK:
         answers.found(
             "reward.floor",
-            f"doing nothing earns {floor:g} at least; success is {declared.success:g} of "
+            f"doing nothing earns at least {floor:g}; success is {declared.success:g} of "
             f"[{declared.low:g}, {declared.high:g}]",
         )
     if nothing:
@@ -152,7 +153,7 @@ def _judge_kind(
 def judge_same(
     check: str, first: Mapping[str, Played], later: Iterable[Played], how: str, answers: Answers
 ) -> None:
-    """Report tries whose score is another one than the first time."""
+    """Report tries whose score differs from the first time."""
     for one in later:
         before = first.get(one.attempt.key)
         if before is not None and before.score != one.score:

@@ -1,4 +1,4 @@
-"""The leakage level, inside a process: what the policy is shown, its tools, what stays behind."""
+"""The probe of the leakage level: what the policy is shown, its tools, and what is left behind."""
 
 import asyncio
 import gc
@@ -41,11 +41,11 @@ CHECKED = (
 _NEVER_S = 3600.0
 _NUM_KEPT = 64
 _FAULTS = (ToolFailure.BAD_ARGUMENTS, ToolFailure.RAISED, ToolFailure.TIMED_OUT)
-"""What a call with arguments made from the schema must not come to. Refusing is fine."""
+"""Failures that a call with arguments made from the schema must not have; refusing is fine."""
 
 
 def run_leakage(job: Job, answers: Answers) -> None:
-    """Do the level and answer for each of its checks."""
+    """Run the level and report on each of its checks."""
     if job.cuts_network:
         cut_off_network()
     environment = load_environment_class(job.factory).from_settings({})
@@ -53,7 +53,7 @@ def run_leakage(job: Job, answers: Answers) -> None:
 
 
 async def look_for_leaks(environment: Environment, num_examples: int, answers: Answers) -> None:
-    """Do the level with an environment that is at hand; closes it."""
+    """Run the level with an environment that is built already, and close it."""
     last: list[Episode] = []
 
     def keep(episode: Episode) -> None:
@@ -79,10 +79,10 @@ async def look_for_leaks(environment: Environment, num_examples: int, answers: A
 
 
 async def _shown(environment: Environment, one: Asked, form: Form, last: list[Episode]) -> Shown:
-    """Return what the policy sees until its second answer, when its first is empty."""
+    """Return what the policy sees before its second answer if its first one is empty."""
     rollout = (await play(environment, Try(asked=one, kind="empty", replies=("",)))).rollout
     messages = rollout.messages or one.opening
-    # Only the first observation: later ones may rightly tell what was missed.
+    # Only the first observation counts: later ones may rightly reveal what was missed.
     written = [at for at, message in enumerate(messages) if message.role == "assistant"]
     seen = [message.content for message in messages[: written[1] if written[1:] else None]]
     seen += [json.dumps(tool, default=str) for tool in (last[0].tools if last else ())]
@@ -226,7 +226,7 @@ async def _check_isolation(
             elif first.digest != second.digest:
                 answers.found(
                     "leakage.isolation",
-                    "the same answers led to another conversation",
+                    "the same answers led to a different conversation",
                     example_id=one.example.id,
                 )
 

@@ -1,10 +1,11 @@
-"""Whether an answer can be read off what the policy is shown. Pure.
+"""Finding answers that can be read off what the policy is shown. Pure.
 
-A `7` stands in many prompts by chance, and texts to be read hold their answers: neither is a leak.
-A leak is what a fixed rule finds. A *reader* takes what stands beside the same two words, or at the
-same end, of every prompt; it leaks when it is right for three quarters of the examples, and for a
-third more than the most frequent answer is. An *announcement*, such as `Answer: 46`, leaks once,
-unless other examples' prompts have the same words. Words are whole: `7` is not in `17`.
+A `7` appears in many prompts by chance, and texts for reading comprehension hold their answers;
+neither is a leak. An answer leaks if a fixed rule finds it. A *reader* is a rule that takes what is
+beside the same two words, or at the same end, of every prompt. It is a leak if it is right for
+three quarters of the examples, and for a third more of them than the most frequent answer is. An
+*announcement*, such as `Answer: 46`, is a leak in a single example, unless other examples' prompts
+have the same words. Only whole words count: `7` is not in `17`.
 """
 
 import re
@@ -21,7 +22,7 @@ _ANNOUNCED = re.compile(
 )
 _READER_SHARE, _OVER_CHANCE = 0.75, 1 / 3
 _FEWEST = 4
-"""Examples with an answer: fewer show nothing."""
+"""Examples with an answer; fewer than these show nothing."""
 _START, _END = "<start>", "<end>"
 
 
@@ -32,12 +33,12 @@ class Shown:
     example_id: str
     text: str
     answers: tuple[str, ...]
-    """Ways to write the answer; empty = not known."""
+    """Ways to write the answer; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """One way to the answers, and an example of it."""
+    """One way to read off answers, and an example where it works."""
 
     text: str
     example_id: str
@@ -58,7 +59,7 @@ def _announcements(shown: Sequence[Shown]) -> list[Leak]:
                 words = _words(answer)
                 if words and after[: len(words)] == words:
                     found.append((one, " ".join(f"{match[0]}{answer}".split())))
-    # An instruction with an example of its form says the same to all of them.
+    # An instruction that shows an example of the form is the same in all prompts.
     everywhere = Counter(
         said
         for said in {said.casefold() for _, said in found}
@@ -67,7 +68,7 @@ def _announcements(shown: Sequence[Shown]) -> list[Leak]:
     )
     limit = max(1, len(shown) // 4)
     leaks = [
-        Leak(text=f"it is announced: {said[:120]!r}", example_id=one.example_id)
+        Leak(text=f"the answer is announced: {said[:120]!r}", example_id=one.example_id)
         for one, said in found
         if everywhere[said.casefold()] <= limit
     ]
@@ -88,7 +89,7 @@ def _readers(shown: Sequence[Shown]) -> list[Leak]:
     best = [(count, reader) for reader, count in hits.items() if count >= needed]
     return [
         Leak(
-            text=f"{_described(reader)} stands the answer, in {count} of {len(shown)} examples",
+            text=f"the answer is {_described(reader)}, in {count} of {len(shown)} examples",
             example_id=witness[reader].example_id,
         )
         for count, reader in sorted(best, reverse=True)[:2]
@@ -96,9 +97,9 @@ def _readers(shown: Sequence[Shown]) -> list[Leak]:
 
 
 def _contexts(one: Shown) -> Iterator[tuple[str, ...]]:
-    """Yield the rules that find the answer of `one`: side, and the two words that lead there.
+    """Yield the rules that find the answer of `one`: the side, and the two words beside it.
 
-    A rule takes the first place, or the last, that its words lead to: others are no rule.
+    A rule looks at the first or the last place where its words appear, and at no other.
     """
     words = [_START, _START, *_words(one.text), _END, _END]
     pairs_before = list(pairwise(words))

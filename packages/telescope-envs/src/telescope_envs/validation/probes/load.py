@@ -1,4 +1,4 @@
-"""The load level, inside a process: import, build, read examples, and watch what that does."""
+"""The probe of the load level: import, build, read examples, and watch what the code does."""
 
 import asyncio
 import hashlib
@@ -26,10 +26,10 @@ from telescope_envs.validation.probes.schema_check import schema_problems
 from telescope_envs.validation.probes.waiting import WaitClock
 
 _MAX_READ = 2000
-"""Of a finite split; of an endless one `_MAX_DRAWN`."""
+"""Examples to read of a finite split; of an endless one, `_MAX_DRAWN`."""
 _MAX_DRAWN = 200
 _READ_S = 4.0
-"""For one split, beyond the examples that were asked for."""
+"""Seconds for one split, after which only the examples that were asked for are read."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _BUILT = ("load.settings", "load.tools", "load.declarations", "load.network", "load.examples")
@@ -38,7 +38,7 @@ _READ = ("load.ids_unique", "load.ids_stable", "load.split_ids", "load.split_pro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What decides whether two examples are the same problem."""
+    """The values that decide whether two examples are the same problem."""
 
     split: str
     id: str
@@ -49,7 +49,7 @@ class Problem:
 
 
 def run_load(job: Job, answers: Answers) -> None:
-    """Do the level and answer for each of its checks."""
+    """Run the level and report on each of its checks."""
     guard = Guard(writable=[Path(path) for path in job.writable], own_folders=job.own_folders())
     answers.fact("network_cut_by", cut_off_network() if job.cuts_network else AUDIT_HOOK)
     guard.install()
@@ -92,7 +92,7 @@ def _imported(job: Job, answers: Answers, guard: Guard) -> type[Environment] | N
     found: list[type[Environment]] = []
     with answers.doing("load.import"):
         found.append(load_environment_class(job.factory))
-    # Without what it waited for a processor: the machine may be busy with something else.
+    # Time spent waiting for a processor is left out: the machine may be busy with something else.
     answers.data("import_s", time.perf_counter() - clock.waited_s() - started_s)
     answers.data("slowness", slowness())
     guard.phase = ""
@@ -126,19 +126,22 @@ def build(environment_class: type[Environment], answers: Answers) -> Environment
 
 
 def check_declarations(environment: Environment, answers: Answers) -> None:
-    """Check what it says of rewards, network and secrets."""
+    """Check what it declares about rewards, network and secrets."""
     low, high = environment.reward_min, environment.reward_max
     success = environment.success_threshold
     with answers.doing("load.declarations"):
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            answers.found("load.declarations", f"rewards from {low!r} to {high!r} are no range")
+            answers.found("load.declarations", f"rewards from {low!r} to {high!r} are not a range")
         elif not low < success <= high:
             answers.found(
                 "load.declarations",
                 f"success_threshold {success!r} is not above {low!r} and at most {high!r}",
             )
         if environment.network not in ("none", "load", "always"):
-            answers.found("load.declarations", f"network is {environment.network!r}")
+            answers.found(
+                "load.declarations",
+                f"network is {environment.network!r}, expected none, load or always",
+            )
         for name in environment.secrets:
             if not _SECRET_NAME.fullmatch(name):
                 answers.found("load.declarations", f"secret {name!r} is not the name of a variable")
@@ -160,11 +163,11 @@ def check_datasets(environment: Environment, answers: Answers) -> None:
             answers.not_applicable("load.datasets", "it loads no dataset by default")
         for name, revision in revisions.items():
             if not _COMMIT.fullmatch(revision):
-                answers.found("load.datasets", f"{name}: {revision!r} is no commit")
+                answers.found("load.datasets", f"{name}: {revision!r} is not a commit")
 
 
 def read_examples(environment: Environment, num_examples: int, answers: Answers) -> None:
-    """Check ids and splits: of all examples of finite splits, and of some of endless ones."""
+    """Check the ids and splits of all examples of finite splits, and of some of endless ones."""
     problems: list[Problem] = []
     with answers.doing("load.examples"):
         splits = environment.splits()
@@ -214,7 +217,7 @@ def _read_split(
             return found
         problem = _problem(environment, split, example, asks_gold=index < num_examples)
         other = by_id.setdefault(problem.id, problem)
-        # An endless source may begin again, with the same examples.
+        # An endless source may start over with the same examples.
         if other is not problem and (size is not None or other.content != problem.content):
             answers.found(
                 "load.ids_unique",
@@ -235,7 +238,8 @@ def _check_end(source: ExampleSource, size: int | None, split: Split, answers: A
     except IndexError:
         return
     answers.found(
-        "load.examples", f"split {split} has {size} examples, and example {size} is no IndexError"
+        "load.examples",
+        f"split {split} has {size} examples, but example {size} does not raise IndexError",
     )
 
 
@@ -266,7 +270,7 @@ def _problem(
 
 
 def _gold(environment: Environment, example: Example) -> str:
-    """Return the gold answer as text; the reward level finds fault with one that raises."""
+    """Return the gold answer as text; the reward level reports one that raises."""
     try:
         gold = asyncio.run(environment.caller.one("gold_answer", environment.gold_answer, example))
     except Exception:  # noqa: BLE001 - see above

@@ -18,7 +18,7 @@ _RUNS = {
 
 
 def main(text: str) -> None:
-    """Do the job that `text` describes; ends at once when the validating process dies."""
+    """Run the job that `text` describes; it ends at once when the validating process dies."""
     job = Job.read(text)
     end_with_parent(job.parent)
     answers = Answers(Path(job.output))

@@ -1,19 +1,20 @@
-"""How slow this machine is: limits in seconds should mean the same work everywhere."""
+"""How slow this machine is, so that limits in seconds allow the same work everywhere."""
 
 import argparse
 import inspect
 import time
 
 _REFERENCE_S = 0.012
-"""What compiling argparse takes on one core of an AMD EPYC of 2023, the machine of the limits."""
+"""Seconds to compile argparse on the machine that limits are for, one core of a 2023 AMD EPYC."""
 _NUM_TRIES = 3
 _MOST = 5.0
 
 
 def slowness() -> float:
-    """Return how many times as long as on the reference machine this one takes, from 1 to 5.
+    """Return how many times slower this machine is than the reference machine, from 1 to 5.
 
-    Measured now, by CPU time: neighbours that share a core or its caches count, waiting does not.
+    It is measured now, in CPU time. Processes that share a core or its caches do slow it down, but
+    waiting for a processor does not count.
     """
     source = inspect.getsource(argparse)
     best_s = min(_compiling_s(source) for _ in range(_NUM_TRIES))

@@ -1,4 +1,4 @@
-"""Playing scripted rollouts with the machinery that plays real ones: core's, in this process."""
+"""Playing scripted rollouts in this process, with the code of core that plays real ones."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ _MAX_DELAY_S = 0.004
 
 
 async def asked_of(environment: Environment, num_examples: int) -> list[Asked]:
-    """Return the first examples of each split, the splits in turn, as the policy meets them."""
+    """Return the first examples of each split, alternating splits, as the policy sees them."""
     found: list[Asked] = []
     sizes = {split: environment.examples(split).num_examples for split in environment.splits()}
     for index in range(num_examples):
@@ -102,7 +102,7 @@ async def _with_group_rewards(environment: Environment, rollout: Rollout, asked:
 async def play_in_turn(
     environment: Environment, tries: Iterable[Try], *, limit_s: float
 ) -> list[Played]:
-    """Play tries one by one, until they have taken `limit_s`."""
+    """Play tries one by one, and start none after `limit_s` seconds."""
     played: list[Played] = []
     deadline_s = time.perf_counter() + limit_s
     for attempt in tries:
@@ -115,7 +115,7 @@ async def play_in_turn(
 async def play_at_once(
     environment: Environment, tries: Sequence[Try], *, num_at_once: int, limit_s: float
 ) -> list[Played]:
-    """Play tries `num_at_once` at a time, in a mixed order, with answers of uneven delay."""
+    """Play tries `num_at_once` at a time, in random order, with answers of uneven delay."""
     rng = random.Random("at once")
     pending = list(tries)
     rng.shuffle(pending)
@@ -135,7 +135,7 @@ async def play_at_once(
 
 
 def capture_episodes(environment: Environment, keep: Callable[[Episode], None]) -> None:
-    """Tell `keep` of every episode that this instance plays from now on."""
+    """Call `keep` with every episode that `environment` plays from now on."""
     play_plain = environment.play
 
     async def play_watched(episode: Episode) -> StopReason:

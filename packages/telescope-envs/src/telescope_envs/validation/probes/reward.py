@@ -1,4 +1,4 @@
-"""The reward level, inside a process: scripted answers in turn, again, at once, and too late."""
+"""The probe of the reward level: scripted answers in turn, again, at once, and too late."""
 
 import asyncio
 import resource
@@ -63,7 +63,7 @@ _DEADLINE_S, _GRACE_S, _NEVER_S = 0.1, 2.0, 3600.0
 
 
 def run_reward(job: Job, answers: Answers) -> None:
-    """Do the level and answer for each of its checks but the one that compares processes."""
+    """Run the level and report on each of its checks but the one that compares processes."""
     guard = Guard(writable=[], own_folders=job.own_folders())
     if job.cuts_network:
         cut_off_network()
@@ -80,7 +80,7 @@ def run_reward(job: Job, answers: Answers) -> None:
 
 
 def run_scores(job: Job, answers: Answers) -> None:
-    """Play what another process plays too, and hand over what it earned."""
+    """Play what another process plays too, and report what it earned."""
     if job.cuts_network:
         cut_off_network()
     environment = load_environment_class(job.factory).from_settings({})
@@ -88,7 +88,7 @@ def run_scores(job: Job, answers: Answers) -> None:
 
 
 async def score_again(environment: Environment, num_examples: int, answers: Answers) -> None:
-    """Play the first examples and hand over what each answer earned; closes the environment."""
+    """Play the first examples, report what each answer earned, and close the environment."""
     with answers.doing("reward.same_in_processes"):
         asked = await asked_of(environment, num_examples)
         tries = _again(list(tries_of(asked)))
@@ -99,9 +99,9 @@ async def score_again(environment: Environment, num_examples: int, answers: Answ
 async def check_rewards(
     environment: Environment, num_examples: int, answers: Answers, *, own_folder: str
 ) -> None:
-    """Do the level with an environment that is at hand; closes it.
+    """Run the level with an environment that is built already, and close it.
 
-    Code below `own_folder` is accused of blocking the event loop; any code when it is empty.
+    Only code below `own_folder` is blamed for blocking the event loop; any code if it is empty.
     """
     answers.stage("reward.plays")
     blocks: list[Block] = []
@@ -165,13 +165,13 @@ async def _play_and_judge(
 
 
 def _again(tries: Sequence[Try]) -> list[Try]:
-    """Return those with the first examples of each split, huge ones left out."""
+    """Return the tries with the first examples of each split, except huge answers."""
     head = [attempt for attempt in tries if attempt.asked.index < _NUM_REPEATED]
     return [attempt for attempt in head if attempt.kind not in HUGE]
 
 
 def _stable(first: dict[str, Played], again: Sequence[Played]) -> set[str]:
-    """Return the tries that earn the same in turn: only of these says a difference anything."""
+    """Return the keys of tries that can be compared: kinds that earned the same when repeated."""
     unstable = {
         one.attempt.kind
         for one in again
@@ -209,7 +209,7 @@ def _measure(
 
 
 def _memory_bytes() -> float:
-    """Return the memory that this process holds now."""
+    """Return the memory that this process holds now, in bytes."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return float(statm.read_text().split()[1]) * resource.getpagesize()
@@ -218,7 +218,7 @@ def _memory_bytes() -> float:
 
 
 async def _check_deadline(environment: Environment, asked: Asked, answers: Answers) -> None:
-    """Play against a policy that never answers: to the deadline, and until it is cancelled."""
+    """Play with a policy that never answers, to the deadline and until it is cancelled."""
     never = ScriptedClient([""], delay_s=_NEVER_S).policy("never")
     request = replace(request_for(asked, "never"), deadline_s=_DEADLINE_S)
     cleanup_s = sum(hook.deadline_s for hook in environment.hooks if hook.kind == "cleanup")
@@ -228,7 +228,7 @@ async def _check_deadline(environment: Environment, asked: Asked, answers: Answe
     if not done:
         answers.found(
             "reward.deadline",
-            f"a rollout with a deadline of {_DEADLINE_S:g} s was still played after {limit_s:g} s",
+            f"a rollout with a deadline of {_DEADLINE_S:g} s was still running after {limit_s:g} s",
             example_id=asked.example.id,
         )
     cancelled = asyncio.create_task(
@@ -240,7 +240,7 @@ async def _check_deadline(environment: Environment, asked: Asked, answers: Answe
     if not done or not cancelled.cancelled():
         answers.found(
             "reward.deadline",
-            "a rollout that was cancelled went on",
+            "a rollout that was cancelled kept running",
             example_id=asked.example.id,
         )
     answers.passed("reward.deadline")

@@ -1,7 +1,6 @@
-"""JSON Schema: whether one is valid, and an example of what it describes. Pure.
+"""Checking whether a JSON Schema is valid, and making an example of what it describes. Pure.
 
-Knows the keywords that tools and settings use; one it does not know is left alone, as the standard
-asks.
+It knows the keywords that tools and settings use, and ignores any other, as the standard asks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ def _problems(schema: object, where: str, root: object) -> Iterator[str]:
     yield from _wrong_values(plain, where)
     reference = plain.get("$ref")
     if isinstance(reference, str) and _target(reference, root) is None:
-        yield f"{where}.$ref: {reference!r} leads nowhere"
+        yield f"{where}.$ref: {reference!r} does not exist"
     for key, value in plain.items():
         for name, inner in _inner(key, value):
             if inner is _WRONG:
@@ -65,7 +64,7 @@ def _wrong_lists(schema: Mapping[str, Any], where: str) -> Iterator[str]:
     kinds = schema.get("type", [])
     for kind in cast(list[object], [kinds] if isinstance(kinds, str) else kinds):
         if kind not in _TYPES:
-            yield f"{where}.type: {kind!r} is none of {', '.join(sorted(_TYPES))}"
+            yield f"{where}.type: {kind!r} is not one of {', '.join(sorted(_TYPES))}"
     required = schema.get("required", [])
     names = cast(Sequence[object], required) if isinstance(required, list | tuple) else (None,)
     known = schema.get("properties")
@@ -74,7 +73,7 @@ def _wrong_lists(schema: Mapping[str, Any], where: str) -> Iterator[str]:
     elif isinstance(known, Mapping):
         missing = [str(name) for name in names if name not in known]
         if missing:
-            yield f"{where}.required: {', '.join(missing)} not among the properties"
+            yield f"{where}.required: {', '.join(missing)} missing from the properties"
     if "enum" in schema and not (isinstance(schema["enum"], list | tuple) and schema["enum"]):
         yield f"{where}.enum: expected a list of values, got {schema['enum']!r:.80}"
 
@@ -101,7 +100,7 @@ def _target(reference: str, root: object) -> object | None:
 
 
 def example_of(schema: object, root: object | None = None, depth: int = 0) -> Any:
-    """Return a value that `schema` describes, the smallest plain one."""
+    """Return a small, simple value that `schema` describes."""
     root = schema if root is None else root
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None

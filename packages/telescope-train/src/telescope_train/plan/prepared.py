@@ -1,0 +1,146 @@
+"""What is read from this machine before a run: once, for the dry run and for the run itself.
+
+The device and dtype, the model's sizes, the environments, and where a run continues. `Prepared` is
+handed on to whoever needs any of it, so nothing is asked for a second time and nothing can change
+in between.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from telescope_core.errors import ConfigError, TelescopeError
+from telescope_train.chat.template import template_problems
+from telescope_train.checkpoints.resume import ResumePoint, location_problems, resume_point
+from telescope_train.cluster.ports import port_problems
+from telescope_train.config.schema import TrainConfig
+from telescope_train.models.device import Device, compute_dtype, machine_device
+from telescope_train.models.facts import (
+    UNKNOWN_FACTS,
+    ModelFacts,
+    context_problem,
+    read_model_facts,
+)
+from telescope_train.plan.checks.config import max_tokens_problems
+from telescope_train.rollouts.accept import load_accept_fn
+from telescope_train.rollouts.environments import RunEnvironments, prepare_environments
+from telescope_train.rollouts.held_out import held_out_problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """One run, as far as it can be known before anything is started."""
+
+    config: TrainConfig
+    device: Device
+    """What ranks and servers compute on."""
+    facts: ModelFacts
+    max_model_len: int
+    """Tokens of prompt and answer together that servers and trainer allow."""
+    environments: RunEnvironments
+    resume: ResumePoint | None
+    """None = from the beginning."""
+    problems: tuple[str, ...]
+    """Why the run cannot start on this machine; empty when it can."""
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype that layers compute in."""
+        return compute_dtype(self.config.model.mixed_precision_dtype, self.device)
+
+    def require_sound(self) -> None:
+        """Raise ConfigError with one line for each problem."""
+        if self.problems:
+            raise ConfigError("\n".join(self.problems))
+
+
+def prepare(config: TrainConfig) -> Prepared:
+    """Read this machine; what stands in the way is in `problems`, nothing is raised or written."""
+    problems: list[str] = []
+    device, facts, resume = machine_device(), UNKNOWN_FACTS, None
+    try:
+        facts = read_model_facts(config.model.model, output_dir=config.run.output_dir)
+    except TelescopeError as error:
+        problems.append(str(error))
+    limit = max_model_len(config, facts)
+    problems += _length_problems(config, facts, limit)
+    problems += _step_problems(config, facts)
+    problems += template_problems(config.model)
+    environments = prepare_environments(config)
+    problems += environments.problems
+    problems += held_out_problems(config, environments.records)
+    try:
+        resume = resume_point(config, environments.records)
+        problems += location_problems(config, resume)
+    except TelescopeError as error:
+        problems.append(str(error))
+    if config.ray.ray_address is None:
+        problems += port_problems(config)
+        problems += _device_problems(config, device)
+    return Prepared(
+        config=config,
+        device=device,
+        facts=facts,
+        max_model_len=limit,
+        environments=environments,
+        resume=resume,
+        problems=tuple(dict.fromkeys(problems)),
+    )
+
+
+def max_model_len(config: TrainConfig, facts: ModelFacts) -> int:
+    """Return the tokens of prompt and answer together that servers and trainer allow."""
+    given = config.inference.max_model_len
+    own = facts.max_positions or config.trainer.seq_len
+    return given if given is not None else min(config.trainer.seq_len, own)
+
+
+def _length_problems(config: TrainConfig, facts: ModelFacts, limit: int) -> Iterator[str]:
+    positions = facts.max_positions
+    if positions is None:
+        return
+    if limit > positions:
+        yield (
+            f"inference.max_model_len ({limit}) exceeds the {positions} positions of the model; "
+            "lower it"
+        )
+    elif limit < config.trainer.seq_len and config.inference.max_model_len is None:
+        yield from max_tokens_problems(config, limit, "the length the model was made for")
+
+
+def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
+    accept = config.rollout.should_accept_fn
+    if accept is not None:
+        try:
+            load_accept_fn(accept)
+        except TelescopeError as error:
+            yield str(error)
+    if facts.num_heads is not None and facts.num_kv_heads is not None:
+        problem = context_problem(
+            config.trainer.fsdp_context_parallel_size,
+            num_heads=facts.num_heads,
+            num_kv_heads=facts.num_kv_heads,
+        )
+        if problem is not None:
+            yield f"trainer.{problem}"
+    section = config.algorithm
+    threshold, vocab_size = section.gibberish_token_threshold, facts.vocab_size
+    if section.filter_gibberish and vocab_size is not None and threshold >= vocab_size - 1:
+        yield (
+            f"algorithm.filter_gibberish has no effect: no token id of the model's {vocab_size} is "
+            f"above gibberish_token_threshold ({threshold}); lower it, or turn the filter off"
+        )
+
+
+def _device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
+    if device == "cuda":
+        return
+    if config.trainer.optimizer == "adamw_8bit":
+        yield (
+            "trainer.optimizer = 'adamw_8bit' compiles its step for a GPU, and this machine has "
+            "none; use 'adamw' or 'adamw_bf16'"
+        )
+    if config.trainer.optimizer_cpu_offload:
+        yield (
+            "trainer.optimizer_cpu_offload has no effect without a GPU: everything is in CPU "
+            "memory already; remove it"
+        )
