@@ -81,7 +81,7 @@ async def rewards_while_training(model, algorithm: str) -> list[float]:
     )
     packing = Packing(seq_len=1024, num_ranks=1, hidden_size=128, max_tokens=PLACES)
     policy, environment = InProcessPolicy(model, seed=0), Digits()
-    worker = TrainerWorker(BackendSettings.from_config(config))
+    worker = TrainerWorker(BackendSettings.from_config(config, device="cpu"))
     rewards = []
     try:
         for version in range(STEPS):

@@ -14,6 +14,7 @@ from telescope_train.cluster.ports import free_port
 from telescope_train.models.tiny import make_tiny_model
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.plan import make_plan
+from telescope_train.plan.prepared import prepare
 from telescope_train.plan.text import render_plan
 
 pytestmark = pytest.mark.engine
@@ -73,7 +74,7 @@ def test_two_environments_with_conflicting_needs_train_together(tmp_path, monkey
     model = make_tiny_model(tmp_path / "tiny", seed=1)
     (place / "run.toml").write_text(RUN.format(model=json.dumps(str(model)), port=free_port()))
     monkeypatch.chdir(place)
-    plan = make_plan(load_train_config([place / "run.toml"]))
+    plan = make_plan(prepare(load_train_config([place / "run.toml"])))
     assert plan.problems == ()
     shown = " ".join(render_plan(plan).split())
     assert shown.count("in a virtual environment of its own, digest") == 2

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.environments import SingleTurnEnvironment, reward
 from telescope_core.examples import GeneratedSource, ListSource
 from telescope_core.in_process import InProcessEnvironment
@@ -25,6 +26,7 @@ from telescope_train.loop import LoopParts, train
 from telescope_train.models.facts import read_model_facts
 from telescope_train.models.tiny import END, character_tokenizer
 from telescope_train.plan.load import load_train_config
+from telescope_train.rollouts.environments import find_environments
 from telescope_train.rollouts.mix import make_sampler, training_environments
 from telescope_train.step.credit import CreditRules, RewardRange
 from telescope_train.step.throughput import Machine
@@ -130,8 +132,13 @@ def config_of(folder: Path, model: Path, *flags: str) -> TrainConfig:
     )
 
 
+def records_of(config: TrainConfig) -> dict[str, EnvironmentRecord]:
+    """Return the code that the names in the settings mean now."""
+    return {one.entry.name: one.record for one in find_environments(config)}
+
+
 def settings_of(config: TrainConfig) -> BackendSettings:
-    return BackendSettings.from_config(config)
+    return BackendSettings.from_config(config, device="cpu")
 
 
 async def run(config: TrainConfig, *, killed_after: int | None = None) -> dict[str, np.ndarray]:
@@ -149,16 +156,20 @@ async def _run(config: TrainConfig, ranks: LocalRanks, killed_after: int | None)
         "digit": InProcessEnvironment(Digit(), name="digit"),
         "endless": InProcessEnvironment(Endless(), name="endless"),
     }
-    mix = await training_environments(config, clients, {})
+    mix = await training_environments(config, clients, {}, {})
     policies = ScriptedTokens(config.scheduling.max_async_rollout)
     sampler = make_sampler(config, mix, policies, num_servers=1)
-    point = resume_point(config)
-    folder = open_run_folder(config, point)
+    records = records_of(config)
+    point = resume_point(config, records)
+    folder = open_run_folder(config, point, records)
     if point is not None:
         await ranks.load_checkpoint(point.checkpoint.state_path)
         sampler.restore(point.checkpoint.sampler_state())
     checkpointer = Checkpointer(
-        SavedRun.of(config), ranks, sampler, resumed_from=point.checkpoint.path if point else None
+        SavedRun.of(config, records),
+        ranks,
+        sampler,
+        resumed_from=point.checkpoint.path if point else None,
     )
     parts = LoopParts(
         config=config,

@@ -110,7 +110,7 @@ async def toy_parts(
 ) -> LoopParts:
     """Return everything that one run of the loop touches."""
     clients = {"toy": InProcessEnvironment(LastDigit(), name="toy")}
-    mix = await training_environments(config, clients, {})
+    mix = await training_environments(config, clients, {}, {})
     facts = read_model_facts(config.model.model)
     return LoopParts(
         config=config,
@@ -123,7 +123,7 @@ async def toy_parts(
         ),
         packing=Packing(seq_len=64, num_ranks=1, hidden_size=128, max_tokens=8),
         sampler=make_sampler(config, mix, policies or ToyPolicies(), num_servers=1),
-        trainer=ToyRanks(start(BackendSettings.from_config(config))),
+        trainer=ToyRanks(start(BackendSettings.from_config(config, device="cpu"))),
         publisher=NoServers(),
         folder=RunFolder.create(folder, config=config.model_dump(mode="json")),
         machine=Machine(facts=facts, seq_len=64, hidden_size=128, gpu_name=None),

@@ -8,6 +8,7 @@ from tests.hub.projects import toy_publication, write_registry
 from tests.hub.using.conftest import home, lock_of, telescope
 from tests.hub.using.test_locator import install, lock
 
+from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.locate import locate_environment
 from telescope_envs.installing.build import venv_folder
@@ -16,7 +17,7 @@ from telescope_train.checkpoints.folders import CheckpointManifest
 from telescope_train.checkpoints.resume import resume_point
 from telescope_train.config.schema import TrainConfig
 from telescope_train.plan.load import load_train_config
-from telescope_train.rollouts.environments import environment_records
+from telescope_train.rollouts.environments import find_environments
 
 __all__ = ["home", "install", "telescope"]
 
@@ -62,6 +63,10 @@ def config_of(*flags: str) -> TrainConfig:
     return load_train_config([Path("run.toml")], ["--resume_from_checkpoint", "saved", *flags])
 
 
+def records_of(config: TrainConfig) -> dict[str, EnvironmentRecord]:
+    return {one.entry.name: one.record for one in find_environments(config)}
+
+
 def save_checkpoint(config: TrainConfig) -> None:
     """Leave a checkpoint of a run on what is locked now."""
     Path("saved/state").mkdir(parents=True, exist_ok=True)
@@ -72,7 +77,7 @@ def save_checkpoint(config: TrainConfig) -> None:
         num_ranks=1,
         has_training_state=True,
         config=config.model_dump(mode="json"),
-        environment_records=environment_records(config),
+        environment_records=records_of(config),
     )
     Path("saved/checkpoint.json").write_text(manifest.model_dump_json())
 
@@ -83,7 +88,7 @@ def test_a_downgrade_by_a_changed_lock_is_refused_at_resume(install):
     save_checkpoint(config_of())
     lock(older)
     with pytest.raises(ConfigError, match="are not those that") as refused:
-        resume_point(config_of())
+        resume_point(config_of(), records_of(config_of()))
     for text in (
         "acme/toy: version: 0.2.0 -> 0.1.0",
         "acme/toy: sha256: ",
@@ -97,7 +102,7 @@ def test_a_downgrade_by_a_changed_lock_is_refused_at_resume(install):
     Path("saved/checkpoint.json").write_text(
         save.model_copy(update={"config": told.model_dump(mode="json")}).model_dump_json()
     )
-    point = resume_point(told)
+    point = resume_point(told, records_of(told))
     assert point is not None
     assert "environment acme/toy: version: 0.2.0 -> 0.1.0" in point.changed
 
@@ -108,7 +113,7 @@ def test_other_packages_under_the_same_version_are_refused_at_resume(install):
     save_checkpoint(config_of())
     lock(install("0.1.0", requirements=("six==1.16.0",)))
     with pytest.raises(ConfigError, match=r"acme/toy: dependency six: 1\.17\.0 -> 1\.16\.0"):
-        resume_point(config_of())
+        resume_point(config_of(), records_of(config_of()))
 
 
 def test_a_record_that_points_to_another_environments_files(install):

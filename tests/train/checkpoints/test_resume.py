@@ -23,11 +23,15 @@ from telescope_train.rollouts.sampled import SamplerState
 from telescope_train.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from resume_run import Killed, config_of, numbers, run, settings_of
+from resume_run import Killed, config_of, numbers, records_of, run, settings_of
 
 SAVED = ("--checkpoint_every", "5")
 AHEAD = ("--max_async_rollout", "1")
 LATEST = (*SAVED, "--resume_from_checkpoint", "latest")
+
+
+def point_of(config):
+    return resume_point(config, records_of(config))
 
 
 def end_process(folder: Path) -> None:
@@ -85,7 +89,7 @@ async def test_another_run_can_begin_at_a_checkpoint(tiny, tmp_path):
     saved = tmp_path / "run" / "checkpoints" / "step-000001"
     fork = ("--name", "fork", "--resume_from_checkpoint", str(saved), "--learning_rate", "1e-4")
     config = config_of(tmp_path, tiny, "--number_of_steps", "2", *fork)
-    point = resume_point(config)
+    point = point_of(config)
     assert point is not None
     assert not point.is_same_run
     assert point.changed == ("trainer.learning_rate: 0.001 -> 0.0001",)
@@ -110,11 +114,11 @@ async def _refusals(tmp_path, tiny, saved) -> None:
         (("--name", "x", "--resume_from_checkpoint", str(tmp_path)), "holds no checkpoint"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            resume_point(config_of(tmp_path, tiny, *flags))
+            point_of(config_of(tmp_path, tiny, *flags))
     manifest = json.loads((saved / "checkpoint.json").read_text())
     (saved / "checkpoint.json").write_text(json.dumps({**manifest, "has_training_state": False}))
     with pytest.raises(ConfigError, match="weights alone"):
-        resume_point(config_of(tmp_path, tiny, "--name", "x", *path))
+        point_of(config_of(tmp_path, tiny, "--name", "x", *path))
 
 
 def test_other_code_of_an_environment_is_refused_unless_allowed(tiny, tmp_path):
@@ -127,11 +131,11 @@ def test_other_code_of_an_environment_is_refused_unless_allowed(tiny, tmp_path):
     record = {"id": "resume_run:Digit", "version": "0", "place": "importable"}
     manifest["environment_records"] = {"resume_run:Digit": record}
     (saved / "checkpoint.json").write_text(json.dumps(manifest))
-    assert resume_point(config).changed == ()
+    assert point_of(config).changed == ()
     record |= {"version": "9", "dependencies": ["six==1.16.0"]}
     (saved / "checkpoint.json").write_text(json.dumps(manifest))
     with pytest.raises(ConfigError, match=r"resume_run:Digit: version: 9 -> 0") as refused:
-        resume_point(config)
+        point_of(config)
     assert "--allow-changed-environments" in str(refused.value)
     told = config_of(
         tmp_path,
@@ -140,7 +144,7 @@ def test_other_code_of_an_environment_is_refused_unless_allowed(tiny, tmp_path):
     )
     manifest["config"] = told.model_dump(mode="json")
     (saved / "checkpoint.json").write_text(json.dumps(manifest))
-    assert resume_point(told).changed == ("environment resume_run:Digit: version: 9 -> 0",)
+    assert point_of(told).changed == ("environment resume_run:Digit: version: 9 -> 0",)
 
 
 def checkpoint_at(folder: Path, step: int, *, name: str = "", whole: bool = True) -> None:
@@ -234,7 +238,7 @@ async def test_a_checkpoint_that_cannot_be_written_stops_the_run(tiny, tmp_path)
             )
 
     config = config_of(tmp_path, tiny, "--checkpoint_every", "1")
-    checkpointer = Checkpointer(SavedRun.of(config), Full(), Idle())
+    checkpointer = Checkpointer(SavedRun.of(config, {}), Full(), Idle())
     await checkpointer.after_step(1)
     with pytest.raises(TelescopeError, match="no space left"):
         await checkpointer.after_step(2)

@@ -14,6 +14,7 @@ from telescope_train.models.facts import facts_of, read_model_facts
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.memory import BYTES_PER_VALUE, _training_state
 from telescope_train.plan.plan import Plan, make_plan
+from telescope_train.plan.prepared import prepare
 from telescope_train.plan.text import render_plan
 
 QWEN3 = {
@@ -67,7 +68,7 @@ def token(monkeypatch):
 
 
 def plan(flags: list[str], *more: str) -> Plan:
-    return make_plan(load_train_config([], [*flags, *more]))
+    return make_plan(prepare(load_train_config([], [*flags, *more])))
 
 
 def test_a_sound_plan_has_no_problems_and_the_right_sums(flags):
@@ -272,7 +273,7 @@ def test_what_a_rank_keeps_of_the_model(flags, expected):
 def test_what_needs_a_gpu_stands_in_the_way_without_one(flags, expected):
     base = ["--name", "a", "--number_of_steps", "1", "--model", "a/b"]
     config = load_train_config([], [*base, "--environments", '[{"name": "countdown"}]', *flags])
-    found = [problem for problem in make_plan(config).problems if expected in problem]
+    found = [problem for problem in make_plan(prepare(config)).problems if expected in problem]
     assert bool(found) == (machine_device() == "cpu")
 
 
@@ -281,11 +282,11 @@ def test_the_chat_template_is_looked_at(flags: list[str], tmp_path: Path) -> Non
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": "{{ enable_thinking }}<think></think><tool_call>"})
     )
-    plan = make_plan(load_train_config([], [*flags, "--enable_thinking", "false"]))
+    plan = make_plan(prepare(load_train_config([], [*flags, "--enable_thinking", "false"])))
     assert not plan.problems
     assert "read: thinking as think, tool calls as hermes" in render_plan(plan)
     named = [*flags, "--tool_call_parser", "mistral", "--reasoning_parser", "none"]
-    assert make_plan(load_train_config([], named)).replies == (
+    assert make_plan(prepare(load_train_config([], named))).replies == (
         "thinking as none, tool calls as mistral"
     )
 
@@ -303,7 +304,7 @@ def test_a_chat_template_that_cannot_be_used_is_a_problem(
 ) -> None:
     config = {"chat_template": [{"name": "default", "template": template}]}
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config))
-    (found,) = make_plan(load_train_config([], [*flags, *more])).problems
+    (found,) = make_plan(prepare(load_train_config([], [*flags, *more]))).problems
     assert problem in found
 
 
@@ -324,4 +325,4 @@ def test_a_chat_template_that_cannot_be_used_is_a_problem(
     ],
 )
 def test_the_plan_says_how_old_rollouts_are_and_what_corrects_for_it(flags, more, expected):
-    assert make_plan(load_train_config([], [*flags, *more])).age_of_rollouts == expected
+    assert make_plan(prepare(load_train_config([], [*flags, *more]))).age_of_rollouts == expected

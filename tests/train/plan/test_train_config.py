@@ -235,6 +235,6 @@ def test_the_schema_needs_neither_torch_nor_transformers_nor_ray():
 def test_late_rollouts_are_weighted_unless_the_loss_does_or_the_user_says_no(flags, is_weighted):
     config = load_train_config([], [*RUN, *MATHS, *flags])
     assert config.algorithm.use_tis is is_weighted
-    section = BackendSettings.from_config(config).algorithm
+    section = BackendSettings.from_config(config, device="cpu").algorithm
     assert section is not None
     assert section.use_tis is is_weighted

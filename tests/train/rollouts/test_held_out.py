@@ -19,7 +19,8 @@ from telescope_core.scripted import ScriptedClient
 from telescope_train.evals.live import LiveEvals
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts.draw import ExampleDraw, Source
-from telescope_train.rollouts.held_out import environment_id, held_out_problems
+from telescope_train.rollouts.environments import find_environments
+from telescope_train.rollouts.held_out import held_out_problems
 from telescope_train.rollouts.mix import make_sampler, training_environments
 
 
@@ -97,13 +98,18 @@ separate_eval_samples = {str(separate).lower()}
     return load_train_config([path], [])
 
 
+def records_of(config):
+    return {one.entry.name: one.record for one in find_environments(config)}
+
+
 async def trained_and_evaluated(environment_class, config, tmp_path):
     """Return the example ids that training sampled, and those that the eval played."""
     name, eval_name = config.environments[0].name, config.evals.evals[0].name
     clients = {name: InProcessEnvironment(environment_class(), name=name)}
     evals = {eval_name: InProcessEnvironment(environment_class(), name=eval_name)}
     script = ScriptedClient(["yes"])
-    mix = await training_environments(config, clients, evals)
+    records = records_of(config)
+    mix = await training_environments(config, clients, evals, records)
     sampler = make_sampler(config, mix, script, num_servers=1)
     trained = set()
     for step in range(config.run.number_of_steps):
@@ -157,10 +163,10 @@ async def test_nothing_left_to_train_on_is_one_message(environment, num_samples,
 
 def test_names_of_one_environment_are_one_and_another_has_no_effect(tmp_path):
     config = config_of(tmp_path, name="math-reasoning", eval_name="telescope/math-reasoning")
-    assert environment_id(config.environments[0]) == environment_id(config.evals.evals[0])
-    assert list(held_out_problems(config)) == []
+    assert len({record.id for record in records_of(config).values()}) == 1
+    assert list(held_out_problems(config, records_of(config))) == []
     config = config_of(tmp_path, name="math-reasoning", eval_name="countdown")
-    (problem,) = held_out_problems(config)
+    (problem,) = held_out_problems(config, records_of(config))
     assert "evals (countdown): separate_eval_samples has no effect" in problem
 
 
