@@ -16,6 +16,7 @@ OPTIONAL = {
     "datasets": "[datasets] of telescope-train and environments: only for data of that kind",
     "httpx2": "telescope-core[mcp]: the HTTP client that mcp takes",
     "keyring": "telescope-envs[keyring]: only where a token is looked for",
+    "math_verify": "math-reasoning: takes 0.3 s, and answers that are numbers do not need it",
     "mcp": "telescope-core[mcp]: only once an MCP server is connected",
     "pyarrow": "telescope-core[records]: only to read and write rollouts",
     "peft": "telescope-train[lora]: only with use_lora",

@@ -11,8 +11,6 @@ import threading
 from fractions import Fraction
 from typing import cast
 
-from math_verify import parse, verify
-
 from telescope_core.parsers import boxed_answer
 from telescope_env_telescope_math_reasoning.bounds import is_cheap
 
@@ -97,6 +95,9 @@ def _plain_text(text: str) -> str:
 
 def _verify(answer: str, right: str) -> bool:
     with _VERIFY_LOCK:
+        # Importing it takes 0.3 s and 50 MB, which whoever only compares numbers need not spend.
+        from math_verify import parse, verify
+
         gold = cast(list[str], parse(f"${right}$", parsing_timeout=0))
         given = cast(list[str], parse(f"${answer}$", parsing_timeout=0))
         return bool(gold and given) and verify([*gold], [*given], timeout_seconds=0)
