@@ -1,4 +1,7 @@
-"""Telescope core: types, environments, rollouts. Imports no torch, transformers or datasets."""
+"""Telescope core: types, environments and rollouts.
+
+Importing it never imports torch, transformers or datasets.
+"""
 
 from typing import TYPE_CHECKING
 

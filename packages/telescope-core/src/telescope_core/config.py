@@ -1,9 +1,10 @@
 """Settings from files and flags, merged into one validated pydantic model.
 
-Layers: the model's defaults, files left to right, then flags left to right; the last one wins.
-Tables are merged, lists replaced. A setting is named with its section (`[rollout] group_size`,
-`--rollout.group_size`) or, as leaf names are unique, without it. An unknown name, a wrong type
-and a value out of range are each a ConfigError that says where, what was expected and what came.
+Layers are applied in this order: the model's defaults, files from left to right, then flags from
+left to right. The last one wins. Tables are merged and lists are replaced. A setting is named with
+its section (`[rollout] group_size`, `--rollout.group_size`) or without it, because leaf names are
+unique. An unknown name, a wrong type and a value out of range each raise a ConfigError that says
+where the setting is, what was expected and what was given.
 """
 
 import json
@@ -31,9 +32,9 @@ class _Names:
     schema: type[BaseModel]
     sections: Mapping[str, type[BaseModel]]
     leaves: Mapping[str, KeyPath]
-    """Leaf name -> (section, leaf), or (leaf,) where it stands at the top."""
+    """Leaf name -> (section, leaf), or (leaf,) for a setting outside any section."""
     tables: Mapping[str, Collection[str]]
-    """Name of each list of tables, such as `environments` -> the settings of one entry."""
+    """Name of each list of tables, such as `environments` -> setting names of one entry."""
     planned: Collection[str]
     foreign: Mapping[str, str]
 
@@ -46,7 +47,7 @@ class _Names:
 class _Layers:
     values: dict[KeyPath, JsonValue] = field(default_factory=dict[KeyPath, JsonValue])
     origins: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
-    """Where the winning value was written, such as `run.toml` or `flag --use_tis`."""
+    """Source of the winning value, such as `run.toml` or `flag --use_tis`."""
 
     def add(self, path: KeyPath, value: JsonValue, origin: str) -> None:
         self.values[path] = _merged(self.values.get(path), value)
@@ -63,9 +64,9 @@ def load_config(
 ) -> Schema:
     """Return the validated settings; raises ConfigError for anything that cannot be used.
 
-    `known_names` are settings and sections of Telescope that this schema does not have (a
-    pattern such as `gibberish_*` stands for all that match); `foreign_names` maps what other
-    systems call a setting to its name here.
+    `known_names` lists settings and sections of Telescope that this schema does not have; a
+    pattern such as `gibberish_*` covers every name that it matches. `foreign_names` maps the name
+    of a setting in other systems to its name here.
     """
     names = _names_of(schema, known_names, foreign_names or {})
     layers = _Layers()
@@ -86,7 +87,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def save_resolved(config: BaseModel, path: Path) -> None:
-    """Write every setting, defaults included, as JSON; the file appears whole or not at all."""
+    """Write every setting, defaults included, as JSON; the file is written atomically."""
     with whole_file(path) as temporary:
         temporary.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
@@ -104,7 +105,7 @@ def read_resolved(schema: type[Schema], path: Path) -> Schema:
 
 
 def leaf_paths(schema: type[BaseModel]) -> dict[str, tuple[str, ...]]:
-    """Return leaf name -> path of every setting; a name used twice is a defect of the schema."""
+    """Return leaf name -> path for every setting; the schema must not use a leaf name twice."""
     paths: dict[str, KeyPath] = {}
     for name, info in schema.model_fields.items():
         section = _as_model(info.annotation)
@@ -168,7 +169,7 @@ def _read_document(
             _require_known(path, f"{origin}: {'.'.join(path)}", names)
             if path in values:
                 raise ConfigError(
-                    f"{origin}: {path[-1]} is set twice, at the top and in [{path[0]}]; keep one"
+                    f"{origin}: {path[-1]} is set twice, at the top and in [{path[0]}]; remove one"
                 )
             _require_known_items(names.annotation(path), inner, f"{origin}: {path[-1]}", names)
             values[path] = inner
@@ -188,7 +189,7 @@ def _require_known(path: KeyPath, where: str, names: _Names) -> None:
     if home is not None:
         place = f"in [{home[0]}]" if len(home) > 1 else "above the first [section]"
         raise ConfigError(
-            f"{where}: {key!r} is a setting, but not one of [{section}]; set it {place}"
+            f"{where}: {key!r} is a setting, but it does not belong to [{section}]; set it {place}"
         )
     close = nearest(key, names.sections[section].model_fields)
     raise _unknown(key, close or [*names.leaves, *names.sections], where, names)
@@ -215,17 +216,18 @@ def _unknown(key: str, candidates: Collection[str], where: str, names: _Names) -
         )
     if here is not None:
         return ConfigError(
-            f"{where}: unknown setting {key!r}; here it is called {here!r}, which is known, "
-            "but not available in this version; remove it"
+            f"{where}: unknown setting {key!r}; here it is called {here!r}, which is known but "
+            "not available in this version; remove it"
         )
     if any(fnmatchcase(key, pattern) for pattern in names.planned):
         return ConfigError(
-            f"{where}: the setting {key!r} is known, but not available in this version; remove it"
+            f"{where}: the setting {key!r} is known but not available in this version; remove it"
         )
     for table, fields in names.tables.items():
         if key in fields:
             return ConfigError(
-                f"{where}: {key!r} is a setting of each [[{table}]] entry; set it there, in a file"
+                f"{where}: {key!r} is a setting of each [[{table}]] entry; set it there in a "
+                "settings file"
             )
     return ConfigError(f"{where}: {unknown_name('setting', key, candidates)}")
 
@@ -238,7 +240,7 @@ def _read_flags(flags: Sequence[str], names: _Names) -> list[tuple[KeyPath, Json
         if not flag.startswith("--") or flag == "--":
             raise ConfigError(
                 f"unexpected argument {flag!r}; expected --key value or --section.key value, "
-                "and settings files before the first flag"
+                "with all settings files before the first flag"
             )
         name, has_text, text = flag[2:].partition("=")
         path = _flag_path(name, names)
@@ -257,7 +259,7 @@ def _flag_path(name: str, names: _Names) -> KeyPath:
     is_inside_value = bool(rest) and head in names.leaves and head not in names.sections
     if len(rest) > 1 or is_inside_value:
         raise ConfigError(
-            f"flag --{name}: expected --key or --section.key; a list or table is given whole, "
+            f"flag --{name}: expected --key or --section.key; give a whole list or table "
             f"as JSON: --{head} '[...]'"
         )
     _require_known(path, f"flag --{name}", names)
@@ -274,7 +276,7 @@ def _next_text(flag: str, rest: list[str], kinds: set[object]) -> str:
         )
         return rest.pop(0) if is_value else "true"
     if following is None or following.startswith("--"):
-        raise ConfigError(f"flag {flag}: expected a value after it; write {flag} VALUE")
+        raise ConfigError(f"flag {flag}: expected a value after the flag; write {flag} VALUE")
     return rest.pop(0)
 
 

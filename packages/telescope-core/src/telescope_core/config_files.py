@@ -1,7 +1,7 @@
-"""Settings files as plain tables: TOML and YAML, read strictly.
+"""Read TOML and YAML settings files strictly into plain tables.
 
-YAML follows version 1.2 for scalars: `yes`, `on` and `12:30` are text and `1e-6` is a number.
-A key given twice in one table is an error in both formats.
+YAML scalars follow version 1.2: `yes`, `on` and `12:30` are text, and `1e-6` is a number.
+Giving a key twice in one table is an error in both formats.
 """
 
 import re
@@ -18,7 +18,7 @@ SUFFIXES = (".toml", ".yaml", ".yml")
 
 
 def read_settings_file(path: Path) -> dict[str, JsonValue]:
-    """Return the table in `path`; raises ConfigError saying what is wrong with the file."""
+    """Return the table in `path`; raises ConfigError that says what is wrong with the file."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(
             f"{path}: expected a settings file ending in {', '.join(SUFFIXES)}; "

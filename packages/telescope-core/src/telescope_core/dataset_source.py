@@ -1,7 +1,7 @@
-"""Examples from tables: a dataset of the Hugging Face Hub, a local folder, or a local file.
+"""Examples from tables: a dataset on the Hugging Face Hub, a local folder, or a local file.
 
-The `datasets` library is imported when a table is first read, and not before. Splits are disjoint
-by example id: what is held out is never in the training split, however the files are divided.
+The `datasets` library is imported only when a table is first read. Splits are disjoint by example
+id: a held-out example is never in the training split, however the files are divided.
 """
 
 import hashlib
@@ -24,33 +24,37 @@ _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSpec:
-    """Which table, at which revision, and where prompts and answers stand in it."""
+    """Which table to read, at which revision, and which fields hold prompts and answers."""
 
     path: str
-    """Id on the Hub, a local folder, or a local file: .json, .jsonl, .parquet or .csv."""
+    """Dataset id on the Hub, a local folder, or a local .json, .jsonl, .parquet or .csv file."""
     revision: str = ""
-    """Commit on the Hub, which needs one: a branch moves, and with it every score."""
+    """Commit of the dataset. Required on the Hub: a branch can move, which changes every score."""
     subset: str = ""
+    """Name of the dataset's configuration; empty = the default one."""
     train_split: str = "train"
     eval_split: str = "test"
-    """The same as train_split divides that one by a hash of each example's id; so does a file."""
+    """When it equals train_split, that split is divided by a hash of each example's id. A local
+    file is always divided this way."""
     prompt_field: str = ""
-    """Text or messages. Empty: the first of question, problem, prompt that is there."""
+    """Field with text or messages; empty = the first of question, problem and prompt that the
+    table has."""
     answer_field: str = ""
-    """Empty: the first of answer, solution that is there; without any there are no answers."""
+    """Field with the answer; empty = the first of answer and solution that the table has. With
+    neither, examples have no answer."""
     needs_answer: bool = True
-    """Whether a row whose answer field is empty is an error."""
+    """Whether an empty answer field is an error."""
     cache_dir: str = ""
-    """Where downloads are kept; empty = the library's own cache."""
+    """Folder for downloads; empty = the cache of the `datasets` library."""
 
     @property
     def local(self) -> Path | None:
-        """The folder or file on this machine; None where it is on the Hub."""
+        """The folder or file on this machine; None for a dataset on the Hub."""
         path = Path(self.path).expanduser()
         return path if path.exists() or path.suffix in _BUILDERS else None
 
     def revisions(self) -> dict[str, str]:
-        """Return dataset -> revision, as `Environment.dataset_revisions` does."""
+        """Return dataset id -> revision, for `Environment.dataset_revisions`; empty when local."""
         return {} if self.local is not None else {self.path: self.revision}
 
 
@@ -58,17 +62,18 @@ Row = Mapping[str, object]
 
 
 class Table(Protocol):
-    """What is used of a `datasets.Dataset`."""
+    """The part of `datasets.Dataset` that is used here."""
 
     def __iter__(self) -> Iterator[Row]: ...
     def __getitem__(self, index: int) -> Row: ...
 
 
 class DatasetSource:
-    """One split of a table, read when it is first asked for.
+    """One split of a table, read on first use.
 
-    `make` turns a row into an example with an id of its own; by default the id is a hash of the
-    prompt. Rows with one id are one example: the first one.
+    `make` turns a row into an example and chooses its id. By default the prompt and the answer
+    come from the fields of `spec`, and the id is a hash of the prompt. When several rows have the
+    same id, only the first one is used.
     """
 
     def __init__(
@@ -82,11 +87,11 @@ class DatasetSource:
 
     @property
     def num_examples(self) -> int | None:
-        """Rows of this split, without repetitions."""
+        """Number of examples in this split, without duplicates."""
         return len(self._load().rows)
 
     def example(self, index: int) -> Example:
-        """Return example `index`."""
+        """Return example `index`; raises IndexError past the end."""
         loaded = self._load()
         if not 0 <= index < len(loaded.rows):
             raise IndexError(f"example {index} of {len(loaded.rows)}")
@@ -107,13 +112,13 @@ class _Loaded:
 
 
 def load_table(spec: DatasetSpec, split: str) -> Table:
-    """Load one split with the `datasets` library; its errors come back with advice."""
+    """Load one split with the `datasets` library; raises EnvironmentLoadError with advice."""
     try:
         import datasets
         from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise EnvironmentLoadError(
-            f"dataset {spec.path!r} is read with the `datasets` library, which is not installed; "
+            f"dataset {spec.path!r} needs the `datasets` library, which is not installed; "
             "run: pip install 'telescope-core[datasets]'"
         ) from error
     try:
@@ -133,8 +138,8 @@ def _load_arguments(spec: DatasetSpec, split: str) -> dict[str, Any]:
     if local is None:
         if not spec.revision:
             raise ConfigError(
-                f"dataset {spec.path!r} is no local folder or file, and on the Hub it needs a "
-                "revision: a commit, so that scores can be compared"
+                f"dataset {spec.path!r} is not a local folder or file, and a dataset on the Hub "
+                "needs a revision; set it to a commit, so that scores can be compared"
             )
         return {**common, "path": spec.path, "revision": spec.revision}
     if not local.exists():
@@ -165,33 +170,34 @@ def _read_split(spec: DatasetSpec, split: Split, make: Callable[[Row], Example] 
 
 
 def example_of_row(row: Row, *, spec: DatasetSpec) -> Example:
-    """Return the example in a row: prompt and answer by the fields of `spec`, a hash as its id."""
+    """Return the example in `row`: the fields of `spec`, with a hash of the prompt as its id."""
     prompt_field = _field(row, spec.prompt_field, _PROMPT_FIELDS)
     if prompt_field is None:
         names = spec.prompt_field or ", ".join(_PROMPT_FIELDS)
         raise ConfigError(
-            f"dataset {spec.path!r} has no field {names}; it has {', '.join(row)}: set prompt_field"
+            f"dataset {spec.path!r} has no field {names}; set prompt_field to one of its fields: "
+            f"{', '.join(row)}"
         )
     prompt = as_prompt(row[prompt_field])
     text = prompt if isinstance(prompt, str) else json.dumps(row[prompt_field], sort_keys=True)
     answer_field = _field(row, spec.answer_field, _ANSWER_FIELDS)
     if spec.answer_field and answer_field is None:
         raise ConfigError(
-            f"dataset {spec.path!r} has no field {spec.answer_field!r}; it has {', '.join(row)}: "
-            "set answer_field"
+            f"dataset {spec.path!r} has no field {spec.answer_field!r}; set answer_field to one of "
+            f"its fields: {', '.join(row)}"
         )
     answer = row[answer_field] if answer_field is not None else ""
     if answer_field is not None and spec.needs_answer and (answer is None or answer == ""):
         raise ConfigError(
-            f"dataset {spec.path!r}: the row {text[:60]!r} has nothing in its answer field "
-            f"{answer_field!r}; fill it, name another answer_field, or set needs_answer=False"
+            f"dataset {spec.path!r}: the row {text[:60]!r} has an empty answer field "
+            f"{answer_field!r}; fill it, choose another answer_field, or set needs_answer=False"
         )
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return Example(id=digest, prompt=prompt, answer="" if answer is None else str(answer))
 
 
 def as_prompt(value: object) -> str | tuple[Message, ...]:
-    """Return a prompt as it stands in a table: text, or messages as {role, content}."""
+    """Convert a prompt from a table: a list of {role, content} to messages, the rest to text."""
     if not isinstance(value, list | tuple):
         return str(value)
     turns = cast(Sequence[Mapping[str, Any]], value)

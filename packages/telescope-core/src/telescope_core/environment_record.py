@@ -1,6 +1,6 @@
 """`EnvironmentRecord`: which environment a run or an eval used, down to the bytes.
 
-Two records with one `lock_digest` ran the same wheel on the same packages and Python.
+Two records with the same `lock_digest` ran the same wheel on the same packages and Python.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ _SHORT = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentRecord:
-    """One environment as it was when a run began; an empty text is something not known."""
+    """One environment as it was when a run began; an empty string means that it is not known."""
 
     id: str
     """owner/name, or `module:Class`."""
@@ -23,7 +23,7 @@ class EnvironmentRecord:
     wheel_sha256: str = ""
     lock_digest: str = ""
     dependencies: tuple[str, ...] = ()
-    """`name==version` of what is installed with it."""
+    """`name==version` of each package that is installed with it."""
 
     @property
     def text(self) -> str:
@@ -33,7 +33,7 @@ class EnvironmentRecord:
 
 
 def record_of(location: EnvironmentLocation) -> EnvironmentRecord:
-    """Return what is worth writing down of `location`."""
+    """Return the record of the environment at `location`."""
     return EnvironmentRecord(
         id=location.id,
         version=location.version,
@@ -46,14 +46,14 @@ def record_of(location: EnvironmentLocation) -> EnvironmentRecord:
 
 
 def elsewhere(name: str) -> EnvironmentRecord:
-    """Return the record of an environment that workers somewhere else play."""
+    """Return the record of an environment that is played by workers on other machines."""
     return EnvironmentRecord(id=name, version="", place=EnvironmentPlace.ELSEWHERE)
 
 
 def changes(before: EnvironmentRecord, after: EnvironmentRecord) -> list[str]:
-    """Return what differs, one line each; empty when both run the same code.
+    """Return one line per difference; empty when both run the same code.
 
-    Where one of two digests is not known, what is known of both is compared.
+    A field is compared only when both records know it.
     """
     if before.lock_digest and before.lock_digest == after.lock_digest:
         return []
@@ -77,7 +77,7 @@ def changes(before: EnvironmentRecord, after: EnvironmentRecord) -> list[str]:
 def all_changes(
     before: Mapping[str, EnvironmentRecord], after: Mapping[str, EnvironmentRecord]
 ) -> list[str]:
-    """Return what differs in the environments that both have, each line with the name."""
+    """Return the differences of the environments in both mappings, one line each, with the name."""
     return [
         f"{name}: {line}"
         for name in before

@@ -1,6 +1,6 @@
-"""Errors a person can act on. Each says what was expected, what came, and what to do.
+"""Errors that a user can act on: each says what was expected, what was found and what to do.
 
-The command line prints the message alone and exits with `exit_code`; a traceback is for defects.
+The command line prints only the message and exits with `exit_code`. A traceback means a bug.
 """
 
 from collections.abc import Iterable
@@ -8,23 +8,23 @@ from difflib import get_close_matches
 
 
 class TelescopeError(Exception):
-    """Anything Telescope raises on purpose."""
+    """Base class of every error that Telescope raises on purpose."""
 
     exit_code = 1
 
 
 class ConfigError(TelescopeError):
-    """A setting, flag or file of the user's that cannot be used as it is."""
+    """A setting, flag or file from the user cannot be used."""
 
     exit_code = 2
 
 
 class ContextLengthError(ConfigError):
-    """A conversation leaves no room for another turn of the model."""
+    """The conversation leaves no room in the model's context for another turn."""
 
 
 class UnknownNameError(ConfigError):
-    """A name that nothing answers to; the message lists the nearest known ones."""
+    """A name is not known; the message lists the closest known names."""
 
 
 class EnvironmentLoadError(TelescopeError):
@@ -34,31 +34,31 @@ class EnvironmentLoadError(TelescopeError):
 
 
 class RegistryError(TelescopeError):
-    """The registry cannot be read, or a file in it is not what its record says."""
+    """The registry cannot be read, or a file in it does not match its record."""
 
     exit_code = 4
 
 
 class EndpointError(TelescopeError):
-    """A model endpoint did not answer as it must."""
+    """A model endpoint failed, did not answer, or gave an invalid reply."""
 
     exit_code = 5
 
 
 class JudgeError(EndpointError):
-    """A judge or a simulated user gave nothing that can be used; the rollout has no reward."""
+    """A judge or simulated user gave no usable answer; the rollout fails and has no reward."""
 
 
 class ProcessDiedError(TelescopeError):
-    """A process this run depends on is gone; the message names it."""
+    """A process that this run depends on has died; the message names it."""
 
     exit_code = 6
 
 
 class EnvironmentProcessError(ProcessDiedError):
-    """An environment's process died, hung or went out of reach: its rollouts are lost, not bad.
+    """An environment's process died, hung or became unreachable, and its rollouts are lost.
 
-    Whoever plays them tries again; nothing of it ever counts as a reward.
+    This says nothing about the policy: a lost rollout is played again and never gets a reward.
     """
 
 
@@ -67,18 +67,18 @@ class RewardError(TelescopeError):
 
 
 MAX_LISTED = 40
-"""Names an error lists in full; more would bury the message."""
+"""Most known names that an error lists; a longer list would bury the message."""
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Return up to three known names close to `name`, best first, ignoring case and - against _."""
+    """Return up to three known names close to `name`, best first; case and `-`/`_` are ignored."""
     by_plain = {key.lower().replace("-", "_"): key for key in known}
     matches = get_close_matches(name.lower().replace("-", "_"), by_plain, n=3, cutoff=0.6)
     return [by_plain[match] for match in matches]
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownNameError:
-    """Build the error for an unknown `name`: the nearest names if any, else what is known."""
+    """Build the error for an unknown `name`: it lists the closest names, or else all known ones."""
     names = sorted(known)
     close = nearest(name, names)
     if close:

@@ -1,4 +1,8 @@
-"""Ready-made example sources: a finite list, and endless generators with or without splits."""
+"""Ready-made example sources: a finite list, and endless generators with or without splits.
+
+An environment returns one of these from `examples(self, split)`. `DatasetSource`, for tables and
+Hugging Face datasets, is in `telescope_core.dataset_source`.
+"""
 
 import hashlib
 import random
@@ -13,25 +17,30 @@ _MAX_MISSES = 5000
 
 
 class ListSource:
-    """A finite split held in memory."""
+    """A finite split whose examples are all in memory."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self._examples = examples
 
     @property
     def num_examples(self) -> int | None:
-        """Size of the split."""
+        """Number of examples in the split."""
         return len(self._examples)
 
     def example(self, index: int) -> Example:
-        """Return example `index`."""
+        """Return example `index`; raises IndexError past the end."""
         if not 0 <= index < len(self._examples):
             raise IndexError(f"example {index} of {len(self._examples)}")
         return self._examples[index]
 
 
 class GeneratedSource:
-    """An endless split: example `index` depends on `seed` and `index` alone, in any process."""
+    """An endless split in which example `index` depends only on `seed` and `index`.
+
+    `make(random, index)` builds the example from a random generator seeded with both, so the same
+    index gives the same example in every process. Use `SplitSource` when train and eval examples
+    must be disjoint.
+    """
 
     def __init__(self, make: Callable[[random.Random, int], Example], *, seed: int | str) -> None:
         self._make = make
@@ -48,19 +57,25 @@ class GeneratedSource:
 
 
 def split_of(text: str, *, eval_share: float = _EVAL_SHARE) -> Split:
-    """Return the split that a problem belongs to, decided by a hash of its own `text`."""
+    """Return the split of a problem, decided by a hash of its `text`.
+
+    `eval_share` is the fraction of all problems, 0 to 1, that belongs to the eval split.
+    """
     digest = hashlib.sha256(text.encode()).digest()
     return Split.EVAL if int.from_bytes(digest[:8]) < eval_share * 2**64 else Split.TRAIN
 
 
 class SplitSource:
-    """An endless split of drawn problems: a hash decides which split an example is in.
+    """An endless split of randomly drawn problems; a hash decides the split of each problem.
 
-    `draw` must give equal problems equal ids. Examples with one `split_key`, by default the id,
-    are in one split: give two wordings of a problem the same key, and neither is a hint at the
-    other across splits. Examples are distinct until the problems run out
-    (when `_MAX_MISSES` draws in a row bring nothing new); then they repeat in the same order.
-    The walk depends on `seed` alone, so index i is the same example in every process.
+    `draw` must give equal problems equal ids. Examples with the same `split_key`, which is the id
+    by default, are always in the same split. Give two wordings of one problem the same key, so
+    that one of them cannot be trained on while the other is held out. `eval_share` is the fraction
+    of problems, 0 to 1, in the eval split.
+
+    Examples are distinct until the problems run out, which is assumed after `_MAX_MISSES` draws in
+    a row without a new one. After that they repeat in the same order. The order of draws depends
+    only on `seed`, so an index gives the same example in every process.
     """
 
     def __init__(
@@ -89,13 +104,13 @@ class SplitSource:
         return None
 
     def example(self, index: int) -> Example:
-        """Return example `index`; walks there on first use."""
+        """Return example `index`; draws problems until it is reached."""
         with self._lock:
             while index >= len(self._order) and not self._is_exhausted:
                 self._find_next()
             if not self._order:
                 raise ConfigError(
-                    f"no problem of the {self._split} split in {_MAX_MISSES} draws; "
+                    f"{_MAX_MISSES} draws gave no problem of the {self._split} split; "
                     "choose settings that allow more problems"
                 )
             return self._found[self._order[index % len(self._order)]]

@@ -1,4 +1,4 @@
-"""Scoring a whole group: `@group_reward` methods see all rollouts of an example at once."""
+"""Score a whole group: `@group_reward` methods see all rollouts of an example at once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +45,7 @@ def _values(found: object, method: object, expected: int) -> list[float]:
     what = f"group_reward {location_of(method)}"
     if len(values) != expected:
         raise RewardError(
-            f"{what} must return a list of {expected} numbers, one for each rollout it was given, "
+            f"{what} must return a list of {expected} numbers, one for each rollout in `rollouts`, "
             f"got {found!r:.80}"
         )
     return [as_number(value, what=lambda: f"each value of {what}") for value in values]

@@ -1,6 +1,7 @@
 """Models that an environment asks besides the policy, at any OpenAI-compatible endpoint.
 
-Judges and simulated users are built on this: limits, retries, and what it cost as metrics.
+Judges and simulated users are built on `HelperModel`, which applies limits, retries unusable
+answers, and records calls, tokens and cost as metrics of the rollout.
 """
 
 import asyncio
@@ -22,45 +23,45 @@ _MILLION = 1_000_000
 
 
 class HelperModelConfig(Settings):
-    """Where a model is, how it is sampled, and how much may be asked of it."""
+    """The address of a helper model, how to sample it, and limits on its use."""
 
     base_url: str = ""
-    """Of an OpenAI-compatible endpoint, such as `http://127.0.0.1:8001/v1`."""
+    """Base URL of an OpenAI-compatible endpoint, such as `http://127.0.0.1:8001/v1`."""
     model: str = ""
-    """Name of the model there; empty = the only one it serves."""
+    """Name of the model at the endpoint; empty = the only one it serves."""
     api_key_env: str = ""
-    """Environment variable that holds the API key, one of the environment's `secrets`."""
+    """Environment variable that holds the API key; must be one of the environment's `secrets`."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     max_tokens: Annotated[int, Field(ge=1)] = 1024
-    """Tokens of one answer."""
+    """Most tokens of one answer."""
     max_concurrent: Annotated[int, Field(ge=1)] = 16
-    """Requests at the same time; further ones wait."""
+    """Most requests at the same time; further ones wait."""
     max_attempts: Annotated[int, Field(ge=1)] = 3
-    """How often it is asked when its answer cannot be used."""
+    """Most requests for one usable answer; an unusable answer is asked for again."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """Seconds one request may take."""
+    """Most seconds for one request."""
     retry_budget_s: Annotated[float, Field(ge=0)] = 60.0
-    """Seconds a request may spend failing, busy endpoints included, before it is given up."""
+    """Seconds for which a failed request is retried, for example at a busy endpoint."""
     prompt_price: Annotated[float, Field(ge=0)] = 0.0
-    """Price of a million prompt tokens; with 0 no cost is counted."""
+    """Price of a million prompt tokens; no cost is recorded when both prices are 0."""
     completion_price: Annotated[float, Field(ge=0)] = 0.0
     """Price of a million completion tokens."""
 
 
 class Owner(Protocol):
-    """The environment on whose behalf a model is asked."""
+    """The environment that asks the model; an `Environment` is one."""
 
     def secret(self, name: str) -> str:
-        """Return a declared secret."""
+        """Return the value of a secret that the environment declares."""
         ...
 
     def on_close(self, release: Callable[[], object]) -> None:
-        """Call (and await) `release` when the environment is closed."""
+        """Call `release`, and await its result if needed, when the environment is closed."""
         ...
 
 
 class HelperModel:
-    """One model; `role` names it in metrics, such as `judge/cost`, and in errors."""
+    """One helper model; `role` names it in errors and in metrics such as `judge/cost`."""
 
     def __init__(self, config: HelperModelConfig, owner: Owner, *, role: str) -> None:
         self._config = config
@@ -73,10 +74,11 @@ class HelperModel:
     async def ask(
         self, messages: Sequence[Message], read: Callable[[str], Result], *, wanted: str
     ) -> Result:
-        """Return what `read` makes of the answer; a ValueError of it is told, and asked again.
+        """Ask the model and return `read(answer)`.
 
-        Raises JudgeError when no attempt gives anything that `read` takes, or when the endpoint
-        fails for good. `wanted` says what the answer should have been.
+        When `read` raises ValueError, the model is told why and asked again; `wanted` tells it
+        what the answer should be. Raises JudgeError when `read` accepts no answer within
+        `max_attempts` requests, or when the endpoint fails.
         """
         asked = list(messages)
         problem = ""
@@ -93,11 +95,11 @@ class HelperModel:
             asked = [*messages, completion.message, Message(role="user", content=again)]
         raise JudgeError(
             f"{self._where}: no usable answer in {self._config.max_attempts} attempts; the last "
-            f"one: {problem}"
+            f"problem was: {problem}"
         )
 
     async def close(self) -> None:
-        """Close its connections. Idempotent."""
+        """Close the connections. Idempotent."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -129,7 +131,7 @@ class HelperModel:
             config = self._config
             if not config.base_url:
                 raise ConfigError(
-                    f"the {self._role} has no base_url; set it, for instance with "
+                    f"the {self._role} has no base_url; set it, for example with "
                     f"--env.{self._role}.base_url http://127.0.0.1:8001/v1"
                 )
             self._client = ChatClient(

@@ -1,4 +1,4 @@
-"""`InProcessEnvironment`: the environment seam, implemented in this process."""
+"""`InProcessEnvironment`: an EnvironmentClient that plays rollouts in this process."""
 
 import asyncio
 import inspect
@@ -34,11 +34,11 @@ class InProcessEnvironment:
 
     @property
     def name(self) -> str:
-        """The id it was opened with."""
+        """The id that the environment was opened with."""
         return self._name
 
     async def describe(self) -> EnvironmentDescription:
-        """Return what the environment declares; data is loaded here, in a thread."""
+        """Return what the environment declares; loads its data in a thread to count examples."""
         environment = self._environment
         sizes = await asyncio.to_thread(
             lambda: {
@@ -63,7 +63,7 @@ class InProcessEnvironment:
         return await self._environment.fetcher.get(split, index)
 
     async def gold(self, split: Split, index: int) -> Rollout | None:
-        """Return the scored rollout of the gold answer."""
+        """Return the scored rollout of the gold answer; None when there is none."""
         return await play_gold(self._environment, self._name, split, index)
 
     async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
@@ -84,25 +84,25 @@ class InProcessEnvironment:
             self._playing.pop(request.rollout_id, None)
 
     async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
-        """Apply the group rewards."""
+        """Return `group` with its group rewards applied."""
         example = await self._environment.fetcher.get(split, example_index)
         return await score_group(self._environment, group, example)
 
     async def cancel(self, rollout_id: str) -> None:
-        """Stop a rollout that is being played."""
+        """Stop a rollout that is being played; unknown ids are ignored."""
         task = self._playing.get(rollout_id)
         if task is not None:
             task.cancel()
 
     async def health(self) -> None:
-        """Always well: it is this process."""
+        """Return at once: the environment runs in this process, so it is always reachable."""
 
     def stats(self) -> Mapping[str, float]:
-        """Nothing: it has no process of its own."""
+        """Return nothing: the environment has no process of its own."""
         return {}
 
     async def close(self) -> None:
-        """Cancel what is still being played, and release what the environment holds."""
+        """Cancel the rollouts still being played and close the environment."""
         tasks = list(self._playing.values())
         for task in tasks:
             task.cancel()
@@ -113,7 +113,7 @@ class InProcessEnvironment:
 
 
 def code_folder(environment_class: type[Environment]) -> str:
-    """Return the folder of the author's code; empty when it is not in a file."""
+    """Return the folder of the author's code; empty when the class is not defined in a file."""
     try:
         return str(Path(inspect.getfile(environment_class)).parent)
     except (OSError, TypeError):

@@ -1,6 +1,7 @@
 """`Judge`: a model that grades what the policy wrote, for use in a reward.
 
-A judge that fails, or whose verdict cannot be read, fails the rollout: it never pays 0.
+When the judge fails or its verdict cannot be read, the rollout fails. It never gets a reward of 0
+for that.
 """
 
 from collections.abc import Sequence
@@ -26,29 +27,36 @@ says of its own grade, counts for nothing. Answer with one JSON object and nothi
 
 
 class JudgeConfig(HelperModelConfig):
-    """The model that judges; as the field `judge` of a Config it has flags `--env.judge.x`."""
+    """Settings of the judge model; the field `judge` of a Config gets `--env.judge.x` flags."""
 
 
 class Verdict(BaseModel):
-    """What a judge answers."""
+    """The judge's answer."""
 
     score: Annotated[float, Field(ge=0, le=1)]
+    """Grade from 0 (worst) to 1 (best)."""
     reason: str = ""
+    """Why, in one or two sentences."""
 
 
 class Judge:
-    """A model that grades. Make one in the environment's `__init__` and keep it."""
+    """A model that grades rollouts.
+
+    Create one judge in the environment's `__init__`, with the environment as `owner`, and use it
+    for every rollout. `role` names it in metrics and errors.
+    """
 
     def __init__(self, config: JudgeConfig, owner: Owner, *, role: str = "judge") -> None:
         self._model = HelperModel(config, owner, role=role)
 
     async def score(self, rollout: Rollout, example: Example, *, rubric: str) -> Verdict:
-        """Grade a rollout by `rubric`, which says what deserves 0 and what 1.
+        """Grade a rollout by `rubric`, a text that says what deserves a 0 and what deserves a 1.
 
-        The judge sees the conversation and, where the example has one, the right answer.
+        The judge sees the conversation without its system prompts, and the right answer if the
+        example has one. Raises JudgeError when the judge gives no usable verdict.
         """
         system = Message(role="system", content=_INSTRUCTIONS.format(rubric=rubric.strip()))
-        # The work must not be able to end itself and go on as the one who asks.
+        # The policy must not be able to close the <work> tag and continue as the grader's user.
         work = transcript(rollout.messages).replace("</work>", "</ work>")
         parts = [f"<work>\n{work}\n</work>"]
         if example.answer:
@@ -56,16 +64,17 @@ class Judge:
         return await self.ask([system, Message(role="user", content="\n\n".join(parts))], Verdict)
 
     async def ask(self, messages: Sequence[Message], verdict: type[Model]) -> Model:
-        """Return the judge's answer to `messages` as a `verdict` of your own.
+        """Ask the judge your own `messages` and return its answer as an instance of `verdict`.
 
-        `messages` must ask for a JSON object with its fields.
+        `verdict` is a pydantic model of yours, and `messages` must ask for a JSON object with its
+        fields. Raises JudgeError when the judge gives no such object.
         """
         wanted = f"a JSON object with {', '.join(verdict.model_fields)}"
         return await self._model.ask(messages, partial(as_model, model=verdict), wanted=wanted)
 
 
 def transcript(messages: Sequence[Message]) -> str:
-    """Return a conversation as text for another model, without system prompts and thinking."""
+    """Return a conversation as text for another model, without system prompts or thinking."""
     return "\n\n".join(
         f"[{message.role}]\n{message.content}" for message in messages if message.role != "system"
     )

@@ -1,6 +1,6 @@
-"""Names of a package that are imported when they are first asked for.
+"""Import the names of a package when they are first used.
 
-A command that only reads a registry, or only reports an error, does not wait for environments.
+A command that only reads a registry, or only reports an error, need not import environments.
 """
 
 import sys
@@ -11,9 +11,10 @@ from importlib import import_module
 def lazy_names(
     package: str, exported: Sequence[str], homes: Sequence[str]
 ) -> Callable[[str], object]:
-    """Return the `__getattr__` of `package`: each name in `exported` is in one of its `homes`.
+    """Return a `__getattr__` for `package` that finds each of its `exported` names in `homes`.
 
-    Homes are modules of the package, looked into in that order: the quickest to import first.
+    `homes` are modules of the package. They are searched in order, so list the modules that are
+    quickest to import first.
     """
 
     def find(name: str) -> object:

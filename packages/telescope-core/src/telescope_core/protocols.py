@@ -1,4 +1,4 @@
-"""The seams of core, one small Protocol each: everything that varies is met through one."""
+"""The Protocols of core: each part that has several implementations is used through one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +20,10 @@ from telescope_core.types import (
 
 
 class Policy(Protocol):
-    """What an environment talks to: a model behind chat messages.
+    """The model that an environment talks to, in chat messages.
 
     One policy object serves one rollout, so that it can keep the tokens of earlier turns.
-    Cancelling the awaiting task cancels the request and frees the server's slot.
+    Cancelling the task that awaits `complete` cancels the request and frees the server's slot.
     """
 
     async def complete(
@@ -33,25 +33,30 @@ class Policy(Protocol):
         *,
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
-        """Answer `messages`. Raises EndpointError when the endpoint fails."""
+        """Return the model's answer to `messages`; raises EndpointError when the endpoint fails.
+
+        `tools` are the tools the model may call, in OpenAI form.
+        """
         ...
 
     @property
     def endpoint(self) -> ChatEndpoint | None:
-        """The same model behind an OpenAI-compatible endpoint; None when there is none.
+        """An OpenAI-compatible endpoint of the same model; None when there is none.
 
-        In training it belongs to this rollout alone, and what is asked there is trained on.
+        In training the endpoint belongs to this rollout alone, and the completions requested
+        there are trained on.
         """
         ...
 
 
 class PolicySource(Protocol):
-    """Gives a fresh policy to each rollout."""
+    """Creates a policy for each rollout."""
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
-        """Return the policy of one rollout.
+        """Return a new policy for one rollout.
 
-        `sampling` is how the rollout is sampled: what requests at its `endpoint` leave out.
+        `sampling` fills in the sampling settings that requests to the policy's `endpoint` leave
+        out.
         """
         ...
 
@@ -61,11 +66,11 @@ class PolicySource(Protocol):
 
 
 class ExampleSource(Protocol):
-    """The examples of one split; lazy, finite or endless, the same in every process."""
+    """The examples of one split: read lazily, finite or endless, and the same in every process."""
 
     @property
     def num_examples(self) -> int | None:
-        """Size of the split; None = endless."""
+        """Number of examples in the split; None = endless."""
         ...
 
     def example(self, index: int) -> Example:
@@ -75,38 +80,41 @@ class ExampleSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayRequest:
-    """Ask an environment for one rollout."""
+    """A request to an environment for one rollout."""
 
     split: Split
     example_index: int
+    """Index of the example in its split."""
     group_id: str
     index: int
+    """Position of the rollout in its group, 0 .. G-1."""
     sampling: Sampling
     deadline_s: float
-    """Seconds the rollout may take, rewards included."""
+    """Seconds that the rollout may take, including its rewards."""
 
     @property
     def rollout_id(self) -> str:
-        """Unique within a run."""
+        """Id of the rollout, unique within a run."""
         return f"{self.group_id}/{self.index}"
 
     def rollout(self, environment: str) -> Rollout:
-        """Return the answer of the environment of that name before anything has happened."""
+        """Return an empty rollout of the environment with that name, before anything is played."""
         return Rollout(
             environment=environment, example_id="", group_id=self.group_id, index=self.index
         )
 
 
 class EnvironmentClient(Protocol):
-    """The seam to an environment process: in this process, another one, a container or a host.
+    """An opened environment, which may run in this process, another one, or on another machine.
 
     Requests: describe, fetch an example, play a rollout, score a group, cancel, health, close.
-    The policy stays with the caller: an environment that runs elsewhere asks for completions.
+    The policy stays with the caller. An environment in another process asks the caller for each
+    completion.
     """
 
     @property
     def name(self) -> str:
-        """The id it was opened with."""
+        """The id that the environment was opened with."""
         ...
 
     async def describe(self) -> EnvironmentDescription:
@@ -122,23 +130,23 @@ class EnvironmentClient(Protocol):
         ...
 
     async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
-        """Play and score one rollout. Failures are data: a rollout with status failed."""
+        """Play and score one rollout; a failure is returned as a rollout with status failed."""
         ...
 
     async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
-        """Apply the group rewards; returns the group unchanged when there are none."""
+        """Return `group` with its group rewards applied, or unchanged when there are none."""
         ...
 
     async def cancel(self, rollout_id: str) -> None:
-        """Stop a rollout; unknown ids are ignored. Its `play` returns a cancelled rollout."""
+        """Stop a rollout; its `play` returns a cancelled rollout. Unknown ids are ignored."""
         ...
 
     async def health(self) -> None:
-        """Return when the environment can play; raises ProcessDiedError when it cannot."""
+        """Return once the environment can play; raises ProcessDiedError when it cannot."""
         ...
 
     def stats(self) -> Mapping[str, float]:
-        """Return how its processes are, by name; empty when it has none of its own."""
+        """Return statistics of its processes, by name; empty when it has none of its own."""
         ...
 
     async def close(self) -> None:
@@ -150,59 +158,60 @@ class EnvironmentPlace(StrEnum):
     """Where an environment's code comes from."""
 
     IMPORTABLE = "importable"
-    """`module:Class`, found as it is."""
+    """Given as `module:Class` and importable without being installed."""
     LINKED = "linked"
-    """The folder of its project, for development."""
+    """Imported from the folder of its project, for development."""
     SHARED = "shared"
     """Installed in this interpreter."""
     ISOLATED = "isolated"
-    """Installed in a virtual environment of its own."""
+    """Installed in its own virtual environment."""
     ELSEWHERE = "elsewhere"
-    """Played by workers that somebody else started."""
+    """Played by workers that were started separately, such as on another machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentLocation:
-    """Where an environment's code is, and which code it is."""
+    """Where the code of an environment is, and which version of the code it is."""
 
     id: str
-    """owner/name"""
+    """`owner/name`."""
     version: str
     factory: str
     """`module:Class`, importable by `interpreter`."""
     interpreter: str
-    """Path of the Python that can import it; empty = this one, without having to be installed."""
+    """Path of the Python that can import the environment; empty = the running interpreter, where
+    the environment need not be installed."""
     config: dict[str, Any] = field(default_factory=dict[str, Any])
     place: EnvironmentPlace = EnvironmentPlace.IMPORTABLE
     search_path: tuple[str, ...] = ()
-    """Folders to import it from, before all others."""
+    """Folders to import it from, searched before all others."""
     registry: str = ""
-    """Where it was installed from."""
+    """The registry that it was installed from."""
     wheel_sha256: str = ""
     lock_digest: str = ""
-    """Of all that it runs on, as telescope.lock has it; of its files for a linked one; empty = not
-    known."""
+    """Digest of everything it runs on, as recorded in telescope.lock; for a linked environment, the
+    digest of its files; empty = not known."""
     dependencies: tuple[str, ...] = ()
-    """`name==version` of what is installed with it."""
+    """`name==version` of each package that is installed with it."""
 
 
 class EnvironmentLocator(Protocol):
-    """Turns a name into an installed environment; entry point `telescope.environment_locators`."""
+    """Finds an installed environment by name; entry point `telescope.environment_locators`."""
 
     def locate(self, name: str) -> EnvironmentLocation | None:
         """Return where `name` is installed; None when this locator does not know it.
 
-        Raises ConfigError or EnvironmentLoadError when it knows that name and must not use what is
-        there: names of several owners, other code than what is locked.
+        Raises ConfigError or EnvironmentLoadError when it knows the name but the environment must
+        not be used, because several owners have that name or the code differs from what is locked.
         """
         ...
 
     def known_names(self) -> list[str]:
-        """Return every name it could locate, for messages."""
+        """Return every name that this locator can locate, for error messages."""
         ...
 
     def hint(self, name: str) -> str:
-        """Return what to do about a missing `name`, such as an install command; may be empty."""
+        """Return advice about a missing `name`, such as an install command; may be empty."""
         ...
 
 

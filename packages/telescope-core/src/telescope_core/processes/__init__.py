@@ -1,13 +1,21 @@
-"""Environments in processes of their own: the protocol, its workers and their pool."""
+"""Environments in processes of their own: the protocol, its workers and their pool.
 
-from telescope_core.processes.launch import LocalPlace, RemotePlace
-from telescope_core.processes.pool import EnvironmentPool
-from telescope_core.processes.settings import (
-    TOKEN_VARIABLE,
-    Isolation,
-    ProcessSettings,
-    StageDeadlines,
-)
+Names are imported when they are first asked for: a worker needs none of the pool's.
+"""
+
+from typing import TYPE_CHECKING
+
+from telescope_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from telescope_core.processes.launch import LocalPlace, RemotePlace
+    from telescope_core.processes.pool import EnvironmentPool
+    from telescope_core.processes.settings import (
+        TOKEN_VARIABLE,
+        Isolation,
+        ProcessSettings,
+        StageDeadlines,
+    )
 
 __all__ = [
     "TOKEN_VARIABLE",
@@ -18,3 +26,6 @@ __all__ = [
     "RemotePlace",
     "StageDeadlines",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, __all__, ("settings", "launch", "pool"))

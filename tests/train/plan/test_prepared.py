@@ -1,0 +1,132 @@
+"""What is read before a run is read once, and decided in one place."""
+
+import sys
+from collections import Counter
+
+import pytest
+
+from telescope_core.config import load_config
+from telescope_core.errors import ConfigError
+from telescope_core.locate import load_located, locate_environment
+from telescope_core.open import check_workers, open_environment
+from telescope_train import run
+from telescope_train.checkpoints.resume import resume_point
+from telescope_train.cluster.ports import free_port, port_problems
+from telescope_train.models.device import compute_dtype, machine_device
+from telescope_train.models.facts import read_model_facts
+from telescope_train.plan.load import load_train_config
+from telescope_train.plan.prepared import prepare
+from telescope_train.run import run_training
+
+ONCE = (
+    *(load_config, read_model_facts, resume_point, port_problems, machine_device),
+    *(locate_environment, open_environment, check_workers, load_located),
+)
+
+
+class Started(Exception):
+    """Raised where the first process of the run would be started."""
+
+
+def settings(tmp_path, model) -> list[str]:
+    entry = '[{"name": "plan_environment:Echo"}]'
+    return [
+        *("--name", "counted", "--number_of_steps", "1", "--model", str(model)),
+        *("--environments", entry, "--output_dir", str(tmp_path / "runs")),
+        *("--inference_base_port", str(free_port()), "--max_tokens", "64"),
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _environment(tmp_path, monkeypatch):
+    (tmp_path / "plan_environment.py").write_text(
+        "from telescope_core import Example, ListSource, SingleTurnEnvironment, reward\n"
+        "class Echo(SingleTurnEnvironment):\n"
+        "    def examples(self, split):\n"
+        "        return ListSource([Example(id='a', prompt='a', answer='a')])\n"
+        "    @reward\n"
+        "    def same(self, rollout, example):\n"
+        "        return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_the_machine_is_read_once_from_the_settings_to_the_first_process(
+    tmp_path, tiny, monkeypatch
+):
+    def never(*arguments, **named):
+        raise Started
+
+    monkeypatch.setattr(run, "ray_cluster", never)
+    names = {function.__code__: function.__name__ for function in ONCE}
+    calls: Counter[str] = Counter()
+
+    def count(frame, event, argument):
+        if event == "call" and frame.f_code in names:
+            calls[names[frame.f_code]] += 1
+
+    sys.setprofile(count)
+    try:
+        with pytest.raises(Started):
+            run_training(prepare(load_train_config([], settings(tmp_path, tiny))))
+    finally:
+        sys.setprofile(None)
+    assert calls == dict.fromkeys((function.__name__ for function in ONCE), 1)
+
+
+def test_what_stands_in_the_way_is_raised_before_anything_is_written(tmp_path, tiny):
+    prepared = prepare(
+        load_train_config([], [*settings(tmp_path, tiny), "--env_workers", "1"][:-2])
+    )
+    assert prepared.problems == ()
+    nowhere = ("--environments", '[{"name": "nowhere:Echo"}]')
+    broken = prepare(load_train_config([], [*settings(tmp_path, tiny), *nowhere]))
+    with pytest.raises(ConfigError, match="cannot import environment 'nowhere:Echo'"):
+        run_training(broken)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "expected"),
+    [
+        (None, "cpu", "float32"),
+        (None, "cuda", "bfloat16"),
+        ("bfloat16", "cpu", "bfloat16"),
+        ("float32", "cuda", "float32"),
+    ],
+)
+def test_the_dtype_follows_the_setting_and_then_the_device(given, device, expected):
+    assert compute_dtype(given, device) == expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "torch_cuda", "expected"),
+    [
+        (["nvidia0"], None, True, "cuda"),
+        (["nvidia0"], "", True, "cpu"),
+        (["nvidia0"], "-1", True, "cpu"),
+        (["nvidia0"], None, False, "cpu"),
+        (["nvidiactl"], None, True, "cpu"),
+        (["dxg"], None, True, "cuda"),
+        ([], None, True, "cpu"),
+    ],
+)
+def test_the_device_takes_a_gpu_and_a_torch_that_was_built_for_it(
+    devices, visible, torch_cuda, expected, tmp_path, monkeypatch
+):
+    from telescope_train.models import device
+
+    for name in devices:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(device, "DEVICES", tmp_path)
+    monkeypatch.setattr(device, "_torch_has_cuda", lambda: torch_cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine_device() == expected
+
+
+def test_this_machine_computes_on_what_torch_can_use():
+    import torch
+
+    assert (machine_device() == "cuda") == torch.cuda.is_available()
