@@ -18,10 +18,10 @@ from telescope_core import (
     metric,
     reward,
 )
+from telescope_core.attempts import MAX_LOST
 from telescope_core.collector import rare_collections
 from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.evals import EvalFolder, EvalSettings, read_result, run_eval
-from telescope_core.evals.runner import MAX_LOST
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records.rows import row_of
 from telescope_core.scripted import ScriptedClient

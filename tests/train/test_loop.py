@@ -50,7 +50,7 @@ async def test_minibatches_and_epochs_are_optimizer_steps(tiny, start, tmp_path)
         number_of_minibatches=2,
         ppo_epochs=2,
         use_ppo_clip=True,
-        rollout={"should_accept_fn": "telescope_train.rollouts.accept:has_signal"},
+        rollout={"should_accept_fn": "has_signal"},
     )
     parts, rows = await run(config, tmp_path / "run", start)
     assert [row["optimizer/steps"] for row in rows] == [4, 4]

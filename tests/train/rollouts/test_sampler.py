@@ -22,13 +22,13 @@ from telescope_core import (
     TelescopeError,
     reward,
 )
+from telescope_core.attempts import MAX_FAILED
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_train.rollouts.accept import AcceptFn
 from telescope_train.rollouts.draw import ExampleDraw, Source
 from telescope_train.rollouts.failures import MAX_DRAWS_PER_GROUP, Boundary, boundary_of
 from telescope_train.rollouts.sampler import (
-    MAX_ATTEMPTS,
     RolloutSampler,
     SamplerSettings,
     TrainingEnvironment,
@@ -139,7 +139,7 @@ async def test_a_rollout_that_keeps_failing_has_no_reward() -> None:
     failed = batch.groups[0].rollouts
     assert {r.status for r in failed} == {RolloutStatus.FAILED}
     assert {r.reward for r in failed} == {None}
-    assert sum(batch.failed_attempts.values()) == MAX_ATTEMPTS * GROUP_SIZE
+    assert sum(batch.failed_attempts.values()) == MAX_FAILED * GROUP_SIZE
     await sampler.close()
 
 
@@ -277,7 +277,7 @@ async def test_rollouts_lost_with_their_process_are_played_again_and_not_counted
         lost = 0
 
         async def play(self, request, policy):
-            if request.index == 0 and self.lost < MAX_ATTEMPTS + 1:
+            if request.index == 0 and self.lost < MAX_FAILED + 1:
                 self.lost += 1
                 return lost_rollout(request)
             return await super().play(request, policy)
@@ -297,8 +297,8 @@ async def test_rollouts_lost_with_their_process_are_played_again_and_not_counted
     await sampler.close()
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     assert all(rollout.reward is not None for rollout in rollouts)
-    assert batch.failed_attempts == {Boundary.PROCESS: MAX_ATTEMPTS + 1}
-    assert batch.workers == {"echo/restarts": MAX_ATTEMPTS + 1}
+    assert batch.failed_attempts == {Boundary.PROCESS: MAX_FAILED + 1}
+    assert batch.workers == {"echo/restarts": MAX_FAILED + 1}
 
 
 def test_whose_doing_a_failure_of_a_process_is():

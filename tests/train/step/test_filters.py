@@ -104,7 +104,7 @@ def test_what_an_accept_function_may_return():
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("has_signal", "must be module:function"),
+        ("has_signl", "must be has_signal or module:function"),
         ("no_such_module_here:f", "no module 'no_such_module_here'"),
         ("telescope_train.rollouts.accept:has_signl", "no function 'has_signl', but has_signal"),
     ],
@@ -112,7 +112,8 @@ def test_what_an_accept_function_may_return():
 def test_a_path_that_leads_nowhere_is_refused(path, expected):
     with pytest.raises(ConfigError, match=expected):
         load_accept_fn(path)
-    assert load_accept_fn("telescope_train.rollouts.accept:has_signal") is accept.has_signal
+    for name in ("has_signal", "telescope_train.rollouts.accept:has_signal"):
+        assert load_accept_fn(name) is accept.has_signal
 
 
 @pytest.mark.parametrize(

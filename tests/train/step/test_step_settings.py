@@ -72,7 +72,7 @@ def test_the_walk_covers_every_setting_with_a_switch():
         ),
         (["--ppo_epochs", "2"], r"ppo_epochs \(2\) .* grpo without use_ppo_clip has no ratio"),
         (["--repetition_compression_threshold", "1.0"], "greater than 1"),
-        (["--should_accept_fn", "no-colon"], "should_accept_fn must be module:function"),
+        (["--should_accept_fn", "no-colon"], "must be has_signal or module:function"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_fix(flags, expected):

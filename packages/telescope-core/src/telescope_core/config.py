@@ -216,12 +216,12 @@ def _unknown(key: str, candidates: Collection[str], where: str, names: _Names) -
         )
     if here is not None:
         return ConfigError(
-            f"{where}: unknown setting {key!r}; here it is called {here!r}, which is known but "
-            "not available in this version; remove it"
+            f"{where}: unknown setting {key!r}; here it is called {here!r}, which is known, "
+            "but not available in this version; remove it"
         )
     if any(fnmatchcase(key, pattern) for pattern in names.planned):
         return ConfigError(
-            f"{where}: the setting {key!r} is known but not available in this version; remove it"
+            f"{where}: the setting {key!r} is known, but not available in this version; remove it"
         )
     for table, fields in names.tables.items():
         if key in fields:
@@ -259,8 +259,8 @@ def _flag_path(name: str, names: _Names) -> KeyPath:
     is_inside_value = bool(rest) and head in names.leaves and head not in names.sections
     if len(rest) > 1 or is_inside_value:
         raise ConfigError(
-            f"flag --{name}: expected --key or --section.key; give a whole list or table "
-            f"as JSON: --{head} '[...]'"
+            f"flag --{name}: expected --key or --section.key; pass a list or table as a whole, "
+            f"in JSON: --{head} '[...]'"
         )
     _require_known(path, f"flag --{name}", names)
     return path

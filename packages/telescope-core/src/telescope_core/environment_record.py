@@ -53,7 +53,7 @@ def elsewhere(name: str) -> EnvironmentRecord:
 def changes(before: EnvironmentRecord, after: EnvironmentRecord) -> list[str]:
     """Return one line per difference; empty when both run the same code.
 
-    A field is compared only when both records know it.
+    Apart from id and version, a field is compared only when both records know it.
     """
     if before.lock_digest and before.lock_digest == after.lock_digest:
         return []

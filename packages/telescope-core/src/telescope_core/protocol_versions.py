@@ -1,5 +1,6 @@
-"""The versions of the environment protocol that this telescope-core speaks, both ends included."""
+"""The range of environment protocol versions that this telescope-core supports."""
 
 PROTOCOL_MIN = 1
-"""Oldest protocol this side still speaks."""
+"""Oldest supported version."""
 PROTOCOL_MAX = 1
+"""Newest supported version."""

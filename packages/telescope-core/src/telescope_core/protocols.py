@@ -158,7 +158,7 @@ class EnvironmentPlace(StrEnum):
     """Where an environment's code comes from."""
 
     IMPORTABLE = "importable"
-    """Given as `module:Class` and importable without being installed."""
+    """Given as `module:Class` and imported from the current Python path."""
     LINKED = "linked"
     """Imported from the folder of its project, for development."""
     SHARED = "shared"

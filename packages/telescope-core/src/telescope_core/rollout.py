@@ -1,7 +1,8 @@
-"""Playing one rollout: setup, prompt, turns, reward, cleanup.
+"""Play one rollout: setup, prompt, turns, reward, cleanup.
 
-The one place where environment code may fail: whatever an environment, its reward functions or
-the endpoint raise becomes a failed rollout with the reason in `error`; it never becomes a reward.
+This is the only place that handles failures of environment code. An exception from an environment,
+its reward functions or the endpoint becomes a failed rollout with the reason in `error`. It never
+becomes a reward.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import cast
 
+from telescope_core.attempts import says_too_long
 from telescope_core.environments.base import Environment
 from telescope_core.environments.calls import is_authors, location_of
 from telescope_core.environments.class_checks import class_location
@@ -32,15 +34,13 @@ from telescope_core.types import (
 
 _log = logging.getLogger(__name__)
 _GOLD_DEADLINE_S = 300.0
-_TOO_LONG = ("context length", "context_length", "max_model_len")
-"""In what vLLM and the OpenAI API answer to a prompt that is too long."""
 _NO_LIMIT = Sampling(max_tokens=1 << 20)
 
 
 async def play_rollout(
     environment: Environment, name: str, request: PlayRequest, policy: Policy
 ) -> Rollout:
-    """Play and score `request`; cancellation propagates, every other failure is in the result."""
+    """Play and score `request`; cancellation propagates, and other failures are in the result."""
     playing = _Playing(environment, name, request, policy)
     try:
         with counting() as usage:
@@ -54,7 +54,7 @@ async def play_rollout(
 
 
 class _Playing:
-    """One rollout on its way."""
+    """One rollout that is being played."""
 
     def __init__(
         self, environment: Environment, name: str, request: PlayRequest, policy: Policy
@@ -67,20 +67,20 @@ class _Playing:
         self._rollout = request.rollout(name)
 
     async def outcome(self) -> Rollout:
-        """Return the scored rollout, or the failed one."""
+        """Return the scored rollout, or a failed one."""
         deadline_s = self._request.deadline_s
         try:
             async with asyncio.timeout(deadline_s):
                 return await self._play_and_score()
         except TimeoutError as error:
-            text = str(error) or f"rollout exceeded its deadline of {deadline_s:g} s"
+            text = str(error) or f"the rollout exceeded its deadline of {deadline_s:g} s"
             return self._failed(StopReason.TIMEOUT, TimeoutError(text))
         except Exception as error:  # noqa: BLE001 - a boundary: a failed rollout has a reason
             failed = self._failed(StopReason.ERROR, error)
             return replace(failed, tags={**failed.tags, "failed_in": self._stage})
 
     async def clean_up(self) -> list[str]:
-        """Run the cleanups to their end, even when cancelled meanwhile; returns what failed."""
+        """Run every cleanup to its end, even if this task is cancelled; returns the failures."""
         hooks = of_kind(self._environment.hooks, "cleanup")
         if self._episode is None or not hooks:
             return []
@@ -149,11 +149,10 @@ class _Playing:
 
 
 def _is_too_long(error: Exception) -> bool:
-    """Whether a prompt did not fit the model, as the trainer or an endpoint says it."""
+    """Whether the error means that a prompt was too long, from the trainer or an endpoint."""
     if isinstance(error, ContextLengthError):
         return True
-    text = str(error).lower()
-    return isinstance(error, EndpointError) and any(mark in text for mark in _TOO_LONG)
+    return isinstance(error, EndpointError) and says_too_long(str(error))
 
 
 async def score_rollout(
@@ -161,7 +160,7 @@ async def score_rollout(
 ) -> Rollout:
     """Return `rollout` with its reward, rewards by name and metrics.
 
-    Without `episode`, reward functions that want it see one that holds the messages alone.
+    Without `episode`, reward functions that take an episode get one with only the messages.
     """
     if episode is None:
         policy = ScriptedClient([]).policy("")
@@ -174,7 +173,7 @@ async def score_rollout(
 async def play_gold(
     environment: Environment, name: str, split: Split, index: int
 ) -> Rollout | None:
-    """Play the gold answer, turn by turn, in the policy's place; None when there is none."""
+    """Play the gold answer in place of the policy, turn by turn; None when there is none."""
     example = await environment.fetcher.get(split, index)
     gold = await environment.caller.one("gold_answer", environment.gold_answer, example)
     if gold is None:
@@ -195,7 +194,7 @@ async def play_gold(
 
 
 async def _played(play: Awaitable[StopReason]) -> StopReason:
-    """Await `play`, whose end a `@stop` method may have decided."""
+    """Await `play`, which a `@stop` method may end early."""
     try:
         return await play
     except EpisodeStopped:
@@ -215,13 +214,13 @@ async def _run_cleanups(
             async with asyncio.timeout(hook.deadline_s):
                 await environment.caller.one("cleanup", method, episode)
         except TimeoutError:
-            problems.append(f"cleanup {hook.name} did not end in {hook.deadline_s:g} s")
+            problems.append(f"cleanup {hook.name} did not end within {hook.deadline_s:g} s")
         except Exception as error:  # noqa: BLE001 - a boundary: the other cleanups must run
             problems.append(f"cleanup {hook.name} raised {type(error).__name__}: {error}")
 
 
 async def _to_its_end(task: asyncio.Task[None]) -> None:
-    """Wait for `task` whatever happens to this one; being cancelled is raised afterwards."""
+    """Wait until `task` ends; a cancellation of this task is raised only afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

@@ -1,4 +1,4 @@
-"""A policy that says what it is told: for tests, for authors, and for trying an environment."""
+"""A policy that answers from a script, for tests and for trying out an environment."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,9 +10,12 @@ Reply = str | Completion | Exception
 
 
 class ScriptedClient:
-    """Answers with `replies`, in turn for each rollout, or with `reply(messages)`.
+    """A policy source whose policies answer with scripted replies.
 
-    An exception in the script is raised. A script that runs out repeats its last reply.
+    `replies` is a list that every rollout starts from the beginning, or a function from messages
+    to a reply. A reply that is an exception is raised. A list that runs out repeats its last
+    reply. `delay_s` is the wait in seconds before each reply. `requests` records the messages of
+    every request, over all rollouts.
     """
 
     def __init__(
@@ -26,11 +29,11 @@ class ScriptedClient:
         self.requests: list[tuple[Message, ...]] = []
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
-        """Return a policy that starts at the first reply."""
+        """Return a policy that starts with the first reply."""
         return _ScriptedPolicy(self._replies, self.requests, self._delay_s)
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 class _ScriptedPolicy:
@@ -47,7 +50,7 @@ class _ScriptedPolicy:
 
     @property
     def endpoint(self) -> ChatEndpoint | None:
-        """None: a script is no server."""
+        """None, because a script has no server."""
         return None
 
     async def complete(

@@ -16,26 +16,30 @@ _BEGIN = Message(role="user", content="(The assistant is listening. Begin.)")
 
 
 class UserSimulatorConfig(HelperModelConfig):
-    """The model that plays the user; as the field `user` it has flags `--env.user.x`."""
+    """Settings of the user model; the field `user` of a Config gets `--env.user.x` flags."""
 
     temperature: float = 0.7
     done_text: str = "[DONE]"
-    """What the simulated user says to end the conversation."""
+    """Text that the simulated user answers with to end the conversation."""
 
 
 class UserSimulator:
-    """A simulated user. Make one in the environment's `__init__`; it keeps no conversation."""
+    """A simulated user of the assistant.
+
+    Create one in the environment's `__init__`, with the environment as `owner`, and use it for
+    every rollout: it keeps no state of a conversation. `role` names it in metrics and errors.
+    """
 
     def __init__(self, config: UserSimulatorConfig, owner: Owner, *, role: str = "user") -> None:
         self._done_text = config.done_text
         self._model = HelperModel(config, owner, role=role)
 
     async def reply(self, messages: Sequence[Message], *, instructions: str) -> str | None:
-        """Return what the user says next; None when the conversation is over for them.
+        """Return what the user says next; None when the user ends the conversation.
 
-        `messages` is the conversation as the policy sees it; of it the user knows what was said,
-        not system prompts and not what tools answered. `instructions` say who the user is and
-        what they want. Raises JudgeError when the model gives nothing.
+        `messages` is the conversation as the policy sees it. The user sees only the user and
+        assistant messages, not system prompts or tool results. `instructions` says who the user
+        is and what they want. Raises JudgeError when the model gives no usable answer.
         """
         system = _INSTRUCTIONS.format(instructions=instructions.strip(), done=self._done_text)
         asked = [Message(role="system", content=system), _BEGIN, *_as_seen_by_user(messages)]
@@ -50,7 +54,7 @@ class UserSimulator:
 
 
 def _as_seen_by_user(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with roles exchanged: the user's words are the model's own."""
+    """Return the conversation with roles swapped: the user's words become the model's own."""
     return [
         Message(role="assistant" if message.role == "user" else "user", content=message.content)
         for message in messages

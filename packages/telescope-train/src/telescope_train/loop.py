@@ -1,7 +1,18 @@
 """The training loop: sample, assign credit, learn, publish; until the step budget is spent.
 
-There is one loop. How far sampling runs ahead is the sampler's business: `advance` admits new
-batches as soon as new weights are live, and `take` waits for the groups of this step.
+    sampler.take(v)     waits for every group of batch v; other batches go on being sampled
+         | groups
+    assign_credit       in a thread, because this event loop also serves the rollouts
+         | samples
+    plan_step           minibatches packed for the ranks, token weights stamped on
+         | StepPlan                                      record_rollouts -> run folder, meanwhile
+    trainer.train_step  waits for all ranks
+         | version v + 1
+    publisher.publish   waits until every server samples from the new weights
+         |
+    sampler.advance     admits the batches that were waiting for this version
+
+There is one loop. How far sampling runs ahead is the sampler's business, by `max_async_rollout`.
 """
 
 import asyncio
@@ -67,6 +78,7 @@ async def train(
             plan_step, credit.samples, rules, parts.packing, version=version
         )
         clock.lap("wait")
+        # Writing parquet takes about as long as a short step, so it runs beside the ranks.
         recorded = asyncio.to_thread(record_rollouts, parts.folder, step, batch.all_groups, credit)
         learned, _ = await asyncio.gather(take_steps(trainer, plan, version), recorded)
         if reference_is_due(step, parts.config):
@@ -74,6 +86,7 @@ async def train(
         clock.lap("train")
         await parts.publisher.publish(step)
         clock.lap("sync")
+        # Before metrics are written: the servers would idle in the meantime.
         parts.sampler.advance(step)
         result = StepResult(batch=batch, credit=credit, plan=plan, times=clock.times)
         row = step_row(result, parts.machine, version=version)

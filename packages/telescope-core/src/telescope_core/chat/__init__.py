@@ -1,4 +1,4 @@
-"""Chat endpoints: `ChatClient` speaks to any that is compatible with OpenAI's."""
+"""Chat endpoints: `ChatClient` works with any OpenAI-compatible one."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
-"""`ChatClient`: a policy behind any OpenAI-compatible chat endpoint.
+"""`ChatClient`: a policy source for any OpenAI-compatible chat endpoint.
 
-It writes requests and reads replies; connections, deadlines and retries are `http`'s.
+It writes requests and reads replies. The module `http` handles connections, deadlines and retries.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, S
 
 
 class ChatClient:
-    """Gives each rollout a policy at `base_url` (such as `http://127.0.0.1:8000/v1`).
+    """Creates policies that use the endpoint at `base_url`, such as `http://127.0.0.1:8000/v1`.
 
-    Without `model` the only model the endpoint serves is used. `with_tokens` asks for token ids
-    and log-probs, which vLLM has and the OpenAI API has not. Clients of several endpoints may
-    share a `pool`; whoever made it closes it.
+    Without `model`, the endpoint must serve exactly one model, which is used. `with_tokens` asks
+    for token ids and log-probs, which vLLM supports but the OpenAI API does not. Clients of
+    several endpoints may share a `pool`, which its creator must close.
     """
 
     def __init__(
@@ -55,20 +55,25 @@ class ChatClient:
         self._extra = {"logprobs": True, "return_token_ids": True} if with_tokens else {}
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
-        """Return the policy of one rollout; an endpoint keeps no history: neither is used."""
+        """Return the policy of one rollout.
+
+        The arguments are not used, because the endpoint keeps no state per rollout.
+        """
         return _ChatPolicy(self)
 
     @property
     def endpoint(self) -> ChatEndpoint:
-        """The endpoint itself; raises ConfigError while the model is neither named nor asked."""
+        """The endpoint itself; raises ConfigError while the name of its model is not known."""
         if self._model is None:
-            raise ConfigError(f"name the model at {self.base_url}, or await `check` first")
+            raise ConfigError(
+                f"the model at {self.base_url} is not known yet; name it, or await `check` first"
+            )
         return ChatEndpoint(
             base_url=self.base_url, api_key=self._api_key or "none", model=self._model
         )
 
     async def close(self) -> None:
-        """Close the connections, unless they are those of a shared pool."""
+        """Close the connections, unless they belong to a shared pool."""
         if self._owns_pool:
             await self._pool.close()
 
@@ -79,7 +84,7 @@ class ChatClient:
         return read_models(reply, where=url)
 
     async def model(self) -> str:
-        """Return the model in use, asking the endpoint when none was named."""
+        """Return the name of the model in use; asks the endpoint when none was given."""
         if self._model is None:
             async with self._model_lock:
                 if self._model is None:
@@ -87,7 +92,7 @@ class ChatClient:
         return self._model
 
     async def check(self) -> None:
-        """Raise unless the endpoint answers and serves the model."""
+        """Raise a TelescopeError unless the endpoint answers and serves the model."""
         served = await self.list_models()
         if self._model is not None and self._model not in served:
             raise unknown_name("model", self._model, served, f"(served by {self.base_url})")
@@ -100,7 +105,7 @@ class ChatClient:
         *,
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
-        """Answer `messages`; cancelling the caller cancels the request."""
+        """Return the model's answer to `messages`; cancelling the caller cancels the request."""
         body: dict[str, Any] = {
             "model": await self.model(),
             "messages": [message_to_json(message) for message in messages],
@@ -138,7 +143,7 @@ class _ChatPolicy:
 
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """Return the request fields; those outside the OpenAI API only where they are not neutral."""
+    """Return the request fields; those outside the OpenAI API only when they are not neutral."""
     fields: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,

@@ -1,8 +1,8 @@
-"""`HttpPool`: one pool of HTTP connections, with deadlines, bounded retries and errors that tell.
+"""`HttpPool`: a pool of HTTP connections, with deadlines, bounded retries and clear errors.
 
-It moves bytes and knows nothing of what they mean. Busy or broken answers (429, 5xx, a refused or
-dropped connection) are tried again with growing, jittered pauses until a budget of time is spent;
-any other refusal is an EndpointError at once. Why aiohttp: docs/design.
+It transfers bytes without interpreting them. When a server is busy or broken (429, 5xx, a refused
+or dropped connection), the request is retried with growing, jittered pauses until a time budget is
+used up. Any other refusal raises EndpointError at once. docs/design explains the choice of aiohttp.
 """
 
 import asyncio
@@ -31,31 +31,32 @@ _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """How long a request may take."""
+    """How long a request may take, in seconds."""
 
     request_timeout_s: float = 600.0
-    """Of each try, from its first byte to the last one of the reply. Not tried again: a reply
-    that took this long once does so again."""
+    """Seconds for one attempt, up to the last byte of the reply. An attempt that exceeds it is not
+    retried, because the next one would be as slow."""
     connect_timeout_s: float = 10.0
+    """Seconds to open a connection."""
     retry_budget_s: float = 60.0
-    """How long a request may go on failing before it is given up."""
+    """Seconds for which a failed request is retried."""
 
 
 class _Failure(NamedTuple):
     error: EndpointError
     wait_s: float
-    """What the server asked to wait before the next try."""
+    """Seconds that the server asks the client to wait before the next attempt."""
 
 
 class HttpPool:
-    """Connections to any number of servers: as many as are needed at once, kept open for later.
+    """Connections to any number of servers, opened without a limit and kept open for reuse.
 
-    It belongs to the event loop that makes the first request. Cancelling a request closes its
+    A pool belongs to the event loop that makes the first request. Cancelling a request closes its
     connection, so that the server stops working on it.
     """
 
     def __init__(self) -> None:
-        # Here, and not in the first request: it would keep the event loop from all else.
+        # Imported here because the slow import would block the event loop in the first request.
         import aiohttp as aiohttp
 
         self._opened: aiohttp.ClientSession | None = None
@@ -69,7 +70,7 @@ class HttpPool:
         headers: Mapping[str, str],
         limits: RequestLimits,
     ) -> bytes:
-        """Return the reply's body; raises EndpointError naming `url` and what came instead."""
+        """Return the reply's body; raises EndpointError that names `url` and what went wrong."""
         give_up_s = time.monotonic() + limits.retry_budget_s
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -120,15 +121,15 @@ class HttpPool:
             return _Failure(_unreachable(url, waited), 0.0)
         except TimeoutError:
             raise EndpointError(
-                f"{url} did not answer in {limits.request_timeout_s:g} s; "
+                f"{url} did not answer within {limits.request_timeout_s:g} s; "
                 "lower max_tokens or the concurrency, or allow more time"
             ) from None
         except aiohttp.InvalidURL:
-            raise EndpointError(f"{url} is not an address; expected http://host:port/...") from None
+            raise EndpointError(f"{url} is not a URL; expected http://host:port/...") from None
         except aiohttp.ClientSSLError as error:
             raise EndpointError(
                 f"{url} cannot be reached over TLS ({error}); check its certificate, "
-                "or write http:// where it speaks no TLS"
+                "or use http:// if the server does not use TLS"
             ) from None
         except aiohttp.ClientError as error:
             cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
@@ -168,8 +169,9 @@ def _connect_timeout(connect_timeout_s: float) -> "aiohttp.ClientTimeout":
 class _Proxy(NamedTuple):
     url: str | None = None
     request_headers: Mapping[str, str] = {}
-    """For the proxy; with https these are the server's to read, and the proxy gets its own."""
+    """Headers for the proxy, sent with each plain http request."""
     connect_headers: Mapping[str, str] | None = None
+    """Headers for the proxy when it tunnels https; request headers then go to the server."""
 
 
 def _proxy(url: str) -> _Proxy:
@@ -179,10 +181,10 @@ def _proxy(url: str) -> _Proxy:
 
 @lru_cache(maxsize=1024)
 def _proxy_of(scheme: str, host: str) -> _Proxy:
-    """Return the proxy that the process's environment names for `host`.
+    """Return the proxy for `host` from the environment variables of this process.
 
-    Read once: looking it up anew for each request costs more than the request. A proxy cannot
-    reach a server that listens on this machine alone.
+    The result is cached, because looking it up for each request costs more than the request. No
+    proxy is used for local hosts: it could not reach a server on this machine.
     """
     proxy = getproxies().get(scheme)
     if proxy is None or host in _LOCAL_HOSTS or proxy_bypass(host):
@@ -204,7 +206,7 @@ _ADVICE = {
     401: "set the API key",
     403: "this API key may not use the model",
     404: "check the base URL (it usually ends in /v1) and the model name",
-    407: "the proxy asks for a login: put it into the proxy's address",
+    407: "the proxy requires a login: put it into the proxy's URL",
     413: "the request is too large for the endpoint: shorten the conversation",
     422: "the endpoint does not accept one of the settings",
     429: "too many requests: lower the concurrency",
@@ -214,11 +216,11 @@ _ADVICE = {
 def _refusal(
     url: str, status: int, content: bytes, *, moved_to: str = "", wait: str = ""
 ) -> EndpointError:
-    advice = _ADVICE.get(status, "look at the log of the server")
+    advice = _ADVICE.get(status, "check the server's log")
     if moved_to:
         advice = f"it has moved to {moved_to}: use that as the base URL"
     if wait:
-        advice += f" (the server asks to wait: Retry-After {wait})"
+        advice += f" (the server asked to wait: Retry-After {wait})"
     return EndpointError(f"{url} answered {status}: {quote(content) or 'nothing'}; {advice}")
 
 

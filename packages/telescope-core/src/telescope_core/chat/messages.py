@@ -1,4 +1,4 @@
-"""Messages to and from the JSON of the OpenAI chat API. Pure functions."""
+"""Convert messages to and from the JSON of the OpenAI chat API. Pure functions."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -7,7 +7,7 @@ from telescope_core.types import Message, ToolCall
 
 
 def message_to_json(message: Message) -> dict[str, Any]:
-    """Return `message` as the chat API has it."""
+    """Return `message` in the form of the chat API."""
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         fields["reasoning_content"] = message.reasoning
@@ -26,9 +26,9 @@ def message_to_json(message: Message) -> dict[str, Any]:
 
 
 def message_from_json(fields: Mapping[str, Any]) -> Message:
-    """Return the message in `fields`; absent text becomes the empty string.
+    """Return the message in `fields`; missing text becomes the empty string.
 
-    Servers call the thinking `reasoning_content` or `reasoning`; both are read.
+    Servers name the thinking text `reasoning_content` or `reasoning`, and both are accepted.
     """
     calls = cast(list[dict[str, Any]], fields.get("tool_calls") or [])
     return Message(

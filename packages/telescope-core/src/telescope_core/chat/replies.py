@@ -1,7 +1,7 @@
-"""The bytes of a chat endpoint's replies, read into our types or refused with what is wrong.
+"""Decode the replies of a chat endpoint, or raise EndpointError that says what is wrong with them.
 
-Only the fields that are used are decoded, straight into typed structs; tokens become columns, and
-no object per token outlives the call.
+Only the fields that are used are decoded, directly into typed structs. Token ids and log-probs
+become arrays, so that no object per token outlives the call.
 """
 
 from array import array
@@ -91,12 +91,12 @@ _MODELS = msgspec.json.Decoder(_Models)
 
 
 def read_completion(content: bytes, *, where: str) -> Completion:
-    """Return the first choice of a reply, without tokens; `where` names the endpoint in errors."""
+    """Return the first choice of a reply without token ids; `where` is the URL for errors."""
     return _completion(_decode(_REPLY, content, "a chat completion", where), content, where)
 
 
 def read_token_completion(content: bytes, *, where: str) -> Completion:
-    """Return the first choice with its token ids and log-probs, which must be one for one."""
+    """Return the first choice with its token ids and exactly one log-prob per completion id."""
     reply = _decode(_TOKEN_REPLY, content, "a chat completion with tokens", where)
     completion = _completion(reply, content, where)
     choice = reply.choices[0]
@@ -106,7 +106,7 @@ def read_token_completion(content: bytes, *, where: str) -> Completion:
         raise EndpointError(
             f"{where} answered with {len(prompt_ids)} prompt ids, {len(token_ids)} completion ids "
             f"and {len(entries)} log-probs; expected prompt ids, and one log-prob for each "
-            "completion id, as vLLM answers to return_token_ids and logprobs"
+            "completion id, as vLLM returns them for return_token_ids and logprobs"
         )
     return replace(
         completion,
@@ -119,7 +119,7 @@ def read_token_completion(content: bytes, *, where: str) -> Completion:
 
 
 def read_models(content: bytes, *, where: str) -> list[str]:
-    """Return the ids in a list of models."""
+    """Return the ids in a reply that lists models."""
     return [model.id for model in _decode(_MODELS, content, "a list of models", where).data]
 
 
@@ -131,10 +131,10 @@ def _decode(
     except msgspec.ValidationError as error:
         problem = f"with JSON that is not {expected} ({error})"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        problem = f"with something that is not whole JSON ({error})"
+        problem = f"with something that is not complete JSON ({error})"
     raise EndpointError(
         f"{where} answered {problem}: {quote(content) or 'nothing'!r}; "
-        "is this the address of an OpenAI-compatible endpoint (it usually ends in /v1)?"
+        "check that this is the base URL of an OpenAI-compatible endpoint (it usually ends in /v1)"
     )
 
 
@@ -142,7 +142,7 @@ def _completion(reply: _Reply, content: bytes, where: str) -> Completion:
     if not reply.choices:
         raise EndpointError(
             f"{where} answered with a chat completion without choices: {quote(content)!r}; "
-            "look at the log of the server"
+            "check the server's log"
         )
     choice = reply.choices[0]
     if choice.finish_reason not in _FINISH_REASONS:

@@ -1,4 +1,4 @@
-"""`Environment`: what an author subclasses."""
+"""`Environment`: the base class of every environment."""
 
 import inspect
 import os
@@ -28,29 +28,39 @@ from telescope_core.types import Example, Message, Rollout, Split, StopReason
 class Environment:
     """A source of examples, a way to play them, and rewards.
 
-    Subclass `SingleTurnEnvironment`, `MultiTurnEnvironment` or `ToolEnvironment`, or this class
-    and override `play` for full control. Every method that is called for a rollout may be sync or
-    async; sync ones run where `sync_runs_in` or `@runs_in` says. One instance serves many
-    rollouts at once: keep the state of a rollout in its `Episode`, never on `self`.
+    Subclass `SingleTurnEnvironment`, `MultiTurnEnvironment` or `ToolEnvironment`. For full
+    control, subclass this class and override `play`. Every method that is called for a rollout may
+    be sync or async; `sync_runs_in` and `@runs_in` decide where sync methods run. One instance
+    serves many rollouts at once: keep the state of a rollout in its `Episode`, never on `self`.
     """
 
     Config: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
+    """The class of the environment's settings; an instance of it is `self.config`."""
     reward_min: ClassVar[float] = 0.0
+    """Smallest reward of a rollout; a smaller one is an error."""
     reward_max: ClassVar[float] = 1.0
+    """Largest reward of a rollout; a larger one is an error."""
     success_threshold: ClassVar[float] = 1.0
     """A rollout with at least this reward counts as solved in pass@k."""
     network: Literal["none", "load", "always"] = "none"
+    """When the environment needs the network: never, to load its data, or while playing."""
     secrets: ClassVar[tuple[str, ...]] = ()
-    """Names of the environment variables it may read, with `secret`."""
+    """Names of the environment variables that it may read with `secret`."""
     system_prompt: str = ""
+    """Text of the system message; empty = none is added."""
     needs_answer: ClassVar[bool | None] = None
-    """Whether every example must have an answer; None = when a reward reads `example.answer`."""
+    """Whether every example must have an answer; None = only if a reward, metric or group reward
+    reads `answer`."""
     sync_runs_in: ClassVar[Place] = "thread"
-    """Where sync methods run unless they are declared otherwise with `@runs_in`."""
+    """Where sync methods run unless `@runs_in` declares otherwise."""
     max_threads: ClassVar[int] = 32
+    """Most threads that run sync methods at the same time."""
     max_processes: ClassVar[int] = 4
+    """Most processes that run `@runs_in("process")` methods at the same time."""
     score_functions: ClassVar[tuple[ScoreFunction, ...]] = ()
+    """The `@reward`, `@metric` and `@group_reward` methods; set when the class is defined."""
     hooks: ClassVar[tuple[Hook, ...]] = ()
+    """The `@setup`, `@stop` and `@cleanup` methods; set when the class is defined."""
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         self.config: Any = config if config is not None else self.Config()
@@ -63,12 +73,12 @@ class Environment:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "Environment":
-        """Build it from plain settings; an unknown or bad one is a ConfigError."""
+        """Build the environment from plain settings; an unknown or invalid one is a ConfigError."""
         return cls(read_settings(cls.Config, settings, owner=class_location(cls)))
 
     @cached_property
     def caller(self) -> Caller:
-        """What calls the author's methods."""
+        """The object that calls the author's methods."""
         processes = ScoreProcesses(type(self), self.config, max_processes=self.max_processes)
         return Caller(
             place=self.sync_runs_in,
@@ -82,25 +92,25 @@ class Environment:
 
     @cached_property
     def fetcher(self) -> ExampleFetcher:
-        """What reads the examples."""
+        """The object that reads the examples."""
         return ExampleFetcher(self.examples, self.caller)
 
     def examples(self, split: Split) -> ExampleSource:
-        """Return the examples of `split`; ids are stable and the splits disjoint."""
+        """Return the examples of `split`; their ids must be stable and the splits disjoint."""
         raise EnvironmentLoadError(
             f"{class_location(type(self))} must define examples(self, split)"
         )
 
     def splits(self) -> tuple[Split, ...]:
-        """Return the splits it has."""
+        """Return the splits that the environment has."""
         return (Split.TRAIN, Split.EVAL)
 
     def dataset_revisions(self) -> dict[str, str]:
-        """Return dataset -> pinned revision, for every dataset it loads."""
+        """Return dataset id -> pinned revision for every dataset that the environment loads."""
         return {}
 
     def secret(self, name: str) -> str:
-        """Return the environment variable `name`, which must be declared in `secrets`."""
+        """Return the value of the environment variable `name`, which `secrets` must declare."""
         if name not in self.secrets:
             declared = ", ".join(self.secrets) or "none"
             raise ConfigError(
@@ -116,33 +126,33 @@ class Environment:
         return value
 
     def format_prompt(self, example: Example) -> Any:
-        """Return what the policy is asked: text, which becomes one user message, or messages.
+        """Return the prompt of `example`: text, which becomes one user message, or messages.
 
         May be async.
         """
         return example.prompt
 
     def gold_answer(self, example: Example) -> str | Sequence[str] | None:
-        """Return a completion that earns the maximum, or one for each turn; None = not known."""
+        """Return a completion with the maximum reward, or one per turn; None = not known."""
         return None
 
     def golden_answers(self, example: Example) -> Mapping[str, str]:
-        """Return what is recorded beside a rollout as right answers, by name."""
+        """Return the right answers, by name, that are recorded with each rollout."""
         return {"answer": example.answer} if example.answer else {}
 
     def opening(self, prompt: str | Sequence[Message]) -> list[Message]:
-        """Return the first messages: the system prompt, if any, and the formatted prompt."""
+        """Return the first messages: the system prompt, if there is one, and then `prompt`."""
         messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else [*prompt]
         if self.system_prompt:
             messages.insert(0, Message(role="system", content=self.system_prompt))
         return messages
 
     def initial_messages(self, example: Example) -> list[Message]:
-        """Return how the conversation about `example` begins; only where format_prompt is sync."""
+        """Return the first messages about `example`; works only with a sync format_prompt."""
         return self.opening(self.format_prompt(example))
 
     async def first_messages(self, example: Example) -> list[Message]:
-        """Return how the conversation about `example` begins, wherever format_prompt runs."""
+        """Return the first messages about `example`; format_prompt may be sync or async."""
         if type(self).format_prompt is Environment.format_prompt:
             return self.opening(example.prompt)
         prompt = await self.caller.one("play", self.format_prompt, example)
@@ -164,9 +174,10 @@ class Environment:
         )
 
     def compute_reward(self, rollout: Rollout, example: Example) -> Any:
-        """Return the reward: by default the weighted sum of the `@reward` methods.
+        """Return the reward, by default the weighted sum of the `@reward` methods.
 
-        May be async. `rollout.rewards` and `rollout.metrics` hold what those methods returned.
+        May be async. `rollout.rewards` and `rollout.metrics` hold the unweighted values of the
+        `@reward` and `@metric` methods by name.
         """
         weights = {function.name: function.weight for function in self.score_functions}
         return sum(weights[name] * value for name, value in rollout.rewards.items())
@@ -206,7 +217,7 @@ class Environment:
             )
 
     async def find_stop(self, episode: Episode) -> str | None:
-        """Return the name of the first `@stop` method that says the rollout is over."""
+        """Return the name of the first `@stop` method that returns True; None when none does."""
         for hook in of_kind(self.hooks, "stop"):
             if await self.caller.one("stop", getattr(self, hook.name), episode):
                 return hook.name
@@ -217,7 +228,7 @@ class Environment:
         self._releases.append(release)
 
     async def close(self) -> None:
-        """Release what it holds: processes, connections. Idempotent; call super's in your own."""
+        """Release processes and connections. Idempotent; an override must call super().close()."""
         while self._releases:
             result = self._releases.pop()()
             if inspect.isawaitable(result):
@@ -228,16 +239,16 @@ class Environment:
         readers = [f.name for f in self.score_functions if f.reads_answer]
         needs = bool(readers) if self.needs_answer is None else self.needs_answer
         if needs and not example.answer:
-            reason = f"{' and '.join(readers)} compare with it" if readers else "it needs one"
+            reason = f"{' and '.join(readers)} read it" if readers else "needs_answer is True"
             raise RewardError(
-                f"{class_location(type(self))}: example {example.id!r} has no answer, and "
-                f"{reason}; give Example(answer=...), or set needs_answer = False where an empty "
-                "answer is meant"
+                f"{class_location(type(self))}: example {example.id!r} has no answer, but "
+                f"{reason}; set Example(answer=...), or set needs_answer = False if an empty "
+                "answer is intended"
             )
 
 
 def _declared_names(cls: type) -> set[str]:
-    """Return the settings that Telescope's own classes among the bases of `cls` declare."""
+    """Return the public class attributes that Telescope's own base classes of `cls` declare."""
     return {
         name
         for base in cls.__mro__

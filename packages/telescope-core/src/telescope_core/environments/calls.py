@@ -1,7 +1,7 @@
-"""Calling an author's methods, sync or async, without ever blocking the event loop.
+"""Call an author's methods, sync or async, without blocking the event loop.
 
-Sync methods run in a thread unless they, or the whole class, are declared otherwise with
-`runs_in`. What a method raises carries a note that names the method, its file and its line.
+Sync methods run in a thread unless `@runs_in` on the method, or `sync_runs_in` on the class,
+declares otherwise. An exception from a method gets a note with the method's name, file and line.
 """
 
 import asyncio
@@ -22,17 +22,18 @@ Result = TypeVar("Result")
 Place = Literal["thread", "loop", "process"]
 PLACES: tuple[Place, ...] = ("thread", "loop", "process")
 SCORES = ("reward", "metric", "group_reward")
-"""What may run in a process, as it needs only copies."""
+"""Kinds of methods that may run in a process, because copies of their arguments are enough."""
 _MARK = "__telescope_runs_in__"
 
 
 def runs_in(place: Place) -> Callable[[Method], Method]:
     """Declare where a sync method runs.
 
-    `thread` (the default): in a thread, for code that waits, such as I/O. `loop`: on the event
-    loop, for code that takes well under a millisecond. `process`: in a process of its own that is
-    killed when the rollout's deadline passes, for code that computes or may hang; it gets copies
-    of the rollout and the example, so only rewards and metrics, sync or async, can run there.
+    `thread` (the default) is for code that waits, such as I/O. `loop` runs the method on the event
+    loop and is for code that takes well under a millisecond. `process` is for code that computes
+    for long or may hang: the method runs in a separate process that is killed when the rollout's
+    deadline passes. It gets copies of the rollout and the example, so only rewards and metrics,
+    sync or async, can run there.
     """
     if place not in PLACES:
         raise EnvironmentLoadError(f"runs_in must be one of {', '.join(PLACES)}, got {place!r}")
@@ -45,12 +46,12 @@ def runs_in(place: Place) -> Callable[[Method], Method]:
 
 
 def declared_place(function: object) -> Place | None:
-    """Return where `function` was declared to run; None when it was not."""
+    """Return the place that `@runs_in` declares for `function`; None without the decorator."""
     return getattr(function, _MARK, None)
 
 
 def location_of(function: object) -> str:
-    """Return `name (file:line)` of a function or method, as an error names it."""
+    """Return `name (file:line)` of a function or method, for error messages."""
     plain = inspect.unwrap(cast(Callable[..., Any], function))
     plain = getattr(plain, "__func__", plain)
     code = getattr(plain, "__code__", None)
@@ -61,18 +62,18 @@ def location_of(function: object) -> str:
 
 
 def shown_path(path: str) -> str:
-    """Return `path` as seen from the working directory where it is below it."""
+    """Return `path`, relative to the working directory if it is inside it."""
     inside = path.startswith(os.getcwd() + os.sep)
     return os.path.relpath(path) if inside else path
 
 
 def is_authors(method: Callable[..., Any]) -> bool:
-    """Whether a method is the author's, and not inherited from Telescope."""
+    """Whether a method is the author's own, not one inherited from Telescope."""
     return not method.__module__.startswith("telescope_core.")
 
 
 async def call(function: Callable[..., Any], *arguments: object) -> object:
-    """Call a sync or async function; a sync one in a thread."""
+    """Call a function and return its result; a sync function runs in a thread."""
     if inspect.iscoroutinefunction(function):
         return await cast(Awaitable[object], function(*arguments))
     return await asyncio.to_thread(function, *arguments)
@@ -85,7 +86,7 @@ class Call:
     method: Callable[..., Any]
     arguments: tuple[object, ...]
     what: str
-    """Its role, such as `reward`, for the note on what it raises."""
+    """Role of the method, such as `reward`, for the note on its exceptions."""
 
 
 class Caller:
@@ -98,12 +99,12 @@ class Caller:
         self._processes = processes
 
     async def one(self, what: str, method: Callable[..., Any], *arguments: object) -> object:
-        """Return what `method` returns, awaited where it is async."""
+        """Call `method` and return its result; an async one is awaited."""
         (value,) = await self.all([Call(method, arguments, what)])
         return value
 
     async def all(self, calls: Sequence[Call]) -> list[object]:
-        """Make `calls` in order; neighbours that run in threads share one trip there."""
+        """Make `calls` in order; consecutive calls that run in threads share one thread."""
         values: list[object] = []
         for place, group in groupby(calls, key=self._place_of):
             if place == "thread":
@@ -117,8 +118,8 @@ class Caller:
     async def in_thread(self, function: Callable[[], Result]) -> Result:
         """Return `function()`, called in one of the environment's threads.
 
-        The lane of a thread whose caller has given up is free again: code that never returns
-        cannot starve the others.
+        When the caller is cancelled, its thread no longer counts against `max_threads`, so code
+        that never returns cannot starve other calls.
         """
         async with self._lanes:
             return await self._threads.run(function)
@@ -165,6 +166,6 @@ def _in_order(calls: Sequence[Call]) -> list[object]:
 
 
 def _note(error: Exception, one: Call) -> None:
-    """Name the author's method; what Telescope's own raise says by itself what it is about."""
+    """Add a note that names the author's method; Telescope's own errors are clear without one."""
     if is_authors(one.method):
         error.add_note(f"in {one.what} {location_of(one.method)}")

@@ -1,4 +1,4 @@
-"""What is wrong with an environment class, said when the class is defined and not in a rollout."""
+"""Check an environment class when it is defined, so that mistakes do not surface in a rollout."""
 
 import inspect
 from difflib import get_close_matches
@@ -11,17 +11,17 @@ from telescope_core.environments.settings import EnvironmentConfig
 from telescope_core.errors import EnvironmentLoadError
 
 _MISSPELT = 0.9
-"""How alike an attribute and a setting of the base class are for a slip to be likely."""
+"""Similarity, 0 to 1, above which an attribute is taken for a misspelled base class attribute."""
 
 
 def check_class(
     cls: type, *, scores: tuple[ScoreFunction, ...], hooks: tuple[Hook, ...], known: set[str]
 ) -> None:
-    """Raise EnvironmentLoadError naming file and line of what cannot work."""
+    """Raise EnvironmentLoadError for the first mistake, with its file and, if any, its line."""
     config: Any = getattr(cls, "Config", None)
     if not (isinstance(config, type) and issubclass(config, EnvironmentConfig)):
         raise EnvironmentLoadError(
-            f"{class_location(cls)}: Config must be a class made of EnvironmentConfig, got "
+            f"{class_location(cls)}: Config must be a subclass of EnvironmentConfig, got "
             f"{config!r}; write: class Config(EnvironmentConfig)"
         )
     place: Any = getattr(cls, "sync_runs_in", None)
@@ -50,7 +50,7 @@ def _check_score(cls: type, score: ScoreFunction) -> None:
     first = "rollouts" if score.kind == "group_reward" else "rollout"
     allowed = (2,) if score.kind == "group_reward" else (2, 3)
     if len(names) not in allowed:
-        more = "" if score.kind == "group_reward" else " and, if it wants, episode"
+        more = "" if score.kind == "group_reward" else " and optionally episode"
         raise EnvironmentLoadError(
             f"{score.kind} {location_of(method)} must take (self, {first}, example){more}; "
             f"it takes (self{''.join(f', {name}' for name in names)})"
@@ -58,8 +58,8 @@ def _check_score(cls: type, score: ScoreFunction) -> None:
     place = declared_place(method) or getattr(cls, "sync_runs_in", "thread")
     if place == "process" and score.takes_episode:
         raise EnvironmentLoadError(
-            f"{score.kind} {location_of(method)} runs in a process, which gets copies: it cannot "
-            'take the episode; leave the parameter out, or declare it @runs_in("thread")'
+            f"{score.kind} {location_of(method)} runs in a process, which only gets copies, so it "
+            'cannot take the episode; remove that parameter, or declare it @runs_in("thread")'
         )
 
 
@@ -72,8 +72,8 @@ def _check_hook(method: Any, hook: Hook) -> None:
         )
     if declared_place(method) == "process":
         raise EnvironmentLoadError(
-            f"{hook.kind} {location_of(method)} cannot run in a process: it is given the episode "
-            "itself; run it in a thread, or make it async"
+            f"{hook.kind} {location_of(method)} cannot run in a process, because it gets the "
+            "episode itself and not a copy; run it in a thread, or make it async"
         )
     if hook.deadline_s <= 0:
         raise EnvironmentLoadError(
@@ -82,7 +82,7 @@ def _check_hook(method: Any, hook: Hook) -> None:
 
 
 def _check_attributes(cls: type, known: set[str]) -> None:
-    """Refuse `max_turn = 3`: a class attribute that nothing reads."""
+    """Refuse a class attribute that looks like a misspelled setting, such as `max_turn = 3`."""
     inherited = {name for base in cls.__mro__[1:] for name in vars(base)} | known
     for name, value in vars(cls).items():
         if name.startswith("_") or name in inherited or callable(value):
@@ -93,5 +93,5 @@ def _check_attributes(cls: type, known: set[str]) -> None:
         if close:
             raise EnvironmentLoadError(
                 f"{class_location(cls)}: nothing reads {name!r}; did you mean {close[0]!r}? "
-                "(rename it when it is your own)"
+                "(if the attribute is your own, rename it)"
             )

@@ -20,11 +20,12 @@ from telescope_core.types import (
 
 
 class Episode:
-    """One rollout in progress: the conversation so far, and the way to the policy.
+    """One rollout in progress: the conversation so far, and access to the policy.
 
-    An environment reads `messages`, asks for a turn with `generate`, and answers with `add`.
-    `state` is the environment's own, one per rollout; `metrics`, `tags` and what `note` keeps are
-    recorded with the rollout.
+    An environment reads `messages`, asks the policy for a turn with `generate`, and replies with
+    `add`. `example` is the example that is played. `turns` holds the model calls so far. `state`
+    is a dict for the environment's own use and is new for each rollout. `metrics`, `tags` and the
+    values kept with `note` are recorded with the rollout.
     """
 
     def __init__(
@@ -38,37 +39,38 @@ class Episode:
         self.metrics: dict[str, float] = {}
         self.tags: dict[str, str] = {}
         self.tools: Sequence[dict[str, JsonValue]] = ()
-        """Shown to the policy in every turn that does not name others."""
+        """Tools in OpenAI form for every turn, unless `generate` is given others."""
         self.info: list[TurnInfo] = []
         self.find_stop: Callable[[Episode], Awaitable[str | None]] | None = None
-        """Returns the name of the `@stop` method that ends the rollout, if any."""
+        """Returns the name of the `@stop` method that ends the rollout, or None."""
         self._policy = policy
         self._sampling = sampling
 
     @property
     def sampling(self) -> Sampling:
-        """How this rollout is to be sampled. In training its endpoint does so by itself."""
+        """How this rollout is sampled. In training, `endpoint` applies it by itself."""
         return self._sampling
 
     @property
     def endpoint(self) -> ChatEndpoint:
-        """Where a program with a client of its own reaches the policy.
+        """The policy's endpoint, for a program that uses its own client.
 
-        Raises EndpointError where the policy is behind no server, such as a scripted one.
+        Raises EndpointError when the policy has no server, such as a scripted policy.
         """
         endpoint = self._policy.endpoint
         if endpoint is None:
             raise EndpointError(
-                f"this policy ({type(self._policy).__name__}) has no chat endpoint; evaluate "
-                "against a served model, train, or ask through episode.generate"
+                f"this policy ({type(self._policy).__name__}) has no chat endpoint; run an eval "
+                "against a served model, or training, or use episode.generate instead"
             )
         return endpoint
 
     async def generate(self, *, tools: Sequence[dict[str, JsonValue]] | None = None) -> Completion:
-        """Ask the policy for the next assistant message and append it.
+        """Ask the policy for the next assistant message, and append it to `messages`.
 
-        `@stop` methods are asked before it, with the environment's answer to the turn before,
-        and after it, unless the turn was cut by `max_tokens`.
+        `@stop` methods are checked before the model call, except in the first turn, so that they
+        see the environment's reply to the turn before. They are checked again after the call
+        unless `max_tokens` cut the turn.
         """
         if self.turns:
             await self._require_going_on()
@@ -85,7 +87,7 @@ class Episode:
         return completion
 
     def add(self, *messages: Message) -> None:
-        """Append what the environment says."""
+        """Append messages from the environment to the conversation."""
         self.messages.extend(messages)
 
     def note(
@@ -95,7 +97,7 @@ class Episode:
         *,
         kind: Literal["text", "code", "stdout", "stderr"] = "text",
     ) -> None:
-        """Keep `value` in the records, beside the turn that is the last one now."""
+        """Record `value` under `key` with the latest turn; `kind` decides how it is shown."""
         turn = max(0, len(self.turns) - 1)
         self.info.append(TurnInfo(turn=turn, key=key, value=value, kind=kind))
 

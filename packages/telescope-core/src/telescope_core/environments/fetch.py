@@ -1,4 +1,4 @@
-"""`ExampleFetcher`: examples without blocking the loop, once for all rollouts that want one."""
+"""`ExampleFetcher`: reads examples without blocking the loop, and only once per group."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,11 +9,12 @@ from telescope_core.types import Example, Split
 
 _Key = tuple[Split, int]
 _KEPT = 512
-"""Examples remembered: the rollouts of a group, and its group reward, come soon after another."""
+"""Most examples kept in memory. The rollouts of a group and its group reward need the same example
+soon after each other."""
 
 
 class ExampleFetcher:
-    """Reads example sources in a thread. Rollouts that ask at the same time share one reading."""
+    """Reads example sources in a thread; concurrent requests for one example share a single read."""
 
     def __init__(self, examples: Callable[[Split], ExampleSource], caller: Caller) -> None:
         self._examples = examples

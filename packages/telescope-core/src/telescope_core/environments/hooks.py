@@ -1,7 +1,7 @@
-"""Decorators for what happens around the turns of a rollout: `@setup`, `@stop` and `@cleanup`.
+"""Decorators for methods that run around the turns of a rollout: `@setup`, `@stop`, `@cleanup`.
 
-Each marks a method that takes the episode, sync or async. Setups run before the first turn, in
-order of definition. Cleanups run once, in reverse order, however the rollout ends.
+Each marks a sync or async method that takes the episode. Setups run before the first turn, in the
+order of their definition. Cleanups run once, in reverse order, however the rollout ends.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, overload
 Method = TypeVar("Method", bound=Callable[..., Any])
 HookKind = Literal["setup", "stop", "cleanup"]
 CLEANUP_DEADLINE_S = 8.0
-"""Below the time that a worker process has to end a cancelled rollout."""
+"""Must be less than `StageDeadlines.cancel_s`, the time a worker has to end a cancelled rollout."""
 _MARK = "__telescope_hook__"
 
 
@@ -22,11 +22,11 @@ class Hook:
     name: str
     kind: HookKind
     deadline_s: float = CLEANUP_DEADLINE_S
-    """Of a cleanup: the seconds it may take, beyond the rollout's own deadline."""
+    """Seconds that a cleanup may take, in addition to the rollout's own deadline."""
 
 
 class EpisodeStopped(Exception):
-    """A `@stop` method said that the rollout is over; ends `play` from within `generate`."""
+    """A `@stop` method returned True; raised in `generate` to end `play`."""
 
 
 def setup(function: Method) -> Method:
@@ -35,7 +35,7 @@ def setup(function: Method) -> Method:
 
 
 def stop(function: Method) -> Method:
-    """End the rollout as completed when this method, asked after each turn, returns True."""
+    """End the rollout as completed when this method, checked after each turn, returns True."""
     return _mark(function, Hook(name=function.__name__, kind="stop"))
 
 
@@ -46,7 +46,10 @@ def cleanup(*, deadline_s: float = CLEANUP_DEADLINE_S) -> Callable[[Method], Met
 def cleanup(
     function: Method | None = None, /, *, deadline_s: float = CLEANUP_DEADLINE_S
 ) -> Method | Callable[[Method], Method]:
-    """Call this method with the episode once at the end, also after an error or a cancel."""
+    """Call this method with the episode once at the end, even after an error or a cancellation.
+
+    It may take `deadline_s` seconds, in addition to the rollout's own deadline.
+    """
 
     def mark(inner: Method) -> Method:
         return _mark(inner, Hook(name=inner.__name__, kind="cleanup", deadline_s=deadline_s))
@@ -55,7 +58,7 @@ def cleanup(
 
 
 def hooks(owner: type) -> tuple[Hook, ...]:
-    """Return the decorated methods of `owner`, those of its bases first, in source order."""
+    """Return the decorated methods of `owner` in source order, those of its bases first."""
     found: dict[str, Hook] = {}
     for cls in reversed(owner.__mro__):
         for name, member in vars(cls).items():

@@ -1,7 +1,7 @@
-"""`LoopWatch`: finds out when code blocks an event loop, and which code it is.
+"""`LoopWatch`: detects when code blocks an event loop, and finds that code.
 
-A thread looks at a heartbeat that the loop itself keeps. When it stops, the thread reads the
-stack of the loop's thread: the culprit is the innermost frame that is the author's.
+The loop updates a heartbeat, which a thread checks. When the heartbeat stops, the thread reads the
+stack of the loop's thread. The culprit is the innermost frame of the author's code.
 """
 
 import asyncio
@@ -20,27 +20,28 @@ from telescope_core.environments.calls import shown_path
 
 _log = logging.getLogger(__name__)
 _LIBRARIES = (str(Path(asyncio.__file__).parents[1]), str(Path(__file__).parents[1]))
-"""Python's own modules and this package: they only pass a call on."""
+"""Folders of Python's own modules and of this package, whose frames are never the culprit."""
 _EVENTS = asyncio.events.__file__
-"""Where the loop calls back from."""
+"""File of the frame that runs the loop's callbacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One time in which an event loop did nothing else."""
+    """One period in which some code blocked an event loop."""
 
     duration_s: float
     culprit: str
-    """`function (file:line)` of the innermost frame outside libraries."""
+    """`function (file:line)` of the innermost frame of the author's code."""
     stack: str
-    """The whole stack at the time it was noticed, outermost frame first."""
+    """The whole stack when the block was noticed, outermost frame first."""
 
 
 class LoopWatch:
     """Watches the running event loop between `start` and `stop`.
 
-    `own_folder` is where the author's code is, which alone is accused; without it, any code that
-    is neither Python's nor Telescope's.
+    Only code in `own_folder`, the folder of the author's code, is reported. Without `own_folder`,
+    any code outside Python's standard library and Telescope is. A block is reported when it lasts
+    longer than `threshold_s` seconds.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class LoopWatch:
         self._beat_s = 0.0
         self._handle: asyncio.TimerHandle | None = None
         self.longest_s = 0.0
-        """The longest time so far between a heartbeat's due time and the heartbeat."""
+        """Longest delay of a heartbeat so far, in seconds."""
 
     def start(self) -> None:
-        """Begin to watch the running loop; a second call has no effect."""
+        """Start watching the running loop; a second call has no effect."""
         if self._thread is not None:
             return
         loop = asyncio.get_running_loop()
@@ -105,8 +106,8 @@ class LoopWatch:
                     self._on_block(blocked)
                 suspect = blocked = None
                 continue
-            # A machine with too much to do delays the heartbeat as well. Then it is never the same
-            # call that is found on two looks.
+            # An overloaded machine also delays the heartbeat, but then two checks in a row do not
+            # find the same frame.
             earlier, suspect = suspect, self._author(loop_thread)
             if blocked is not None:
                 blocked = replace(blocked, duration_s=late_s)
@@ -116,9 +117,9 @@ class LoopWatch:
             self._on_block(blocked)
 
     def _author(self, loop_thread: int) -> FrameType | None:
-        """Return the innermost frame of an author in the loop's callback at hand, if there is one.
+        """Return the innermost frame of the author's code in the loop's current callback, or None.
 
-        What is outside the callback, such as the script that runs the loop, does not block it.
+        Frames outside the callback, such as the script that runs the loop, do not block it.
         """
         frame = sys._current_frames().get(loop_thread)  # pyright: ignore[reportPrivateUsage]
         while frame is not None and frame.f_code.co_filename != _EVENTS:
@@ -139,7 +140,7 @@ def _block(author: FrameType, late_s: float, innermost: FrameType | None) -> Blo
 
 
 class _Warnings:
-    """Warns of each culprit once in full, and counts the rest."""
+    """Logs each culprit once in full, and later only counts of its blocks."""
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
@@ -149,7 +150,7 @@ class _Warnings:
         times = self._seen[block.culprit]
         if times == 1:
             _log.warning(
-                "%s blocked the event loop for %.2f s, and every rollout with it; make it sync so "
+                "%s blocked the event loop, and with it every rollout, for %.2f s; make it sync so "
                 "that it runs in a thread, await what it waits for, or declare it "
                 '@runs_in("process")\n%s',
                 block.culprit,

@@ -1,7 +1,7 @@
-"""MCP servers as sources of tools: a process on stdio, or an address with streamable HTTP.
+"""MCP servers as sources of tools, over stdio or streamable HTTP.
 
-Uses the official `mcp` package, an optional extra (`telescope-core[mcp]`). A connection lives in a
-task of its own, because the package wants it closed by the task that opened it.
+Uses the official `mcp` package, an optional extra (`telescope-core[mcp]`). Each connection has its
+own task, because the package requires that the task that opens a connection also closes it.
 """
 
 import asyncio
@@ -24,55 +24,58 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult
 
 _CONNECTION_CLOSED = -32000
-"""JSON-RPC code with which the package reports that the other side is gone."""
+"""JSON-RPC error code with which the `mcp` package reports a closed connection."""
 _LOG_TAIL = 2000
 _HINT = "pip install 'telescope-core[mcp]'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServer:
-    """One MCP server, given by `command` (started here, spoken to on stdio) or by `url`."""
+    """One MCP server: a `command` that is started here and used over stdio, or a `url`."""
 
     command: tuple[str, ...] = ()
-    """Program and arguments. It sees PATH, HOME and the like, and `environ`; nothing else."""
+    """Program and arguments. Its environment variables are only basic ones such as PATH and HOME,
+    and those in `environ`."""
     url: str = ""
-    """Of a server that runs already and speaks streamable HTTP."""
+    """URL of a running server that supports streamable HTTP."""
     environ: Mapping[str, str] = field(default_factory=dict[str, str])
-    """More environment variables for `command`."""
+    """Additional environment variables for `command`."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Sent with every request to `url`."""
+    """HTTP headers for every request to `url`."""
     prefix: str = ""
-    """Put before the names of its tools, where servers have tools of one name."""
+    """Prefix for the names of its tools, for servers whose tools have the same names."""
     only: tuple[str, ...] = ()
-    """The tools that the policy may call, by the server's names; empty = all."""
+    """The tools that the policy may call, by the names that the server gives them; empty = all."""
     per_rollout: bool = False
-    """Whether each rollout gets a connection, and with `command` a process, of its own. Else all
-    rollouts share one, and with it whatever state the server keeps."""
+    """Whether each rollout gets its own connection and, with `command`, its own process. Otherwise
+    all rollouts share one connection and any state that the server keeps."""
     startup_timeout_s: float = 30.0
-    """Seconds within which it must list its tools."""
+    """Seconds within which the server must start and list its tools."""
 
     def __post_init__(self) -> None:
         if isinstance(self.command, str) or isinstance(self.only, str):
             raise ConfigError(
-                "command and only of an McpServer are tuples, such as ('python', 'server.py'); got "
-                f"command={self.command!r}, only={self.only!r}"
+                "command and only of an McpServer must be tuples, such as ('python', 'server.py'); "
+                f"got command={self.command!r}, only={self.only!r}"
             )
         if bool(self.command) == bool(self.url):
             raise ConfigError(
-                "an McpServer needs a command or a url, and not both; got "
+                "an McpServer needs either a command or a url, not both; got "
                 f"command={self.command!r}, url={self.url!r}"
             )
         if (self.url and self.environ) or (self.command and self.headers):
-            raise ConfigError("of an McpServer, environ goes with command and headers with url")
+            raise ConfigError(
+                "an McpServer takes environ only with command, and headers only with url"
+            )
 
     @property
     def origin(self) -> str:
-        """Return how messages name it."""
+        """Name of the server in messages."""
         return f"MCP server {self.url or ' '.join(self.command)}"
 
 
 class McpConnections:
-    """The connections of one environment: shared ones, and those that end with a rollout."""
+    """The connections of one environment: shared ones, and ones that belong to a rollout."""
 
     def __init__(self, servers: Sequence[McpServer]) -> None:
         self._servers = tuple(servers)
@@ -82,11 +85,11 @@ class McpConnections:
 
     @property
     def listed(self) -> list[Tool]:
-        """What the servers offered when they were last asked, in the order of the servers."""
+        """Tools that the servers listed when they were last asked, in the order of the servers."""
         return [tool for _, tools in sorted(self._listed.items()) for tool in tools]
 
     async def tools(self, stack: AsyncExitStack) -> list[Tool]:
-        """Return the tools for one rollout; its own connections end with `stack`."""
+        """Return the tools for one rollout; `stack` closes connections opened only for it."""
         for index, server in enumerate(self._servers):
             if server.per_rollout:
                 connection = await McpConnection.open(server)
@@ -97,7 +100,7 @@ class McpConnections:
         return self.listed
 
     async def close(self) -> None:
-        """End the shared connections. Idempotent."""
+        """Close the shared connections. Idempotent."""
         while self._shared:
             _, connection = self._shared.popitem()
             await connection.close()
@@ -113,7 +116,7 @@ class McpConnections:
 
 
 class McpConnection:
-    """One open connection. Make it with `open`."""
+    """One open connection; create it with `open`."""
 
     def __init__(self, server: McpServer) -> None:
         self.server = server
@@ -126,7 +129,7 @@ class McpConnection:
 
     @classmethod
     async def open(cls, server: McpServer) -> "McpConnection":
-        """Connect and list the tools; raises TelescopeError saying what went wrong."""
+        """Connect and list the tools; raises TelescopeError that says what went wrong."""
         _require_package()
         connection = cls(server)
         try:
@@ -137,12 +140,12 @@ class McpConnection:
         return connection
 
     def is_usable(self) -> bool:
-        """Whether calls can still be made, from the loop that asks."""
+        """Whether calls can still be made from the running event loop."""
         is_here = self._loop is asyncio.get_running_loop()
         return is_here and self._client is not None and not self._closing.is_set()
 
     async def close(self) -> None:
-        """Disconnect, and end the process if it was started here. Idempotent."""
+        """Disconnect, and end the server's process if it was started here. Idempotent."""
         self._closing.set()
         if not self._ready.done():
             self._task.cancel()
@@ -150,7 +153,10 @@ class McpConnection:
             await asyncio.wait([self._task])
 
     async def call(self, name: str, text: str, episode: Episode) -> str:
-        """Call a tool by the server's own name; raises ToolError for what the server refuses."""
+        """Call a tool by the name the server gives it, with arguments in JSON text.
+
+        Raises ToolError when the server refuses the call, and ProcessDiedError when it is gone.
+        """
         from mcp import MCPError
 
         try:
@@ -174,7 +180,7 @@ class McpConnection:
         return said
 
     async def _hold(self) -> None:
-        """Keep the connection open until it is closed; produces `tools` and the client."""
+        """Open the connection, set `tools` and `_client`, and hold it open until `close`."""
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
             try:
                 async with asyncio.timeout(self.server.startup_timeout_s) as startup:
@@ -223,8 +229,8 @@ class McpConnection:
 
     def _gone(self, reason: str) -> ProcessDiedError:
         return ProcessDiedError(
-            f"{self.server.origin} is gone ({reason}); the next rollout connects again. See why it "
-            "ended, or what closes its connections"
+            f"{self.server.origin} is gone ({reason}); the next rollout connects again. Find out "
+            "why the server ended or closes its connections"
         )
 
     def _not_started(self, error: Exception, log: IO[str]) -> Exception:
@@ -236,7 +242,7 @@ class McpConnection:
         advice = "check the address" if self.server.url else "try the command in a shell"
         return EnvironmentLoadError(
             f"{self.server.origin} did not list its tools: {reason}; {advice}"
-            + (f". It said:\n{said}" if said else "")
+            + (f". Its output:\n{said}" if said else "")
         )
 
 
@@ -256,7 +262,8 @@ async def _connected(server: McpServer, log: IO[str]) -> "AsyncGenerator[Client,
     from mcp.client.streamable_http import streamable_http_client
 
     if server.url:
-        # A server may keep a reply open for as long as a tool runs: the tool's limit ends it.
+        # No read timeout: a server may keep a reply open while a tool runs, and the tool has its
+        # own time limit.
         limits = httpx2.Timeout(server.startup_timeout_s, read=None)
         async with (
             httpx2.AsyncClient(headers=dict(server.headers), timeout=limits) as http,
@@ -272,7 +279,7 @@ async def _connected(server: McpServer, log: IO[str]) -> "AsyncGenerator[Client,
 
 
 def _text_of(result: "CallToolResult") -> str:
-    """Return the text of a result; other content is named, since a model of text cannot see it."""
+    """Return the text of a result; other content is only named, as a text model cannot see it."""
     from mcp.types import TextResourceContents
 
     parts: list[str] = []

@@ -1,8 +1,8 @@
 """Decorators that turn methods into rewards and metrics, and the code that runs them.
 
-A reward or metric takes `(rollout, example)`, or `(rollout, example, episode)` to see the state
-of the rollout, and returns a number; a group reward takes `(rollouts, example)` and returns one
-number per rollout.
+A reward or metric takes `(rollout, example)`, or `(rollout, example, episode)` to read the
+episode's state, and returns a number. A group reward takes `(rollouts, example)` and returns a
+list with one number per rollout.
 """
 
 import inspect
@@ -30,10 +30,10 @@ class ScoreFunction:
     kind: Kind
     weight: float = 0.0
     range: MetricRange = field(default_factory=MetricRange)
-    """Of a metric: its limits and direction."""
+    """Limits and direction of a metric."""
     takes_episode: bool = False
     reads_answer: bool = False
-    """Whether its code looks at `example.answer`."""
+    """Whether its code reads an attribute or a global named `answer`, such as `example.answer`."""
 
 
 def _mark(function: Method, kind: Kind, **more: Any) -> Method:
@@ -57,7 +57,7 @@ def reward(*, weight: float = 1.0) -> Callable[[Method], Method]: ...
 def reward(
     function: Method | None = None, /, *, weight: float = 1.0
 ) -> Method | Callable[[Method], Method]:
-    """Count this method, times `weight`, in the reward."""
+    """Add this method's value, times `weight`, to the rollout's reward."""
     if function is not None:
         return _mark(function, "reward", weight=weight)
     return lambda inner: _mark(inner, "reward", weight=weight)
@@ -77,7 +77,11 @@ def metric(
     high: float | None = None,
     lower_is_better: bool = False,
 ) -> Method | Callable[[Method], Method]:
-    """Record this method's value beside the reward; a value outside low .. high is an error."""
+    """Record this method's value beside the reward, without adding it to the reward.
+
+    A value below `low` or above `high` is an error; None means no limit. `lower_is_better` tells
+    reports the direction of the metric.
+    """
     about = MetricRange(low=low, high=high, lower_is_better=lower_is_better)
     if function is not None:
         return _mark(function, "metric", range=about)
@@ -91,14 +95,18 @@ def group_reward(*, weight: float = 1.0) -> Callable[[Method], Method]: ...
 def group_reward(
     function: Method | None = None, /, *, weight: float = 1.0
 ) -> Method | Callable[[Method], Method]:
-    """Count this method of a whole group, times `weight`, in each rollout's reward."""
+    """Add this method's value for each rollout of a group, times `weight`, to its reward.
+
+    The method sees all scored rollouts of the group and returns a list of one number for each, in
+    the same order.
+    """
     if function is not None:
         return _mark(function, "group_reward", weight=weight)
     return lambda inner: _mark(inner, "group_reward", weight=weight)
 
 
 def score_functions(owner: type) -> tuple[ScoreFunction, ...]:
-    """Return the decorated methods of `owner`, those of its bases first, in source order."""
+    """Return the decorated methods of `owner` in source order, those of its bases first."""
     found: dict[str, ScoreFunction] = {}
     for cls in reversed(owner.__mro__):
         for name, member in vars(cls).items():
@@ -111,7 +119,7 @@ def score_functions(owner: type) -> tuple[ScoreFunction, ...]:
 
 
 def as_number(value: object, *, what: Callable[[], str]) -> float:
-    """Return `value` as a finite float; raises RewardError naming `what()` otherwise."""
+    """Return `value` as a finite float; otherwise raises RewardError that names `what()`."""
     if isinstance(value, SupportsFloat):
         try:
             number = float(value)
@@ -134,7 +142,7 @@ async def evaluate(
     example: Example,
     episode: Episode,
 ) -> dict[str, float]:
-    """Run `functions`, methods of `owner`; returns name -> value, unweighted."""
+    """Run `functions`, which are methods of `owner`; returns name -> unweighted value."""
     calls = [
         Call(
             method=getattr(owner, function.name),
@@ -158,7 +166,7 @@ def _checked(function: ScoreFunction, value: object, owner: object) -> float:
     low, high = function.range.low, function.range.high
     if (low is not None and number < low) or (high is not None and number > high):
         raise RewardError(
-            f"{where()} returned {number:g}, outside the range it declares, {low} to {high} "
+            f"{where()} returned {number:g}, outside its declared range {low} to {high} "
             "(None = no limit); correct the value, or low and high"
         )
     return number

@@ -1,7 +1,7 @@
 """`ScoreProcesses`: processes that run methods declared `@runs_in("process")`.
 
-Each holds a copy of the environment, made from its class and config. A call whose task is
-cancelled, by the rollout's deadline for instance, kills its process; another one takes its place.
+Each process holds a copy of the environment, built from its class and config. When the task of a
+call is cancelled, for example by the rollout's deadline, its process is killed and replaced.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any, cast
 from telescope_core.errors import EnvironmentLoadError, ProcessDiedError, RewardError
 
 HEADER = struct.Struct(">Q")
-"""Length of the pickle that follows."""
+"""Length in bytes of the pickle that follows."""
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from telescope_core.environments.score_worker import main; main(int(sys.argv[1]))"
@@ -38,7 +38,7 @@ class _Worker:
 
 
 class ScoreProcesses:
-    """At most `max_processes` workers, started when they are needed and kept."""
+    """At most `max_processes` workers, started on demand and kept."""
 
     def __init__(self, environment_class: type, config: object, *, max_processes: int) -> None:
         self._factory = f"{environment_class.__module__}:{environment_class.__qualname__}"
@@ -48,7 +48,7 @@ class ScoreProcesses:
         self._busy: list[_Worker] = []
 
     async def run(self, method: str, arguments: tuple[object, ...]) -> object:
-        """Return what `method` of the copy returns; raises what it raised, as a RewardError."""
+        """Call `method` of the copy and return its result; its exception becomes a RewardError."""
         async with self._lanes:
             worker = self._take_idle() or await self._start()
             self._busy.append(worker)
@@ -65,7 +65,7 @@ class ScoreProcesses:
         return value
 
     def close(self) -> None:
-        """Kill all of them."""
+        """Kill all processes."""
         for worker in [*self._idle, *self._busy]:
             worker.kill()
         self._idle.clear()
@@ -92,8 +92,8 @@ class ScoreProcesses:
         if kind == "raised":
             worker.kill()
             raise EnvironmentLoadError(
-                f"cannot run methods of {self._factory} in a process: {problem}; the class must "
-                "be importable by that name, and its config must be enough to build it"
+                f"cannot run methods of {self._factory} in a process: {problem}; the class must be "
+                "importable by that name, and it must be possible to build it from its config alone"
             )
         return worker
 
@@ -108,12 +108,13 @@ class ScoreProcesses:
             status = await asyncio.to_thread(worker.process.wait, 5)
             raise ProcessDiedError(
                 f"a process that scores for {self._factory} ended with status {status} in the "
-                "middle of a call (negative = killed by that signal, -9 often for lack of memory)"
+                "middle of a call (a negative status is the signal that killed it; -9 often means "
+                "that memory ran out)"
             ) from error
 
 
 def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """Start a worker that talks over `theirs`, and what it prints goes to standard error."""
+    """Start a worker that communicates over `theirs`; its output goes to standard error."""
     with theirs:
         return subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), *sys.path],

@@ -1,7 +1,7 @@
-"""The other end of `ScoreProcesses`: builds the environment once, then answers calls.
+"""The worker process of `ScoreProcesses`: builds the environment once, then answers calls.
 
-Nothing here is asynchronous but what the author made so. It ends when the socket closes, or,
-in the middle of a call, when its parent is gone.
+Everything here is synchronous except the author's async methods. The process ends when the socket
+closes or, in the middle of a call, when its parent process is gone.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""`EnvironmentConfig`, the typed settings of an environment, and reading them from flags or files.
+"""`EnvironmentConfig`: the typed settings of an environment, read from flags or files.
 
-Every field of a subclass is a `--env.field` flag; a field that is a model itself, such as a
-judge, has flags of its own: `--env.judge.model`.
+Every field of a subclass becomes a `--env.field` flag. The fields of a nested model, such as a
+judge, get flags too: `--env.judge.model`.
 """
 
 import types
@@ -17,7 +17,7 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 class Settings(BaseModel):
-    """A table of settings: frozen, checked, and without room for names it does not know."""
+    """A table of settings that is frozen, validated, and rejects unknown names."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
@@ -27,14 +27,15 @@ class Settings(BaseModel):
 class EnvironmentConfig(Settings):
     """Settings of one environment; each field of a subclass becomes a `--env.field` flag.
 
-    A docstring under a field describes it.
+    A docstring under a field becomes its description.
     """
 
 
 def read_settings(schema: type[Config], settings: Mapping[str, Any], *, owner: str) -> Config:
-    """Return checked settings; a ConfigError has one line for each that cannot be used.
+    """Return validated settings; raises ConfigError with one line for each invalid setting.
 
-    `owner` names the environment and its file. Text is read as the type that is wanted.
+    `owner` names the environment and its file in errors. Text is converted to the type of the
+    field.
     """
     _require_known(schema, settings, "env", owner)
     try:

@@ -1,4 +1,4 @@
-"""Tool calls of one turn: found in a message, answered in its style, counted per rollout."""
+"""Find the tool calls of a turn, answer them in the same format, and count them per rollout."""
 
 import json
 import re
@@ -16,29 +16,29 @@ _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 class ToolFailure(StrEnum):
-    """Why a tool call has no result. The policy is told, and each is a metric."""
+    """Why a tool call has no result; the policy is told, and each kind is a metric."""
 
     MALFORMED = "malformed"
-    """A tag that holds no call."""
+    """A tag does not contain a valid call."""
     UNKNOWN_TOOL = "unknown_tool"
-    """There is no tool of that name."""
+    """There is no tool with that name."""
     BAD_ARGUMENTS = "bad_arguments"
     """The arguments do not fit the tool's schema."""
     REFUSED = "refused"
-    """The tool raised ToolError: it cannot do what was asked."""
+    """The tool raised ToolError, because it cannot do what was asked."""
     RAISED = "raised"
-    """The tool raised anything else."""
+    """The tool raised another exception."""
     TIMED_OUT = "timed_out"
     """The tool did not return within its time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
-    """What became of one call."""
+    """The result or failure of one call."""
 
     name: str
     text: str
-    """What the policy is told."""
+    """Text that the policy is given."""
     failure: ToolFailure | None = None
 
 
@@ -48,10 +48,10 @@ class TurnCalls:
 
     calls: tuple[ToolCall, ...]
     is_native: bool
-    """Whether they came as `tool_calls`, rather than as tags in the text."""
+    """Whether they came as `tool_calls` of the message, not as tags in its text."""
 
     def answers(self, outcomes: Sequence[ToolOutcome]) -> list[Message]:
-        """Answer native calls with tool messages, tagged ones with one user message of tags."""
+        """Return tool messages for native calls, or one user message with tags for tagged calls."""
         if self.is_native:
             return [
                 Message(role="tool", content=outcome.text, tool_call_id=one.id)
@@ -62,7 +62,7 @@ class TurnCalls:
 
 
 def turn_calls(message: Message) -> TurnCalls:
-    """Return the native calls of `message`, or else those in its text after any thinking."""
+    """Return the native calls of `message`, or else the tagged calls in its text after thinking."""
     if message.tool_calls:
         return TurnCalls(calls=message.tool_calls, is_native=True)
     said = message.content.rpartition("</think>")[2]
@@ -72,8 +72,8 @@ def turn_calls(message: Message) -> TurnCalls:
 def tagged_calls(text: str) -> list[ToolCall]:
     """Return the calls written as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-    The last tag need not be closed. A tag that holds no such object is a call of the tool named
-    "", so that the policy is told.
+    The last tag need not be closed. A tag without such an object becomes a call of a tool named
+    "", so that the policy gets an error for it.
     """
     return [_tagged(index, body) for index, body in enumerate(_TAGGED.findall(text))]
 
@@ -88,13 +88,13 @@ def _tagged(index: int, body: str) -> ToolCall:
         written = cast(dict[str, JsonValue], found)
         name = str(written.get("name", ""))
         given = written.get("arguments", {})
-        # Some models write the arguments as text that holds JSON, as the chat API has them.
+        # Some models write the arguments as a string of JSON, as in the chat API.
         arguments = given if isinstance(given, str) else json.dumps(given)
     return ToolCall(id=f"call_{index}", name=name, arguments=arguments)
 
 
 def tools_prompt(tools: Sequence[Tool]) -> str:
-    """Return the text that tells a model what it may call, and how, in tags."""
+    """Return the prompt text that tells a model its tools and how to call them with tags."""
     schemas = "\n".join(json.dumps(tool.schema, ensure_ascii=False) for tool in tools)
     return (
         f"You may call these tools:\n{schemas}\n\n"
@@ -105,7 +105,7 @@ def tools_prompt(tools: Sequence[Tool]) -> str:
 
 
 class ToolUse:
-    """Counts of one rollout, as metrics."""
+    """Counts the tool calls of one rollout, as metrics."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
@@ -115,7 +115,7 @@ class ToolUse:
         self._num_recovered = 0
 
     def add(self, outcomes: Sequence[ToolOutcome]) -> None:
-        """Count the calls of one turn; a success makes good the errors of earlier turns."""
+        """Count the calls of one turn; a successful call recovers the errors of earlier turns."""
         failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
         self._calls.update(outcome.name for outcome in outcomes)
         self._failures.update(failures)
@@ -125,7 +125,7 @@ class ToolUse:
         self._num_unrecovered += len(failures)
 
     def metrics(self) -> dict[str, float]:
-        """Return calls in all and per tool, errors in all and per kind, errors made good."""
+        """Return calls in total and per tool, errors in total and per kind, recovered errors."""
         return {
             "tool_calls": float(self._calls.total()),
             **{f"tool_calls/{name}": float(self._calls[name]) for name in self._names},

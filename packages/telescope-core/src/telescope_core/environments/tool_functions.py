@@ -1,4 +1,4 @@
-"""From Python functions to tools: `@tool`, OpenAI schemas, checked arguments, time limits."""
+"""Turn Python functions into tools: `@tool`, OpenAI schemas, checked arguments, time limits."""
 
 import inspect
 import json
@@ -24,7 +24,7 @@ _MARK = "__telescope_tool__"
 
 
 class ToolError(Exception):
-    """A tool cannot do what the policy asked; the policy is told why."""
+    """Raise this in a tool that cannot do what the policy asked; the policy is told the message."""
 
 
 class BadArgumentsError(ToolError):
@@ -33,25 +33,25 @@ class BadArgumentsError(ToolError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolMark:
-    """What `@tool` says of a function."""
+    """The arguments of `@tool` on a function."""
 
     timeout_s: float | None
-    """None = the environment's `tool_timeout_s`."""
+    """Seconds that a call may take; None = the environment's `tool_timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """Something the policy may call."""
+    """A tool that the policy may call."""
 
     name: str
     schema: dict[str, JsonValue]
-    """In OpenAI form: name, description and JSON schema of its arguments."""
+    """OpenAI form of the tool: its name, description and the JSON schema of its arguments."""
     run: Callable[[str, Episode], Awaitable[str]]
-    """Takes the arguments as JSON text. Raises ToolError for what the policy did wrong."""
+    """Takes the arguments as JSON text; raises ToolError for a mistake of the policy."""
     timeout_s: float | None = None
-    """None = the environment's `tool_timeout_s`."""
+    """Seconds that a call may take; None = the environment's `tool_timeout_s`."""
     origin: str = ""
-    """Where it is defined, for messages."""
+    """Where the tool is defined, for messages."""
 
 
 @overload
@@ -61,10 +61,14 @@ def tool(*, timeout_s: float | None = None) -> Callable[[Method], Method]: ...
 def tool(
     function: Method | None = None, /, *, timeout_s: float | None = None
 ) -> Method | Callable[[Method], Method]:
-    """Let the policy call this method of a ToolEnvironment; on a function, set its time limit."""
+    """Let the policy call this method of a ToolEnvironment.
+
+    `timeout_s` is the time limit of a call in seconds; None means the environment's
+    `tool_timeout_s`. On a function that `tools` returns, the decorator only sets that limit.
+    """
     if timeout_s is not None and timeout_s <= 0:
         raise EnvironmentLoadError(
-            f"@tool: timeout_s must be above 0 s, got {timeout_s:g}; leave it out for the "
+            f"@tool: timeout_s must be above 0 s, got {timeout_s:g}; leave it out to use the "
             "environment's tool_timeout_s"
         )
     mark = ToolMark(timeout_s=timeout_s)
@@ -77,7 +81,7 @@ def tool(
 
 
 def tool_methods(owner: object) -> list[ToolFunction]:
-    """Return the bound methods that `@tool` marks, those of base classes first."""
+    """Return the bound methods marked with `@tool`, those of base classes first."""
     names: dict[str, bool] = {}
     for cls in reversed(type(owner).__mro__):
         names.update({name: hasattr(member, _MARK) for name, member in vars(cls).items()})
@@ -85,22 +89,22 @@ def tool_methods(owner: object) -> list[ToolFunction]:
 
 
 def tool_from(function: ToolFunction, threads: DaemonThreads | None = None) -> Tool:
-    """Make a tool of `function`: its name, docstring and typed parameters are what the model sees.
+    """Make a tool of `function`; the model sees its name, docstring and typed parameters.
 
-    The docstring's first paragraph describes it; `Args:` and `Annotated` describe its parameters.
-    A parameter of type Episode is not shown: it gets the rollout's. Sync functions run in
-    `threads`.
+    The docstring's first paragraph describes the tool. An `Args:` section or `Annotated` types
+    describe its parameters. A parameter of type Episode is hidden from the model and gets the
+    rollout's episode. Sync functions run in `threads`.
     """
     name = getattr(function, "__name__", "")
     place = _place(function)
     if not inspect.isroutine(function) or not name.isidentifier():
         raise EnvironmentLoadError(
-            f"{place}: tool {function!r} is no function with a name; write one with `def`"
+            f"{place}: tool {function!r} is not a function with a name; write one with `def`"
         )
     doc = inspect.getdoc(function) or ""
     if not summary(doc):
         raise EnvironmentLoadError(
-            f"{place}: tool {name} has no docstring; write one: it is what the model reads of it"
+            f"{place}: tool {name} has no docstring; write one, because the model reads it"
         )
     shown, hidden = _parameters(function, name, place)
     arguments = _Arguments(name, shown, argument_docs(doc), place)
@@ -128,7 +132,7 @@ def tool_from(function: ToolFunction, threads: DaemonThreads | None = None) -> T
 
 
 def as_text(result: object) -> str:
-    """Return what the policy reads of a result: text as it is, anything else as JSON."""
+    """Return a result as text for the policy: a string unchanged, anything else as JSON."""
     if isinstance(result, str):
         return result
     plain: object = to_jsonable_python(result, fallback=str)
@@ -138,8 +142,8 @@ def as_text(result: object) -> str:
 class _Arguments:
     """The parameters of one tool as a pydantic model.
 
-    Its fields have names of their own, because a parameter may be called like a method of the
-    model, such as `json` or `copy`.
+    The fields of the model have generated names, because a parameter may have the name of a
+    pydantic method, such as `json` or `copy`.
     """
 
     def __init__(
@@ -171,7 +175,7 @@ class _Arguments:
             ) from None
 
     def read(self, text: str) -> dict[str, Any]:
-        """Return what the policy wrote, checked; raises BadArgumentsError saying what is wrong."""
+        """Return the policy's validated arguments; raises BadArgumentsError for invalid ones."""
         try:
             checked = self._model.model_validate_json(text or "{}")
         except ValidationError as error:
@@ -190,7 +194,7 @@ class _Arguments:
 def _parameters(
     function: ToolFunction, name: str, place: str
 ) -> tuple[dict[str, tuple[Any, object]], list[str]]:
-    """Return the shown parameters as (type, default), and the names of those for the episode."""
+    """Return the shown parameters as (type, default), and the names of hidden Episode ones."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError as error:
@@ -207,13 +211,13 @@ def _parameters(
             )
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise EnvironmentLoadError(
-                f"{place}: tool {name} takes {parameter.name} by position only, but calls name "
-                "their arguments; remove the /"
+                f"{place}: tool {name} takes {parameter.name} by position only, but tool calls "
+                "pass arguments by name; remove the /"
             )
         if parameter.name not in hints:
             raise EnvironmentLoadError(
                 f"{place}: parameter {parameter.name} of tool {name} has no type; annotate it, "
-                f"for instance {parameter.name}: str"
+                f"for example {parameter.name}: str"
             )
         hint = hints[parameter.name]
         if isinstance(hint, type) and issubclass(hint, Episode):
@@ -234,7 +238,7 @@ def _field(parameter: str, hint: Any, default: object, about: str | None) -> Any
 
 
 def _place(function: ToolFunction) -> str:
-    """Return file:line of a function, or its module where there is no source."""
+    """Return file:line of a function, or the name of its module when it has no source."""
     inner = inspect.unwrap(function)
     code = getattr(inner, "__code__", None)
     if code is not None:

@@ -1,4 +1,4 @@
-"""What a model reads of a tool: JSON schema of its arguments and texts from its docstring. Pure."""
+"""Build what a model reads about a tool: a JSON schema and docstring texts. Pure functions."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def summary(doc: str) -> str:
 
 
 def argument_docs(doc: str) -> dict[str, str]:
-    """Return what a docstring says of each parameter, in an `Args:` section or as `:param x:`."""
+    """Return the description of each parameter, from an `Args:` section or `:param x:` lines."""
     found: dict[str, str] = {}
     is_section, indent, current = False, 0, ""
     for line in doc.splitlines():
@@ -44,7 +44,7 @@ def argument_docs(doc: str) -> dict[str, str]:
 
 
 def simplified(schema: Schema) -> dict[str, JsonValue]:
-    """Return a schema without generated titles and, unless it is recursive, without references."""
+    """Return `schema` without titles and, unless it is recursive, with its references inlined."""
     definitions = cast(Mapping[str, Schema], schema.get("$defs") or {})
     if any(_refers(definitions, name, name) for name in definitions):
         return _rewritten(schema, {})
@@ -73,7 +73,7 @@ def _rewritten(schema: Schema, definitions: Mapping[str, Schema]) -> dict[str, J
 
 
 def _refers(definitions: Mapping[str, Schema], start: str, wanted: str) -> bool:
-    """Whether definition `start` leads back to `wanted`, over any number of references."""
+    """Whether definition `start` refers to `wanted`, directly or through other definitions."""
     seen: set[str] = set()
     pending = [start]
     while pending:

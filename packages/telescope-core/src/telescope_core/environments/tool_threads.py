@@ -1,8 +1,8 @@
-"""Sync code in threads that nobody has to wait for.
+"""Run sync code in daemon threads, so that code that never returns does no harm.
 
-The threads of asyncio's own pool are few and are joined when the process ends: code that never
-returns would use them up and then hold the process. These are daemon threads, reused while they
-return.
+asyncio's own thread pool is small, and its threads are joined when the process ends. Code that
+never returns would use up the pool and then keep the process from ending. The daemon threads here
+are reused as long as their functions return.
 """
 
 import asyncio
@@ -15,36 +15,36 @@ from typing import ClassVar, TypeVar
 
 Result = TypeVar("Result")
 _IDLE_S = 10.0
-"""A thread without work for so long ends."""
+"""Seconds without work after which a thread ends."""
 
 _Job = Callable[[], None]
 
 
 @dataclass(slots=True)
 class _Errand:
-    """What became of one function."""
+    """The state of one function call."""
 
     has_returned: bool = False
     is_abandoned: bool = False
 
 
 class DaemonThreads:
-    """Runs each function at once: in a thread that is free, or in a new one."""
+    """Runs each function immediately, in a free thread or a new one."""
 
     num_abandoned: ClassVar[int] = 0
-    """Threads of this process, over all instances, that run on though their caller gave up."""
+    """Threads of all instances in this process that still run although their caller gave up."""
     _counting: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._lock = threading.Lock()
         self._num_free = 0
-        """Threads that wait, less the jobs that wait for them."""
+        """Waiting threads minus queued jobs."""
 
     async def run(self, function: Callable[[], Result]) -> Result:
-        """Return what `function` returns or raise what it raises.
+        """Return what `function` returns, or raise what it raises.
 
-        Cancelling the caller leaves the thread to itself: what it does later is lost.
+        When the caller is cancelled, the thread runs on and its result is discarded.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
@@ -58,7 +58,7 @@ class DaemonThreads:
                 DaemonThreads.num_abandoned -= errand.is_abandoned
             try:
                 loop.call_soon_threadsafe(finish)
-            except RuntimeError:  # the loop was closed meanwhile: nobody waits any more
+            except RuntimeError:  # the loop was closed meanwhile, so nothing waits for the result
                 return
 
         self._start(job)
@@ -93,15 +93,15 @@ class DaemonThreads:
                     if self._num_free > 0:
                         self._num_free -= 1
                         return
-                # Every free thread is spoken for, this one too: its job is on the way.
+                # `_start` has counted this thread for a job that it is about to queue.
                 job = self._jobs.get()
 
 
 def _outcome(function: Callable[[], Result], future: "asyncio.Future[Result]") -> _Job:
-    """Run `function` here; returns what tells `future` of it, to be called on its loop."""
+    """Run `function`; returns a callable that completes `future`, to be called on its loop."""
     try:
         result = function()
-    except StopIteration as error:  # a future takes any exception but this one
+    except StopIteration as error:  # the only exception that a future does not accept
         raised: BaseException = RuntimeError(f"it raised StopIteration({error})")
     except BaseException as error:  # noqa: BLE001 - raised again by whoever awaits
         raised = error

@@ -1,4 +1,4 @@
-"""`Toolbox`: the tools of one rollout; runs the calls of a turn at once and counts them."""
+"""`Toolbox`: the tools of one rollout; runs the calls of a turn concurrently and counts them."""
 
 import asyncio
 import traceback
@@ -22,15 +22,16 @@ from telescope_core.types import Message, ToolCall
 
 
 class ToolConfig(EnvironmentConfig):
-    """Settings that every environment with tools has; subclass it for more."""
+    """Settings of every environment with tools; subclass it to add your own."""
 
     tool_call_format: ToolCallFormat = "xml"
-    """`xml`: the system prompt lists the tools, and calls are <tool_call> tags in the text.
-    `native`: the model's chat template lists them, and calls are `tool_calls` of the message."""
+    """With `xml`, the system prompt lists the tools, and calls are <tool_call> tags in the text.
+    With `native`, the model's chat template lists the tools, and calls are the message's
+    `tool_calls`."""
     tool_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """Seconds a tool may take, unless its `@tool(timeout_s=...)` says otherwise."""
+    """Seconds that a tool call may take, unless `@tool(timeout_s=...)` sets another limit."""
     max_tool_characters: Annotated[int, Field(ge=1)] = 8192
-    """Longer results are cut."""
+    """Most characters of a tool result; longer results are cut."""
 
 
 class Toolbox:
@@ -42,14 +43,14 @@ class Toolbox:
         self._use = ToolUse(list(self._tools))
 
     def metrics(self) -> dict[str, float]:
-        """Return what was called and how it went."""
+        """Return the counts of calls and errors so far."""
         return self._use.metrics()
 
     async def answer(self, turn: TurnCalls, episode: Episode) -> list[Message]:
-        """Run the calls of one turn and return the messages that tell the policy their results.
+        """Run the calls of one turn and return messages to the policy with their results.
 
-        What goes wrong in a call is told to the policy. A TelescopeError is not: it says that
-        something the rollout depends on is gone, and fails it.
+        The policy is told about errors in a call. A TelescopeError is an exception to this: it
+        means that something the rollout depends on is gone, so it fails the rollout.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -77,7 +78,7 @@ class Toolbox:
             failure, reason = ToolFailure.BAD_ARGUMENTS, str(error)
         except ToolError as error:
             failure, reason = ToolFailure.REFUSED, str(error)
-        except Exception as error:  # noqa: BLE001 - a boundary: the policy is told what it caused
+        except Exception as error:  # noqa: BLE001 - a boundary: the policy is told about the error
             if deadline.expired():
                 failure = ToolFailure.TIMED_OUT
                 reason = f"{tool.name} did not return within {limit_s:g} s"
@@ -103,14 +104,14 @@ class Toolbox:
 
 
 def require_distinct(tools: Sequence[Tool]) -> None:
-    """Raise EnvironmentLoadError when two tools have one name."""
+    """Raise EnvironmentLoadError when two tools have the same name."""
     seen: dict[str, Tool] = {}
     for tool in tools:
         other = seen.setdefault(tool.name, tool)
         if other is not tool:
             raise EnvironmentLoadError(
                 f"two tools are called {tool.name!r}: {other.origin} and {tool.origin}; rename "
-                "one, or give the MCP server it comes from a prefix"
+                "one, or set a prefix on its MCP server"
             )
 
 

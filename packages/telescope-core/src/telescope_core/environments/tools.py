@@ -24,11 +24,12 @@ from telescope_core.types import Message, StopReason
 
 
 class ToolEnvironment(MultiTurnEnvironment):
-    """A conversation in which the policy may call tools; it ends with a turn that calls none.
+    """A conversation in which the policy may call tools; it ends with a turn without a call.
 
-    Tools are methods with `@tool`, and what `tools` returns: functions, sync or async, typed and
-    with docstrings, and `McpServer`s. The calls of one turn run at the same time. What goes wrong
-    in a call is answered to the policy and counted in the metrics `tool_errors/...`.
+    The tools are the methods marked with `@tool`, and the functions and `McpServer`s that `tools`
+    returns. Functions may be sync or async, and need type annotations and a docstring. The calls
+    of one turn run concurrently. Errors in a call are told to the policy and counted in the
+    metrics `tool_errors/...`.
     """
 
     Config: ClassVar[type[EnvironmentConfig]] = ToolConfig
@@ -44,24 +45,24 @@ class ToolEnvironment(MultiTurnEnvironment):
         super().__init_subclass__(**kwargs)
         if not issubclass(cls.Config, ToolConfig):
             raise EnvironmentLoadError(
-                f"{cls.__name__}.Config must subclass ToolConfig, which has the settings of tools: "
+                f"{cls.__name__}.Config must subclass ToolConfig, which has the tool settings; "
                 "write `class Config(ToolConfig):`"
             )
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Environment:
-        """Build it, and check its tools: a bad one is told before the first rollout."""
+        """Build the environment and check its tools, so that errors show before any rollout."""
         environment = super().from_settings(settings)
         assert isinstance(environment, ToolEnvironment), "from_settings builds its own class"
         environment.function_tools()
         return environment
 
     def tools(self) -> Sequence[ToolFunction | McpServer]:
-        """Return functions the policy may call and MCP servers, beside the `@tool` methods."""
+        """Return further functions and MCP servers for the policy, besides the `@tool` methods."""
         return ()
 
     def function_tools(self) -> list[Tool]:
-        """Return the tools that are functions; raises EnvironmentLoadError for a wrong one."""
+        """Return the tools that are functions; raises EnvironmentLoadError for an invalid one."""
         if self._functions is None:
             given = list(self.tools())
             servers = [one for one in given if isinstance(one, McpServer)]
@@ -78,7 +79,7 @@ class ToolEnvironment(MultiTurnEnvironment):
         return self._functions
 
     def opening(self, prompt: str | Sequence[Message]) -> list[Message]:
-        """Return the prompt; with `xml`, the tools stand in the system message."""
+        """Return the first messages; with `xml`, the system message lists the tools."""
         messages = super().opening(prompt)
         if self.config.tool_call_format == "native":
             return messages
@@ -90,13 +91,13 @@ class ToolEnvironment(MultiTurnEnvironment):
         return [Message(role="system", content=about), *messages]
 
     async def play(self, episode: Episode) -> StopReason:
-        """Answer tool calls until a turn has none, a turn is truncated, or `max_turns`."""
+        """Answer tool calls until a turn has none, is truncated, or reaches `max_turns`."""
         async with AsyncExitStack() as stack:
             tools = self.function_tools()
             if self._connections is not None:
                 tools = [*tools, *await self._connections.tools(stack)]
                 require_distinct(tools)
-                # Only now is known what the servers offer, which the prompt has to say.
+                # The prompt must list the servers' tools, which are known only now.
                 opening = await self.first_messages(episode.example)
                 episode.messages[: episode.num_opening_messages] = opening
             toolbox = self._toolboxes[episode] = Toolbox(tools, self.config)
@@ -108,9 +109,9 @@ class ToolEnvironment(MultiTurnEnvironment):
     async def env_response(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, messages: Sequence[Message], episode: Episode
     ) -> str | Sequence[Message] | None:
-        """Answer the calls of the last message; None when it makes none.
+        """Run the tool calls of the last message; returns None when it has none.
 
-        In the last turn none is made: nobody would read the results.
+        Calls in the last turn are not run, because the policy would not see their results.
         """
         turn = turn_calls(messages[-1])
         if not turn.calls:
@@ -120,7 +121,7 @@ class ToolEnvironment(MultiTurnEnvironment):
         return await self._toolboxes[episode].answer(turn, episode)
 
     async def close(self) -> None:
-        """End the MCP servers it started."""
+        """Close the environment and its MCP servers. Idempotent."""
         await super().close()
         if self._connections is not None:
             await self._connections.close()

@@ -1,4 +1,4 @@
-"""`SingleTurnEnvironment` and `MultiTurnEnvironment`: the two usual ways to play an example."""
+"""`SingleTurnEnvironment` and `MultiTurnEnvironment`: the two common ways to play an example."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
@@ -12,31 +12,33 @@ from telescope_core.types import Message, StopReason
 
 
 class SingleTurnEnvironment(Environment):
-    """One question, one answer."""
+    """The policy answers the prompt once, and the rollout ends."""
 
     async def play(self, episode: Episode) -> StopReason:
-        """Ask once."""
+        """Ask the policy for one turn."""
         completion = await episode.generate()
         truncated = completion.finish_reason == "length"
         return StopReason.LENGTH if truncated else StopReason.COMPLETED
 
 
 class MultiTurnEnvironment(Environment):
-    """The policy and the environment take turns; `env_response` ends it by returning None."""
+    """The policy and the environment take turns until `env_response` returns None."""
 
     max_turns: ClassVar[int] = 10
+    """Most turns of the policy in one rollout."""
 
     def env_response(self, messages: Sequence[Message], episode: Episode) -> Any:
-        """Return what the environment says next (text = one user message); None = it is over.
+        """Return the environment's reply to the last turn; None ends the rollout.
 
-        May be async.
+        The reply is text, which becomes one user message, or a list of messages. `messages` is the
+        conversation so far. May be async.
         """
         raise EnvironmentLoadError(
             f"{class_location(type(self))} must define env_response(self, messages, episode)"
         )
 
     async def play(self, episode: Episode) -> StopReason:
-        """Alternate until the environment ends it, a turn is truncated, or `max_turns`."""
+        """Alternate until `env_response` returns None, a turn is truncated, or `max_turns`."""
         for turn in range(self.max_turns):
             completion = await episode.generate()
             if completion.finish_reason == "length":

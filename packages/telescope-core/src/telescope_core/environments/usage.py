@@ -1,7 +1,7 @@
-"""Counting what a rollout uses besides its policy: calls, tokens and cost of judges and users.
+"""Count what a rollout uses besides its policy: calls, tokens and cost of judges and users.
 
-Whoever spends calls `count`; the rollout or group that is being played or scored in this task
-gets it as metrics. Threads started for the task count as well.
+Code that uses a helper model calls `count`. The values become metrics of the rollout or group that
+the current task plays or scores, including its threads.
 """
 
 import threading
@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 
 class Usage:
-    """Sums by metric name."""
+    """Sums of counted values, by metric name."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
@@ -23,7 +23,7 @@ class Usage:
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def metrics(self, *, share: float = 1.0) -> dict[str, float]:
-        """Return the sums so far, times `share`."""
+        """Return the sums so far, multiplied by `share`."""
         with self._lock:
             return {name: value * share for name, value in self._sums.items()}
 
@@ -33,7 +33,7 @@ _current: ContextVar[Usage | None] = ContextVar("telescope_usage", default=None)
 
 @contextmanager
 def counting() -> Generator[Usage, None, None]:
-    """Collect what is counted inside, in this task and in what it starts."""
+    """Collect the values counted inside the block, in this task and in those it starts."""
     usage = Usage()
     token = _current.set(usage)
     try:
@@ -43,7 +43,7 @@ def counting() -> Generator[Usage, None, None]:
 
 
 def count(name: str, value: float) -> None:
-    """Add `value` to metric `name` of the rollout or group at hand; nothing happens outside one."""
+    """Add `value` to metric `name` of the current rollout or group; outside of one, do nothing."""
     usage = _current.get()
     if usage is not None:
         usage.add(name, value)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from telescope_core.attempts import play_with_attempts
 from telescope_core.collector import rare_collections
 from telescope_core.errors import EnvironmentProcessError, TelescopeError
 from telescope_core.evals.result import EvalResult, result_of
@@ -16,9 +17,6 @@ from telescope_core.evals.settings import EvalSettings, check_split
 from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
 from telescope_core.records.rows import RolloutRow, row_of
 from telescope_core.types import Group, Rollout, RolloutStatus, StopReason
-
-MAX_LOST = 3
-"""Tries that one rollout may lose to dying environment processes, beyond its own."""
 
 
 async def run_eval(
@@ -117,21 +115,10 @@ class _EvalRun:
 
     async def _attempts(self, job: _Job) -> Rollout:
         request = self._request(job)
-        num_failed = num_lost = 0
-        while True:
-            attempt = num_failed + num_lost + 1
-            rollout = await self._play(request, attempt=attempt)
-            if attempt > 1:
-                rollout = replace(rollout, tags={**rollout.tags, "attempts": str(attempt)})
-            if rollout.is_lost:
-                num_lost += 1
-            else:
-                num_failed += 1
-            # After a missed deadline, another try would favour short answers and cost as much.
-            timed_out = rollout.stop_reason is StopReason.TIMEOUT
-            is_spent = num_lost > MAX_LOST or num_failed > self.settings.max_retries
-            if rollout.status is not RolloutStatus.FAILED or timed_out or is_spent:
-                return rollout
+        return await play_with_attempts(
+            lambda attempt: self._play(request, attempt=attempt),
+            max_failed=1 + self.settings.max_retries,
+        )
 
     async def _play(self, request: PlayRequest, *, attempt: int) -> Rollout:
         # Each attempt has an id of its own, so that a policy may keep token history by id.

@@ -22,7 +22,7 @@ class EvalSettings:
     """Seconds one rollout may take."""
     split: Split = Split.EVAL
     max_retries: int = 1
-    """Further attempts at a rollout that failed, deadlines excepted."""
+    """Further attempts at a rollout that failed; one that reached a limit is never played again."""
     max_failures_in_a_row: int = 64
     """The eval stops when so many rollouts fail without one in between that succeeds."""
 

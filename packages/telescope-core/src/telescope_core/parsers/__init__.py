@@ -1,4 +1,7 @@
-"""Reading answers out of text: boxes, XML tags, thinking, JSON. Pure, and linear in its length."""
+"""Read answers out of text: boxes, XML tags, thinking and JSON.
+
+All are pure functions, and their time is linear in the length of the text.
+"""
 
 from telescope_core.parsers.boxed import boxed_answer
 from telescope_core.parsers.json_values import as_model, json_values, last_json

@@ -4,10 +4,11 @@ _BOXES = ("\\boxed", "\\fbox")
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""Return what stands in the last box, without spaces around it; None without a whole box.
+    r"""Return the stripped content of the last `\boxed{...}` or `\fbox{...}`; None without one.
 
-    Braces inside may be nested, and `\{` and `\}` are characters. `\boxed 5` boxes up to the end
-    of the word. A last box that is not closed is no answer, whatever boxes come before it.
+    Braces inside may be nested, and `\{` and `\}` count as ordinary characters. `\boxed 5` boxes
+    the next word. If the last box is not closed, the result is None even when earlier boxes are
+    closed.
     """
     start = max(text.rfind(box) for box in _BOXES)
     if start < 0:
@@ -22,7 +23,7 @@ def boxed_answer(text: str) -> str | None:
 
 
 def _balanced(text: str) -> str | None:
-    """Return what stands between the opening brace of `text` and the one that closes it."""
+    """Return the text between the opening brace of `text` and its closing brace, or None."""
     depth = 0
     is_escaped = False
     for end, character in enumerate(text):

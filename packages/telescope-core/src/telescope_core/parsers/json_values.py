@@ -1,4 +1,4 @@
-"""JSON objects and arrays in text, whether alone, in a code block or between sentences."""
+"""Find JSON objects and arrays in text, alone, in a code block or between sentences."""
 
 import json
 from typing import TypeVar, cast
@@ -10,14 +10,14 @@ from telescope_core.types import JsonValue
 Model = TypeVar("Model", bound=BaseModel)
 JsonContainer = dict[str, JsonValue] | list[JsonValue]
 _MAX_TRIES = 10_000
-"""Brackets at which a value is looked for; text full of them is not worth more."""
+"""Most brackets at which parsing is tried, so that text full of brackets cannot take long."""
 
 
 def json_values(text: str) -> list[JsonContainer]:
-    """Return the objects and arrays in `text`, outermost ones, in order.
+    """Return the outermost JSON objects and arrays in `text`, in order.
 
-    NaN and infinities are not JSON. Text that is none is skipped; nothing is looked for after
-    brackets nested too deeply.
+    Text that is not JSON is skipped. NaN and infinities are not JSON. The search ends at brackets
+    that are nested too deeply to parse, and after 10,000 attempts.
     """
     found: list[JsonContainer] = []
     decoder = json.JSONDecoder(parse_constant=_refuse)
@@ -45,7 +45,10 @@ def last_json(text: str) -> JsonContainer | None:
 
 
 def as_model(text: str, model: type[Model]) -> Model:
-    """Return the last object in `text` that fits `model`; raises ValueError when none does."""
+    """Return the last JSON object in `text` that is a valid `model`, as an instance of it.
+
+    Raises ValueError when there is none.
+    """
     objects = [value for value in json_values(text) if isinstance(value, dict)]
     if not objects:
         raise ValueError(f"expected a JSON object with {_fields(model)}, got {text[:200]!r}")

@@ -1,4 +1,4 @@
-"""Thinking apart from the answer, in text that marks it as `<think>...</think>`."""
+"""Separate thinking from the answer in text that marks it as `<think>...</think>`."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ CLOSE = "</think>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinking:
-    """What was thought, and what was answered then."""
+    """The thinking and the answer of one text."""
 
     thinking: str
     answer: str
-    """Empty while the thinking is not over."""
+    """Empty when the thinking is not closed."""
     is_closed: bool
-    """Whether the thinking ended; True where there was none."""
+    """Whether the thinking has ended; True when there was none."""
 
 
 def split_thinking(text: str, *, opening: str = OPEN, closing: str = CLOSE) -> Thinking:
-    """Split `text` at the last closing mark.
+    """Split `text` into thinking and answer at the last closing mark.
 
-    The opening mark may be missing, as it is where the chat template writes it for the policy.
-    An opening mark that is never closed makes everything after it thinking.
+    The opening mark may be missing, because some chat templates write it into the prompt. If an
+    opening mark is never closed, there is no answer and the whole text is thinking.
     """
     before, mark, after = text.rpartition(closing)
     if mark:
@@ -37,5 +37,5 @@ def split_thinking(text: str, *, opening: str = OPEN, closing: str = CLOSE) -> T
 
 
 def without_thinking(text: str, *, opening: str = OPEN, closing: str = CLOSE) -> str:
-    """Return the answer alone; empty when the thinking never ended."""
+    """Return only the answer; empty when the thinking is not closed."""
     return split_thinking(text, opening=opening, closing=closing).answer

@@ -1,12 +1,15 @@
-"""Answers in tags such as `<answer>42</answer>`, found as text: models write no real XML."""
+"""Find answers in tags such as `<answer>42</answer>`.
+
+Tags are found by text search, because models do not write valid XML.
+"""
 
 from collections.abc import Mapping, Sequence
 
 
 def xml_tag(text: str, name: str) -> str | None:
-    """Return what stands in the last whole `<name>...</name>`, without spaces around it.
+    """Return the stripped content of the last complete `<name>...</name>`; None without one.
 
-    None when there is none. Of tags within tags of the same name the innermost one counts.
+    When tags of the same name are nested, the innermost one counts.
     """
     opening, closing = f"<{name}>", f"</{name}>"
     end = text.rfind(closing)
@@ -18,15 +21,16 @@ def xml_tag(text: str, name: str) -> str | None:
 
 
 def xml_fields(text: str, names: Sequence[str]) -> Mapping[str, str]:
-    """Return name -> content of the last tag of each name; absent ones are left out."""
+    """Return name -> content of the last tag of that name; names without a tag are left out."""
     found = {name: xml_tag(text, name) for name in names}
     return {name: content for name, content in found.items() if content is not None}
 
 
 def follows_xml_format(text: str, names: Sequence[str]) -> bool:
-    """Whether `text` is exactly these tags, each once and in this order, with space between.
+    """Whether `text` is exactly these tags, each once and in this order.
 
-    A reward of its own kind: it is worth the same whatever stands in the tags.
+    Only whitespace may stand outside the tags. The content of the tags does not matter, so this
+    can serve as a reward for the format alone.
     """
     rest = text
     for name in names:

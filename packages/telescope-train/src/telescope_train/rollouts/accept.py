@@ -27,14 +27,18 @@ def has_signal(group: Group) -> bool | str:
     return len(rewards) > 1 or "all_equal"
 
 
+BUILT_IN = {"has_signal": has_signal, "telescope_train.accept:has_signal": has_signal}
+"""Name in the settings -> function; others are given as `module:function`."""
+EXPECTED = "must be has_signal or module:function"
+
+
 def load_accept_fn(path: str) -> AcceptFn:
-    """Import `module:function`; raises ConfigError when there is no such function."""
+    """Return a built-in function, or import `module:function`; ConfigError when there is none."""
+    if path in BUILT_IN:
+        return BUILT_IN[path]
     module_name, _, name = path.partition(":")
     if not module_name or not name.isidentifier():
-        raise ConfigError(
-            f"should_accept_fn must be module:function, got {path!r}; "
-            "telescope_train.rollouts.accept:has_signal is one"
-        )
+        raise ConfigError(f"should_accept_fn {EXPECTED}, got {path!r}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

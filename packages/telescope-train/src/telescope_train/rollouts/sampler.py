@@ -1,9 +1,22 @@
 """Rollouts for the trainer: which batch may be sampled when, and playing it.
 
-Batch b is admitted once weight version b - `max_async_rollout` is live, and step b trains on
-exactly the groups of batch b. With 0 nothing of a step is sampled before the step before it has
-been published; no group overtakes another, so short answers are not favoured. A rejected group is
-replaced in its own place, for the same reason.
+    loop.advance(version)            who waits for whom, and what wakes it
+        |  admits batch b once version b - max_async_rollout is live
+        v
+    _fill, a task per place          waits for its group; after a rejection it draws again
+        |  one example each, from `draw`
+        v
+    _play_group                      waits for all rollouts of the group, then for group rewards
+        |
+        v
+    _play, group_size at once        waits for a lane, woken by any rollout that ends;
+        |                            then for the environment, which asks the policy
+        v
+    loop.take(b)                     waits for every place of batch b, and for no other batch
+
+Step b trains on exactly the groups of batch b, whichever finished first, and a rejected group is
+replaced in its own place: otherwise short answers, which finish early, would be trained on more.
+With `max_async_rollout` 0 nothing of a step is sampled before the step before it is published.
 """
 
 import asyncio
@@ -12,12 +25,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from telescope_core.attempts import play_with_attempts
 from telescope_core.errors import ConfigError
 from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
 from telescope_core.types import (
     Group,
     Rollout,
-    RolloutStatus,
     Sampling,
     Split,
     WeightVersion,
@@ -32,12 +45,8 @@ from telescope_train.rollouts.failures import (
 )
 from telescope_train.rollouts.sampled import SampledBatch, SamplerState
 
-MAX_ATTEMPTS = 3
-"""How often a rollout is played before its failure is final."""
-MAX_LOST = 5
-"""Further tries, of a rollout whose environment process died with it."""
 MAX_HELD_OUT_DRAWS = 1000
-"""How many draws in a row may be examples of evals."""
+"""Draws in a row that may turn out to be examples of evals, before the run stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +55,7 @@ class TrainingEnvironment:
 
     client: EnvironmentClient
     group_size: int
+    """Rollouts of one example."""
     sampling: Sampling
     held_out: frozenset[str] = frozenset()
     """Ids of examples that are drawn again when they come up."""
@@ -56,10 +66,15 @@ class SamplerSettings:
     """How many groups, how far ahead, how many at a time."""
 
     num_batches: int
+    """Steps of the run: no batch beyond the last one is sampled."""
     groups_per_batch: int
+    """Places of a batch."""
     max_async_rollout: int
+    """Steps by which the weights that begin a batch may be older than those it trains."""
     max_concurrent_rollouts: int
+    """Lanes: rollouts that are played at the same time, over all servers."""
     rollout_timeout_s: float
+    """Deadline of one attempt, scoring included."""
     accept: AcceptFn | None = None
     """Judges each group once it is scored; None = all are accepted."""
 
@@ -67,16 +82,17 @@ class SamplerSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Admission:
     version: WeightVersion
+    """The newest live weights when the batch was admitted."""
     draw_position: int
-    """Before the first draw of the batch."""
+    """Examples drawn before the first one of the batch."""
     at_s: float
+    """On the monotonic clock."""
 
 
 class RolloutSampler:
-    """Plays the admitted batches in tasks of its own.
+    """Plays the admitted batches in tasks of its own; `advance` starts them, `take` awaits them.
 
-    Each group task consumes draws, produces a Group, waits for a free lane and for the policy,
-    and is woken by either. `advance` starts them; `take` awaits them.
+    Everything runs in one event loop, so state changes only at an `await` and needs no lock.
     """
 
     def __init__(
@@ -105,6 +121,7 @@ class RolloutSampler:
         last = min(version + self._settings.max_async_rollout, self._settings.num_batches - 1)
         while self._next_batch <= last:
             batch = self._next_batch
+            # A checkpoint goes back to this position, so it is noted before the first draw.
             self._admitted[batch] = _Admission(
                 version=version, draw_position=self._draw.position, at_s=time.monotonic()
             )
@@ -116,10 +133,12 @@ class RolloutSampler:
 
     async def take(self, batch: int) -> SampledBatch:
         """Return the groups of `batch` once all are scored; raises when not one rollout was."""
+        # Looked at before waiting: what is finished by now shows whether the trainer is starved.
         queues = self._queues()
         sampled = self._restored.pop(batch, None) or await self._sampled(batch)
         for known in (self._batches, self._failed_attempts, self._rejected, self._admitted):
             known.pop(batch, None)
+        # Training on a batch of failures would hide the defect behind a step without a gradient.
         require_scored(sampled.groups)
         return replace(sampled, queues=queues, workers=self._workers())
 
@@ -127,8 +146,10 @@ class RolloutSampler:
         """Return the state now that `version` is live, once what older weights began has ended.
 
         What `version` itself began is left out as a whole and sampled again after a restore:
-        keeping the part that is finished would favour short answers.
+        keeping the part that is finished would favor short answers.
         """
+        # Older batches are awaited, not cancelled: their tokens cannot be sampled again, because
+        # the weights that began them are gone.
         begun = [number for number in self._batches if self._admitted[number].version == version]
         next_batch = min(begun, default=self._next_batch)
         older = [number for number in self._batches if number < next_batch]
@@ -149,6 +170,7 @@ class RolloutSampler:
         self._restored = dict(state.batches)
 
     async def _sampled(self, batch: int) -> SampledBatch:
+        # Tasks keep their results, so a checkpoint and `take` may both await the same batch.
         groups = await asyncio.gather(*self._batches[batch])
         return SampledBatch(
             groups=tuple(groups),
@@ -163,6 +185,7 @@ class RolloutSampler:
         for task in tasks:
             task.cancel()
         if tasks:
+            # Servers free the slot of a request once its task has really ended.
             await asyncio.wait(tasks)
         self._batches.clear()
 
@@ -199,12 +222,15 @@ class RolloutSampler:
             require_draws_left(
                 self._rejected[batch], batch=batch, groups_per_batch=self._settings.groups_per_batch
             )
+            # The id tells the draws of one place apart, and seeds the replacement: which example
+            # comes next depends on the place, not on which group was rejected first.
             num_draws += 1
             group_id = f"{batch}.{position}-{num_draws}"
             drawn = self._draw.replacement(drawn, group_id)
 
     async def _not_held_out(self, drawn: Drawn) -> Drawn:
         """Return `drawn`, or the next draw that is no example of an eval."""
+        # Only endless splits get here: of a finite one, `draw` leaves held-out examples out.
         for _ in range(MAX_HELD_OUT_DRAWS):
             environment = self._environments[drawn.environment]
             if not environment.held_out:
@@ -252,21 +278,19 @@ class RolloutSampler:
             sampling=environment.sampling,
             deadline_s=self._settings.rollout_timeout_s,
         )
-        num_failed = num_lost = 0
-        while num_failed < MAX_ATTEMPTS and num_lost <= MAX_LOST:
-            rollout = await self._in_lane(environment.client, request)
-            if rollout.status is not RolloutStatus.FAILED:
-                break
-            self._failed_attempts[batch][boundary_of(rollout)] += 1
-            num_lost += rollout.is_lost
-            num_failed += not rollout.is_lost
-            attempts = str(num_failed + num_lost)
-            rollout = replace(rollout, tags={**rollout.tags, "attempts": attempts})
-        return rollout
+
+        def count(failed: Rollout) -> None:
+            self._failed_attempts[batch][boundary_of(failed)] += 1
+
+        # The lane is given back between attempts, so that others go on while a server recovers.
+        return await play_with_attempts(
+            lambda attempt: self._in_lane(environment.client, request), on_failure=count
+        )
 
     async def _in_lane(self, client: EnvironmentClient, request: PlayRequest) -> Rollout:
         self._num_waiting += 1
         try:
+            # asyncio's semaphore wakes waiters in order, so older batches get their lanes first.
             await self._lanes.acquire()
         finally:
             self._num_waiting -= 1

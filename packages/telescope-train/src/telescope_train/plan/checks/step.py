@@ -8,6 +8,7 @@ from telescope_train.algorithms.corrections import has_ratio
 from telescope_train.algorithms.record import load_algorithm
 from telescope_train.config.fields import was_set
 from telescope_train.config.schema import TrainConfig
+from telescope_train.rollouts.accept import BUILT_IN, EXPECTED
 
 SWITCHES = {
     "overlong_buffer_tokens": ("overlong_penalty_factor", "overlong_penalty_factor above 0"),
@@ -29,11 +30,9 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
                 f"algorithm.{field} has no effect without {switch}; set {remedy}, or remove {field}"
             )
     accept = config.rollout.should_accept_fn
-    if accept is not None and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", accept):
-        yield (
-            f"rollout.should_accept_fn must be module:function, got {accept!r}; "
-            "telescope_train.rollouts.accept:has_signal is one"
-        )
+    is_path = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", accept or "") is not None
+    if accept is not None and accept not in BUILT_IN and not is_path:
+        yield f"rollout.should_accept_fn {EXPECTED}, got {accept!r}"
     yield from _minibatch_problems(config)
     yield from _epoch_problems(config)
     yield from _overlong_problems(config)

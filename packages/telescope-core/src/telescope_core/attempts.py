@@ -1,0 +1,69 @@
+"""Playing a rollout again after a failure: one rule for training and evals.
+
+A limit that was reached (deadline, context length, tokens) is an outcome of the rollout. Playing it
+again would favor short answers, and would cost as much as the first time. Everything else that
+fails may be a failure of infrastructure, so it is played again a few times.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from telescope_core.errors import ContextLengthError, EndpointError
+from telescope_core.types import Rollout, RolloutStatus, StopReason
+
+MAX_FAILED = 3
+"""Attempts that may fail before the failure is final."""
+MAX_LOST = 5
+"""Further attempts that may be lost because the environment's process died during them.
+
+They are counted apart: a process plays many rollouts, and most of those that die with it are not
+the reason for its death.
+"""
+_TOO_LONG = ("context length", "context_length", "max_model_len")
+"""What vLLM and the OpenAI API write when a prompt does not fit the model."""
+
+
+async def play_with_attempts(
+    play: Callable[[int], Awaitable[Rollout]],
+    *,
+    max_failed: int = MAX_FAILED,
+    on_failure: Callable[[Rollout], None] = lambda rollout: None,
+) -> Rollout:
+    """Return the first attempt that is final, with its number as the tag `attempts` from 2 on.
+
+    `play` takes the number of the attempt, 1 first. `on_failure` gets every attempt that failed,
+    the last one included.
+    """
+    num_failed = num_lost = 0
+    while True:
+        attempt = num_failed + num_lost + 1
+        rollout = await play(attempt)
+        if attempt > 1:
+            rollout = replace(rollout, tags={**rollout.tags, "attempts": str(attempt)})
+        if rollout.status is not RolloutStatus.FAILED:
+            return rollout
+        on_failure(rollout)
+        if rollout.is_lost:
+            num_lost += 1
+        else:
+            num_failed += 1
+        if reached_limit(rollout) or num_failed >= max_failed or num_lost > MAX_LOST:
+            return rollout
+
+
+def reached_limit(rollout: Rollout) -> bool:
+    """Return whether a failed rollout ended at its deadline or at the length of the context.
+
+    `max_tokens` is not among them: a rollout that reaches it is scored like any other.
+    """
+    if rollout.stop_reason is StopReason.TIMEOUT:
+        return True
+    kind, _, text = (rollout.error or "").partition(": ")
+    if kind == ContextLengthError.__name__:
+        return True
+    return kind == EndpointError.__name__ and says_too_long(text)
+
+
+def says_too_long(text: str) -> bool:
+    """Return whether an endpoint's error says that a prompt does not fit the model."""
+    return any(mark in text.lower() for mark in _TOO_LONG)
