@@ -311,16 +311,16 @@ def test_a_chat_template_that_cannot_be_used_is_a_problem(
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ([], "up to 1 version, weighted for it by use_tis (truncate, tis_cap 2)"),
-        (["--max_async_rollout", "0"], "none: they are drawn by the weights that they train"),
-        (["--use_tis", "false"], "up to 1 version, not corrected for it: use_tis is off"),
+        ([], "up to 1 version, weighted by use_tis (truncate, tis_cap 2)"),
+        (["--max_async_rollout", "0"], "none: rollouts are sampled by the weights that they train"),
+        (["--use_tis", "false"], "up to 1 version, not corrected: use_tis is off"),
         (
             ["--max_async_rollout", "3", "--algorithm", "dapo"],
-            "up to 3 versions, corrected for it by the ratio in the loss",
+            "up to 3 versions, corrected by the ratio in the loss",
         ),
         (
             ["--use_ppo_clip", "--use_decoupled_loss"],
-            "up to 1 version, weighted for it by use_decoupled_loss",
+            "up to 1 version, weighted by use_decoupled_loss",
         ),
     ],
 )

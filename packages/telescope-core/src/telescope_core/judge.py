@@ -30,7 +30,7 @@ class JudgeConfig(HelperModelConfig):
     """Settings of the judge model; the field `judge` of a Config gets `--env.judge.x` flags."""
 
 
-class Verdict(BaseModel):
+class JudgeVerdict(BaseModel):
     """The judge's answer."""
 
     score: Annotated[float, Field(ge=0, le=1)]
@@ -49,7 +49,7 @@ class Judge:
     def __init__(self, config: JudgeConfig, owner: Owner, *, role: str = "judge") -> None:
         self._model = HelperModel(config, owner, role=role)
 
-    async def score(self, rollout: Rollout, example: Example, *, rubric: str) -> Verdict:
+    async def score(self, rollout: Rollout, example: Example, *, rubric: str) -> JudgeVerdict:
         """Grade a rollout by `rubric`, a text that says what deserves a 0 and what deserves a 1.
 
         The judge sees the conversation without its system prompts, and the right answer if the
@@ -61,7 +61,9 @@ class Judge:
         parts = [f"<work>\n{work}\n</work>"]
         if example.answer:
             parts.insert(0, f"The right answer, which the assistant did not see: {example.answer}")
-        return await self.ask([system, Message(role="user", content="\n\n".join(parts))], Verdict)
+        return await self.ask(
+            [system, Message(role="user", content="\n\n".join(parts))], JudgeVerdict
+        )
 
     async def ask(self, messages: Sequence[Message], verdict: type[Model]) -> Model:
         """Ask the judge your own `messages` and return its answer as an instance of `verdict`.

@@ -24,7 +24,7 @@ from telescope_core.processes import (
     RemotePlace,
 )
 from telescope_core.processes.handshake import Identity
-from telescope_core.processes.launch import Place
+from telescope_core.processes.launch import WorkerPlace
 from telescope_core.protocols import EnvironmentClient, EnvironmentLocation
 
 
@@ -114,7 +114,7 @@ def _pool(
     settings: dict[str, Any],
     identity: Identity,
     processes: ProcessSettings,
-    places: Sequence[Place],
+    places: Sequence[WorkerPlace],
 ) -> EnvironmentPool:
     return EnvironmentPool(name, places, settings, identity=identity, processes=processes)
 

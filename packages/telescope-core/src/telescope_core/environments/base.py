@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, cast
 
-from telescope_core.environments.calls import Caller, Place
+from telescope_core.environments.calls import Caller, RunsIn
 from telescope_core.environments.class_checks import check_class, class_location
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.fetch import ExampleFetcher
@@ -51,7 +51,7 @@ class Environment:
     needs_answer: ClassVar[bool | None] = None
     """Whether every example must have an answer; None = only if a reward, metric or group reward
     reads `answer`."""
-    sync_runs_in: ClassVar[Place] = "thread"
+    sync_runs_in: ClassVar[RunsIn] = "thread"
     """Where sync methods run unless `@runs_in` declares otherwise."""
     max_threads: ClassVar[int] = 32
     """Most threads that run sync methods at the same time."""

@@ -19,14 +19,14 @@ from telescope_core.errors import EnvironmentLoadError
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Result = TypeVar("Result")
-Place = Literal["thread", "loop", "process"]
-PLACES: tuple[Place, ...] = ("thread", "loop", "process")
+RunsIn = Literal["thread", "loop", "process"]
+RUNS_IN: tuple[RunsIn, ...] = ("thread", "loop", "process")
 SCORES = ("reward", "metric", "group_reward")
 """Kinds of methods that may run in a process, because copies of their arguments are enough."""
 _MARK = "__telescope_runs_in__"
 
 
-def runs_in(place: Place) -> Callable[[Method], Method]:
+def runs_in(place: RunsIn) -> Callable[[Method], Method]:
     """Declare where a sync method runs.
 
     `thread` (the default) is for code that waits, such as I/O. `loop` runs the method on the event
@@ -35,8 +35,8 @@ def runs_in(place: Place) -> Callable[[Method], Method]:
     deadline passes. It gets copies of the rollout and the example, so only rewards and metrics,
     sync or async, can run there.
     """
-    if place not in PLACES:
-        raise EnvironmentLoadError(f"runs_in must be one of {', '.join(PLACES)}, got {place!r}")
+    if place not in RUNS_IN:
+        raise EnvironmentLoadError(f"runs_in must be one of {', '.join(RUNS_IN)}, got {place!r}")
 
     def mark(function: Method) -> Method:
         setattr(function, _MARK, place)
@@ -45,7 +45,7 @@ def runs_in(place: Place) -> Callable[[Method], Method]:
     return mark
 
 
-def declared_place(function: object) -> Place | None:
+def declared_place(function: object) -> RunsIn | None:
     """Return the place that `@runs_in` declares for `function`; None without the decorator."""
     return getattr(function, _MARK, None)
 
@@ -80,7 +80,7 @@ async def call(function: Callable[..., Any], *arguments: object) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class MethodCall:
     """One method with its arguments."""
 
     method: Callable[..., Any]
@@ -92,18 +92,18 @@ class Call:
 class Caller:
     """Calls the methods of one environment where they are declared to run."""
 
-    def __init__(self, *, place: Place, max_threads: int, processes: ScoreProcesses) -> None:
-        self._place: Place = place
+    def __init__(self, *, place: RunsIn, max_threads: int, processes: ScoreProcesses) -> None:
+        self._place: RunsIn = place
         self._threads = DaemonThreads()
         self._lanes = asyncio.Semaphore(max_threads)
         self._processes = processes
 
     async def one(self, what: str, method: Callable[..., Any], *arguments: object) -> object:
         """Call `method` and return its result; an async one is awaited."""
-        (value,) = await self.all([Call(method, arguments, what)])
+        (value,) = await self.all([MethodCall(method, arguments, what)])
         return value
 
-    async def all(self, calls: Sequence[Call]) -> list[object]:
+    async def all(self, calls: Sequence[MethodCall]) -> list[object]:
         """Make `calls` in order; consecutive calls that run in threads share one thread."""
         values: list[object] = []
         for place, group in groupby(calls, key=self._place_of):
@@ -128,7 +128,7 @@ class Caller:
         """Kill the processes. Threads end by themselves."""
         self._processes.close()
 
-    def _place_of(self, one: Call) -> Place:
+    def _place_of(self, one: MethodCall) -> RunsIn:
         declared = declared_place(one.method)
         if declared == "process":
             return declared
@@ -137,7 +137,7 @@ class Caller:
         place = declared or self._place
         return "thread" if place == "process" and one.what not in SCORES else place
 
-    async def _in_process(self, one: Call) -> object:
+    async def _in_process(self, one: MethodCall) -> object:
         try:
             return await self._processes.run(one.method.__name__, one.arguments)
         except Exception as error:
@@ -145,7 +145,7 @@ class Caller:
             raise
 
 
-async def _on_loop(one: Call) -> object:
+async def _on_loop(one: MethodCall) -> object:
     try:
         result = one.method(*one.arguments)
         return await cast(Awaitable[object], result) if inspect.isawaitable(result) else result
@@ -154,7 +154,7 @@ async def _on_loop(one: Call) -> object:
         raise
 
 
-def _in_order(calls: Sequence[Call]) -> list[object]:
+def _in_order(calls: Sequence[MethodCall]) -> list[object]:
     values: list[object] = []
     for one in calls:
         try:
@@ -165,7 +165,7 @@ def _in_order(calls: Sequence[Call]) -> list[object]:
     return values
 
 
-def _note(error: Exception, one: Call) -> None:
+def _note(error: Exception, one: MethodCall) -> None:
     """Add a note that names the author's method; Telescope's own errors are clear without one."""
     if is_authors(one.method):
         error.add_note(f"in {one.what} {location_of(one.method)}")

@@ -4,7 +4,7 @@ import inspect
 from difflib import get_close_matches
 from typing import Any
 
-from telescope_core.environments.calls import PLACES, declared_place, location_of, shown_path
+from telescope_core.environments.calls import RUNS_IN, declared_place, location_of, shown_path
 from telescope_core.environments.hooks import Hook
 from telescope_core.environments.rewards import ScoreFunction
 from telescope_core.environments.settings import EnvironmentConfig
@@ -25,9 +25,10 @@ def check_class(
             f"{config!r}; write: class Config(EnvironmentConfig)"
         )
     place: Any = getattr(cls, "sync_runs_in", None)
-    if place not in PLACES:
+    if place not in RUNS_IN:
         raise EnvironmentLoadError(
-            f"{class_location(cls)}: sync_runs_in must be one of {', '.join(PLACES)}, got {place!r}"
+            f"{class_location(cls)}: sync_runs_in must be one of {', '.join(RUNS_IN)}, "
+            f"got {place!r}"
         )
     for score in scores:
         _check_score(cls, score)

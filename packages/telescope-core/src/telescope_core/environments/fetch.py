@@ -14,7 +14,7 @@ soon after each other."""
 
 
 class ExampleFetcher:
-    """Reads example sources in a thread; concurrent requests for one example share a single read."""
+    """Reads example sources in a thread; concurrent requests for one example share one read."""
 
     def __init__(self, examples: Callable[[Split], ExampleSource], caller: Caller) -> None:
         self._examples = examples

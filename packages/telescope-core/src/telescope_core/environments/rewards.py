@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, SupportsFloat, TypeVar, overload
 
-from telescope_core.environments.calls import Call, Caller, location_of
+from telescope_core.environments.calls import Caller, MethodCall, location_of
 from telescope_core.environments.calls import call as call
 from telescope_core.environments.episode import Episode
 from telescope_core.errors import RewardError
@@ -144,7 +144,7 @@ async def evaluate(
 ) -> dict[str, float]:
     """Run `functions`, which are methods of `owner`; returns name -> unweighted value."""
     calls = [
-        Call(
+        MethodCall(
             method=getattr(owner, function.name),
             arguments=(rollout, example, episode)[: 3 if function.takes_episode else 2],
             what=function.kind,

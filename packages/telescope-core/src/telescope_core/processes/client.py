@@ -1,7 +1,7 @@
-"""The host's end of one worker: requests, the policies of its rollouts, and how the worker is.
+"""The host's end of one worker: its requests, the policies of its rollouts, and its health.
 
-The policy stays here. A worker asks for completions over the wire and gets the message, never
-token ids or log-probs; this side records each as a turn of the rollout.
+The policy stays in this process. A worker asks for completions over the wire and gets messages,
+never token ids or log-probs. This side records each completion as a turn of the rollout.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from telescope_core.processes.frames import (
     WorkerFrame,
 )
 from telescope_core.processes.handshake import Identity, declared_secrets, hello, load_error
-from telescope_core.processes.launch import Lifeline, Place
+from telescope_core.processes.launch import Lifeline, WorkerPlace
 from telescope_core.processes.settings import StageDeadlines
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_core.protocols import PlayRequest, Policy
@@ -58,11 +58,11 @@ class RequestFailed(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One request in flight. `ended` is awaited by its caller and set by the reply."""
+    """One request in flight. Its caller awaits `ended`, which the worker's reply sets."""
 
     id: int
     ended: "asyncio.Future[msgspec.Raw | None]"
-    """The value; None when the worker stopped it on request."""
+    """The value of the reply; None when the worker stopped the request after a Cancel."""
     rollout_id: str = ""
     policy: Policy | None = None
     turns: list[Turn] = field(default_factory=list[Turn])
@@ -70,28 +70,28 @@ class _Call:
         default_factory=dict[int, "asyncio.Task[Completion]"]
     )
     blame: str = ""
-    """What it did to its worker, when it is the one that ended it."""
+    """Error text when this rollout is the reason that its worker must end; empty otherwise."""
 
     def withdraw_all(self) -> None:
-        """Cancel the model requests of this rollout: that frees their slots at once."""
+        """Cancel the model requests of this rollout, which frees their slots at once."""
         for task in self.completing.values():
             task.cancel()
 
 
 class WorkerClient:
-    """One worker, from its greeting to its end."""
+    """The connection to one worker, from its greeting to its end."""
 
-    def __init__(self, place: Place, identity: Identity, deadlines: StageDeadlines) -> None:
+    def __init__(self, place: WorkerPlace, identity: Identity, deadlines: StageDeadlines) -> None:
         self.label = place.label
         self.is_retired = False
-        """Finishes what it has and gets nothing new."""
+        """Whether it only finishes its current requests and gets no new ones."""
         self.has_group_rewards = True
         self.num_finished = 0
         self.how_ended = ""
-        """Set once it is gone while somebody waited for it."""
+        """Error text, set when the worker is gone while requests were waiting for it."""
         self.last_beat: Beat | None = None
         self.lag_s = 0.0
-        """Longest since it was last asked for."""
+        """Longest event loop lag in seconds since this value was last read and reset."""
         self.lifeline: Lifeline | None = None
         self._place = place
         self._identity = identity
@@ -114,34 +114,35 @@ class WorkerClient:
 
     @property
     def load(self) -> int:
-        """Requests in flight."""
+        """Number of requests in flight."""
         return len(self._calls)
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since the worker last said anything."""
+        """Seconds since the worker last sent anything."""
         return time.monotonic() - self._heard_s
 
     @property
     def playing(self) -> list[str]:
-        """Ids of the rollouts it plays; those that do not wait for their policy first."""
+        """Ids of its rollouts; rollouts that do not wait for their policy come first."""
         calls = [call for call in self._calls.values() if call.rollout_id]
         return [call.rollout_id for call in sorted(calls, key=lambda one: bool(one.completing))]
 
     async def start(self, settings: Mapping[str, Any]) -> None:
-        """Start the worker and open its environment; raises what stands in the way."""
+        """Start the worker and open its environment; raises a TelescopeError if that fails."""
         try:
             async with asyncio.timeout(self._deadlines.start_s):
                 self.lifeline = await self._place.start(self._connection)
                 self._connection.send(hello(self._identity, self._place.token))
                 welcome = await self._greeting
         except TimeoutError:
-            self.kill(f"did not greet within {self._deadlines.start_s:g} s")
+            self.kill(f"did not send its greeting within {self._deadlines.start_s:g} s")
             raise EnvironmentProcessError(f"{self.label} {self._why_killed}") from None
         if not PROTOCOL_MIN <= welcome.protocol <= PROTOCOL_MAX:
             raise ProtocolError(
-                f"{self.label} answers in protocol {welcome.protocol} (telescope-core "
-                f"{welcome.core_version}); this side speaks {PROTOCOL_MIN} to {PROTOCOL_MAX}"
+                f"{self.label} answered in protocol {welcome.protocol} (telescope-core "
+                f"{welcome.core_version}), but this side supports protocols {PROTOCOL_MIN} to "
+                f"{PROTOCOL_MAX}; use the same version of telescope-core on both sides"
             )
         self.label = f"{self.label} (pid {welcome.pid})"
         self.has_group_rewards = welcome.has_group_rewards
@@ -153,9 +154,9 @@ class WorkerClient:
     async def ask(
         self, request: Request, answer: "msgspec.msgpack.Decoder[T]", *, within_s: float
     ) -> T:
-        """Send a request that is no rollout and return its value.
+        """Send a request other than a rollout and return its value; it may take `within_s` seconds.
 
-        Raises what the environment raised, and EnvironmentProcessError when no answer comes.
+        Raises what the environment raised, or EnvironmentProcessError when no answer comes.
         """
         call = self._begin(request)
         try:
@@ -176,19 +177,19 @@ class WorkerClient:
         return answer.decode(value)
 
     async def play(self, name: str, request: PlayRequest, policy: Policy) -> Rollout:
-        """Play one rollout; every failure is in the result."""
+        """Play one rollout; a failure is returned as a failed rollout."""
         frame = Play(request=request, endpoint=policy.endpoint)
         limit_s = request.deadline_s + self._deadlines.grace_s
         call = self._begin(frame, rollout_id=request.rollout_id, policy=policy)
         try:
             async with asyncio.timeout(limit_s):
-                # Shielded: after a cancel it still tells when the worker has stopped.
+                # Shielded, because after a cancellation `ended` still tells when the worker stops.
                 value = await asyncio.shield(call.ended)
         except TimeoutError:
             await self._stop(call)
             text = (
                 f"rollout {request.rollout_id} did not end within its deadline of "
-                f"{request.deadline_s:g} s and {self._deadlines.grace_s:g} s more; "
+                f"{request.deadline_s:g} s plus {self._deadlines.grace_s:g} s; "
                 f"{self.label} is replaced"
             )
             self.is_retired = True
@@ -219,14 +220,14 @@ class WorkerClient:
         )
 
     def cancel(self, rollout_id: str) -> None:
-        """Stop a rollout; its `play` returns a cancelled one."""
+        """Stop a rollout; its `play` returns a cancelled rollout."""
         for call in self._calls.values():
             if call.rollout_id == rollout_id:
                 call.withdraw_all()
                 self._connection.send(Cancel(id=call.id))
 
     def blame(self, call_id: int, error: str) -> str:
-        """Note that one rollout is why this worker must end; returns its id, empty = unknown."""
+        """Note that a rollout is why this worker must end; returns its id, or "" if not known."""
         call = self._calls.get(call_id)
         if call is None:
             return ""
@@ -234,17 +235,17 @@ class WorkerClient:
         return call.rollout_id
 
     def kill(self, why: str) -> None:
-        """End the worker now; `why` goes on after its name in the errors of its requests."""
+        """End the worker now; the errors of its requests are its label followed by `why`."""
         self._why_killed = self._why_killed or why
         if self.lifeline is not None:
             self.lifeline.kill()
         self._connection.abort(why)
 
     async def close(self) -> None:
-        """End it in order, or by force once its time is up. Idempotent."""
+        """End the worker in an orderly way, or by force after `close_s` seconds. Idempotent."""
         close_s = self._deadlines.close_s
         if self.is_alive and self._greeting.done():
-            with suppress(TelescopeError):  # it goes all the same
+            with suppress(TelescopeError):  # the worker is ended below in any case
                 await self.ask(Close(), NOTHING, within_s=close_s)
         self._connection.close("it was closed")
         if self.lifeline is not None:
@@ -265,7 +266,7 @@ class WorkerClient:
         return call
 
     async def _stop(self, call: _Call) -> None:
-        """Cancel a rollout: its model requests now, its code in the worker within `cancel_s`."""
+        """Cancel a rollout: its model requests at once, its code in the worker in `cancel_s`."""
         call.withdraw_all()
         self._connection.send(Cancel(id=call.id))
         await asyncio.wait(
@@ -329,7 +330,7 @@ class WorkerClient:
     ) -> None:
         call.completing.pop(number, None)
         self._completing.pop(number, None)
-        # Code in the worker that a cancel did not reach must not wait for good.
+        # Code in the worker that ignores a cancellation must not wait forever.
         stopped = EndpointError("the rollout was cancelled") if task.cancelled() else None
         error = stopped or task.exception()
         if error is None:
@@ -341,7 +342,7 @@ class WorkerClient:
             self._connection.send(Failure(id=number, kind=kind, message=text))
 
     def _show(self, completion: Completion, number: int) -> ProtocolError | None:
-        """Send the worker what it may see; returns why that cannot be sent."""
+        """Send the worker the part it may see; returns the error if that is too large to send."""
         shown = Completion(
             message=completion.message,
             finish_reason=completion.finish_reason,
@@ -363,7 +364,7 @@ class WorkerClient:
             self._burial = asyncio.get_running_loop().create_task(self._bury(why))
 
     async def _bury(self, why: str) -> None:
-        """Tell every caller that the worker is gone, how, and what it said last."""
+        """Fail every waiting request with how the worker ended and the end of its log."""
         reason = self._why_killed or f"is gone: {why}"
         rollouts = self.playing
         lost = f"; {len(rollouts)} rollouts are lost with it" if rollouts else ""
@@ -378,7 +379,7 @@ class WorkerClient:
 
 
 def without_tokens(rollout: Rollout) -> Rollout:
-    """Return `rollout` without token ids and log-probs: no worker sees them, nor makes them up."""
+    """Return `rollout` without token ids and log-probs, which no worker may see or invent."""
     turns = (
         replace(
             turn, completion=replace(turn.completion, prompt_ids=(), completion_ids=(), logprobs=())

@@ -1,7 +1,7 @@
 """One connection of the environment protocol: bytes to frames and back, on an asyncio transport.
 
-Frames that are sent in one turn of the event loop leave in one write. A thread may send as well,
-while the loop is busy with other code: that is how a worker says that it is stuck.
+Frames that are sent in one iteration of the event loop are written together. A thread may send as
+well while the loop is blocked, which is how a worker reports that it is stuck.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ _THREAD_SEND_S = 1.0
 
 
 class Connection(asyncio.Protocol, Generic[Incoming]):
-    """Decodes what comes in and hands it to `on_frame`; tells `on_lost` why it ended.
+    """Decodes incoming frames and passes them to `on_frame`; calls `on_lost` with why it ended.
 
-    `on_frame` must not wait. A frame that cannot be read ends the connection.
+    `on_frame` must not block. A frame that cannot be decoded ends the connection.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol, Generic[Incoming]):
         return transport is not None and not transport.is_closing()
 
     def send(self, frame: HostFrame | WorkerFrame) -> None:
-        """Send from the event loop; nothing happens once the connection has ended."""
+        """Send a frame from the event loop; does nothing once the connection has ended."""
         data = to_bytes(frame)
         if not self.is_open:
             return
@@ -71,16 +71,17 @@ class Connection(asyncio.Protocol, Generic[Incoming]):
         self._pending.append(data)
 
     def flush(self) -> None:
-        """Write what is pending now."""
+        """Write the pending frames now."""
         pending, self._pending = self._pending, []
         if pending and self._transport is not None and self.is_open:
             with self._write_lock:
                 self._transport.write(b"".join(pending))
 
     def send_from_thread(self, frame: HostFrame | WorkerFrame) -> None:
-        """Send a small frame from a thread, even while the event loop stands still.
+        """Send a small frame from a thread, even while the event loop is blocked.
 
-        Left out when earlier bytes still wait: a frame in the middle of another would break both.
+        The frame is dropped when earlier bytes are still unsent, because a frame in the middle of
+        another would break both.
         """
         data = to_bytes(frame)
         with self._write_lock:
@@ -94,28 +95,28 @@ class Connection(asyncio.Protocol, Generic[Incoming]):
                 return
 
     def close(self, why: str = "") -> None:
-        """Send what is pending, then end the connection."""
+        """Send the pending frames, then end the connection."""
         self._why = self._why or why
         if self._transport is not None:
             self.flush()
             self._transport.close()
 
     def abort(self, why: str) -> None:
-        """End the connection now; what is pending is lost."""
+        """End the connection now; pending frames are lost."""
         self._why = self._why or why
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Keep the transport of the new connection."""
         assert isinstance(transport, asyncio.Transport), "the protocol needs a stream"
         self._transport = transport
         self._loop = asyncio.get_running_loop()
-        # Everything that is in flight waits in memory anyway; no side is ever asked to wait.
+        # No flow control: everything in flight is kept in memory anyway.
         transport.set_write_buffer_limits(high=2**62)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on every frame that is complete."""
+        """Pass on every complete frame."""
         self._received += data
         try:
             self._read_frames()
@@ -131,7 +132,7 @@ class Connection(asyncio.Protocol, Generic[Incoming]):
                 if length > self.max_frame_bytes:
                     raise ProtocolError(
                         f"a message of {length} bytes was announced, above the limit of "
-                        f"{self.max_frame_bytes}; the other side does not speak this protocol, "
+                        f"{self.max_frame_bytes} bytes; the other side does not use this protocol, "
                         "or sends too much at once"
                     )
                 if end - header < length:
@@ -150,7 +151,7 @@ class Connection(asyncio.Protocol, Generic[Incoming]):
             ) from error
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Say why it ended, once."""
+        """Report why the connection ended, once."""
         if not self._is_lost:
             self._is_lost = True
             reason = f"{type(exc).__name__}: {exc}" if exc is not None else "the connection closed"
@@ -158,7 +159,7 @@ class Connection(asyncio.Protocol, Generic[Incoming]):
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Write to a socket that does not block, waiting for room; a frame is never cut short."""
+    """Write all of `data` to a nonblocking socket, or nothing when it stays full for too long."""
     view = memoryview(data)
     while view:
         try:

@@ -1,8 +1,8 @@
-"""The frames of the environment protocol: what host and worker say to each other, as data.
+"""The frames of the environment protocol: the messages between host and worker.
 
-A frame is four bytes of length, big-endian, and a msgpack array that begins with the kind of
-frame. Core's own types travel as maps by field name, so that a field one side does not know is
-passed over. `docs/reference/environment-protocol.md` describes the conversation.
+A frame is a four-byte big-endian length and a msgpack array that begins with the kind of frame.
+Types of core are sent as maps by field name, so that a field that one side does not know is
+ignored. `docs/reference/environment-protocol.md` describes the exchange.
 """
 
 import struct
@@ -24,39 +24,39 @@ from telescope_core.types import (
 
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_HELLO_BYTES = 64 * 2**10
-"""Largest frame accepted before the other side has shown its token."""
+"""Largest frame in bytes that is accepted before the host has shown its token."""
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
 UNNUMBERED = -1
-"""Until a request is sent."""
+"""Id of a request that has not been sent."""
 
 
 class ProtocolError(TelescopeError):
-    """The other side broke the protocol, or speaks another one."""
+    """The other side broke the protocol, or uses another version of it."""
 
     exit_code = 6
 
 
 class _Frame(msgspec.Struct, array_like=True, tag=True, kw_only=True):
-    """One message; the class name is its kind."""
+    """One message; the tag is its kind."""
 
 
 class Hello(_Frame, tag="hello"):
-    """Host, first: who calls, and what it expects."""
+    """Host, first: identifies the host, and the environment that it expects."""
 
     protocol_min: int
     protocol_max: int
     core_version: str
     token: str
-    """Empty over an inherited socket, which nobody else has."""
+    """Empty over an inherited socket, which no other process can use."""
     environment: str
-    """The name it was opened with; empty = whatever is served."""
+    """The name that the environment was opened with; empty = any."""
     environment_version: str
     """Empty = any."""
 
 
 class Welcome(_Frame, tag="welcome"):
-    """Worker: accepted; which environment it is and which secrets its code may read."""
+    """Worker: the host is accepted; names the environment and the secrets its code may read."""
 
     protocol: int
     core_version: str
@@ -69,7 +69,7 @@ class Welcome(_Frame, tag="welcome"):
 
 
 class Refused(_Frame, tag="refused"):
-    """Worker: not accepted, and why; it closes the connection."""
+    """Worker: the host is refused, and why; then the worker closes the connection."""
 
     kind: str
     """Name of the exception class."""
@@ -86,13 +86,13 @@ class Open(_Frame, tag="open"):
 
 
 class Describe(_Frame, tag="describe"):
-    """Host, request: an EnvironmentDescription."""
+    """Host, request: asks for an EnvironmentDescription."""
 
     id: int = UNNUMBERED
 
 
 class FetchExample(_Frame, tag="example"):
-    """Host, request: one Example."""
+    """Host, request: asks for one Example."""
 
     split: Split
     index: int
@@ -100,7 +100,7 @@ class FetchExample(_Frame, tag="example"):
 
 
 class Gold(_Frame, tag="gold"):
-    """Host, request: the scored Rollout of a gold answer, or nil."""
+    """Host, request: asks for the scored Rollout of a gold answer, or nil when there is none."""
 
     split: Split
     index: int
@@ -108,7 +108,7 @@ class Gold(_Frame, tag="gold"):
 
 
 class Play(_Frame, tag="play"):
-    """Host, request: one Rollout, without turns: the host has recorded those."""
+    """Host, request: asks for one Rollout, without turns, because the host has recorded them."""
 
     request: PlayRequest
     endpoint: ChatEndpoint | None
@@ -116,7 +116,7 @@ class Play(_Frame, tag="play"):
 
 
 class ScoreGroup(_Frame, tag="score_group"):
-    """Host, request: the Group with its group rewards."""
+    """Host, request: asks for the Group with its group rewards applied."""
 
     split: Split
     example_index: int
@@ -125,19 +125,19 @@ class ScoreGroup(_Frame, tag="score_group"):
 
 
 class Health(_Frame, tag="health"):
-    """Host, request: nil, as soon as the event loop gets to it."""
+    """Host, request: answered with nil as soon as the event loop gets to it."""
 
     id: int = UNNUMBERED
 
 
 class Cancel(_Frame, tag="cancel"):
-    """Host: stop request `id`; it is answered with Stopped unless it has ended by then."""
+    """Host: stop request `id`, which is answered with Stopped unless it has already ended."""
 
     id: int
 
 
 class Close(_Frame, tag="close"):
-    """Host, request: release everything; nil, and the worker closes the connection."""
+    """Host, request: release everything; answered with nil, then the worker disconnects."""
 
     id: int = UNNUMBERED
 
@@ -165,7 +165,7 @@ class Stopped(_Frame, tag="stopped"):
 
 
 class Complete(_Frame, tag="complete"):
-    """Worker, request: what the policy of play request `call` answers."""
+    """Worker, request: asks for a completion from the policy of play request `call`."""
 
     id: int
     call: int
@@ -182,24 +182,24 @@ class Completed(_Frame, tag="completed"):
 
 
 class Withdraw(_Frame, tag="withdraw"):
-    """Worker: nobody waits for Complete `id` any more."""
+    """Worker: the answer to Complete `id` is no longer needed."""
 
     id: int
 
 
 class Beat(_Frame, tag="beat"):
-    """Worker, a few times a second, from a thread: how it is."""
+    """Worker, twice a second, from a thread: the state of its process."""
 
     lag_s: float
-    """Longest time since the last beat that the event loop did not turn."""
+    """Longest delay of the event loop since the last beat, in seconds."""
     blocked_s: float
-    """How long it has not turned by now; 0 while it turns."""
+    """Seconds for which the event loop has been blocked until now; 0 = it is not blocked."""
     blocked_call: int
-    """Play request whose code holds it; -1 = none, or unknown."""
+    """Id of the play request whose code blocks the loop; -1 = none, or not known."""
     blocked_where: str
     """`file:line in function` of that code."""
     memory_bytes: int
-    """Resident."""
+    """Resident memory of the process."""
     num_stuck_threads: int
     """Threads that still run code of rollouts that have ended."""
 
@@ -218,24 +218,24 @@ HostFrame: TypeAlias = (
     | Completed
     | Failure
 )
-"""What a host sends."""
+"""Frames that a host sends."""
 WorkerFrame: TypeAlias = Welcome | Refused | Reply | Failure | Stopped | Complete | Withdraw | Beat
-"""What a worker sends."""
+"""Frames that a worker sends."""
 Request: TypeAlias = Open | Describe | FetchExample | Gold | Play | ScoreGroup | Health | Close
 
 
 def _plain(value: Any) -> object:
-    """Return numbers and arrays of other libraries as Python's own; raises TypeError otherwise."""
+    """Convert a number or array of another library to Python's own; else raise TypeError."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"{value!r} of type {type(value).__name__} is no plain data")
+    raise TypeError(f"{value!r} of type {type(value).__name__} is not plain data")
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 def to_bytes(frame: HostFrame | WorkerFrame) -> bytes:
-    """Return `frame` with its length in front; raises ProtocolError when it is too large."""
+    """Encode `frame` with its length in front; raises ProtocolError when it is too large."""
     body = _ENCODER.encode(frame)
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(
@@ -247,7 +247,7 @@ def to_bytes(frame: HostFrame | WorkerFrame) -> bytes:
 
 
 def length_of(header: bytes | bytearray | memoryview) -> int:
-    """Return the length of the body that follows `header`."""
+    """Return the length in bytes of the body that follows `header`."""
     return _LENGTH.unpack(header)[0]
 
 

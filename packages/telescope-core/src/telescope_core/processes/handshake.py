@@ -1,4 +1,4 @@
-"""The first words of a connection: token, protocol, and which environment of which version."""
+"""The handshake of a connection: token, protocol version, environment and its version."""
 
 import hmac
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ _OWN_ERRORS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Which environment a worker serves, or a host wants."""
+    """The environment that a worker serves or a host asks for."""
 
     name: str
     version: str
 
 
 def core_version() -> str:
-    """Return the version of telescope-core here."""
+    """Return the installed version of telescope-core."""
     try:
         return version("telescope-core")
     except PackageNotFoundError:
@@ -40,7 +40,7 @@ def core_version() -> str:
 
 
 def version_of(factory: str) -> str:
-    """Return the version of the distribution that declares `factory`; 0 when none does."""
+    """Return the version of the distribution that declares `factory`; "0" when none does."""
     for point in entry_points(group="telescope.environments"):
         if point.value == factory and point.dist is not None:
             return point.dist.version
@@ -60,29 +60,30 @@ def hello(identity: Identity, token: str) -> Hello:
 
 
 def objection(called: Hello, served: Identity, token: str) -> str:
-    """Return why a worker must refuse `called`; empty when it may go on."""
+    """Return why a worker must refuse `called`; empty when it accepts."""
     if not hmac.compare_digest(called.token.encode(), token.encode()):
-        return "the token is wrong; give host and worker the same one"
+        return "the token is wrong; use the same token for host and worker"
     if not (
         called.protocol_min <= PROTOCOL_MAX
         and called.protocol_max >= PROTOCOL_MIN
         and called.protocol_min <= called.protocol_max
     ):
         return (
-            f"the host speaks protocols {called.protocol_min} to {called.protocol_max} "
-            f"(telescope-core {called.core_version}), this worker {PROTOCOL_MIN} to {PROTOCOL_MAX} "
-            f"(telescope-core {core_version()}); bring both to one version of telescope-core"
+            f"the host supports protocols {called.protocol_min} to {called.protocol_max} "
+            f"(telescope-core {called.core_version}), and this worker {PROTOCOL_MIN} to "
+            f"{PROTOCOL_MAX} (telescope-core {core_version()}); use the same version of "
+            "telescope-core on both sides"
         )
     return _other_environment(called, served)
 
 
 def _other_environment(called: Hello, served: Identity) -> str:
     if called.environment and called.environment != served.name:
-        return f"this worker serves {served.name!r}, and {called.environment!r} was asked for"
+        return f"this worker serves {served.name!r}, but {called.environment!r} was requested"
     if called.environment_version and called.environment_version != served.version:
         return (
-            f"this worker serves version {served.version} of {served.name}, and "
-            f"{called.environment_version} was asked for; install the same version on both sides"
+            f"this worker serves version {served.version} of {served.name}, but "
+            f"{called.environment_version} was requested; install the same version on both sides"
         )
     return ""
 
@@ -90,7 +91,7 @@ def _other_environment(called: Hello, served: Identity) -> str:
 def welcome(
     called: Hello, served: Identity, environment_class: type[Environment], pid: int
 ) -> Welcome:
-    """Return the answer to a caller that is let in."""
+    """Return the answer to a host that is accepted."""
     return Welcome(
         protocol=min(PROTOCOL_MAX, called.protocol_max),
         core_version=core_version(),
@@ -110,7 +111,7 @@ def declared_secrets(names: tuple[str, ...], environ: Mapping[str, str]) -> dict
 
 
 def error_from(kind: str, message: str, *, otherwise: type[TelescopeError]) -> Exception:
-    """Rebuild what the other side raised; a class unknown here is named in the text."""
+    """Rebuild the exception of the other side; an unknown class becomes `otherwise`, named."""
     known = _OWN_ERRORS.get(kind) or _BUILTIN_ERRORS.get(kind)
     if kind == ProtocolError.__name__:
         known = ProtocolError
@@ -118,5 +119,5 @@ def error_from(kind: str, message: str, *, otherwise: type[TelescopeError]) -> E
 
 
 def load_error(kind: str, message: str) -> Exception:
-    """Rebuild why an environment could not be loaded or asked."""
+    """Rebuild the exception of a worker; an unknown class becomes an EnvironmentLoadError."""
     return error_from(kind, message, otherwise=EnvironmentLoadError)

@@ -1,7 +1,7 @@
-"""The keeper of a worker: a process that does nothing but end the worker's process group.
+"""The keeper of a worker: a process whose only job is to end the worker's process group.
 
-A host starts the keeper, which forks the worker. Environment code may start programs of its own;
-they share the worker's group and are ended with it, however it or the host came to its end.
+A host starts the keeper, which forks the worker. Programs that environment code starts share the
+worker's process group. They end together with the worker, however the worker or the host ends.
 """
 
 import os
@@ -13,13 +13,13 @@ _MAX_DESCRIPTORS = 4096
 
 
 def go_on_in_kept_child(guard_fd: int) -> None:
-    """Return in a child that leads a group of its own; this process stays behind as its keeper.
+    """Fork, and return only in the child, which leads its own process group.
 
-    When the host goes away, kill -9 included, the pipe behind `guard_fd` closes; when the child
-    ends, so does a pipe of its own. Either way the keeper ends the group, and then itself with
-    the child's exit code (128 + n for signal n).
+    This process stays as the keeper of the child. When the host ends, even by kill -9, the pipe
+    behind `guard_fd` closes. When the child ends, another pipe closes. In both cases the keeper
+    ends the process group, and then exits with the child's exit code (128 + n for signal n).
     """
-    # Nobody writes: the child holds the other end for as long as it lives.
+    # Nothing is written to this pipe: it closes when the child, which holds the other end, ends.
     alive_read, _alive_write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -27,11 +27,11 @@ def go_on_in_kept_child(guard_fd: int) -> None:
         os.close(guard_fd)
         os.close(alive_read)
         return
-    with suppress(OSError):  # the child was first
+    with suppress(OSError):  # the child has already done it
         os.setpgid(child, child)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # Among them is the connection: the host must see it close when the child ends.
+    # These include the connection to the host, which must close when the child ends.
     for descriptor in range(3, _MAX_DESCRIPTORS):
         if descriptor not in (guard_fd, alive_read):
             with suppress(OSError):

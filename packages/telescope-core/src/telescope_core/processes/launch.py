@@ -1,7 +1,7 @@
-"""Starting a worker on this machine, and making sure that it ends.
+"""Start a worker on this machine, or connect to one elsewhere, and make sure that it ends.
 
-A worker sees few environment variables: those of an allow-list, and nothing else. The secrets its
-environment declares reach it over its socket.
+A worker started here sees only the environment variables on an allow-list. The secrets that its
+environment declares are sent over its socket.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _PASSED_ON = """
     HF_ENDPOINT TRANSFORMERS_OFFLINE
 """
 PASSED_ON = frozenset(_PASSED_ON.split())
-"""The variables a worker sees, beside LC_*: no keys and no tokens."""
+"""The environment variables that a worker sees, besides LC_*: no keys and no tokens."""
 _TAIL_LINES = 12
 _TAIL_BYTES = 4000
 _POLL_S = 0.01
@@ -38,47 +38,47 @@ _EPITAPH_S = 1.0
 
 
 class Lifeline(Protocol):
-    """A worker that was started or reached."""
+    """Control over a worker that was started or connected to."""
 
     async def end(self, *, within_s: float) -> None:
-        """Wait so long for it to end by itself, then end it. Idempotent."""
+        """Wait `within_s` seconds for the worker to end by itself, then end it. Idempotent."""
         ...
 
     def kill(self) -> None:
-        """End it now, with everything it started."""
+        """End the worker and everything it started now."""
         ...
 
     async def epitaph(self) -> str:
-        """Return how it ended and what it said last, for an error message."""
+        """Return how the worker ended and its last output, for an error message."""
         ...
 
 
-class Place(Protocol):
+class WorkerPlace(Protocol):
     """Where a worker runs: on this machine, or behind an address."""
 
     @property
     def label(self) -> str:
-        """How messages name it."""
+        """Name of the worker in messages."""
         ...
 
     @property
     def token(self) -> str:
-        """What to show it."""
+        """Secret to show to the worker."""
         ...
 
     @property
     def gets_secrets(self) -> bool:
-        """Whether values of declared secrets are sent to it."""
+        """Whether the values of declared secrets are sent to the worker."""
         ...
 
     async def start(self, protocol: asyncio.Protocol) -> Lifeline:
-        """Start or reach a worker and connect `protocol` to it."""
+        """Start a worker, or reach a running one, and connect `protocol` to it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPlace:
-    """A process on this machine, started anew each time."""
+    """A worker process on this machine; each start creates a new process."""
 
     label: str
     environment: str
@@ -87,14 +87,14 @@ class LocalPlace:
     memory_limit_bytes: int | None
     log_path: Path | None
     search_path: tuple[str, ...] = ()
-    """Folders to import from before all others."""
+    """Folders to import from, searched before all others."""
     version: str = ""
-    """What to call the version of an environment that is not installed."""
+    """Version to report for an environment that is not installed."""
     token: str = ""
     gets_secrets: bool = True
 
     async def start(self, protocol: asyncio.Protocol) -> "LocalWorker":
-        """Start the process; its greeting comes over the connection."""
+        """Start the process and connect to it; it then greets over the connection."""
         ours, theirs = socket.socketpair()
         guard_read, guard_write = os.pipe()
         log = self._open_log()
@@ -106,7 +106,7 @@ class LocalPlace:
             log.close()
             raise EnvironmentProcessError(
                 f"{self.label} cannot be started with {self.interpreter!r}: {error}; "
-                "install the environment again"
+                "reinstall the environment"
             ) from error
         finally:
             theirs.close()
@@ -156,7 +156,7 @@ class LocalPlace:
 
 
 class LocalWorker:
-    """A process of this machine. Its keeper ends its whole process group with it."""
+    """A worker process on this machine; its keeper ends its whole process group."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", *, guard: int, log: IO[bytes]) -> None:
         self._process = process
@@ -164,7 +164,7 @@ class LocalWorker:
         self._log = log
 
     async def end(self, *, within_s: float) -> None:
-        """Wait so long for it to end by itself, then end it. Idempotent."""
+        """Wait `within_s` seconds for the worker to end by itself, then end it. Idempotent."""
         if not await self._has_ended(within_s):
             self.kill()
             if not await self._has_ended(within_s):
@@ -174,13 +174,13 @@ class LocalWorker:
         self._log.close()
 
     def kill(self) -> None:
-        """Let go of the pipe that keeps the group alive."""
+        """Close the guard pipe, so that the keeper ends the process group."""
         if self._guard is not None:
             os.close(self._guard)
             self._guard = None
 
     async def epitaph(self) -> str:
-        """Return how it ended and the end of its log."""
+        """Return how the worker ended and the last lines of its log."""
         await self._has_ended(_EPITAPH_S)
         return f"{_how_ended(self._process.poll())}{self._last_words()}"
 
@@ -204,16 +204,16 @@ class LocalWorker:
 
 def _how_ended(code: int | None) -> str:
     if code is None:
-        return "it still runs"
+        return "it is still running"
     number = code - 128 if code > 128 else -code
     if number == signal.SIGKILL:
-        return "it was killed by SIGKILL (by somebody, or by the system for want of memory)"
+        return "it was killed by SIGKILL (by a user, or by the system because memory ran out)"
     return f"it was ended by signal {number}" if number > 0 else f"its exit code is {code}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotePlace:
-    """A worker that somebody started elsewhere, in a container or on another machine."""
+    """A worker that was started separately, in a container or on another machine."""
 
     label: str
     address: str
@@ -221,39 +221,40 @@ class RemotePlace:
     gets_secrets: bool = False
 
     async def start(self, protocol: asyncio.Protocol) -> "RemoteWorker":
-        """Connect to it."""
+        """Connect to the worker."""
         host, port = split_address(self.address)
         try:
             await asyncio.get_running_loop().create_connection(lambda: protocol, host, port)
         except OSError as error:
             raise EnvironmentProcessError(
-                f"{self.label} cannot be reached ({error}); check the address, and that a worker "
-                "was started there with --listen"
+                f"{self.label} cannot be reached ({error}); check the address, and check that a "
+                "worker was started there with --listen"
             ) from error
         return RemoteWorker(self.address)
 
 
 class RemoteWorker:
-    """A worker of another machine; only its connection is ours."""
+    """A worker that was started separately; this side controls only the connection."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     async def end(self, *, within_s: float) -> None:
-        """Nothing to end: it waits for the next host."""
+        """Do nothing: the worker goes on and waits for the next host."""
 
     def kill(self) -> None:
-        """Nothing to kill."""
+        """Do nothing: the worker is not a process of this host."""
 
     async def epitaph(self) -> str:
-        """Say where to look."""
-        return f"its output is where it was started ({self._address})"
+        """Return where to find the worker's output."""
+        return f"its output is on the machine where it was started ({self._address})"
 
 
 def scrubbed(environ: Mapping[str, str], *, is_own_interpreter: bool) -> dict[str, str]:
-    """Return what a worker sees of `environ`.
+    """Return the part of `environ` that a worker sees.
 
-    Another interpreter gets no search path of this one: its packages are its own.
+    A different interpreter does not get the search path of this one, because it has its own
+    packages.
     """
     kept = {
         name: value

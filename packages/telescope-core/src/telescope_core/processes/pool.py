@@ -1,7 +1,7 @@
-"""`EnvironmentPool`: the environment seam over worker processes, here or on other machines.
+"""`EnvironmentPool`: an EnvironmentClient over worker processes, here or on other machines.
 
-A rollout goes to the least busy worker. A worker that dies, hangs or grows too large is ended and
-replaced; its rollouts come back as failures with `EnvironmentProcessError`, and nobody else's do.
+A rollout goes to the least busy worker. A worker that dies, hangs or uses too much memory is ended
+and replaced. Only its own rollouts come back as failures, with `EnvironmentProcessError`.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from telescope_core.processes.frames import (
     ScoreGroup,
 )
 from telescope_core.processes.handshake import Identity
-from telescope_core.processes.launch import Place
+from telescope_core.processes.launch import WorkerPlace
 from telescope_core.processes.settings import ProcessSettings
 from telescope_core.protocols import PlayRequest, Policy
 from telescope_core.types import EnvironmentDescription, Example, Group, Rollout, Split
@@ -37,40 +37,41 @@ _LOOK_EVERY_S = 0.25
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 10.0
 _ASK_ATTEMPTS = 3
-"""Tries of a request that is no rollout: it has no effect, so another worker can answer it."""
+"""Attempts at a request other than a rollout. It has no side effects, so when a worker dies,
+another worker can answer it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """One worker's place in the pool; the worker in it changes."""
+    """One slot of the pool, which holds one worker after another."""
 
-    place: Place
+    place: WorkerPlace
     worker: WorkerClient | None = None
     starting: "asyncio.Task[None] | None" = None
     num_deaths: int = 0
-    """In a row, without a finished rollout."""
+    """Deaths in a row without a finished rollout."""
     last_error: str = ""
-    """Why the last start failed."""
+    """Error of the last failed start."""
     fallen: WorkerClient | None = None
-    """The last worker that had started and is gone."""
+    """The last worker that had started and then ended or retired."""
 
     @property
     def last_words(self) -> str:
-        """Why there is no worker here."""
+        """Why this slot has no worker."""
         return self.last_error or (self.fallen.how_ended if self.fallen else "")
 
 
 class EnvironmentPool:
-    """The workers of one environment. They start with the first request.
+    """The workers of one environment, which start with the first request.
 
-    All of it belongs to the event loop of that request. One task watches the workers; it waits for
-    time alone, and ends those that hang or grow too large.
+    The pool belongs to the event loop of that request. One task checks the workers at regular
+    intervals and ends those that hang or use too much memory.
     """
 
     def __init__(
         self,
         name: str,
-        places: Sequence[Place],
+        places: Sequence[WorkerPlace],
         settings: Mapping[str, Any],
         *,
         identity: Identity,
@@ -92,7 +93,7 @@ class EnvironmentPool:
 
     @property
     def name(self) -> str:
-        """The id it was opened with."""
+        """The id that the environment was opened with."""
         return self._name
 
     async def describe(self) -> EnvironmentDescription:
@@ -114,7 +115,7 @@ class EnvironmentPool:
         )
 
     async def gold(self, split: Split, index: int) -> Rollout | None:
-        """Return the scored rollout of the gold answer."""
+        """Return the scored rollout of the gold answer; None when there is none."""
         deadlines = self._processes.deadlines
         gold = await self._ask(
             Gold(split=split, index=index),
@@ -134,7 +135,7 @@ class EnvironmentPool:
         return rollout
 
     async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
-        """Apply the group rewards; token ids and log-probs stay on this side."""
+        """Return `group` with its group rewards; token ids and log-probs are not sent."""
         if not (await self._least_busy()).has_group_rewards:
             return group
         sent = Group(
@@ -156,7 +157,7 @@ class EnvironmentPool:
             worker.cancel(rollout_id)
 
     async def health(self) -> None:
-        """Return when every worker answers; raises EnvironmentProcessError when one does not."""
+        """Return once every worker answers; raises EnvironmentProcessError when one does not."""
         await self._least_busy()
         hang_s = self._processes.deadlines.hang_s
         await asyncio.gather(
@@ -168,7 +169,7 @@ class EnvironmentPool:
         )
 
     def stats(self) -> dict[str, float]:
-        """Return how the workers are, since the last call where it is a rate or a maximum."""
+        """Return statistics of the workers; rates and lag cover the time since the last call."""
         workers = [seat.worker for seat in self._seats if seat.worker and seat.worker.is_alive]
         beats = [worker.last_beat for worker in workers if worker.last_beat is not None]
         now_s, (before_s, num_before) = time.monotonic(), self._measured
@@ -187,7 +188,7 @@ class EnvironmentPool:
         }
 
     async def close(self) -> None:
-        """End every worker and what it started. Idempotent."""
+        """End every worker and everything it started. Idempotent."""
         self._is_closed = True
         tasks = [seat.starting for seat in self._seats if seat.starting is not None]
         if self._watcher is not None:
@@ -207,7 +208,7 @@ class EnvironmentPool:
     async def _ask(
         self, request: Request, answer: "msgspec.msgpack.Decoder[T]", *, within_s: float
     ) -> T:
-        """Ask any worker; ask another when it dies over it."""
+        """Send a request to any worker, and to another one when that worker dies."""
         for attempt in range(1, _ASK_ATTEMPTS + 1):
             worker = await self._least_busy()
             try:
@@ -218,7 +219,7 @@ class EnvironmentPool:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _least_busy(self) -> WorkerClient:
-        """Return a worker that takes requests, waiting for one to start where there is none."""
+        """Return the least busy worker; waits for one to start when there is none."""
         while True:
             if self._is_closed:
                 raise EnvironmentProcessError(f"the workers of {self._name} are closed")
@@ -232,8 +233,8 @@ class EnvironmentPool:
             starting = [seat.starting for seat in self._seats if seat.starting is not None]
             if not starting:
                 raise EnvironmentProcessError(
-                    f"no worker of {self._name} can be kept alive; given up after "
-                    f"{self._processes.max_restarts + 1} tries in a row. The last: "
+                    f"no worker of {self._name} can be kept alive; gave up after "
+                    f"{self._processes.max_restarts + 1} attempts in a row. The last error: "
                     f"{self._seats[0].last_words}"
                 )
             await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
@@ -242,7 +243,7 @@ class EnvironmentPool:
                     task.result()
 
     def _fill(self, seat: _Seat) -> None:
-        """See to it that there is a worker in `seat`, or one on its way."""
+        """Make sure that `seat` has a worker or that one is being started."""
         worker = seat.worker
         if worker is not None and seat.starting is None:
             if worker.is_alive and not worker.is_retired:
@@ -256,7 +257,7 @@ class EnvironmentPool:
             seat.starting.add_done_callback(lambda task: _has_started(seat, task))
 
     async def _start(self, seat: _Seat) -> None:
-        """Start a worker in `seat`; raises what no further try would change."""
+        """Start a worker in `seat`; raises only errors that another attempt cannot fix."""
         if seat.num_deaths:
             pause_s = _FIRST_PAUSE_S * 2 ** (seat.num_deaths - 1)
             await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
@@ -274,9 +275,9 @@ class EnvironmentPool:
             seat.worker = worker
 
     async def _watch(self) -> None:
-        """Never return; end workers that hang or grow too large, and let retired ones go."""
+        """End workers that hang or use too much memory, and idle retired ones; never returns."""
         while True:
-            # Whatever came in while this loop stood still is read before a timer fires.
+            # If this loop was blocked, the loop reads what arrived meanwhile before a timer fires.
             await asyncio.sleep(_LOOK_EVERY_S)
             for worker in self._workers():
                 if worker.is_alive:
@@ -292,15 +293,15 @@ class EnvironmentPool:
         limit_bytes, hang_s = self._processes.memory_limit_bytes, self._processes.deadlines.hang_s
         if worker.quiet_s > hang_s:
             worker.kill(
-                f"said nothing for {worker.quiet_s:.0f} s: its process stands still, or code of "
-                f"a library holds it; it played {_listed(worker.playing)}"
+                f"sent nothing for {worker.quiet_s:.0f} s: its process is stopped, or library code "
+                f"blocks it; it was playing {_listed(worker.playing)}"
             )
             return
         beat = worker.last_beat
         if beat is None:
             return
         if beat.blocked_s > hang_s:
-            where = f"code at {beat.blocked_where} has held its event loop for"
+            where = f"code at {beat.blocked_where} has blocked its event loop for"
             culprit = worker.blame(
                 beat.blocked_call,
                 f"TimeoutError: {where} {beat.blocked_s:.0f} s; await it, or run it in a thread",
@@ -310,7 +311,7 @@ class EnvironmentPool:
         elif limit_bytes is not None and beat.memory_bytes > limit_bytes:
             worker.kill(
                 f"used {beat.memory_bytes / 2**20:.0f} MiB of memory, above its limit of "
-                f"{limit_bytes / 2**20:.0f} MiB, while it played {_listed(worker.playing)}; "
+                f"{limit_bytes / 2**20:.0f} MiB, while it was playing {_listed(worker.playing)}; "
                 "raise the limit, or lower the concurrency"
             )
         elif beat.num_stuck_threads > self._processes.max_stuck_threads:
@@ -320,11 +321,11 @@ class EnvironmentPool:
 def _has_started(seat: _Seat, task: "asyncio.Task[None]") -> None:
     seat.starting = None
     if not task.cancelled():
-        task.exception()  # whoever waits for it raises it
+        task.exception()  # marks it as retrieved; `_least_busy` raises it
 
 
 def with_turns_of(scored: Group, group: Group) -> Group:
-    """Return `scored` with the turns that its rollouts had in `group`."""
+    """Return `scored` with the turns of the same rollouts in `group`."""
     turns = {rollout.index: rollout.turns for rollout in group.rollouts}
     return replace(
         scored,

@@ -1,7 +1,7 @@
-"""The worker's end of a connection: one host's requests, played by an environment in this process.
+"""The worker's end of a connection: answers one host's requests with an environment.
 
-Each request is a task. The policy of a rollout is on the host: `complete` goes over the wire, and
-cancelling it withdraws it there.
+Each request is a task. The policy of a rollout is on the host: `complete` sends its request over
+the wire, and cancelling it withdraws the request on the host.
 """
 
 import asyncio
@@ -57,31 +57,31 @@ _DECODER: msgspec.msgpack.Decoder[HostFrame] = msgspec.msgpack.Decoder(HostFrame
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """A request that this process works on."""
+class ServedCall:
+    """A request that this process is answering."""
 
     owner: "Serving"
     id: int
     has_ended: bool = False
 
 
-CALL: ContextVar[Call | None] = ContextVar("CALL", default=None)
-"""The request that the running code belongs to, threads included."""
+CALL: ContextVar[ServedCall | None] = ContextVar("CALL", default=None)
+"""The request that the running code belongs to, in tasks and threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a worker serves."""
+    """The environment that a worker serves."""
 
     identity: Identity
     environment_class: type[Environment] | None
     problem: tuple[str, str] = ("", "")
-    """Kind and message of what stands in the way of it; every host is told."""
+    """Class name and message of the error that prevents serving it, which every host is told."""
     token: str
 
 
 class Serving:
-    """One host's connection."""
+    """The connection to one host."""
 
     def __init__(self, served: Served, *, on_ended: Callable[["Serving"], None]) -> None:
         self.connection: Connection[HostFrame] = Connection(
@@ -98,8 +98,8 @@ class Serving:
         self._completions: dict[int, asyncio.Future[Completion]] = {}
         self._ids = itertools.count()
 
-    def beat(self, beat: Beat, *, blocked_by: Call | None) -> None:
-        """Tell the host how this process is; called from a thread."""
+    def beat(self, beat: Beat, *, blocked_by: ServedCall | None) -> None:
+        """Send the host the state of this process; called from a thread."""
         if not self._is_greeted:
             return
         if blocked_by is not None and blocked_by.owner is self:
@@ -145,15 +145,15 @@ class Serving:
         self.connection.send(welcome(frame, identity, environment_class, os.getpid()))
 
     def _begin(self, request: Request) -> None:
-        call = Call(self, request.id)
-        # The task, and the threads it starts, copy the context of now.
+        call = ServedCall(self, request.id)
+        # The task and the threads it starts copy the current context.
         reset = CALL.set(call)
         task: asyncio.Task[object] = asyncio.create_task(self._answer(request))
         CALL.reset(reset)
         self._tasks[request.id] = task
         task.add_done_callback(lambda ended: self._reply(call, ended))
 
-    def _reply(self, call: Call, task: asyncio.Task[object]) -> None:
+    def _reply(self, call: ServedCall, task: asyncio.Task[object]) -> None:
         call.has_ended = True
         self._tasks.pop(call.id, None)
         if task.cancelled():
@@ -207,7 +207,7 @@ class Serving:
     async def _play(self, client: InProcessEnvironment, request: Play) -> Rollout:
         policy = _HostPolicy(self, request.id, request.endpoint)
         rollout = await client.play(request.request, policy)
-        # The host has recorded the turns that went through it.
+        # The host has recorded the turns of its policy.
         return replace(rollout, turns=()) if policy.num_answers else rollout
 
     async def complete(
@@ -217,7 +217,7 @@ class Serving:
         sampling: Sampling,
         tools: Sequence[dict[str, JsonValue]],
     ) -> Completion:
-        """Ask the policy of request `call` on the host."""
+        """Return a completion from the policy of request `call`, which is on the host."""
         number = next(self._ids)
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._completions[number] = answer
@@ -245,7 +245,7 @@ class Serving:
 
 
 class _HostPolicy:
-    """The policy of one rollout, on the other side of the wire."""
+    """The policy of one rollout, which sends each request to the host."""
 
     def __init__(self, serving: Serving, call: int, endpoint: ChatEndpoint | None) -> None:
         self._serving = serving

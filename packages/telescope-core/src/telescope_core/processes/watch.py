@@ -1,7 +1,7 @@
-"""A thread in every worker that tells the host how the process is, even while its loop is stuck.
+"""A thread in every worker that reports the state of the process, even while its loop is blocked.
 
-It asks the event loop to turn, a few times a second, and measures how long that takes. A loop that
-does not turn is held by code that should have been awaited or run in a thread: the beat names it.
+Several times a second it schedules a callback on the event loop and measures how long that takes.
+A blocked loop runs code that should have been awaited or run in a thread, and the beat names it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from telescope_core.environments.tool_threads import DaemonThreads
 from telescope_core.processes.frames import Beat
-from telescope_core.processes.serve import CALL, Call
+from telescope_core.processes.serve import CALL, ServedCall
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,19 +26,19 @@ T = TypeVar("T")
 BEAT_EVERY_S = 0.5
 _LOOK_EVERY_S = 0.1
 _NAMED_AFTER_S = 0.25
-"""A stand-still this long is reported with the code that holds the loop."""
+"""Seconds after which a blocked loop is reported together with the code that blocks it."""
 NUM_THREADS = 64
 
 
 class WorkerThreads(ThreadPoolExecutor):
-    """The threads of sync environment code; knows those whose rollout has ended without them."""
+    """The threads of sync environment code; counts those that outlived their request."""
 
     def __init__(self) -> None:
         super().__init__(max_workers=NUM_THREADS, thread_name_prefix="environment")
-        self._running: set[tuple[int, Call]] = set()
+        self._running: set[tuple[int, ServedCall]] = set()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run `fn` in a thread, on behalf of the request that asks for it."""
+        """Run `fn` in a thread, on behalf of the current request."""
         call = CALL.get()
         if call is None:
             return super().submit(fn, *args, **kwargs)
@@ -55,19 +55,21 @@ class WorkerThreads(ThreadPoolExecutor):
 
     @property
     def num_stuck(self) -> int:
-        """Threads that still run code of a request that has ended."""
+        """Number of threads that still run code of a request that has ended."""
         return sum(call.has_ended for _, call in list(self._running))
 
 
 class WorkerWatch:
-    """Measures the loop it was started on; `send` gets each beat and who blocks, from a thread."""
+    """Measures the running loop; a thread calls `send` with each beat and the blocking request."""
 
-    def __init__(self, threads: WorkerThreads, send: Callable[[Beat, Call | None], None]) -> None:
+    def __init__(
+        self, threads: WorkerThreads, send: Callable[[Beat, ServedCall | None], None]
+    ) -> None:
         self._threads = threads
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._calls: WeakKeyDictionary[asyncio.Task[Any], Call] = WeakKeyDictionary()
+        self._calls: WeakKeyDictionary[asyncio.Task[Any], ServedCall] = WeakKeyDictionary()
         self._asked_s = 0.0
         self._is_asked = False
         self._lag_s = 0.0
@@ -129,7 +131,7 @@ def _innermost(frame: FrameType | None) -> str:
 
 
 def resident_bytes() -> int:
-    """Return the memory this process holds; where the system does not say, the most it ever did."""
+    """Return the resident memory of this process; without /proc, its peak resident memory."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * resource.getpagesize()

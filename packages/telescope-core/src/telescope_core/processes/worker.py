@@ -1,7 +1,7 @@
-"""The command that becomes an environment worker: `python -m telescope_core.processes.worker`.
+"""The command of an environment worker: `python -m telescope_core.processes.worker`.
 
-Started by a host, it speaks over the socket it inherits and ends with its host. With `--listen` it
-waits for hosts that show the token.
+A worker that a host starts uses the socket it inherits and ends with its host. With `--listen`, a
+worker waits for hosts that show the token.
 """
 
 import argparse
@@ -20,17 +20,17 @@ from telescope_core.locate import load_environment_class, locate_environment, us
 from telescope_core.processes.frames import Beat
 from telescope_core.processes.handshake import Identity, version_of
 from telescope_core.processes.keeper import go_on_in_kept_child
-from telescope_core.processes.serve import Call, Served, Serving
+from telescope_core.processes.serve import Served, ServedCall, Serving
 from telescope_core.processes.settings import TOKEN_VARIABLE, split_address
 from telescope_core.processes.watch import WorkerThreads, WorkerWatch
 
 _SPARE_ADDRESSES_BYTES = 2**30
-"""Address space beyond the memory limit: stacks of threads and mapped files count as well."""
+"""Address space in addition to the memory limit, for thread stacks and mapped files."""
 _SHORTEST_TOKEN = 16
 
 
 class Worker:
-    """The hosts that this process serves."""
+    """A worker process and the hosts that it serves."""
 
     def __init__(self, served: Served, *, ends_with_host: bool) -> None:
         self._served = served
@@ -42,16 +42,16 @@ class Worker:
         self._watch = WorkerWatch(threads, self._beat)
 
     def host(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection."""
+        """Return the protocol for a connection from a new host."""
         serving = Serving(self._served, on_ended=self._forget)
         self._hosts.add(serving)
         return serving.connection
 
     async def until_ended(self) -> None:
-        """Return once the host is gone; never for a worker that listens."""
+        """Return once the host is gone; a worker that listens never returns."""
         await self._ended.wait()
 
-    def _beat(self, beat: Beat, blocked_by: Call | None) -> None:
+    def _beat(self, beat: Beat, blocked_by: ServedCall | None) -> None:
         for serving in list(self._hosts):
             serving.beat(beat, blocked_by=blocked_by)
 
@@ -62,7 +62,7 @@ class Worker:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve one environment until the host goes away, or for ever."""
+    """Serve one environment until the host is gone, or with `--listen` forever."""
     options = _parser().parse_args(arguments)
     try:
         _go_to_own_interpreter(options)
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-    # Threads that environment code never returns from would hold an ordinary exit for ever.
+    # A normal exit would wait forever for threads in which environment code never returns.
     os._exit(0)
 
 
@@ -99,21 +99,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",
-        help=f"wait for hosts there; they must show the token in {TOKEN_VARIABLE}",
+        help=f"wait for hosts at this address; they must show the token in {TOKEN_VARIABLE}",
     )
     parser.add_argument("--fd", type=int, help="socket inherited from the host")
     parser.add_argument("--guard-fd", type=int, help="pipe that closes when the host is gone")
     parser.add_argument("--memory-limit-bytes", type=int, default=0)
     parser.add_argument("--path", action="append", default=[], help="folder to import from")
     parser.add_argument(
-        "--first-path", action="append", default=[], help="the same, before all others"
+        "--first-path", action="append", default=[], help="folder to import from before all others"
     )
-    parser.add_argument("--version", default="", help="of an environment that is not installed")
+    parser.add_argument(
+        "--version", default="", help="version of an environment that is not installed"
+    )
     return parser
 
 
 def _go_to_own_interpreter(options: argparse.Namespace) -> None:
-    """Become the Python that an environment is installed for, where that is another one."""
+    """Replace this process by the Python that the environment is installed in, if it differs."""
     name = str(options.environment)
     if options.factory is not None or options.listen is None:
         return
@@ -135,12 +137,12 @@ def _served(options: argparse.Namespace) -> Served:
     token = ""
     if options.listen is not None:
         split_address(options.listen)
-        # Environment code, and the programs it starts, must not find the token.
+        # Environment code and the programs it starts must not be able to read the token.
         token = os.environ.pop(TOKEN_VARIABLE, "")
         if len(token) < _SHORTEST_TOKEN:
             raise ConfigError(
-                f"{TOKEN_VARIABLE} must hold a secret of at least {_SHORTEST_TOKEN} characters: "
-                "whoever knows it can run rollouts here"
+                f"{TOKEN_VARIABLE} must hold a secret of at least {_SHORTEST_TOKEN} characters, "
+                "because anyone who knows it can run rollouts here"
             )
     use_search_path(options.first_path)
     sys.path += [path for path in options.path if path not in sys.path]
@@ -181,7 +183,7 @@ def _exit_now() -> None:
 
 
 def _limit_memory(limit_bytes: int) -> None:
-    """Make a single huge allocation a MemoryError; the host watches what is really used."""
+    """Make a single huge allocation raise MemoryError; the host checks the memory really used."""
     statm = Path("/proc/self/statm")
     used = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
     total = used + limit_bytes + _SPARE_ADDRESSES_BYTES

@@ -1,6 +1,6 @@
-"""Algorithms: one page each, found through the entry points `telescope.algorithms`.
+"""The algorithms, one module each, found through the entry points `telescope.algorithms`.
 
-Importing this package, or loading a built-in algorithm, does not import torch; computing does.
+Importing this package or loading a built-in algorithm does not import torch. Computing does.
 """
 
 from telescope_train.algorithms.objective import (

@@ -1,6 +1,7 @@
-"""Advantages from the rewards of a whole batch: float64, pure, one number per rollout.
+"""Advantages from the rewards of a whole batch: pure functions in float64, one per rollout.
 
-Shapes: rewards_N, and groups_N with the group of each rollout as an integer.
+Shapes: rewards_N is [N], the reward of each rollout, and groups_N is [N], its group as an integer.
+G is the number of groups.
 """
 
 from collections.abc import Callable
@@ -34,20 +35,22 @@ def without_norm(
 def centred(rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]) -> NDArray[np.float64]:
     """Subtract the mean of the group; exactly 0 where all rewards of a group are equal.
 
-    Raises ValueError for a group of one: its own mean is no baseline.
+    Raises ValueError for a group of one rollout, which has nothing to be compared with.
     """
     _, group_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
     if sizes_G.size and sizes_G.min() < 2:
         raise ValueError(f"expected groups of at least 2 rollouts, got one of {sizes_G.min()}")
     means_G = np.bincount(group_N, weights=rewards_N) / sizes_G
     centred_N = rewards_N - means_G[group_N]
+    # The mean of equal floats may differ from them in the last bit. Exact zeros matter: credit
+    # discards the groups whose advantages are all 0.
     return np.where(equal_in_group(rewards_N, group_N), 0.0, centred_N)
 
 
 def equal_in_group(
     rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Return, for each rollout, whether its whole group has one and the same reward."""
+    """Return for each rollout whether all rewards of its group are equal."""
     _, first_G, group_N = np.unique(groups_N, return_index=True, return_inverse=True)
     differs_N = rewards_N != rewards_N[first_G][group_N]
     return np.bincount(group_N, weights=differs_N)[group_N] == 0
@@ -56,9 +59,10 @@ def equal_in_group(
 def normalized(
     rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
 ) -> NDArray[np.float64]:
-    """Centre in the group, then divide by the standard deviation (ddof 1).
+    """Center in the group, then divide by the standard deviation (ddof 1).
 
-    `norm` = group: the deviation of the group's rewards. batch: of all centred rewards.
+    With `norm` = "group" it is the deviation of the group's rewards, with "batch" that of all
+    centered rewards of the batch.
     """
     centred_N = centred(rewards_N, groups_N)
     if norm == "batch":
@@ -71,7 +75,7 @@ def normalized(
 
 
 def whitened(rewards_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bring to mean 0 and standard deviation (ddof 1) 1 over the whole batch."""
+    """Shift and scale to mean 0 and standard deviation 1 (ddof 1) over the whole batch."""
     if not rewards_N.size or (rewards_N == rewards_N[0]).all():
         return np.zeros_like(rewards_N)
     centred_N = rewards_N - rewards_N.mean()
@@ -84,15 +88,16 @@ def leave_one_out(
     """Subtract the mean of the other rollouts of the group."""
     centred_N = centred(rewards_N, groups_N)
     _, group_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
+    # r - mean of the G - 1 others = (r - mean of all G) * G / (G - 1).
     return centred_N * (sizes_G / (sizes_G - 1))[group_N]
 
 
 def relative_to_mean(
     rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Centre in the group, then divide by the group's mean; 0 where that is 0.
+    """Center in the group, then divide by the group's mean; 0 where that is 0.
 
-    Raises ConfigError for a reward below 0: the mean is then no rate of success.
+    Raises ConfigError for a reward below 0, because the mean is then not a success rate.
     """
     if rewards_N.size and rewards_N.min() < 0:
         raise ConfigError(

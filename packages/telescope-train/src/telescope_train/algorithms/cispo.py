@@ -1,10 +1,10 @@
-"""CISPO: the clipped ratio only weighs tokens, so that no token loses its gradient.
+"""CISPO: the clipped ratio is only a weight, so clipping removes no token's gradient.
 
 Paper: arXiv:2506.13585, eq. 4 and 5.
     A_i as GRPO; loss: -sg(clip(u, 1 - clip_low, 1 + clip_high)) A log pi
 with u the ratio to the old log-probs. clip_low = 1 leaves the lower side open, as in the paper.
-Deviations: the paper gives no number for clip_high; 4 makes the largest weight 5. No dual clip: it
-would cut the gradient of unlikely tokens, which this loss is there to keep.
+Deviations: the paper gives no number for clip_high; 4 makes the largest weight 5. There is no dual
+clip, because it would cut the gradient of unlikely tokens, which this loss is meant to keep.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Whether a run corrects for rollouts that are older than the weights they train."""
+"""Whether and how a run corrects for rollouts sampled by weights older than those they train."""
 
 from telescope_train.algorithms.objective import resolved
 from telescope_train.algorithms.record import Algorithm, load_algorithm
@@ -7,15 +7,15 @@ from telescope_train.config.schema import TrainConfig
 
 
 def has_ratio(section: AlgorithmSection, algorithm: Algorithm) -> bool:
-    """Whether the loss holds a ratio to old log-probs."""
+    """Return whether the loss contains a ratio to old log-probs."""
     return algorithm.has_ratio or bool(resolved(section, algorithm).use_ppo_clip)
 
 
 def algorithm_in_use(config: TrainConfig) -> AlgorithmSection:
-    """Return `[algorithm]` with `use_tis` decided where it is null.
+    """Return the section `[algorithm]` with `use_tis` decided if it is null.
 
-    A plain policy gradient of samples that older weights drew is biased, so it is weighted unless
-    the user says otherwise; a loss with a ratio of its own corrects by that.
+    A plain policy gradient is biased on samples that older weights drew, so its tokens are weighted
+    by default. A loss that contains a ratio to old log-probs corrects for their age by itself.
     """
     section = config.algorithm
     if section.use_tis is not None:
@@ -27,17 +27,17 @@ def algorithm_in_use(config: TrainConfig) -> AlgorithmSection:
 
 
 def age_of_rollouts(config: TrainConfig) -> str:
-    """Return how old rollouts can be and what corrects for that, for a person."""
+    """Return a phrase for the user: how old rollouts can be, and what corrects for that."""
     ahead = config.scheduling.max_async_rollout
     if not ahead:
-        return "none: they are drawn by the weights that they train"
+        return "none: rollouts are sampled by the weights that they train"
     section = algorithm_in_use(config)
     if section.use_tis:
-        how = f"weighted for it by use_tis ({section.tis_mode}, tis_cap {section.tis_cap:g})"
+        how = f"weighted by use_tis ({section.tis_mode}, tis_cap {section.tis_cap:g})"
     elif section.use_decoupled_loss:
-        how = "weighted for it by use_decoupled_loss"
+        how = "weighted by use_decoupled_loss"
     elif has_ratio(section, load_algorithm(section.algorithm)):
-        how = "corrected for it by the ratio in the loss"
+        how = "corrected by the ratio in the loss"
     else:
-        how = "not corrected for it: use_tis is off"
+        how = "not corrected: use_tis is off"
     return f"up to {ahead} version{'s'[: ahead > 1]}, {how}"

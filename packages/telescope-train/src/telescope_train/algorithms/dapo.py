@@ -1,9 +1,9 @@
-"""DAPO: GRPO with a higher upper clip, token weighting and groups that carry signal.
+"""DAPO: GRPO with a higher upper clip, token weighting and only groups that carry signal.
 
 Paper: arXiv:2503.14476, eq. 8 (loss), 10 (clip-higher), 12 (token weighting), 13 (overlong).
     A_i as GRPO; loss: the policy gradient, clipped to [1 - 0.2, 1 + 0.28] by default
-A preset: dynamic sampling is discard_group_zero_advantage, on by default; the soft penalty for
-length is overlong_penalty_factor with overlong_buffer_tokens, to be set to the task's lengths.
+This is a preset. Dynamic sampling is discard_group_zero_advantage, on by default. The soft length
+penalty is overlong_penalty_factor with overlong_buffer_tokens, which you set to fit your task.
 """
 
 from telescope_train.algorithms.advantages import normalized

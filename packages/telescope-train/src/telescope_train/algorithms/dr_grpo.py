@@ -2,7 +2,7 @@
 
 Paper: arXiv:2503.20783, section 3.2.
     A_i = r_i - mean_g; loss: the policy gradient, plain or clipped
-    weight of a token: 1 / (N max_tokens), whatever was written (token_sum_norm)
+    weight of a token: 1 / (N max_tokens), however long rollouts are (token_sum_norm)
 Deviations: the clip is a setting and off by default; dr_grpo_loss_agg_mode = "token_mean" divides
 by the step's tokens instead.
 """

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def loss(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
-    """Return the clipped surrogate of each token, all tokens of a sequence at one ratio."""
+    """Return the clipped surrogate of each token; all tokens of a sequence share one ratio."""
     mean_T = sequence_mean(log_ratios(terms, config).detach(), terms)
+    # The slope -s A that clipped_surrogate gives each token is the derivative of -s_t A.
     return clipped_surrogate(mean_T.exp(), terms, config)
 
 

@@ -1,4 +1,4 @@
-"""Weights for what the sampler sampled under another policy: TIS, IcePop and decoupled PPO.
+"""Weights that correct for sampling under another policy: TIS, IcePop and decoupled PPO.
 
 Paper: arXiv:2505.24298, section 5.2 (decoupled, after arXiv:2110.00641); arXiv:2510.18855 (IcePop);
 Ionides 2008 (truncated importance sampling). With l the policy, b the sampler, p the proximal
@@ -24,12 +24,15 @@ class Correction(NamedTuple):
     """What the policy-gradient term is multiplied by; no gradient flows through it."""
 
     weights_T: "Tensor"
+    """[T], 0 or more."""
     metrics: "dict[str, Tensor]"
-    """[T] each, by name."""
+    """Metric name -> [T], for each token how much it counts."""
 
 
 def tis_weights(terms: Terms, config: "AlgorithmSection", *, has_ratio: bool) -> Correction:
     """Return the weights of `use_tis`; `has_ratio`: the loss has a ratio to p of its own."""
+    # A ratio in the loss already covers policy over p, so p over sampler is left to correct.
+    # Without one the weights cover the whole way from sampler to policy.
     newer_T = proximal_logprobs(terms, config) if has_ratio else terms.logprobs_T.detach()
     limit = config.tis_logprob_clamp
     weights_T = terms.difference(newer_T, terms.behavior_logprobs_T).clamp_(-limit, limit).exp_()

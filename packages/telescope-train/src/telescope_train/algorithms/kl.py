@@ -1,12 +1,12 @@
-"""The divergence from a reference policy, estimated from the sampled tokens.
+"""The KL divergence from a reference policy, estimated from the sampled tokens.
 
 With d = l - f, policy minus reference, in nats, per token:
     k1    d
     k2    d^2 / 2
     k3    exp(-d) - 1 + d
-In the mean over the policy's own samples, k1 and k3 are the KL divergence itself. As a term of the
-loss only the gradient counts: that of k2 is the gradient of KL(policy, reference); that of k1 is 0
-in the mean, so it pulls nowhere; that of k3 is the gradient of KL(reference, policy).
+Averaged over the policy's own samples, k1 and k3 equal the KL divergence. In a loss only the
+gradient counts. On average the gradient of k2 is that of KL(policy, reference), the gradient of k3
+is that of KL(reference, policy), and the gradient of k1 is 0, so k1 has no effect there.
 """
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -32,9 +32,10 @@ def kl_estimate(difference_T: "Tensor", estimator: Estimator) -> "Tensor":
 
 
 def reference_kl(terms: Terms, estimator: Estimator) -> "Tensor":
-    """Return [T] the estimate against the reference model; differentiable."""
+    """Return [T], nats: the estimate against the reference model, differentiable."""
     assert terms.reference_logprobs_T is not None, "the batch lacks the reference's log-probs"
     difference_T = terms.logprobs_T - terms.reference_logprobs_T
+    # The columns of a batch hold 0 for a token that is not trained on: no difference to learn from.
     if not all_true(terms.mask_T):
         difference_T = difference_T.masked_fill(~terms.mask_T, 0.0)
     return kl_estimate(difference_T, estimator)

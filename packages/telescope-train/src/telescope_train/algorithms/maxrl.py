@@ -3,7 +3,7 @@
 Paper: arXiv:2602.02710, section 4 (estimator over successful rollouts, less the mean score).
     A_i = (r_i - mean_g) / mean_g, 0 where no rollout succeeded; loss: the policy gradient
 For rewards of 0 or 1 with K successes of G: (1 / K) sum of the successes' scores, less the mean
-of all scores. Of the order G it approximates maximum likelihood.
+of all scores. With G rollouts it approximates the gradient of maximum likelihood to order G.
 Deviations: any reward of at least 0 is taken; tokens are divided by the step's tokens, which is
 the paper's gradient times one number per step.
 """

@@ -1,8 +1,9 @@
-"""The whole loss of a token: the algorithm's term, corrected, with KL and entropy where set.
+"""The complete loss of a token: the algorithm's term with corrections, KL and entropy.
 
     loss_t = w_t * policy_t + kl_penalty_tau * KL_t - entropy_coef * H_t
 
-w: the product of the corrections, without a gradient. Nothing is reduced here.
+w is the product of the corrections and carries no gradient. A term whose setting is off is left
+out. Nothing is reduced here.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,7 @@ def resolved(section: "AlgorithmSection", algorithm: Algorithm) -> "AlgorithmSec
 
 
 def weighting_of(section: "AlgorithmSection", algorithm: Algorithm) -> Weighting:
-    """Return how tokens weigh: the algorithm's own way, unless it lets the config choose."""
+    """Return how tokens are weighted: as the algorithm does, unless it lets the config choose."""
     if "dr_grpo_loss_agg_mode" not in algorithm.reads:
         return algorithm.weighting
     return "token" if section.dr_grpo_loss_agg_mode == "token_mean" else "constant"
@@ -61,6 +62,7 @@ def objective(terms: Terms, *, algorithm: Algorithm, config: "AlgorithmSection")
     if config.entropy_coef:
         bonus_T = config.entropy_coef * terms.entropy_T
         loss_T, values["loss/entropy"] = loss_T - bonus_T, -bonus_T
+    # The backend multiplies by weights of 0, which would leave NaN and infinity of masked tokens.
     return TokenLoss(
         loss_T=loss_T if all_true(terms.mask_T) else loss_T.masked_fill(~terms.mask_T, 0.0),
         metrics={**policy.metrics, **metric_sums(values, terms.mask_T)},

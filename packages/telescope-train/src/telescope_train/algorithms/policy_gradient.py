@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from telescope_train.config.algorithm_section import AlgorithmSection
 
 WITHIN = 0.999 * math.exp(MAX_LOG_RATIO)
-"""Ratios above it were cut off by `ratios`, so that they no longer follow the policy."""
+"""Ratios above it were cut off by `ratios`, so they no longer follow the policy.
+
+The factor leaves room for the rounding of exp() in float32."""
 
 
 def policy_gradient(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
@@ -31,17 +33,19 @@ def policy_gradient(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
 
 
 def clipped_surrogate(ratios_T: "Tensor", terms: Terms, config: "AlgorithmSection") -> TokenLoss:
-    """Return the surrogate of `ratios_T`: the low side binds where A < 0, the high where A > 0.
+    """Return the surrogate of `ratios_T`: the low bound acts where A < 0, the high where A > 0.
 
-    `ratios_T` carries no gradient and is used up. The derivative of a ratio by the log-prob is the
-    ratio, so the slope of the loss is the loss itself, but 0 where a bound holds it.
+    `ratios_T` carries no gradient and is overwritten. The derivative of a ratio with respect to the
+    log-prob is the ratio itself, so the slope of the loss equals the loss, but it is 0 for tokens
+    that a bound holds.
     """
     import torch
 
     advantages_T = terms.advantages_T
     gain_T = advantages_T * ratios_T
     loss_T = torch.minimum(gain_T, ratios_T.clamp(*clip_range(config)).mul_(advantages_T))
-    # Floats of 0 and 1: bools and where() cost several times as much on a CPU.
+    # A bound holds a token where the minimum is not the gain. Floats of 0 and 1, because bools and
+    # where() cost several times as much on a CPU.
     is_held_T = gain_T.ne_(loss_T)
     loss_T = loss_T.neg_()
     slope_T = torch.addcmul(loss_T, loss_T, is_held_T, value=-1)
@@ -57,11 +61,12 @@ def clipped_surrogate(ratios_T: "Tensor", terms: Terms, config: "AlgorithmSectio
 def with_slope(values_T: "Tensor", slopes_T: "Tensor", terms: Terms) -> "Tensor":
     """Return `values_T` as a function of `logprobs_T` with the derivative `slopes_T`.
 
-    For formulas whose derivative is known: computed without autograd and in place they take a
-    fraction of its time and memory.
+    For formulas whose derivative is known: computing them in place and without autograd takes a
+    fraction of autograd's time and memory.
     """
     import torch
 
+    # 0 in value and 1 in derivative: adds the slopes to the gradient and nothing to the values.
     zeros_T = terms.logprobs_T - terms.logprobs_T.detach()
     return torch.addcmul(values_T, slopes_T, zeros_T)
 

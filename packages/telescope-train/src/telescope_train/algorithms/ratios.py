@@ -25,15 +25,15 @@ def clip_range(config: "AlgorithmSection") -> ClipRange:
 
 
 def log_ratios(terms: Terms, config: "AlgorithmSection") -> "Tensor":
-    """Return [T] log of policy over the sampler, or over the proximal policy if so set.
+    """Return [T], nats: log of policy over sampler, or over the proximal policy if configured.
 
-    Differentiable, and always small enough for exp().
+    Differentiable, and always small enough for exp() in float32.
     """
     return terms.difference(terms.logprobs_T, _compared_with(terms, config))
 
 
 def ratios(terms: Terms, config: "AlgorithmSection") -> "Tensor":
-    """Return [T] exp() of `log_ratios`, without a gradient, in memory of its own."""
+    """Return [T] exp() of `log_ratios`, without a gradient, in a new tensor."""
     against_T = _compared_with(terms, config)
     return terms.difference(terms.logprobs_T.detach(), against_T).exp_()
 
@@ -45,7 +45,7 @@ def _compared_with(terms: Terms, config: "AlgorithmSection") -> "Tensor":
 
 
 def proximal_logprobs(terms: Terms, config: "AlgorithmSection") -> "Tensor":
-    """Return [T] what the trainer recomputed, or the sampler's if `recompute_logprob` is off."""
+    """Return [T], nats: recomputed by the trainer, or the sampler's without `recompute_logprob`."""
     if not config.recompute_logprob:
         return terms.behavior_logprobs_T
     assert terms.proximal_logprobs_T is not None, "the batch lacks recomputed log-probs"
@@ -55,7 +55,7 @@ def proximal_logprobs(terms: Terms, config: "AlgorithmSection") -> "Tensor":
 def sequence_mean(values_T: "Tensor", terms: Terms) -> "Tensor":
     """Return [T] the mean of `values_T` over the trained tokens of the token's sample.
 
-    A sample is never split over batches. The chains of one rollout are samples of their own.
+    A sample is never split over batches. Each chain of a rollout is a sample of its own.
     """
     ids_T, kept_T = terms.sequence_ids_T, terms.mask_T.to(values_T.dtype)
     num = int(ids_T.max()) + 1 if ids_T.numel() else 0

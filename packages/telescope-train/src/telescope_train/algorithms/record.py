@@ -1,8 +1,8 @@
-"""What an algorithm is to the trainer, and how one is found by name.
+"""What defines an algorithm for the trainer, and how one is found by name.
 
-A page of this folder says what makes its algorithm: the advantage, the policy-gradient term and how
-tokens weigh. Corrections, KL and entropy are added to every algorithm by `objective`.
-Neither this module nor a built-in page imports torch, so that settings are checked without it.
+Each algorithm's module in this folder states its advantage, its policy-gradient term and how its
+tokens are weighted. `objective` adds corrections, KL and entropy to every algorithm. Neither this
+module nor a built-in algorithm imports torch, so settings can be checked without it.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from telescope_train.algorithms.advantages import Advantage
 
 Weighting: TypeAlias = Literal["token", "sequence", "constant"]
 """token: every trained token counts the same. sequence: every rollout counts the same.
-constant: every token counts 1 / (rollouts * max_tokens), whatever was written."""
+constant: every token counts 1 / (rollouts * max_tokens), however long rollouts are."""
 
 if TYPE_CHECKING:
     from telescope_train.algorithms.terms import Terms, TokenLoss
@@ -28,7 +28,7 @@ GROUP = "telescope.algorithms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """One row of the table of algorithms."""
+    """The definition of one algorithm."""
 
     name: str
     paper: str
@@ -36,26 +36,27 @@ class Algorithm:
     advantage: Advantage
     """(rewards_N, groups_N, advantage_norm) -> advantages_N, over the whole batch."""
     loss: "Callable[[Terms, AlgorithmSection], TokenLoss]"
-    """The policy-gradient term of each token. It is given settings where the defaults of this
-    record already stand in for null."""
+    """Returns the policy-gradient term of each token, [T]. In the settings it receives, the
+    defaults of this record have already replaced null."""
     weighting: Weighting
     use_ppo_clip: bool | None = None
-    """Used where the config does not set its own; None = the loss has no such form."""
+    """Used if the config sets none; None = the loss has no clipped form."""
     has_ratio: bool = False
-    """The loss holds the ratio to old log-probs even without `use_ppo_clip`."""
+    """The loss contains a ratio to old log-probs even without `use_ppo_clip`."""
     clip_low: float | None = None
-    """Used where the config does not set its own; None = the loss has no bounds."""
+    """The lower bound of ratios is 1 - clip_low. Used if the config sets none; None = no bounds."""
     clip_high: float | None = None
+    """The upper bound of ratios is 1 + clip_high; likewise."""
     reads: frozenset[str] = frozenset()
-    """Those of `OWN_SETTINGS` that it reads."""
+    """The settings among `OWN_SETTINGS` that it reads."""
     min_group_size: int = 2
     """Fewest rollouts of one example that it can learn from."""
     takes_negative_rewards: bool = True
-    """Off: penalties that could push a reward below 0 are refused beside it."""
+    """If False, settings whose penalties could push a reward below 0 are refused."""
 
 
 OWN_SETTINGS = ("advantage_norm", "sapo_tau_pos", "sapo_tau_neg", "dr_grpo_loss_agg_mode")
-"""Settings that only some algorithms read; the others refuse them."""
+"""Settings that only some algorithms read. They are refused with the others."""
 
 
 def known_algorithms() -> list[str]:
@@ -64,16 +65,16 @@ def known_algorithms() -> list[str]:
 
 
 def load_algorithm(name: str) -> Algorithm:
-    """Return the algorithm called `name`: an installed one, or `module:NAME` of a record.
+    """Return the algorithm called `name`: an installed one, or the record at `module:NAME`.
 
-    Raises UnknownNameError with the nearest names, ConfigError for what is no Algorithm.
+    Raises UnknownNameError with the nearest names, and ConfigError for what is not an Algorithm.
     """
     return _checked(_imported(name), name) if ":" in name else _installed(name)
 
 
 @cache
 def _installed(name: str) -> Algorithm:
-    """Return the installed algorithm; reading every package's entry points takes 20 ms, so once."""
+    """Return the installed algorithm; cached, because reading all entry points takes 20 ms."""
     found = entry_points(group=GROUP, name=name)
     if not found:
         hint = f"(others are `module:NAME`, or packages with an entry point in {GROUP!r})"

@@ -18,7 +18,7 @@ from telescope_train.algorithms.record import Algorithm
 def advantage(
     rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
 ) -> NDArray[np.float64]:
-    """Return the rewards of the batch with mean 0 and deviation 1; `norm` is not used."""
+    """Return the rewards of the batch at mean 0 and standard deviation 1; `norm` is not used."""
     return whitened(rewards_N)
 
 

@@ -1,8 +1,8 @@
-"""REINFORCE++ with a group baseline: centred in the group, whitened over the batch.
+"""REINFORCE++ with a group baseline: centered in the group, whitened over the batch.
 
 Paper: arXiv:2501.03262, section 3 (REINFORCE++-baseline).
-    A_i = (r_i - mean_g) / (std over the batch of what is left + 1e-4); loss: the policy gradient
-The deviation of the whole batch does not blow up groups whose rewards hardly differ.
+    A_i = (r_i - mean_g) / (std of r - mean_g over the batch + 1e-4); loss: the policy gradient
+Dividing by the deviation of the whole batch does not blow up groups whose rewards hardly differ.
 Deviations: the clip is a setting and off by default, and so is the KL in the loss (the paper's is
 kl_estimator = "k2"); whitening is over rollouts, not over tokens.
 """
@@ -18,7 +18,7 @@ from telescope_train.algorithms.record import Algorithm
 def advantage(
     rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
 ) -> NDArray[np.float64]:
-    """Return centred rewards over their deviation in the batch; `norm` is not used."""
+    """Return centered rewards over their deviation in the batch; `norm` is not used."""
     return normalized(rewards_N, groups_N, "batch")
 
 

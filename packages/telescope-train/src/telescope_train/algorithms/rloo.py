@@ -1,8 +1,8 @@
-"""RLOO: each rollout judged against the mean of the others of its group; no division.
+"""RLOO: each rollout compared with the mean of the others in its group; no normalization.
 
 Paper: arXiv:2402.14740, section 3.3 (REINFORCE with a leave-one-out baseline).
     A_i = r_i - mean of the other G - 1 rewards; loss: the policy gradient, plain or clipped
-Unbiased, as the baseline does not depend on the rollout it is subtracted from.
+Unbiased, because the baseline does not depend on the rollout it is subtracted from.
 Deviations: gradients of tokens are summed over rollouts and divided by the step's tokens, which is
 the paper's gradient times one number per step; its KL in the reward is a setting.
 """

@@ -25,6 +25,7 @@ def loss(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
     tau_T = above(advantages_T, 0.0).mul_(positive - negative).add_(negative)
     gate_T = (ratios_T - 1).mul_(tau_T).sigmoid_()
     loss_T = -4 * advantages_T * gate_T
+    # The gate g has slope tau u g (1 - g) in log pi; its tau cancels with that of 4 / tau.
     slope_T = loss_T * (1 - gate_T) * ratios_T
     return TokenLoss(loss_T=with_slope(loss_T / tau_T, slope_T, terms))
 

@@ -1,10 +1,10 @@
-"""Sequence masking: leave out samples that the policy would write with another probability.
+"""Sequence masking: leave out samples whose probability under the policy has moved too far.
 
 The policy-gradient term of a sample is multiplied by
     1 if seq_is_mask_low <= exp(mean_t (l - b)) <= seq_is_mask_high, else 0
-with l the policy, b the sampler and the mean over the sample's trained tokens. The weights of the
-other tokens stay as they were stamped before the forward pass: a masked sample keeps its place in
-the denominator. The chains of one rollout are judged one by one.
+with l the policy, b the sampler and the mean over the sample's trained tokens. Token weights were
+stamped before the forward pass and do not change, so a masked sample still counts in the
+denominator. Each chain of a rollout is judged by itself.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The supervised loss, in the shape of an algorithm's: losses are summed by the same backend."""
+"""The supervised loss, with the signature of an algorithm's so that the same backend sums it."""
 
 import torch
 

@@ -1,7 +1,7 @@
-"""What a loss is given and what it returns, and the metrics that every loss shares.
+"""What a loss receives and returns, and the metrics that every loss shares.
 
-All `[T]`, float32, aligned with the token they describe. Nothing here is reduced: the backend
-multiplies by the weights and sums.
+All tensors are `[T]` and float32 unless stated otherwise, aligned with the token they describe.
+No loss is reduced here: the backend multiplies by the weights and sums.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_LOG_RATIO = 80.0
-"""exp() of more overflows float32. A token beyond it is left without a gradient, not with NaN."""
+"""Nats; exp() of 89 overflows float32. A token beyond the limit gets no gradient instead of NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,7 @@ class Terms:
     behavior_logprobs_T: "Tensor"
     """[T] of what the sampler sampled from, nats. 0 where the mask is False."""
     advantages_T: "Tensor"
+    """[T] the advantage of the token's rollout."""
     mask_T: "Tensor"
     """[T] bool, True where the policy wrote the token."""
     sequence_ids_T: "Tensor"
@@ -40,11 +41,11 @@ class Terms:
 
     @property
     def log_ratios_T(self) -> "Tensor":
-        """[T] log of policy over sampler; differentiable."""
+        """[T], nats: log of policy over sampler; differentiable."""
         return self.difference(self.logprobs_T, self.behavior_logprobs_T)
 
     def difference(self, of_T: "Tensor", to_T: "Tensor") -> "Tensor":
-        """Return of_T - to_T, held within what exp() can take."""
+        """Return of_T - to_T, clamped to the range in which exp() is finite and above 0."""
         return (of_T - to_T).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -53,7 +54,7 @@ class TokenLoss:
     """The outputs of a token loss."""
 
     loss_T: "Tensor"
-    """[T] unweighted; what stands where the mask is False is not used."""
+    """[T], unweighted; values where the mask is False are not used."""
     metrics: MetricSums = field(default_factory=dict[str, MetricSum])
 
 
@@ -71,7 +72,7 @@ def below(values_T: "Tensor", limit: float) -> "Tensor":
 
 
 def all_true(mask_T: "Tensor") -> bool:
-    """Return whether no token is left out, which is the rule in training."""
+    """Return whether no token is left out, which is the usual case in training."""
     import torch
 
     return bool(mask_T.view(torch.uint8).all())  # 20 times as fast as all() of bools
@@ -80,7 +81,7 @@ def all_true(mask_T: "Tensor") -> bool:
 def metric_sums(values: "Mapping[str, Tensor]", mask_T: "Tensor") -> dict[str, MetricSum]:
     """Sum each `[T]` of `values` where the mask is True, with one copy to the host for all.
 
-    A bool counts as 0 or 1. Lowest and highest are looked for where they are shown: `SPREAD`.
+    A bool counts as 0 or 1. Lowest and highest are computed for the names in `SPREAD` only.
     """
     if not values:
         return {}
@@ -97,9 +98,10 @@ def metric_sums(values: "Mapping[str, Tensor]", mask_T: "Tensor") -> dict[str, M
 
 
 def _row(value_T: "Tensor", mask_T: "Tensor | None", has_spread: bool) -> "Tensor":
-    """Return total, count, lowest and highest; no mask = all count.
+    """Return [4] total, count, lowest and highest; without a mask every token counts.
 
-    The last two are infinite where nothing counts, and the other way round where nobody asks.
+    Lowest and highest are inf and -inf if no token counts, so that merging ignores them, and -inf
+    and inf without `has_spread`, because nobody reads them.
     """
     import torch
 
@@ -113,13 +115,13 @@ def _row(value_T: "Tensor", mask_T: "Tensor | None", has_spread: bool) -> "Tenso
 
 
 def shared_metrics(terms: Terms, *, same_version_T: "Tensor") -> MetricSums:
-    """Return what every algorithm reports of a forward pass.
+    """Return the metrics that every algorithm reports of a forward pass.
 
     `importance_weight`: policy over the proximal policy where that was recomputed, else over the
     sampler. `behave_imp_weight`: proximal policy over sampler. `effective_sample_size/...`: sums of
     policy over sampler and of its square, from which `metric_row` makes the fraction.
-    `mismatch` = |l - b| and `mismatch/k3`: how far the trainer and the engine are apart on tokens
-    of the version being trained (`same_version_T`), where they should agree.
+    `mismatch` = |l - b| and `mismatch/k3`: how far the trainer and the engine differ on tokens of
+    the version being trained (`same_version_T`), where they should agree.
     """
     policy_T = terms.logprobs_T.detach()
     log_ratios_T = terms.difference(policy_T, terms.behavior_logprobs_T)
@@ -134,6 +136,7 @@ def shared_metrics(terms: Terms, *, same_version_T: "Tensor") -> MetricSums:
         gap_T = terms.difference(terms.reference_logprobs_T, policy_T)
         sums["kl/reference"] = gap_T.expm1().sub_(gap_T)
     sums["effective_sample_size/weight"] = ratios_T
+    # In float64: the square of exp(MAX_LOG_RATIO) overflows float32.
     sums["effective_sample_size/square"] = ratios_T.double().square()
     engine = {
         "mismatch": log_ratios_T.abs(),

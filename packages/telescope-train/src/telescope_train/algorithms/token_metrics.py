@@ -1,7 +1,7 @@
 """Per-token metrics that reduce exactly over micro-batches and ranks.
 
-A metric travels as total, count, lowest and highest; means are taken once, at the end. A mean of
-means would depend on how tokens were packed.
+A metric travels as total, count, lowest and highest. Means are taken once, at the end, because a
+mean of means would depend on how tokens were packed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,9 @@ class MetricSum:
     """A metric over some tokens."""
 
     total: float
+    """Sum over the tokens, in the unit of the metric."""
     count: float
+    """Number of tokens."""
     lowest: float
     """+inf when the count is 0."""
     highest: float
@@ -31,7 +33,7 @@ class MetricSum:
 
     @property
     def mean(self) -> float:
-        """The mean over all tokens; only for a count above 0."""
+        """The mean over all tokens; defined for a count above 0 only."""
         return self.total / self.count
 
 
@@ -39,10 +41,8 @@ MetricSums: TypeAlias = Mapping[str, MetricSum]
 
 SPREAD = ("mismatch", "importance_weight", "behave_imp_weight")
 """Metrics shown as `name/mean`, `name/min` and `name/max`; the others show their mean as `name`."""
-
-
 EFFECTIVE_SIZE = "effective_sample_size"
-"""Shown as (sum w)^2 / (count * sum w^2), from 0 to 1: the sums of w travel as `.../weight`, those
+"""Shown as (sum w)^2 / (count * sum w^2), from 0 to 1. The sum of w travels as `.../weight`, that
 of its square as `.../square`."""
 
 

@@ -1,4 +1,4 @@
-"""Rollouts as tensors: samples, their weights, and packing them for the ranks. Numpy alone.
+"""Rollouts as arrays: samples, token weights, and packing for the ranks. Needs numpy only.
 
 Runs in the driver and in the ranks.
 """

@@ -1,8 +1,8 @@
-"""What the trainer is fed: one `TrainingSample` per chain of tokens, packed into `PackedBatch`es.
+"""The input of the trainer: one `TrainingSample` per chain of tokens, packed into `PackedBatch`es.
 
-Plain numpy, so that it travels between processes without torch. Every `_T` array is aligned with
-the token it describes: entry t of the mask, log-probs and weights belongs to `token_ids[t]`, which
-the model predicts from position t-1. So the first token of a sequence is never trained on.
+Plain numpy, so it travels between processes without torch. Every `_T` array is aligned with the
+token it describes: entry t of the mask, log-probs and weights belongs to `token_ids[t]`, which the
+model predicts from position t-1. So the first token of a sequence is never trained on.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,19 @@ class TrainingSample:
     """One chain of tokens of one rollout, with what is needed to learn from it. L = its length."""
 
     token_ids: NDArray[np.int32]
-    """[L] prompt, completions and what stood between them, exactly as the server saw it."""
+    """[L] prompt, completions and the tokens between them, exactly as the server saw them."""
     mask: NDArray[np.bool_]
     """[L] True where the policy wrote the token in this chain."""
     behavior_logprobs: NDArray[np.float32]
     """[L] log-prob under the distribution that was sampled, nats; NaN where the mask is False."""
     advantage: float
+    """Of its rollout; every trained token gets it."""
     temperature: float
     """The sampler's; the trainer divides its logits by the same number."""
     oldest_version: int
-    """Weights that sampled the first of its tokens."""
+    """Version of the weights that sampled the first of its trained tokens."""
     newest_version: int
-    """Weights that sampled the last of its tokens."""
+    """Version of the weights that sampled the last of its trained tokens."""
     group_id: str
     rollout_index: int
     environment: str
@@ -43,7 +44,7 @@ class TrainingSample:
             raise ValueError(f"{self.label}: expected a prompt followed by trained tokens")
 
     def __len__(self) -> int:
-        """Tokens in the chain, prompt included."""
+        """Return the number of tokens in the chain, prompt included."""
         return len(self.token_ids)
 
     @property
@@ -53,7 +54,7 @@ class TrainingSample:
 
     @property
     def rollout_key(self) -> tuple[str, int]:
-        """The rollout it came from; the chains of one rollout share it."""
+        """The rollout it came from, as (group id, index); all chains of a rollout share it."""
         return self.group_id, self.rollout_index
 
 
@@ -71,31 +72,33 @@ class PackedBatch:
     behavior_logprobs_T: NDArray[np.float32]
     """[T] nats; 0 where the mask is False."""
     advantages_T: NDArray[np.float32]
+    """[T] the advantage of the token's rollout."""
     weights_T: NDArray[np.float32]
     """[T] share of the token in the step's loss; 0 where the mask is False. Only ever summed."""
     temperatures_T: NDArray[np.float32]
+    """[T] the sampler's temperature, by which logits are divided."""
     versions_T: NDArray[np.int32]
-    """[T] the oldest weights of the token's sample: equal to the trainer's version only when every
-    token of the sample was sampled under it. -1 for padding."""
+    """[T] the oldest weight version of the token's sample. It equals the trainer's version only if
+    every trained token of the sample was sampled under that version. -1 for padding."""
     proximal_logprobs_T: NDArray[np.float32] | None = None
-    """[T] by the trainer itself before the first optimizer step of the batch, nats; None = not
-    recomputed."""
+    """[T] nats, computed by the trainer itself before the first optimizer step of the batch; None =
+    not recomputed."""
     reference_logprobs_T: NDArray[np.float32] | None = None
-    """[T] by the reference model, nats; None = no reference model."""
+    """[T] nats, of the reference model; None = no reference model."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are not padding."""
+        """Number of tokens that are not padding."""
         return int(np.count_nonzero(self.sequence_ids_T >= 0))
 
     @property
     def num_trained_tokens(self) -> int:
-        """Tokens the policy wrote."""
+        """Number of tokens that the policy wrote."""
         return int(np.count_nonzero(self.mask_T))
 
 
 Shards: TypeAlias = Sequence[Sequence[PackedBatch]]
-"""[rank][batch], equally many batches on each rank."""
+"""[rank][batch], the same number of batches on each rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +112,7 @@ class StepPlan:
 
     @property
     def packed(self) -> list[PackedBatch]:
-        """All batches, each once, whatever the number of epochs."""
+        """All batches, each once, however many epochs there are."""
         return [batch for shards in self.minibatches for shard in shards for batch in shard]
 
     def of_rank(self, rank: int) -> list[Sequence[PackedBatch]]:

@@ -1,8 +1,9 @@
-"""Lay samples end to end into batches of at most `seq_len` tokens, the same number on every rank.
+"""Lay samples end to end in batches of at most `seq_len` tokens, the same number on every rank.
 
-The plan is made on lengths alone, then every array is built by one concatenation over the whole
-step and cut into views: no Python runs per token. Attention and positions restart at each sample,
-so how samples are packed changes time and memory, never the numbers.
+The plan needs only lengths. Then every array is built by one concatenation over the whole step and
+cut into views, so no Python runs per token. Attention and positions restart at each sample, so the
+packing changes time and memory but never the numbers.
+Letters: T tokens, N samples, B batches.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from telescope_train.batches.binning import Bin, deal, spread_over_ranks
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 PADDING_TOKENS = 8
-"""Length of a batch without samples: ranks must take the same number of steps together."""
+"""Length in tokens of a batch without samples, for ranks that have no more samples than batches."""
 
 
 def pack(
@@ -30,12 +31,12 @@ def pack(
     num_ranks: int,
     hidden_size: int = 1024,
 ) -> list[list[PackedBatch]]:
-    """Return the batches of each rank, equally many, in the order they are to be run.
+    """Return the batches of each rank, the same number for all, in the order in which they run.
 
-    `weights_N` is the weight of each trained token of sample n (`weighting.token_weights`). The
-    k-th batches of all ranks cost about the same, because ranks wait for each other in each.
-    `hidden_size` sets how much attention costs beside the rest. No samples give no batches.
-    Raises ConfigError for a sample longer than `seq_len`.
+    `weights_N` [N] is the weight of each trained token of sample n (`weighting.token_weights`).
+    The k-th batches of all ranks cost about the same, because ranks wait for each other in every
+    batch. `seq_len` is in tokens. `hidden_size` sets how much attention costs relative to the rest.
+    No samples give no batches. Raises ConfigError for a sample longer than `seq_len`.
     """
     if not samples:
         return [[] for _ in range(num_ranks)]
@@ -48,12 +49,14 @@ def pack(
         )
     bins = spread_over_ranks(lengths_N, seq_len=seq_len, num_ranks=num_ranks)
     ranks = deal(bins, lengths_N, num_ranks=num_ranks, hidden_size=hidden_size)
+    # Built in the order in which the last line consumes them. All ranks must run the same number of
+    # collectives, so a rank without samples for a round gets padding instead of nothing.
     filled = iter(_batches(samples, weights_N, lengths_N, [b for r in ranks for b in r if b.size]))
     return [[next(filled) if b.size else padding_batch() for b in rank] for rank in ranks]
 
 
 def packing_fill(batches: Sequence[PackedBatch], seq_len: int) -> float:
-    """Return the share of `seq_len` that is used, over all batches that hold samples."""
+    """Return the share of `seq_len` that is used, from 0 to 1, over all batches with samples."""
     num_tokens = [batch.num_tokens for batch in batches if batch.num_tokens]
     return sum(num_tokens) / (len(num_tokens) * seq_len) if num_tokens else 0.0
 
@@ -80,7 +83,7 @@ def _batches(
     lengths_N: NDArray[np.int64],
     bins: Sequence[Bin],
 ) -> list[PackedBatch]:
-    """Build the batches of all bins: one array per field over the whole step, then views of it."""
+    """Build the batches of all bins, as views of one array per field over the whole step."""
     order_N = np.concatenate(bins)
     ordered = [samples[i] for i in order_N.tolist()]
     lengths_N = lengths_N[order_N]
@@ -88,14 +91,18 @@ def _batches(
     first_B = np.cumsum(sizes_B) - sizes_B
     mask_T = np.concatenate([sample.mask for sample in ordered])
     behavior_T = np.concatenate([sample.behavior_logprobs for sample in ordered], dtype=np.float32)
+    # NaN marks tokens that are not trained on; a weight of 0 would not remove it from a sum.
     np.copyto(behavior_T, 0.0, where=~mask_T)
+    # Denominators are computed in float64 and rounded once here, the same for any packing.
     weights_T = np.repeat(weights_N[order_N].astype(np.float32), lengths_N)
     weights_T *= mask_T
-    # Steps of 1, and at each sample's first token one back to 0: summed in place, no other array.
+    # Steps of 1, and at each sample's first token a step back to 0. Summed in place, this needs no
+    # second array of [T].
     positions_T = np.ones(mask_T.size, np.int32)
     positions_T[0] = 0
     positions_T[np.cumsum(lengths_N)[:-1]] = 1 - lengths_N[:-1]
     np.cumsum(positions_T, out=positions_T)
+    # Samples count from 0 in each batch, because losses use these numbers as row indices.
     numbers_N = np.arange(len(ordered)) - np.repeat(first_B, sizes_B)
     step = {
         "token_ids_T": np.concatenate([sample.token_ids for sample in ordered], dtype=np.int32),
@@ -118,7 +125,7 @@ def _batches(
 def _over_tokens(
     values_N: Sequence[float], lengths_N: NDArray[np.int64], dtype: type[Scalar]
 ) -> NDArray[Scalar]:
-    """Repeat the value of each sample over its tokens."""
+    """Return [T]: the value of each sample, repeated for each of its tokens."""
     return np.repeat(np.array(values_N, dtype=dtype), lengths_N)
 
 
@@ -127,8 +134,10 @@ class Packing:
     """How samples are laid out for the ranks of a run."""
 
     seq_len: int
+    """Most tokens in one batch."""
     num_ranks: int
+    """Ranks with batches of their own; those that share rows count once."""
     hidden_size: int
-    """Sets how much attention costs beside the rest."""
+    """Sets how much attention costs relative to the rest."""
     max_tokens: int
-    """Longest completion; the divisor of constant weighting."""
+    """Tokens of the longest completion; the divisor of constant weighting."""

@@ -1,9 +1,9 @@
-"""A rollout becomes training samples: one per chain of tokens, ids and log-probs as sampled.
+"""From a rollout to training samples: one per chain of tokens, with ids and log-probs as sampled.
 
-A chain is a prefix the server has seen. A turn whose prompt starts with a whole chain extends it,
-and what stands between is the environment's: not trained. A turn whose history was rewritten, or
-that was sampled at another temperature, starts a chain of its own. A token that stands in several
-chains is trained only where it was sampled.
+A chain is a token sequence that the server has seen. A turn whose prompt starts with a whole chain
+extends it. The tokens between the chain and the completion come from the environment and are not
+trained on. A turn whose history was rewritten, or that was sampled at another temperature, starts a
+chain of its own. A token that is in several chains is trained on only where it was sampled.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,11 @@ from telescope_train.batches.batch import TrainingSample
 class _Chain:
     temperature: float
     ids: bytes = b""
-    """int32 after int32: comparing a prefix is one memcmp, however long the chain is."""
+    """int32 token ids as bytes, so that comparing a prefix is one memcmp."""
     logprobs: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
-    """Pieces that follow each other; NaN where the policy did not write the token here."""
+    """Consecutive pieces, nats; NaN where the policy did not write the token in this chain."""
     versions: list[int] = field(default_factory=list[int])
+    """Oldest and newest weight version of each completion."""
 
     def add(self, prompt: bytes, completion: Completion) -> None:
         num_bridge = (len(prompt) - len(self.ids)) // 4
@@ -40,8 +41,8 @@ def samples_from_rollout(
 ) -> list[TrainingSample]:
     """Return the samples of one rollout, in the order in which their chains began.
 
-    `temperature` is that of the turns that name none. Raises EndpointError where a turn lacks ids
-    or log-probs: they are never made up.
+    `temperature` is for turns that record none of their own. Raises EndpointError if a turn lacks
+    token ids or log-probs, because they cannot be recomputed exactly.
     """
     chains: list[_Chain] = []
     for number, turn in enumerate(rollout.turns):
@@ -56,16 +57,16 @@ def samples_from_rollout(
 
 
 def branched_fraction(samples: Sequence[TrainingSample], rollouts: Sequence[Rollout]) -> float:
-    """Return the share of turns after each rollout's first that began a sample of their own."""
+    """Return the share of turns, without each rollout's first, that began a new sample."""
     num_later = sum(max(0, len(rollout.turns) - 1) for rollout in rollouts)
     num_first = sum(bool(rollout.turns) for rollout in rollouts)
     return (len(samples) - num_first) / max(1, num_later)
 
 
 def num_cuts_continued(rollouts: Sequence[Rollout]) -> int:
-    """Count the turns cut by `max_tokens` that the next turn goes on from.
+    """Count the turns cut by `max_tokens` that the next turn continues.
 
-    The end of such a turn is the template's, and not trained on.
+    The tokens that end such a turn come from the chat template and are not trained on.
     """
     return sum(
         _bytes(after.completion.prompt_ids).startswith(
@@ -100,6 +101,7 @@ def _check(rollout: Rollout, number: int, completion: Completion) -> None:
 
 def _chain_of(prompt: bytes, temperature: float, chains: Sequence[_Chain]) -> _Chain | None:
     """Return the longest chain that the prompt starts with."""
+    # A sample has one temperature, by which the trainer divides the logits of all its tokens.
     prefixes = [
         chain
         for chain in chains
@@ -111,6 +113,7 @@ def _chain_of(prompt: bytes, temperature: float, chains: Sequence[_Chain]) -> _C
 def _sample(chain: _Chain, rollout: Rollout, advantage: float) -> TrainingSample:
     logprobs = np.concatenate(chain.logprobs)
     return TrainingSample(
+        # A copy, because an array over bytes is read-only.
         token_ids=np.frombuffer(chain.ids, dtype=np.int32).copy(),
         mask=~np.isnan(logprobs),
         behavior_logprobs=logprobs,

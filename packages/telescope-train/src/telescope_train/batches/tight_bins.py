@@ -1,8 +1,9 @@
-"""A plan with hardly a gap: for lengths that first-fit decreasing cannot fill bins with.
+"""A plan that leaves hardly any gap, for lengths with which first-fit decreasing leaves gaps.
 
-Taking the largest that fits first uses up the short samples, and the last bins hold several of
-about one length, with room for none. Here a bin ends with a pair that fills it exactly, of lengths
-that are least used up: what is left keeps its mix, and the last bins are as full as the first.
+Taking the largest sample that fits uses up the short samples, and the last bins hold a few long
+samples and a hole that no other fits. Here a bin ends with a pair that fills it exactly. Among such
+pairs it takes the one whose lengths are least used up, so the samples left keep their mix of
+lengths, and the last bins are as full as the first.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,27 +16,29 @@ import numpy as np
 FULL_ENOUGH = 1 / 256
 """Share of a bin that may stay empty."""
 ROOM_FOR_A_PAIR = 2.6
-"""A bin is closed when its room is at most this many samples of average length."""
+"""A bin is closed with a pair once its room is at most this many samples of average length."""
 SUMS = 16
-"""Sums looked at for a pair: what is left of the bin, one less, and so on."""
+"""Sums tried for a pair, in tokens: the room of the bin, one less, and so on."""
 
 
 class Pattern(NamedTuple):
     """Bins that hold the same lengths."""
 
     takes: list[tuple[int, int]]
-    """(length, samples of that length in each bin), longest first."""
+    """(length in tokens, samples of that length in each bin), longest first."""
     num_bins: int
 
 
 def plan_tight_bins(
     lengths: Sequence[int], counts: Sequence[int], *, capacity: int
 ) -> list[Pattern]:
-    """Plan bins for `counts[i]` samples of `lengths[i]`; lengths ascend, none above `capacity`."""
+    """Plan bins for `counts[i]` samples of `lengths[i]` tokens; lengths ascend up to `capacity`."""
     left = _Left(lengths, counts, capacity)
     patterns: list[Pattern] = []
     while left.lengths:
         takes = Counter(_one_bin(left, capacity))
+        # Repeat the bin while its lengths last. That makes the time nearly independent of the
+        # number of samples; the price is that shares are updated per pattern, not per bin.
         num_more = min(left.counts[length] // taken for length, taken in takes.items())
         for length, taken in takes.items():
             left.take(length, num_more * taken)
@@ -44,17 +47,17 @@ def plan_tight_bins(
 
 
 class _Left:
-    """The samples that no bin holds yet."""
+    """The samples that no bin holds yet, counted by length."""
 
     def __init__(self, lengths: Sequence[int], counts: Sequence[int], capacity: int) -> None:
         self.lengths = list(lengths)
-        """Those of which some are left, ascending."""
+        """Lengths in tokens of which samples are left, ascending."""
         self.counts = dict(zip(lengths, counts, strict=True))
         self.num_samples = sum(counts)
         self.num_tokens = sum(length * count for length, count in zip(lengths, counts, strict=True))
         self._first_counts = dict(self.counts)
         self._shares = np.zeros(capacity + 1, np.float32)
-        """What share of a length's samples is left, by length."""
+        """[capacity + 1] the share of a length's samples that is left, by length; 0 if none."""
         self._shares[self.lengths] = 1.0
 
     def take(self, length: int, times: int = 1) -> None:
@@ -63,20 +66,25 @@ class _Left:
         self.num_tokens -= times * length
         self._shares[length] = self.counts[length] / self._first_counts[length]
         if not self.counts[length]:
+            # It may be gone already: a pattern that cannot repeat takes 0 more of each length.
             place = bisect_left(self.lengths, length)
             if place < len(self.lengths) and self.lengths[place] == length:
                 del self.lengths[place]
 
     def largest(self, room: int) -> int | None:
-        """Return the largest length that fits."""
+        """Return the largest length left that fits into `room` tokens; None = none does."""
         end = bisect_right(self.lengths, room)
         return self.lengths[end - 1] if end else None
 
     def pair(self, total: int) -> tuple[int, int] | None:
-        """Return the two lengths of that sum that are least used up."""
+        """Return the least used up pair of lengths that add up to `total`; None = no such pair."""
+        # The longer of the two runs from low to high - 1. It is more than half, so the lengths
+        # differ and one sample of each is enough.
         low, high = total // 2 + 1, total - self.lengths[0] + 1
         if low >= high:
             return None
+        # All pairs at once: reversed, the shares of the shorter lengths line up with the longer.
+        # A pair is as used up as the scarcer of its lengths, and a length that is not there has 0.
         smaller = self._shares[total - high + 1 : total - low + 1][::-1]
         shares = np.minimum(self._shares[low:high], smaller)
         best = int(shares.argmax())
@@ -84,7 +92,7 @@ class _Left:
 
 
 def _one_bin(left: _Left, capacity: int) -> list[int]:
-    """Take the lengths of one bin."""
+    """Take samples for one bin out of `left`; returns their lengths in tokens."""
     takes: list[int] = []
     room = capacity
     while found := _next(left, room, tolerance=int(capacity * FULL_ENOUGH), is_empty=not takes):
@@ -96,11 +104,14 @@ def _one_bin(left: _Left, capacity: int) -> list[int]:
 
 
 def _next(left: _Left, room: int, *, tolerance: int, is_empty: bool) -> Sequence[int]:
-    """Return what to put into the room of a bin: nothing when it is full."""
+    """Return the lengths to add to a bin with `room` tokens left; none when nothing fits."""
     largest = left.largest(room) if left.lengths else None
     if largest is None:
         return ()
+    # room <= ROOM_FOR_A_PAIR * mean length, without dividing.
     is_closing = room * left.num_samples <= ROOM_FOR_A_PAIR * left.num_tokens
+    # Long samples go first, as in first-fit decreasing, because short ones can still fill the gaps
+    # that they leave. Only the end of a bin is worth a search.
     if is_empty or not is_closing or room - largest <= tolerance:
         return (largest,)
     pairs = (left.pair(total) for total in range(room, max(room - SUMS, 0), -1))

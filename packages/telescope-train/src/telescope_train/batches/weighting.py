@@ -1,7 +1,7 @@
-"""The only place a denominator exists: the share of each trained token in one optimizer step.
+"""The weight of each trained token in one optimizer step: the only place with a denominator.
 
-Computed over all samples of the step before they are packed. Everything later only sums, so the
-gradient cannot depend on micro-batches, packing or the number of ranks.
+Weights are computed over all samples of the step before they are packed. Everything later only
+sums, so the gradient cannot depend on micro-batches, packing or the number of ranks.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from telescope_train.batches.batch import TrainingSample
 def token_weights(
     samples: Sequence[TrainingSample], weighting: Weighting, *, max_tokens: int
 ) -> NDArray[np.float64]:
-    """Return weights_N: the weight of each trained token of sample n.
+    """Return weights_N [N]: the weight of each trained token of sample n.
 
-    The chains of one rollout count as one sequence. `max_tokens` is read by `constant` alone.
+    All chains of a rollout count as one sequence. Only `constant` reads `max_tokens`.
     """
     if weighting not in get_args(Weighting):
         raise unknown_name("weighting", weighting, get_args(Weighting))

@@ -119,7 +119,7 @@ class RolloutSection(Section):
     discard_group_zero_advantage: bool = True
     """Leave out groups whose rollouts all got the same reward; they carry no gradient."""
     should_accept_fn: str | None = None
-    """`has_signal`, or `module:function` that judges each group; new draws replace rejected ones."""
+    """`has_signal`, or `module:function`: judges each group; new draws replace rejected ones."""
 
 
 class SchedulingSection(Section):

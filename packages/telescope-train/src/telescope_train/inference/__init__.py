@@ -1,1 +1,1 @@
-"""Inference servers and the token-exact way to talk to them."""
+"""Inference servers, and token-exact requests to them."""

@@ -24,9 +24,13 @@ from telescope_train.inference.wire import (
     column,
 )
 
+# As long as the ranks may take to send (`weights.gloo.TRANSFER_DEADLINE_S`), because the servers
+# answer `/update_weights` only once they have received everything.
 CONTROL_DEADLINE_S = 120.0
+"""Longest that a control call may take, its retries included, in seconds."""
 _PAUSES_S = (0.25, 0.5, 1.0)
-"""Between two tries of a control call."""
+"""Seconds to wait before each further try of a control call."""
+# Both mean that no connection was made, so the server cannot have acted on the call.
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _JSON = {"content-type": "application/json"}
 _ENCODER = msgspec.msgpack.Encoder()
@@ -37,25 +41,30 @@ class Generation:
     """What the server sampled, and under which weights."""
 
     token_ids: "array[int]"
-    """int32."""
+    """[T] int32, the end-of-turn token included if one was sampled."""
     logprobs: "array[float]"
-    """float32, one per token, nats, of the distribution sampled from."""
+    """[T] float32, nats: log-prob of each token under the distribution it was sampled from."""
     finish_reason: Literal["stop", "length"]
     oldest_version: WeightVersion
+    """Lowest weight version that sampled any of the tokens."""
     newest_version: WeightVersion
+    """Highest weight version that sampled any of the tokens."""
 
 
 class TokenClient:
-    """One server's connections: the token plane, and HTTP for control.
+    """The connections to one server: the token plane, and HTTP for control calls.
 
-    Cancelling a call aborts the request on the server.
+    Canceling a call aborts its request on the server.
     """
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
         self.num_in_flight = 0
-        # A control call each time on a connection of its own: between two steps a server may close
-        # one that is idle (vLLM after 5 s) in the very moment in which the next call goes out.
+        # Each control call opens its own connection. vLLM closes a connection that has been idle
+        # for 5 s, and between two steps it may do so at the moment the next call goes out.
+        # There is no total timeout, because a generation may take as long as its rollout: the
+        # rollout's own deadline cancels it, and a server that dies closes the socket. Connecting
+        # has a timeout, because a host that is gone does not even refuse.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
@@ -73,8 +82,11 @@ class TokenClient:
         priority: int = 0,
     ) -> Generation:
         """Sample one continuation of `prompt_ids`; a lower `priority` goes first."""
+        # Counted before anything is awaited: `ServerPool` compares these counts for each group.
         self.num_in_flight += 1
         try:
+            # After `_open_plane` nothing is awaited until `request` waits for its reply, so the
+            # plane cannot be lost in between without this request being told.
             plane = await self._open_plane()
             reply = await plane.request(
                 prompt_ids,
@@ -96,8 +108,8 @@ class TokenClient:
     ) -> None:
         """Call an administrative route; raises EndpointError when it does not succeed in time.
 
-        What never reached the server is tried again, a few times; what may have reached it only
-        when doing it twice is the same as doing it once (`is_repeatable`).
+        A call that never reached the server is tried again a few times. A call that may have
+        reached it is tried again only if two calls have the same effect as one (`is_repeatable`).
         """
         try:
             async with asyncio.timeout(CONTROL_DEADLINE_S):
@@ -114,14 +126,16 @@ class TokenClient:
         await self._session.close()
 
     async def _open_plane(self) -> "Plane":
-        """Return the open token plane; a lost one is opened anew."""
+        """Return the token plane, and open it again if it was lost."""
         if self._plane is not None and self._plane.is_open:
             return self._plane
+        # Many rollouts ask at once. The first one opens the connection while the others wait for
+        # the lock, and then they find it open.
         async with self._opening:
             if self._plane is None or not self._plane.is_open:
                 url = f"{self.base_url}{TOKEN_PLANE_PATH}"
                 try:
-                    # No compression: token ids do not shrink enough to pay for it on a fast link.
+                    # Compression is off: token ids shrink too little to pay for it on a fast link.
                     socket = await self._session.ws_connect(
                         url, max_msg_size=MAX_FRAME_BYTES, compress=0
                     )
@@ -149,7 +163,7 @@ class TokenClient:
 
 
 class Plane:
-    """One open WebSocket: requests out, replies in, matched by number."""
+    """One open WebSocket. Replies are matched to requests by number."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, url: str) -> None:
         self._socket = socket
@@ -158,6 +172,8 @@ class Plane:
         self._numbers = count()
         self._outbox = Outbox[TokenRequest | CancelRequest](self._send)
         self._decoder = msgspec.msgpack.Decoder(ServerFrame)
+        # One task writes and one reads. aiohttp refuses a second `receive` while one is waiting,
+        # and a single writer can put whatever has gathered into one frame.
         self._tasks = [
             asyncio.create_task(self._outbox.run()),
             asyncio.create_task(self._read()),
@@ -171,7 +187,7 @@ class Plane:
     async def request(
         self, prompt_ids: Sequence[int], *, sampling: msgspec.Raw, cache_salt: str, priority: int
     ) -> TokenReply:
-        """Send one request and wait for its reply; raises EndpointError when the plane is lost."""
+        """Send one request and wait for its reply; raises EndpointError if the plane is lost."""
         number = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -182,13 +198,15 @@ class Plane:
         try:
             return await future
         except asyncio.CancelledError:
+            # Only queued: awaiting the send would delay the cancellation. If the connection is
+            # lost first, the server aborts all of its requests anyway.
             self._outbox.put(CancelRequest(number))
             raise
         finally:
             self._waiting.pop(number, None)
 
     async def close(self) -> None:
-        """Close the connection; what is still waited for fails."""
+        """Close the connection; requests that still wait for a reply fail."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -199,6 +217,8 @@ class Plane:
         try:
             await self._socket.send_bytes(_ENCODER.encode(items))
         except (aiohttp.ClientError, ConnectionError) as error:
+            # The reader may notice the broken connection much later, so the callers are woken
+            # here. Raising ends the writer's task, after which `is_open` is false.
             self._fail(f"{type(error).__name__}: {error}")
             raise
 
@@ -206,12 +226,15 @@ class Plane:
         try:
             async for message in self._socket:
                 for reply in self._decoder.decode(message.data):
+                    # A reply may cross a cancellation on its way. Its future is then gone, or is
+                    # canceled and not yet removed; setting it would raise and end the reader.
                     future = self._waiting.get(reply.id)
                     if future is not None and not future.done():
                         future.set_result(reply)
         except msgspec.MsgspecError as error:
             self._fail(f"it sent a malformed frame ({error})")
         finally:
+            # Without a reader no reply can arrive any more, so no caller may go on waiting.
             self._fail(f"the connection closed ({self._socket.close_code})")
 
     def _fail(self, why: str) -> None:
@@ -227,7 +250,7 @@ def _no_answer(url: str, error: Exception) -> EndpointError:
 
 
 def encoded_params(sampling: Sampling, stop_token_ids: Sequence[int]) -> msgspec.Raw:
-    """Return `sampling` in vLLM's terms, asking for the log-prob of each sampled token."""
+    """Return `sampling` as vLLM's parameters, which ask for each sampled token's log-prob."""
     params = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -238,14 +261,16 @@ def encoded_params(sampling: Sampling, stop_token_ids: Sequence[int]) -> msgspec
         "stop": list(sampling.stop),
         "seed": sampling.seed,
         "stop_token_ids": list(stop_token_ids),
+        # Only stop strings are matched in text; detokenizing costs the server time.
         "detokenize": bool(sampling.stop),
+        # 0 alternatives: vLLM then returns the sampled token's log-prob alone.
         "logprobs": 0,
     }
     return msgspec.Raw(_ENCODER.encode(params))
 
 
 def parse_reply(reply: TokenReply, base_url: str) -> Generation:
-    """Read one reply; raises EndpointError when tokens and log-probs do not match."""
+    """Read one reply; raises EndpointError if the request failed or a log-prob is missing."""
     if reply.error:
         raise EndpointError(f"{base_url} refused a request: {reply.error}")
     if reply.finish_reason not in ("stop", "length"):
@@ -271,5 +296,5 @@ def parse_reply(reply: TokenReply, base_url: str) -> Generation:
 
 
 def parse_version(text: str) -> WeightVersion:
-    """Return the version a server reports; before the first update it says `default`."""
+    """Return the version that a server reports, which is `default` before the first update."""
     return 0 if text == "default" else int(text)

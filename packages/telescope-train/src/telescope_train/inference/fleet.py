@@ -1,4 +1,4 @@
-"""The inference servers of a run: one Ray actor keeps each vLLM process where it was placed."""
+"""The inference servers of a run. A Ray actor on each server's node starts it and watches it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,10 +14,15 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.server import ServerProcess, ServerSettings
 
 WATCH_EVERY_S = 1.0
+"""Seconds between two rounds of questions to the keepers."""
 
 
+# The server is a child of an actor and not of the driver: Ray places actors on any node, and ends
+# them when the driver is gone. The server's watchdog then ends the server.
+# Ray runs the calls of this actor one at a time, so `close` waits behind a `check` that is under
+# way, for at most the 5 s of its health request.
 class ServerKeeper:
-    """Runs on the server's node: starts it, watches it, ends it."""
+    """Runs on the server's node: starts the server, watches it and ends it."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._server = ServerProcess(settings)
@@ -27,11 +32,11 @@ class ServerKeeper:
         return self._server.pid
 
     def is_healthy(self) -> bool:
-        """Whether the server answers; raises ProcessDiedError once it has ended."""
+        """Whether the server answers; raises ProcessDiedError if it has ended."""
         return self._server.is_healthy()
 
     def check(self) -> None:
-        """Raise ProcessDiedError once the server or its engine has ended."""
+        """Raise ProcessDiedError if the server or its engine has ended."""
         self._server.check()
         self._server.check_engine()
 
@@ -42,14 +47,15 @@ class ServerKeeper:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerHandle:
-    """One server, seen from the driver."""
+    """One server, as the driver sees it."""
 
     settings: ServerSettings
     keeper: Any
+    """Ray's handle of the server's `ServerKeeper`."""
 
     @property
     def label(self) -> str:
-        """How messages name it."""
+        """The name of the keeper in messages."""
         return f"the keeper of inference server {self.settings.base_url}"
 
 
@@ -63,7 +69,7 @@ class ServerGroup:
     def start(
         cls, settings: Sequence[ServerSettings], places: Sequence[dict[str, Any]]
     ) -> "ServerGroup":
-        """Start one server per place; returns at once, `wait_until_healthy` waits."""
+        """Start one server per place. Returns at once; `wait_until_healthy` waits for them."""
         keeper_class = ray.remote(ServerKeeper)
         return cls(
             [
@@ -78,7 +84,10 @@ class ServerGroup:
         return [server.settings.base_url for server in self.servers]
 
     async def wait_until_healthy(self, deadline_s: float) -> None:
-        """Return once every server answers its health check."""
+        """Return once every server answers its health check.
+
+        Raises ProcessDiedError if one ends, or if not all are healthy after `deadline_s` seconds.
+        """
         try:
             async with asyncio.timeout(deadline_s):
                 await asyncio.gather(*(_until_healthy(server) for server in self.servers))
@@ -90,14 +99,20 @@ class ServerGroup:
 
     async def watch(self) -> None:
         """Never return; raises ProcessDiedError as soon as a server has ended."""
+        # Nothing tells the driver about a death: the server is a child of the keeper's, not of
+        # Ray's. So the keepers are asked. If a keeper itself is dead, `answer` raises for it.
         while True:
             for server in self.servers:
                 await answer(server.keeper.check.remote(), process=server.label)
             await asyncio.sleep(WATCH_EVERY_S)
 
     async def close(self) -> None:
-        """End all servers; one that is already gone is passed over."""
+        """End all servers, and ignore those that are already gone."""
+        # All are told first and then awaited, so that they end at the same time. 30 s cover the
+        # longest `close`: a health request of 5 s before it, 5 s of grace, 10 s after SIGKILL.
         closing = [server.keeper.close.remote() for server in self.servers]
+        # Errors are dropped: a keeper that is gone has no server left to end, and a failed cleanup
+        # must not hide the failure that ended the run.
         await asyncio.gather(
             *(asyncio.wait_for(one, 30.0) for one in closing), return_exceptions=True
         )
@@ -111,7 +126,10 @@ async def _until_healthy(server: ServerHandle) -> None:
 def server_settings(
     config: TrainConfig, *, device: str, dtype: str, max_model_len: int, log_folder: Path
 ) -> list[ServerSettings]:
-    """Return the settings of each server: consecutive ports, each with a log file of its own."""
+    """Return the settings of each server. Ports are consecutive; each has a log file of its own.
+
+    `max_model_len`: tokens of prompt and answer together.
+    """
     inference, model = config.inference, config.model
     transport = config.weights.weight_transport
     return [

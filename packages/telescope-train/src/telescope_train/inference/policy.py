@@ -1,7 +1,7 @@
-"""The token-exact policy: text is never turned back into tokens once it was sampled.
+"""The token-exact policy: text that was sampled is never turned back into tokens.
 
-Which sampled ids a request may reuse is decided in `chains`. Every answer is recorded here, whoever
-asked for it: the environment, or a program of its own through the gateway.
+`chains` decides which sampled ids a request may reuse. Every answer is recorded here, whether the
+environment asked for it or a program that the environment runs, through the gateway.
 """
 
 import time
@@ -30,7 +30,10 @@ class TokenPolicySource:
         interleaved: bool = True,
         gateway: Gateway | None = None,
     ) -> None:
-        """Unless `interleaved`, each prompt is tokenized anew instead of reusing sampled ids."""
+        """Without `interleaved`, each prompt is tokenized again instead of reusing sampled ids.
+
+        `max_model_len`: tokens of prompt and answer together; None = no limit is checked.
+        """
         self._pool = pool
         self._renderer = renderer
         self._max_model_len = max_model_len
@@ -38,20 +41,26 @@ class TokenPolicySource:
         self._gateway = gateway
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> "TokenPolicy":
-        """Return the policy of one rollout; without a gateway it has no endpoint."""
+        """Return the policy of one rollout.
+
+        It has an endpoint only if there is a gateway and `sampling` is given.
+        """
         policy = TokenPolicy(
             self._pool,
             self._renderer,
+            # The id of the group, whose rollouts share a prompt and therefore a server.
             rollout_id.rpartition("/")[0],
             self._max_model_len,
             interleaved=self._interleaved,
         )
         if self._gateway is not None and sampling is not None:
+            # Only the policy holds its session; the gateway refers to it weakly. A policy that is
+            # dropped without `close` therefore takes its endpoint with it.
             policy.session = self._gateway.open(policy, sampling)
         return policy
 
     async def close(self) -> None:
-        """Pool and gateway belong to whoever made them."""
+        """Do nothing: the pool and the gateway are closed by whoever opened them."""
 
 
 class TokenPolicy:
@@ -74,21 +83,21 @@ class TokenPolicy:
         self._chains: list[Chain] = []
         self._unanswered: dict[tuple[Message, ...], EndpointError] = {}
         self.turns: list[Turn] = []
-        """Every answer so far, in the order in which they ended."""
+        """Every answer so far, in the order in which the answers ended."""
         self.session: Session | None = None
 
     @property
     def endpoint(self) -> ChatEndpoint | None:
-        """This policy behind the gateway, for this rollout alone."""
+        """Address of this policy at the gateway, for this rollout alone."""
         return self.session.endpoint if self.session is not None else None
 
     @property
     def failure(self) -> EndpointError | None:
-        """What a request failed of that was not asked again with success; None = nothing did."""
+        """The error of a request that failed and was not repeated with success; None = none."""
         return next(iter(self._unanswered.values()), None)
 
     def close(self) -> None:
-        """End the endpoint and what is still being asked there. Idempotent."""
+        """End the endpoint and cancel the requests that are waiting there. Idempotent."""
         if self.session is not None:
             self.session.end()
 
@@ -102,6 +111,8 @@ class TokenPolicy:
         """Answer `messages`, token-exactly."""
         started_s = time.monotonic()
         asked = tuple(messages)
+        # An agent may send several requests at the same time. None of them sees the chain of
+        # another that is still being answered, and two that continue the same chain are both exact.
         known = self._chains if self._interleaved else ()
         prompt = prompt_for(self._renderer, known, asked, tools=tools)
         sampling = self._fitted(sampling, len(prompt.token_ids))
@@ -111,12 +122,16 @@ class TokenPolicy:
                 sampling,
                 stop_token_ids=self._renderer.stop_token_ids,
                 group_id=self._group_id,
-                # Later turns first: a rollout that is nearly done frees its lane and its cache.
+                # Later turns go first: a rollout that is nearly done frees its lane and its cache.
                 priority=-len(self.turns),
             )
         except EndpointError as error:
+            # Kept until the same messages are answered. A program may swallow the error and go
+            # on, and what it then earns must not be taken for a reward of the policy.
             self._unanswered[asked] = error
             raise
+        # Nothing is awaited from here on, so `_chains` and `turns` of requests that overlap stay
+        # in step, in the order in which their answers ended.
         self._unanswered.pop(asked, None)
         said = self._renderer.parse(generation.token_ids, tools=tools, prompt=prompt)
         said = replace(said, content=before_stop(said.content, sampling.stop))
@@ -135,9 +150,9 @@ class TokenPolicy:
         return completion
 
     def _fitted(self, sampling: Sampling, num_prompt_tokens: int) -> Sampling:
-        """Return `sampling` with the room that there is for a later turn.
+        """Return `sampling`, with `max_tokens` cut to the room that is left for a later turn.
 
-        The first turn must fit as it was asked: when it does not, the settings are wrong.
+        The first turn must fit without a cut. If it does not, the settings are wrong.
         """
         limit = self._max_model_len
         if limit is None or num_prompt_tokens + sampling.max_tokens <= limit:
@@ -152,7 +167,7 @@ class TokenPolicy:
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:
-    """Return `text` up to the first of the stop texts, as chat endpoints give it back."""
+    """Return `text` up to the first of the stop texts, which chat endpoints leave out."""
     places = [place for one in stop if (place := text.find(one)) >= 0]
     return text[: min(places, default=len(text))]
 
@@ -162,7 +177,7 @@ def _completion(prompt: Prompt, generation: Generation, said: Message) -> Comple
     return Completion(
         message=said,
         finish_reason="tool_calls" if is_call else generation.finish_reason,
-        # A rollout is kept long after its chains are gone: 4 bytes a token instead of 40.
+        # A rollout outlives its chains by far, and an array takes 4 bytes a token instead of 40.
         prompt_ids=array("i", prompt.token_ids),
         completion_ids=generation.token_ids,
         logprobs=generation.logprobs,

@@ -10,7 +10,7 @@ from telescope_core.types import Sampling, WeightVersion
 from telescope_train.inference.client import Generation, TokenClient
 
 MAX_ROUTES = 10_000
-"""Groups whose server is remembered; an older one would only lose its cached prefix."""
+"""Groups whose server is remembered. A group that is forgotten loses only its cached prefix."""
 
 
 class ServerPool:
@@ -31,13 +31,17 @@ class ServerPool:
         priority: int = 0,
     ) -> Generation:
         """Sample one continuation on the group's server; a lower `priority` goes first."""
+        # Nothing is awaited from here until the request is counted in `num_in_flight`. The other
+        # rollouts of the group, which ask at the same moment, therefore find its route, and the
+        # next group sees how busy this server has become.
         client = self._routes.get(group_id)
         if client is None:
             client = min(self.clients, key=lambda candidate: candidate.num_in_flight)
             self._routes[group_id] = client
             if len(self._routes) > MAX_ROUTES:
                 self._routes.popitem(last=False)
-        # The salt keeps prefixes computed under other weights out of the prefix cache.
+        # vLLM shares cached prefixes only between requests with the same salt, so that a prefix
+        # computed under older weights is never reused.
         return await client.generate(
             prompt_ids,
             sampling,

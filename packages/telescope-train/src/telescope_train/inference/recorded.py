@@ -1,4 +1,4 @@
-"""An environment whose rollouts carry what the policy itself recorded, whoever asked it."""
+"""An environment whose rollouts carry the turns that the policy itself recorded."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ from telescope_train.inference.policy import TokenPolicy
 
 
 class RecordedEnvironment:
-    """Any environment client, with `play` watched over; all else goes straight to it."""
+    """Wraps `play` of any environment client; every other call goes straight to the client."""
 
     def __init__(self, client: EnvironmentClient) -> None:
         self._client = client
@@ -29,9 +29,9 @@ class RecordedEnvironment:
 
 
 def as_recorded(rollout: Rollout, policy: TokenPolicy) -> Rollout:
-    """Return `rollout` with the turns of `policy`; failed when an answer of a server is missing.
+    """Return `rollout` with the turns of `policy`, as failed if a server did not answer.
 
-    A program may swallow the error and go on; what it then earns says nothing of the policy.
+    A program may swallow the error and go on, but its reward then says nothing about the policy.
     """
     rollout = replace(rollout, turns=tuple(policy.turns))
     is_over = rollout.status in (RolloutStatus.KEPT, RolloutStatus.FAILED)

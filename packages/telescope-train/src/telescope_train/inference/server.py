@@ -1,7 +1,7 @@
-"""One vLLM server as a process of its own: start, wait until healthy, notice death, end.
+"""One vLLM server as a process of its own: start it, wait until it is healthy, notice its death.
 
-The command line is the same on CPU and GPU; what differs is in `ServerSettings.arguments`.
-Log-probs are those of the distribution that was sampled (`processed_logprobs`).
+`ServerSettings.arguments` holds everything that differs between CPU and GPU. Log-probs are those
+of the distribution that was sampled from (`processed_logprobs`).
 """
 
 import json
@@ -25,17 +25,19 @@ from telescope_train.models.device import machine_device
 
 SERVED_MODEL_NAME = "policy"
 ENGINE_THREAD_VARIABLE = "TELESCOPE_VLLM_ENGINE_THREAD"
-"""Set to 1, the engine runs in the API server's process (`vllm_plugin.engine_thread`)."""
+"""With the value 1, the engine runs in the API server's process (`vllm_plugin.engine_thread`)."""
 CPU_KERNELS_VARIABLE = "TELESCOPE_VLLM_CPU_KERNELS"
-"""Set to 1, an engine in the API server's process computes with fused kernels on CPU
+"""With the value 1, an engine in the API server's process computes with fused kernels on CPU
 (`vllm_plugin.cpu_kernels`)."""
 STARTUP_DEADLINE_S = 300.0
+"""Longest that a server may take from its start to its first health check, in seconds."""
 _POLL_S = 0.1
+"""Seconds between two health checks while the server starts."""
 _TOKEN_PLANE = "telescope_train.inference.vllm_plugin.token_plane.TokenPlane"
 _IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Where the model computes on CPU: in the engine's own process. vLLM's default there is a process
-beside it, which spins while it waits (40 % of its time, taken from the trainer's core). Given by
-import path, because the short name `uni` is turned back into that default."""
+"""The executor on CPU, which computes in the engine's own process. vLLM's default on CPU is another
+process, which spins while it waits (40 % of its time, taken from the trainer's core). The executor
+is given by its import path, because vLLM replaces the short name `uni` with that default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +45,22 @@ class ServerSettings:
     """What one server serves, and where."""
 
     model_path: str
+    """Folder of a Hugging Face model, or its id on the Hugging Face Hub."""
     host: str = "127.0.0.1"
     port: int
     log_path: Path
     device: str = "cpu"
     """`cpu` or `cuda`."""
     num_threads: int = 1
-    """CPU threads that compute; without meaning on a GPU."""
+    """CPU threads that compute; has no meaning on a GPU."""
     dtype: str = "float32"
+    """vLLM's name of the type that the model computes in, such as `bfloat16` or `auto`."""
     max_model_len: int | None = None
+    """Tokens of prompt and answer together; None = the model's own limit."""
     max_num_seqs: int = 256
+    """Requests that the server works on at a time."""
     gpu_memory_utilization: float = 0.9
+    """Share of the GPU's memory that vLLM may use, from 0 to 1; has no meaning on CPU."""
     weight_transport: str | None = None
     """Name of a vLLM weight-transfer engine; None = the weights never change."""
     trust_remote_code: bool = False
@@ -65,6 +72,8 @@ class ServerSettings:
 
     def arguments(self) -> list[str]:
         """Return the command line."""
+        # With `--generation-config vllm`, sampling defaults from the model's files are not used:
+        # a top_p from there would change the distribution that the trainer assumes.
         arguments = [
             *(sys.executable, "-m", "telescope_train.inference.vllm_plugin.main"),
             *("--model", self.model_path, "--served-model-name", SERVED_MODEL_NAME),
@@ -78,7 +87,7 @@ class ServerSettings:
             arguments += ["--max-model-len", str(self.max_model_len)]
         if self.device == "cpu":
             arguments += ["--enforce-eager", "--distributed-executor-backend", _IN_ENGINE]
-            # There is no device to keep busy while the next step is scheduled.
+            # Scheduling ahead keeps a GPU busy. Here the CPU both schedules and computes.
             arguments.append("--no-async-scheduling")
         else:
             arguments += ["--gpu-memory-utilization", str(self.gpu_memory_utilization)]
@@ -95,24 +104,26 @@ class ServerSettings:
         return arguments
 
     def environment(self) -> dict[str, str]:
-        """Return the variables the server runs under."""
+        """Return the environment variables of the server's process."""
         environment = {
             **os.environ,
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
+            # vLLM serves `/resume` and the routes of weight updates only in this mode.
             "VLLM_SERVER_DEV_MODE": "1",
         }
         if self.device == "cpu":
             environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
             environment["OMP_NUM_THREADS"] = str(self.num_threads)
-            # Threads that wait for each other would spin on cores that the trainer uses as well.
+            # By default, threads that wait for each other spin, on cores the trainer also uses.
             environment.setdefault("OMP_WAIT_POLICY", "passive")
-            # The scheduler places threads better than fixed cores that the trainer uses as well.
+            # vLLM would bind its threads to cores. The trainer uses the same cores, so the
+            # operating system places the threads better.
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             environment.setdefault(ENGINE_THREAD_VARIABLE, "1")
             environment.setdefault(CPU_KERNELS_VARIABLE, "1")
-            # Nothing is compiled with enforce-eager but one helper of the sampler: it would cost
-            # the first request 20 s of C++ compilation and gains nothing measurable.
+            # With enforce-eager, only one helper of the sampler is still compiled. That costs the
+            # first request 20 s of C++ compilation and gains nothing measurable.
             environment.setdefault("TORCHDYNAMO_DISABLE", "1")
         return environment
 
@@ -121,11 +132,15 @@ class ServerProcess:
     """A running server. `close` ends it and everything it started."""
 
     def __init__(self, settings: ServerSettings) -> None:
+        # Checked first: vLLM notices a taken port only after seconds of imports, and another
+        # server on it would answer the health checks in this one's name.
         require_free_port(settings.host, settings.port)
         settings.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.settings = settings
         self._was_healthy = False
         self._log: IO[bytes] = settings.log_path.open("ab")
+        # In a session of its own, `close` can end the whole group, and Ctrl-C in a terminal
+        # reaches the driver alone, which ends its processes in order.
         self._process = subprocess.Popen(
             settings.arguments(),
             env=settings.environment(),
@@ -142,7 +157,7 @@ class ServerProcess:
         return self._process.pid
 
     def check(self) -> None:
-        """Raise ProcessDiedError when the process has ended."""
+        """Raise ProcessDiedError if the process has ended."""
         code = self._process.poll()
         if code is not None:
             raise ProcessDiedError(
@@ -152,11 +167,12 @@ class ServerProcess:
             )
 
     def check_engine(self) -> None:
-        """Raise ProcessDiedError when its engine, a process of its own, is gone.
+        """Raise ProcessDiedError if the server runs but its engine, another process, is gone.
 
-        It then answers 503, or has stopped listening while it waits for the requests of an engine
-        that will never answer. A server that is only slow to answer is left alone.
+        Such a server answers 503, or it has stopped listening while it waits for requests that its
+        dead engine will never answer. A server that is only slow to answer is not reported.
         """
+        # While a server starts, a refused connection only means that it does not listen yet.
         if not self._was_healthy:
             return
         try:
@@ -166,6 +182,8 @@ class ServerProcess:
         except URLError as error:
             is_gone = isinstance(error.reason, ConnectionRefusedError)
         except OSError:
+            # A timeout or a reset. An engine in the server's own process holds the interpreter
+            # during parts of a step, so a late answer proves nothing.
             return
         else:
             return
@@ -177,17 +195,18 @@ class ServerProcess:
             )
 
     def is_healthy(self) -> bool:
-        """Whether it answers its health check; raises ProcessDiedError when it has ended."""
+        """Whether the server answers its health check; raises ProcessDiedError if it has ended."""
+        # Without this, waiting for a server that failed to start would last the whole deadline.
         self.check()
         try:
             with urlopen(f"{self.settings.base_url}/health", timeout=5.0) as reply:
                 self._was_healthy = reply.status == HTTPStatus.OK
                 return self._was_healthy
-        except OSError:  # nobody listens yet, or the answer is not 200
+        except OSError:  # it does not listen yet, or the answer is not 200
             return False
 
     def wait_until_healthy(self, deadline_s: float = STARTUP_DEADLINE_S) -> None:
-        """Return once it answers; raises ProcessDiedError at death or after `deadline_s`."""
+        """Return once it answers; raises ProcessDiedError if it ends, or after `deadline_s`."""
         give_up_s = time.monotonic() + deadline_s
         while not self.is_healthy():
             if time.monotonic() > give_up_s:
@@ -203,9 +222,13 @@ class ServerProcess:
             _signal_group(self.pid, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):  # the SIGKILL below ends it then
                 self._process.wait(timeout=5.0)
+        # In any case: a GPU server's engine is a process of its own and may outlive the leader,
+        # and then its memory would be missing for the next run.
         _signal_group(self.pid, signal.SIGKILL)
         self._process.wait(timeout=10.0)
         if self._watchdog is not None:
+            # Only now: until the group is gone, the watchdog must still be able to end it. The
+            # line keeps it from killing a group of the same number that starts later.
             os.write(self._watchdog, b"closed\n")
             os.close(self._watchdog)
             self._watchdog = None
@@ -216,7 +239,7 @@ class ServerProcess:
 def running(
     settings: ServerSettings, *, deadline_s: float = STARTUP_DEADLINE_S
 ) -> Iterator[ServerProcess]:
-    """Run a server for as long as the context lasts; it is healthy from the beginning."""
+    """Run a server for as long as the context lasts; it is healthy when the context begins."""
     server = ServerProcess(settings)
     try:
         server.wait_until_healthy(deadline_s)
@@ -230,7 +253,9 @@ class ServedModel:
     """A model behind an OpenAI-compatible endpoint."""
 
     base_url: str
+    """Address with `/v1` at its end."""
     model: str
+    """Name of the model in requests."""
 
 
 @contextmanager
@@ -241,7 +266,10 @@ def serve_model(
     port: int | None = None,
     max_model_len: int | None = None,
 ) -> Iterator[ServedModel]:
-    """Serve `model_path` for as long as the context lasts, on a free port unless one is given."""
+    """Serve `model_path` for as long as the context lasts, on a free port unless `port` is given.
+
+    `max_model_len`: tokens of prompt and answer together; None = the model's own limit.
+    """
     device = machine_device()
     settings = ServerSettings(
         model_path=model_path,
@@ -273,13 +301,17 @@ def _signal_group(pid: int, signal_number: int) -> None:
 
 
 def _start_watchdog(group: int) -> int:
-    """Start a process that ends `group` once this one is gone; returns the pipe that holds it.
+    """Start a process that kills `group` once this process is gone; returns the pipe it waits on.
 
-    It waits for a line on the pipe, whose other end only this process has: even SIGKILL closes
-    that. It is nobody's child, so that whoever ends this process's children does not end it.
+    The watchdog waits for a line on the pipe. Only this process holds the other end, which the
+    operating system closes even after SIGKILL; the watchdog then reads no line, and kills.
     """
+    # Python's pipes are not inherited by children. A child with a copy of the write end would
+    # keep the pipe open after this process has died.
     read_end, write_end = os.pipe()
-    # A background job loses descriptor 0, so the pipe is kept as 3.
+    # The watchdog is started in the background by a shell that ends at once, so it is not a child
+    # of this process: Ray kills the children of a worker that dies. In a background job the shell
+    # replaces descriptor 0 with /dev/null, so the pipe is kept as descriptor 3.
     script = f"exec 3<&0; (read -r line <&3 || kill -KILL -{group}) &"
     subprocess.run(
         ["sh", "-c", script],

@@ -4,22 +4,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from telescope_core.config import load_config
 from telescope_core.errors import ConfigError
-from telescope_train.config.fields import Count, Dtype, Index, NotNegative, Positive, Ratio, was_set
+from telescope_train.config.fields import (
+    Count,
+    Dtype,
+    Index,
+    NotNegative,
+    Positive,
+    Ratio,
+    Section,
+    was_set,
+)
 from telescope_train.config.schema import CheckpointSection
 from telescope_train.plan.checks.checkpoint import checkpoint_problems
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class SftEnvironment(_Settings):
+class SftEnvironment(Section):
     """One environment whose gold answers are learnt."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -30,7 +33,7 @@ class SftEnvironment(_Settings):
     """Settings of the environment itself."""
 
 
-class SftConfig(_Settings):
+class SftConfig(Section):
     """All settings of one supervised warm start."""
 
     model: Annotated[str, Field(min_length=1)]

@@ -15,7 +15,7 @@ from telescope_train.inference.wire import VersionSpan
 
 
 @dataclass(slots=True)
-class Completion:
+class GrowingCompletion:
     """What was sampled for one request; grows with each step of the engine until it ends."""
 
     request_id: str
@@ -39,14 +39,14 @@ class Completion:
             self.finish_reason = str(output.finish_reason)
 
 
-class Completions:
+class GrowingCompletions:
     """The completions that grow in an engine, by request id."""
 
     def __init__(self) -> None:
-        self._growing: dict[str, Completion] = {}
-        self._ended: list[Completion] = []
+        self._growing: dict[str, GrowingCompletion] = {}
+        self._ended: list[GrowingCompletion] = []
 
-    def watch(self, completion: Completion) -> None:
+    def watch(self, completion: GrowingCompletion) -> None:
         """Collect what is sampled for `completion`."""
         self._growing[completion.request_id] = completion
 
@@ -68,7 +68,7 @@ class Completions:
                 self._ended.append(self._growing.pop(output.request_id))
         return others
 
-    def ended(self) -> list[Completion]:
+    def ended(self) -> list[GrowingCompletion]:
         """Return what ended since the last call."""
         ended, self._ended = self._ended, []
         return ended

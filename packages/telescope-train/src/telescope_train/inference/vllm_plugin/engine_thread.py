@@ -30,7 +30,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 from vllm.v1.request import RequestStatus
 
-from telescope_train.inference.vllm_plugin.completions import Completion, Completions
+from telescope_train.inference.vllm_plugin.completions import GrowingCompletion, GrowingCompletions
 from telescope_train.inference.vllm_plugin.held_outputs import HeldOutputs
 
 logger = init_logger("vllm.telescope")
@@ -49,12 +49,12 @@ def _make_client(
     return EngineThreadClient(vllm_config, executor_class, log_stats)
 
 
-class Turn(NamedTuple):
+class EngineStep(NamedTuple):
     """What one step of the engine brought."""
 
     outputs: list[EngineCoreOutputs]
     """For vLLM's output processor."""
-    completions: list[Completion]
+    completions: list[GrowingCompletion]
     """Ended ones, for those who wait for them."""
     has_more: bool
     """Whether there is more to do."""
@@ -70,14 +70,14 @@ class EngineThread(EngineCore):
         self, vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool
     ) -> None:
         super().__init__(vllm_config, executor_class, log_stats)
-        self._inbox: deque[tuple[EngineCoreRequest, Completion | None]] = deque()
+        self._inbox: deque[tuple[EngineCoreRequest, GrowingCompletion | None]] = deque()
         self._aborts: deque[list[str]] = deque()
-        self._completions = Completions()
+        self._completions = GrowingCompletions()
         self._held = HeldOutputs()
         self._ready: list[EngineCoreOutputs] = []
         self._drain: tuple[Future[None], bool] | None = None
 
-    def put(self, request: EngineCoreRequest, completion: Completion | None = None) -> None:
+    def put(self, request: EngineCoreRequest, completion: GrowingCompletion | None = None) -> None:
         """Schedule `request` before the next step; what is sampled goes to its `completion`."""
         self._inbox.append((request, completion))
 
@@ -85,7 +85,7 @@ class EngineThread(EngineCore):
         """Stop requests before the next step."""
         self._aborts.append(request_ids)
 
-    def turn(self) -> Turn:
+    def turn(self) -> EngineStep:
         """Take in what arrived and step once."""
         self._admit()
         outputs, model_executed = self.step_fn()
@@ -100,7 +100,7 @@ class EngineThread(EngineCore):
         if has_work and not model_executed:
             time.sleep(_IDLE_S)  # a grammar is being compiled elsewhere, for example
         has_more = has_work or bool(self._inbox) or bool(self._aborts)
-        return Turn(ready, self._completions.ended(), has_more)
+        return EngineStep(ready, self._completions.ended(), has_more)
 
     def pause_scheduler(
         self, mode: PauseMode = "abort", clear_cache: bool = True
@@ -177,7 +177,7 @@ class EngineThreadClient(AsyncMPClient):
             engine_class, vllm_config, executor_class, log_stats
         ).result()
         self._ready: deque[EngineCoreOutputs] = deque()
-        self._awaited: dict[str, asyncio.Future[Completion]] = {}
+        self._awaited: dict[str, asyncio.Future[GrowingCompletion]] = {}
         self._has_work = asyncio.Event()
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -194,7 +194,7 @@ class EngineThreadClient(AsyncMPClient):
             await self._has_work.wait()
             self._has_work.clear()
             try:
-                turn: Turn = await self._in_thread(self._engine.turn)
+                turn: EngineStep = await self._in_thread(self._engine.turn)
             except Exception as error:
                 self.resources.engine_dead = True
                 logger.exception("the engine failed")
@@ -211,14 +211,14 @@ class EngineThreadClient(AsyncMPClient):
                 self._has_work.set()
         return self._ready.popleft()
 
-    async def complete(self, request: EngineCoreRequest) -> Completion:
+    async def complete(self, request: EngineCoreRequest) -> GrowingCompletion:
         """Run `request` to its end, past the output processor; cancelling aborts it.
 
         Stop strings are not matched: that takes text. Raises EngineDeadError.
         """
         future = self._awaited[request.request_id] = asyncio.get_running_loop().create_future()
         try:
-            self._start(request, Completion(request.request_id))
+            self._start(request, GrowingCompletion(request.request_id))
             return await future
         except asyncio.CancelledError:
             await self.abort_requests_async([request.request_id])
@@ -249,7 +249,7 @@ class EngineThreadClient(AsyncMPClient):
         """Call a method of the only engine there is."""
         return [await self.call_utility_async(method, *args)]
 
-    def _start(self, request: EngineCoreRequest, completion: Completion | None) -> None:
+    def _start(self, request: EngineCoreRequest, completion: GrowingCompletion | None) -> None:
         if self.resources.engine_dead:
             raise EngineDeadError
         request.client_index = 0

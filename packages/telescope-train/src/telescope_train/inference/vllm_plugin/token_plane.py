@@ -18,7 +18,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from telescope_train.inference.vllm_plugin.completions import Completion
+from telescope_train.inference.vllm_plugin.completions import GrowingCompletion
 from telescope_train.inference.vllm_plugin.engine_thread import EngineThreadClient
 from telescope_train.inference.wire import (
     PAUSE_PATH,
@@ -49,7 +49,7 @@ class TokenPlane:
         """Handle one ASGI connection."""
         if scope["type"] == "websocket" and scope["path"] == TOKEN_PLANE_PATH:
             engine: AsyncLLM = scope["app"].state.engine_client
-            await Connection(engine, receive, send).serve()
+            await PlaneConnection(engine, receive, send).serve()
         elif scope["type"] == "http" and scope["path"] == PAUSE_PATH:
             await _pause(scope["app"].state.engine_client, scope["query_string"].decode(), send)
         else:
@@ -68,7 +68,7 @@ async def _pause(engine: Any, query: str, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-class Connection:
+class PlaneConnection:
     """One client: its requests in progress, and the replies that wait to be sent."""
 
     def __init__(self, engine: AsyncLLM, receive: Receive, send: Send) -> None:
@@ -158,7 +158,7 @@ def _sampling_params(content: bytes) -> SamplingParams:
     return params
 
 
-def _reply_of_completion(request_id: int, completion: Completion) -> TokenReply:
+def _reply_of_completion(request_id: int, completion: GrowingCompletion) -> TokenReply:
     return TokenReply(
         request_id,
         token_ids=completion.token_ids.tobytes(),
