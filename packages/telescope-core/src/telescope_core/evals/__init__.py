@@ -1,4 +1,4 @@
-"""Evals: playing an environment's held-out examples, and numbers one can believe."""
+"""Evals: play an environment's held-out examples and estimate scores with intervals."""
 
 from telescope_core.evals.folder import EvalFolder, read_result, write_result
 from telescope_core.evals.result import EvalResult, TaskScore

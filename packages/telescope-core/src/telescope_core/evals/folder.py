@@ -1,4 +1,7 @@
-"""The folder of one eval: `eval.json`, `rollouts.jsonl` as rollouts arrive, `results.json`."""
+"""The folder of one eval: `eval.json`, `rollouts.jsonl` and `results.json`.
+
+`rollouts.jsonl` grows by one line with each finished rollout.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -24,7 +27,7 @@ _RESULT = TypeAdapter(EvalResult)
 
 
 class EvalFolder:
-    """Where one eval is written and read back; holds no state but its path."""
+    """Writes and reads the folder of one eval; keeps no state except its path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,12 +36,12 @@ class EvalFolder:
     def create(cls, path: Path, *, manifest: Mapping[str, JsonValue]) -> "EvalFolder":
         """Start an eval in `path`, which must be new or empty.
 
-        `manifest` is everything that decides the numbers: a resumed eval must have the same.
+        `manifest` holds everything that affects the results; a resumed eval must have the same one.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError(
                 f"{path} exists and is not an empty folder; choose another --output, "
-                "or add --resume to go on with an interrupted eval"
+                "or add --resume to continue an interrupted eval"
             )
         folder = cls(path)
         folder._write(manifest, new_run_info(path.name))
@@ -46,16 +49,18 @@ class EvalFolder:
 
     @classmethod
     def resume(cls, path: Path, *, manifest: Mapping[str, JsonValue]) -> "EvalFolder":
-        """Go on with the eval in `path`; refused when any setting differs."""
+        """Continue the eval in `path`; raises ConfigError when any setting differs."""
         folder = cls(path)
         old, new = folder.manifest(), plain(manifest)
         assert isinstance(new, Mapping), "a manifest is an object"
         changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
         if changed:
             listed = "; ".join(
-                f"{key}: {old.get(key)!r} then, now {new.get(key)!r}" for key in changed
+                f"{key}: {old.get(key)!r} then, {new.get(key)!r} now" for key in changed
             )
-            raise ConfigError(f"{path} was started with other settings ({listed}); use the same")
+            raise ConfigError(
+                f"{path} was started with different settings ({listed}); use the same settings"
+            )
         folder._write(manifest, new_run_info(path.name))
         return folder
 
@@ -65,7 +70,7 @@ class EvalFolder:
         return (path / "eval.json").is_file() or (path / "results.json").is_file()
 
     def manifest(self) -> dict[str, Any]:
-        """Return what was asked for."""
+        """Return the manifest that the eval was started with."""
         fields = read_json(self.path / "eval.json")
         if fields is None:
             raise ConfigError(
@@ -74,7 +79,7 @@ class EvalFolder:
         return fields["manifest"]
 
     def info(self) -> RunInfo | None:
-        """Return who ran it and how it ended; None when only results are there."""
+        """Return the identity and state of the eval; None when there are only results."""
         fields = read_json(self.path / "eval.json")
         return RunInfo.model_validate(fields["run"]) if fields else None
 
@@ -83,7 +88,7 @@ class EvalFolder:
         append_json_line(self.path / "rollouts.jsonl", row_to_json(row))
 
     def rows(self) -> list[RolloutRow]:
-        """Return the rollouts recorded so far; of rollouts played twice, the later one."""
+        """Return the rollouts recorded so far; for a rollout played twice, the later record."""
         rows = (row_from_json(fields) for fields in read_json_lines(self.path / "rollouts.jsonl"))
         return list({(row.group_id, row.index): row for row in rows}.values())
 
@@ -93,11 +98,11 @@ class EvalFolder:
         self._end(RunState.FINISHED, "")
 
     def fail(self, reason: str) -> None:
-        """Mark the eval as failed, and why."""
+        """Mark the eval as failed, and record why."""
         self._end(RunState.FAILED, reason)
 
     def result(self) -> EvalResult | None:
-        """Return the result; None when the eval did not reach it."""
+        """Return the result; None when the eval has none."""
         return read_result(self.path)
 
     def _end(self, state: RunState, reason: str) -> None:
@@ -112,7 +117,7 @@ class EvalFolder:
 
 
 def write_result(folder: Path, result: EvalResult) -> None:
-    """Write `results.json` in `folder`, whole or not at all."""
+    """Write `results.json` in `folder` atomically."""
     write_json(folder / "results.json", result_to_json(result))
 
 

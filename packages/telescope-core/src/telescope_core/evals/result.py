@@ -1,7 +1,7 @@
-"""`EvalResult`: what an eval found, computed from its rollout rows. Pure; nothing is played here.
+"""`EvalResult`: the result of an eval, computed from its rollout rows. Pure functions.
 
-Three kinds of rollouts are kept apart: scored ones (a wrong or truncated answer is scored like
-any other), failed ones (they have no reward and are never counted as 0), and missing ones.
+Rollouts are of three kinds: scored, failed and missing. A wrong or truncated answer is scored like
+any other. A failed rollout has no reward and is never counted as 0.
 """
 
 from collections import Counter
@@ -34,31 +34,34 @@ class TaskScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """Numbers of one eval, each with its denominator."""
+    """The numbers of one eval, each with its denominator."""
 
     environment: str
     environment_version: str
     environment_record: EnvironmentRecord | None = None
-    """Which code that was; None in results of before it was recorded."""
+    """The environment's code; None in results from before it was recorded."""
     model: str
     settings: EvalSettings
     success_threshold: float
+    """Smallest reward that counts as solved in pass@k."""
     reward_min: float
     reward_max: float
     num_tasks: int
+    """Number of examples."""
     num_rollouts: int
-    """Asked for: examples times rollouts."""
+    """Number of rollouts requested: examples times rollouts per example."""
     num_scored: int
     num_failed: int
     num_truncated: int
+    """Scored rollouts with a turn that was cut by `max_tokens`."""
     num_retried: int
-    """Scored only after a failed attempt; retries roll the dice again."""
+    """Rollouts scored only after a failed attempt; each retry samples again."""
     failures: Mapping[str, int]
-    """Reason -> rollouts."""
+    """Reason -> number of failed rollouts."""
     reward: Estimate | None
     """Mean reward of scored rollouts; None when there are none."""
     reward_with_failures: Estimate | None
-    """The same with each failure counted at the environment's minimum: a lower bound."""
+    """Mean reward with each failure counted at the environment's minimum, which is a lower bound."""
     pass_at: Mapping[int, Estimate | None]
     """k -> pass@k over the tasks with at least k scored rollouts."""
     pass_all: Mapping[int, Estimate | None]
@@ -66,9 +69,11 @@ class EvalResult:
     metrics: Mapping[str, float]
     """Mean of each metric over scored rollouts."""
     metric_ranges: Mapping[str, MetricRange] = field(default_factory=dict[str, MetricRange])
-    """What the environment says of its metrics: limits, and whether lower is better."""
+    """Declared limits of each metric, and whether lower is better."""
     mean_completion_tokens: float
+    """Mean number of completion tokens of scored rollouts, over all their turns."""
     duration_s: float
+    """Seconds that the eval took."""
     tasks: tuple[TaskScore, ...] = field(default=())
 
 
@@ -80,7 +85,7 @@ def result_of(
     model: str,
     duration_s: float,
 ) -> EvalResult:
-    """Compute the result of `rows`; rows that never came are missing from the denominators."""
+    """Compute the result from `rows`; missing rows are not part of any denominator."""
     scored = [row for row in rows if row.status is RolloutStatus.KEPT and row.reward is not None]
     failed = [row for row in rows if row.status is RolloutStatus.FAILED]
     tasks = _task_scores(rows, description.success_threshold)
@@ -142,7 +147,8 @@ def _pass_estimate(tasks: Sequence[TaskScore], k: int, *, every: bool) -> Estima
     ]
     if not values:
         return None
-    # k = 1 is a plain mean; larger k are skewed towards the ends, where resampling is safer than t.
+    # pass@1 is a plain mean. For larger k the values are skewed toward 0 and 1, where resampling is
+    # safer than a t interval.
     return mean_of_tasks(values) if k == 1 else bootstrap_mean_of_tasks(values)
 
 

@@ -1,4 +1,4 @@
-"""`EvalSettings`: how much of an environment is played, and how."""
+"""`EvalSettings`: how many examples of an environment an eval plays, and how."""
 
 from dataclasses import dataclass
 
@@ -48,16 +48,16 @@ class EvalSettings:
 
 def _check_ks(ks: tuple[int, ...], rollouts: int) -> None:
     if not ks or min(ks) < 1:
-        raise ConfigError(f"k must be one or more numbers of at least 1, got {list(ks)}")
+        raise ConfigError(f"k must be one or more numbers that are at least 1, got {list(ks)}")
     if max(ks) > rollouts:
         raise ConfigError(
-            f"k must not exceed the rollouts of an example: got k {max(ks)} with rollouts "
+            f"k must not exceed the number of rollouts per example: got k {max(ks)} with rollouts "
             f"{rollouts}; use at least {max(ks)} rollouts, or a smaller k"
         )
 
 
 def check_split(settings: EvalSettings, description: EnvironmentDescription) -> None:
-    """Raise ConfigError when the environment has not the split, or too few examples of it."""
+    """Raise ConfigError when the environment lacks the split or has too few examples in it."""
     sizes = description.num_examples
     if settings.split not in sizes:
         raise ConfigError(

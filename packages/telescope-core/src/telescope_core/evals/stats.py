@@ -1,7 +1,7 @@
 """Statistics of evals: pass@k and pass^k from all n rollouts, and intervals clustered by task.
 
-Rollouts of one task resemble each other, so the task is the unit: every number here is a mean
-over tasks, and its uncertainty comes from the spread between tasks. Pure functions, no I/O.
+Rollouts of one task are correlated, so every number here is a mean over tasks, and its uncertainty
+comes from the spread between tasks. Pure functions, no I/O.
 """
 
 import math
@@ -15,26 +15,30 @@ _NUM_RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over tasks and its 95 % interval; the ends are None when there are under 2 tasks."""
+    """A mean over tasks and its 95% interval; the ends are None with fewer than 2 tasks."""
 
     mean: float
     low: float | None
     high: float | None
     num_tasks: int
-    """Tasks that count: the denominator."""
+    """Number of tasks in the mean: its denominator."""
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that k of the n rollouts, drawn without replacement, hold one of c successes.
+    """Return the probability that k of n rollouts include at least one of the c successes.
 
-    Unbiased for "one of k independent rollouts succeeds". Needs 1 <= k <= n and 0 <= c <= n.
+    The k rollouts are drawn without replacement. This is an unbiased estimate of the probability
+    that at least one of k independent rollouts succeeds. Requires 1 <= k <= n and 0 <= c <= n.
     """
     _require_counts(n, c, k)
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def pass_all_k(n: int, c: int, k: int) -> float:
-    """Probability that all k rollouts, drawn without replacement from n, are successes (pass^k)."""
+    """Return the probability that k of n rollouts, with c successes, are all successes (pass^k).
+
+    The k rollouts are drawn without replacement. Requires 1 <= k <= n and 0 <= c <= n.
+    """
     _require_counts(n, c, k)
     return math.comb(c, k) / math.comb(n, k)
 
@@ -47,9 +51,9 @@ def _require_counts(n: int, c: int, k: int) -> None:
 def clustered_mean(
     values: Sequence[Sequence[float]], *, minimum: float = 0.0, maximum: float = 1.0
 ) -> Estimate | None:
-    """Return the mean over tasks of each task's mean, with its t interval (tasks - 1 df).
+    """Return the mean over tasks of each task's mean, with a t interval (tasks - 1 df).
 
-    `values` holds one sequence per task; empty ones do not count. None when none counts.
+    `values` has one sequence per task; empty ones are ignored. Returns None when all are empty.
     """
     means = [math.fsum(task) / len(task) for task in values if task]
     if not means:
@@ -60,7 +64,7 @@ def clustered_mean(
 def mean_of_tasks(
     means_N: Sequence[float], *, minimum: float = 0.0, maximum: float = 1.0
 ) -> Estimate:
-    """Return the mean of one value per task with its t interval, kept within the possible range."""
+    """Return the mean of one value per task with a t interval clipped to [minimum, maximum]."""
     num_tasks = len(means_N)
     mean = _mean(means_N)
     if num_tasks < 2:
@@ -81,7 +85,7 @@ def bootstrap_mean_of_tasks(
     seed: int = 0,
     num_resamples: int = _NUM_RESAMPLES,
 ) -> Estimate:
-    """Return the mean of one value per task with its percentile interval over resampled tasks."""
+    """Return the mean of one value per task with a percentile bootstrap interval over tasks."""
     num_tasks = len(values_N)
     mean = _mean(values_N)
     if num_tasks < 2:
@@ -96,10 +100,10 @@ def bootstrap_mean_of_tasks(
 
 
 def _constant(mean: float, num_tasks: int, *, minimum: float, maximum: float) -> Estimate:
-    """Interval when every task has the same value: the spread says nothing, the count does.
+    """Return the interval when every task has the same value, so that the spread is zero.
 
-    At an end of the range the exact binomial bound on "a task differs" (Clopper-Pearson with no
-    such task among N) times the width of the range bounds the mean; both sides elsewhere.
+    The exact binomial bound on the share of tasks with another value (Clopper-Pearson, with no such
+    task among N) is multiplied by the distance from the mean to each end of the range.
     """
     share = 1.0 - ((1.0 - CONFIDENCE) / 2) ** (1.0 / num_tasks)
     low = mean - share * (mean - minimum)
@@ -145,10 +149,10 @@ def t_cdf(t: float, df: int) -> float:
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b), for a, b > 0 and 0 <= x <= 1."""
+    """Return the regularized incomplete beta function I_x(a, b), for a, b > 0 and 0 <= x <= 1."""
     if x <= 0.0 or x >= 1.0:
         return 0.0 if x <= 0.0 else 1.0
-    # The continued fraction converges fast only left of the mean; the mirror image covers the rest.
+    # The continued fraction converges fast only left of the mean; symmetry covers the rest.
     if x > (a + 1.0) / (a + b + 2.0):
         return 1.0 - incomplete_beta(b, a, 1.0 - x)
     log_front = (

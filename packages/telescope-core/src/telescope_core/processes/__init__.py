@@ -1,6 +1,6 @@
-"""Environments in processes of their own: the protocol, its workers and their pool.
+"""Environments in separate processes: the protocol, its workers and their pool.
 
-Names are imported when they are first asked for: a worker needs none of the pool's.
+Names are imported when they are first used, because a worker does not need the pool.
 """
 
 from typing import TYPE_CHECKING

@@ -51,7 +51,7 @@ class ProcessSettings:
     isolation: Isolation = Isolation.AUTO
     num_workers: int = 1
     addresses: tuple[str, ...] = ()
-    """`host:port` of workers that run elsewhere; none is started here then."""
+    """`host:port` of workers that run elsewhere; when given, no worker is started here."""
     memory_limit_bytes: int | None = None
     """Most memory of one worker in bytes; None = no limit."""
     log_folder: Path | None = None

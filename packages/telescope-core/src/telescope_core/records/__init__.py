@@ -1,4 +1,4 @@
-"""Run folders: what a run writes, and how it is read back."""
+"""Run folders: write the records of a run and read them back."""
 
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.records.identity import Resume, RunInfo, RunState

@@ -1,4 +1,4 @@
-"""Small files that survive a kill: written then renamed, or appended one whole line at a time."""
+"""Small files that survive a kill: written and then renamed, or appended line by line."""
 
 import json
 import math
@@ -12,13 +12,13 @@ from telescope_core.types import JsonValue
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path`, whole or not at all."""
+    """Write `text` to `path` atomically."""
     with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: JsonValue) -> None:
-    """Write `value` as indented JSON, whole or not at all."""
+    """Write `value` as indented JSON atomically."""
     write_text(path, json.dumps(plain(value), indent=2) + "\n")
 
 
@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def append_json_line(path: Path, value: Mapping[str, JsonValue]) -> None:
-    """Append `value` as one line, in one write; a torn line before it is closed first."""
+    """Append `value` as one line in a single write, on a new line if the last one was cut short."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(plain(value), separators=(",", ":")).encode() + b"\n"
     with path.open("ab+") as stream:
@@ -44,7 +44,7 @@ def append_json_line(path: Path, value: Mapping[str, JsonValue]) -> None:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects in `path`, leaving out lines that a kill cut short; none when missing."""
+    """Yield the objects in `path`, without lines that a kill cut short; none without the file."""
     if not path.exists():
         return
     with path.open("rb") as stream:
@@ -58,9 +58,9 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def plain(value: JsonValue) -> JsonValue:
-    """Return `value` fit for strict JSON: numbers that are not finite become null.
+    """Return `value` in a form that strict JSON accepts: non-finite numbers become null.
 
-    Scalars of numpy and the like are turned into Python's.
+    Scalars of numpy and similar libraries become Python numbers.
     """
     if isinstance(value, str | bool | int) or value is None:
         return value

@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all: written beside their name, then renamed.
+"""Atomic files and folders: written under a temporary name, then renamed.
 
 `whole_file` is for one file. A folder that several processes fill is written to `partial_folder`
-and then `put_in_place`. A crash leaves what was there before, and something that begins with a dot
-beside it, which no reader takes for the real thing.
+and then renamed by `put_in_place`. After a crash the old content is still there, and beside it may
+be leftovers whose names begin with a dot, which readers ignore.
 """
 
 import os
@@ -14,9 +14,9 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path) -> Generator[Path]:
-    """Give a path to write to; it becomes `path` when the block ends without an error.
+    """Yield a temporary path, which is renamed to `path` when the block ends without an error.
 
-    Creates the folder of `path`. Readers see the old file or the new one, never a part.
+    Creates the parent folder of `path`. Readers see the old file or the new one, never a part.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -28,12 +28,12 @@ def whole_file(path: Path) -> Generator[Path]:
 
 
 def partial_folder(path: Path) -> Path:
-    """Return where the folder `path` is written until it is complete."""
+    """Return the temporary path of the folder `path` until it is complete."""
     return path.with_name(f".{path.name}.partial")
 
 
 def put_in_place(path: Path) -> None:
-    """Rename the finished partial folder of `path` to it; an older one there is replaced."""
+    """Rename the finished partial folder to `path`, and replace an older folder there."""
     partial, old = partial_folder(path), path.with_name(f".{path.name}.old")
     sync_folder(partial)
     if path.exists():
@@ -44,7 +44,7 @@ def put_in_place(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the contents of every file to disk, so that a rename cannot arrive before them."""
+    """Flush every file to disk, so that a crash cannot keep the rename but lose the contents."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -55,14 +55,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what crashes left in `folder`; nobody may be writing there."""
+    """Delete the leftovers of crashes in `folder`; no process may be writing there."""
     for leftover in ("partial", "old", "removed"):
         for path in folder.glob(f".*.{leftover}"):
             shutil.rmtree(path)
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder; its name is gone before its first file is."""
+    """Delete a folder; it is renamed first, so that readers never see it half deleted."""
     doomed = path.with_name(f".{path.name}.removed")
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)

@@ -1,4 +1,4 @@
-"""Who wrote a run folder: package versions, machine and process, and whether it still lives."""
+"""Identity and state of a run: package versions, machine and process, and whether it is alive."""
 
 import os
 import platform
@@ -27,16 +27,16 @@ _PACKAGES = (
 
 
 class RunState(StrEnum):
-    """Where a run stands."""
+    """The state of a run."""
 
     RUNNING = "running"
-    """Its process is at work, or is on a machine that cannot be asked from here."""
+    """Its process is running, or is on another machine, where this cannot be checked."""
     FINISHED = "finished"
-    """It came to its end."""
+    """It was completed."""
     FAILED = "failed"
-    """It stopped with an error; `reason` says which."""
+    """It stopped with an error, which `reason` describes."""
     INTERRUPTED = "interrupted"
-    """It was killed: it never wrote an end, and its process is gone."""
+    """It was killed: its process is gone and never recorded an end."""
 
 
 class Resume(BaseModel):
@@ -46,14 +46,14 @@ class Resume(BaseModel):
 
     at: str
     step: int
-    """Steps done in the checkpoint."""
+    """Number of training steps in the checkpoint."""
     checkpoint: str
     changed: tuple[str, ...] = ()
-    """Settings that differ from those of the checkpoint."""
+    """Settings that differ from the checkpoint's."""
 
 
 class RunInfo(BaseModel):
-    """`run.json`: identity and state of a run."""
+    """The content of `run.json`: identity and state of a run."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -61,26 +61,26 @@ class RunInfo(BaseModel):
     name: str
     state: RunState = RunState.RUNNING
     reason: str = ""
-    """Why it failed."""
+    """Why the run failed; empty otherwise."""
     started_at: str
     ended_at: str | None = None
     host: str
     pid: int
     process_started: str = ""
-    """Tells two processes with one pid apart; empty where the system does not say."""
+    """Start time of the process, to tell processes with the same pid apart; empty = not known."""
     python: str
     platform: str
     versions: dict[str, str] = Field(default_factory=dict)
     resumes: tuple[Resume, ...] = ()
     """Oldest first."""
     environments: dict[str, EnvironmentRecord] = Field(default_factory=dict)
-    """Name in the settings -> which code it was."""
+    """Name of the environment in the settings -> record of its code."""
     chat_template: dict[str, JsonValue] = Field(default_factory=dict)
-    """What the chat template does to sampled turns; empty before it was tried."""
+    """What the chat template does to sampled turns; empty before it is tested."""
 
     @property
     def observed_state(self) -> RunState:
-        """The state, with `running` corrected when the process is gone."""
+        """The recorded state, except that `running` becomes `interrupted` without its process."""
         if self.state is RunState.RUNNING and not self._may_be_alive():
             return RunState.INTERRUPTED
         return self.state
@@ -98,7 +98,7 @@ class RunInfo(BaseModel):
 
 
 def new_run_info(name: str) -> RunInfo:
-    """Return the identity of a run that starts in this process now."""
+    """Return the identity of a run that starts now in this process."""
     return RunInfo(
         name=name,
         started_at=now(),
@@ -112,13 +112,13 @@ def new_run_info(name: str) -> RunInfo:
 
 
 def resumed_run_info(before: RunInfo, resume: Resume) -> RunInfo:
-    """Return the identity of the run `before`, continued in this process now."""
+    """Return the identity of the run `before`, continued now in this process."""
     kept = {"started_at": before.started_at, "resumes": (*before.resumes, resume)}
     return new_run_info(before.name).model_copy(update=kept)
 
 
 def now() -> str:
-    """Return the time in UTC, ISO 8601, to the second."""
+    """Return the current UTC time in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -138,5 +138,5 @@ def _process_started(pid: int) -> str:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
-    # The command name, in parentheses, may hold spaces; start time is field 22 of the line.
+    # The command name, in parentheses, may contain spaces; the start time is field 22 of the line.
     return text.rpartition(")")[2].split()[19]

@@ -1,4 +1,4 @@
-"""Rollout rows as Parquet: one schema for every status, zstd, written then renamed."""
+"""Rollout rows as Parquet: one schema for every status, zstd compression, atomic writes."""
 
 import json
 from array import array
@@ -18,7 +18,7 @@ _JSON_COLUMNS = ("rewards", "metrics", "tags", "golden_answers", "info")
 
 
 def write_rows(path: Path, rows: Sequence[RolloutRow]) -> None:
-    """Write `rows` to `path`, whole or not at all."""
+    """Write `rows` to `path` atomically."""
     arrow, parquet = _pyarrow()
     schema = _schema()
     fields = [_fields(row) for row in rows]
@@ -30,8 +30,8 @@ def write_rows(path: Path, rows: Sequence[RolloutRow]) -> None:
         schema=schema,
     )
     with whole_file(path) as temporary:
-        # Of ids and log-probs few repeat: dictionaries of them cost twice the time of plain columns
-        # and make the file larger.
+        # Token ids and log-probs repeat rarely, so dictionaries for them double the time of plain
+        # columns and make the file larger.
         parquet.write_table(
             table,
             temporary,
@@ -42,7 +42,7 @@ def write_rows(path: Path, rows: Sequence[RolloutRow]) -> None:
 
 
 def read_rows(paths: Iterable[Path]) -> list[RolloutRow]:
-    """Return the rows of `paths`, in order; raises ConfigError naming a file that is broken."""
+    """Return the rows of `paths`, in order; raises ConfigError that names an unreadable file."""
     arrow, parquet = _pyarrow()
     rows: list[RolloutRow] = []
     for path in paths:
@@ -70,7 +70,7 @@ def count_rows(paths: Iterable[Path]) -> Counter[tuple[str, RolloutStatus]]:
 
 
 def _fields(row: RolloutRow) -> dict[str, Any]:
-    """Return what is recorded of a row apart from its tokens."""
+    """Return the recorded fields of a row, except its tokens."""
     fields: dict[str, Any] = dict(row_to_json(replace(row, **dict.fromkeys(TOKEN_FIELDS))))
     for name in _JSON_COLUMNS:
         fields[name] = _as_json(fields[name])
@@ -80,7 +80,7 @@ def _fields(row: RolloutRow) -> dict[str, Any]:
 
 
 def _as_json(value: Mapping[str, Any] | Sequence[Any]) -> str:
-    """Return `value` as JSON; most are empty, and then no encoder is asked."""
+    """Return `value` as JSON; most values are empty, and skipping the encoder saves time."""
     if value:
         return json.dumps(value)
     return "{}" if isinstance(value, Mapping) else "[]"
@@ -92,7 +92,7 @@ def _column(fields: Sequence[dict[str, Any]], name: str, schema: Any) -> Any:
 
 
 def _tokens(rows: Sequence[RolloutRow], name: str) -> Any:
-    """Return a column of tokens, per row and turn, from the bytes of the turns' arrays."""
+    """Return a token column, nested by row and turn, built from the bytes of the turns' arrays."""
     arrow, _ = _pyarrow()
     code, kind = ("f", arrow.float32()) if name == "logprobs" else ("i", arrow.int32())
     turns_by_row: list[Sequence[Sequence[float]] | None] = [getattr(row, name) for row in rows]
@@ -109,7 +109,7 @@ def _tokens(rows: Sequence[RolloutRow], name: str) -> Any:
 
 
 def _packed(code: str, turn: Sequence[float]) -> "array[Any]":
-    """Return `turn` as an array of C numbers; one that is such an array is not copied."""
+    """Return `turn` as an array of type `code`; an array of that type is not copied."""
     if isinstance(turn, array) and cast("array[Any]", turn).typecode == code:
         return cast("array[Any]", turn)
     return array(code, cast(Any, turn))
@@ -176,7 +176,7 @@ def _schema() -> Any:
 
 
 def _leaves(schema: Any) -> list[str]:
-    """Return the names of the columns as Parquet numbers them, nested ones apart."""
+    """Return the names of the Parquet columns, with the fields of messages as separate ones."""
     inside = [
         f"messages.list.element.{field.name}" for field in schema.field("messages").type.value_type
     ]

@@ -1,4 +1,4 @@
-"""`RolloutRow`: one rollout as it is recorded, the same for kept, discarded and failed ones."""
+"""`RolloutRow`: the record of one rollout, the same for kept, discarded and failed ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,12 +13,12 @@ class RolloutRow:
     """One row of `rollouts/step-*.parquet` and of an eval's `rollouts.jsonl`."""
 
     step: int
-    """The training step it was recorded in; 0 in evals outside training."""
+    """Training step in which it was recorded; 0 in evals outside training."""
     environment: str
     example_id: str
     group_id: str
     index: int
-    """Position in its group."""
+    """Position in its group, 0 .. G-1."""
     status: RolloutStatus
     status_reason: str = ""
     error: str | None = None
@@ -33,21 +33,26 @@ class RolloutRow:
     messages: tuple[Message, ...] = ()
     num_turns: int = 0
     num_prompt_tokens: int = 0
-    """Of the last turn: the longest prompt."""
+    """Prompt tokens of the last turn, which usually has the longest prompt."""
     num_completion_tokens: int = 0
+    """Tokens that the policy wrote, over all turns."""
     is_truncated: bool = False
     oldest_version: int | None = None
     newest_version: int | None = None
     generate_s: float = 0.0
+    """Seconds spent in model calls."""
     score_s: float = 0.0
+    """Seconds spent in reward functions."""
     prompt_ids: tuple[Sequence[int], ...] | None = None
-    """Per turn; None when token ids are not recorded."""
+    """Prompt token ids of each turn; None when token ids are not recorded."""
     completion_ids: tuple[Sequence[int], ...] | None = None
+    """Completion token ids of each turn; None likewise."""
     logprobs: tuple[Sequence[float], ...] | None = None
+    """Log-probs in nats of each turn, one per completion id; None likewise."""
 
     @property
     def prompt_text(self) -> str:
-        """What the policy was first asked."""
+        """Text of the messages before the first assistant message."""
         asked: list[str] = []
         for message in self.messages:
             if message.role == "assistant":
@@ -57,12 +62,12 @@ class RolloutRow:
 
     @property
     def completion_text(self) -> str:
-        """Text of the last assistant message."""
+        """Text of the last assistant message; empty when there is none."""
         return next((m.content for m in reversed(self.messages) if m.role == "assistant"), "")
 
 
 TOKEN_FIELDS = ("prompt_ids", "completion_ids", "logprobs")
-"""The fields with a value per token."""
+"""The fields with one value per token."""
 _PLAIN_FIELDS = tuple(
     name for name in RolloutRow.__dataclass_fields__ if name not in (*TOKEN_FIELDS, "messages")
 )
@@ -71,7 +76,7 @@ _PLAIN_FIELDS = tuple(
 def row_of(
     rollout: Rollout, *, step: int = 0, advantage: float | None = None, with_tokens: bool = False
 ) -> RolloutRow:
-    """Return the row that records `rollout`; `with_tokens` adds ids and log-probs per turn."""
+    """Return the row that records `rollout`; `with_tokens` adds token ids and log-probs."""
     completions = [turn.completion for turn in rollout.turns]
     return RolloutRow(
         step=step,
@@ -106,7 +111,7 @@ def row_of(
 
 
 def row_to_json(row: RolloutRow) -> dict[str, JsonValue]:
-    """Return `row` as a JSON object; token columns are left out where they are None."""
+    """Return `row` as a JSON object; token fields that are None are left out."""
     fields = {name: getattr(row, name) for name in _PLAIN_FIELDS}
     fields["messages"] = [message_to_json(message) for message in row.messages]
     fields["info"] = [asdict(one) for one in row.info]
@@ -118,7 +123,7 @@ def row_to_json(row: RolloutRow) -> dict[str, JsonValue]:
 
 
 def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
-    """Return the row in `fields`; fields that this version does not know are ignored."""
+    """Return the row in `fields`; unknown fields are ignored."""
     known = {name: fields[name] for name in RolloutRow.__dataclass_fields__ if name in fields}
     known["status"] = RolloutStatus(known["status"])
     known["stop_reason"] = StopReason(known.get("stop_reason", StopReason.COMPLETED))

@@ -1,7 +1,7 @@
-"""`RunFolder`: everything one run writes, and the readers of it.
+"""`RunFolder`: writes and reads everything that one run records.
 
-Files are appended line by line, or written then renamed, so that a folder can be read while the
-run goes on and after it was killed. It holds no open file and no state but its path.
+Files are appended line by line, or written and then renamed, so that a folder can be read during
+the run and after it was killed. A RunFolder keeps no open files and no state except its path.
 """
 
 import json
@@ -53,8 +53,8 @@ class RunFolder:
     ) -> "RunFolder":
         """Start a run in `path`, which must be new or empty.
 
-        With `replace` an older run in the same place is removed; a run that is still going on,
-        or a folder that is no run, is refused all the same.
+        With `replace`, an older run in the same folder is removed. A run that is still running and
+        a folder that does not hold a run are refused even then.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             _make_way(path, replace=replace)
@@ -76,9 +76,9 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: Path, *, config: Mapping[str, JsonValue], resume: Resume) -> "RunFolder":
-        """Continue the run in `path`; what it recorded after `resume.step` is dropped.
+        """Continue the run in `path`; its records after `resume.step` are deleted.
 
-        Its steps will be taken again. A run that is still going on is refused.
+        Those steps will be repeated. A run that is still running is refused.
         """
         run = cls.open(path)
         info = run.info()
@@ -89,13 +89,13 @@ class RunFolder:
         return run
 
     def adopt_metrics(self, source: "RunFolder", step: int) -> None:
-        """Begin with the metrics of another run up to `step`, so that curves are whole."""
+        """Copy the metrics of another run up to `step`, so that curves are complete."""
         for row in source.metrics():
             if row.get("step", 0) <= step:
                 self.log_metrics(row)
 
     def note_resume(self, resume: Resume) -> None:
-        """Record that this run begins where a checkpoint of another one ended."""
+        """Record that this run starts from a checkpoint of another run."""
         info = self.info()
         self._write_info(info.model_copy(update={"resumes": (*info.resumes, resume)}))
 
@@ -104,7 +104,7 @@ class RunFolder:
         self._write_info(self.info().model_copy(update={"chat_template": dict(found)}))
 
     def note_environments(self, found: Mapping[str, EnvironmentRecord]) -> None:
-        """Record which environments this run uses, by the names of its settings."""
+        """Record which environments this run uses, by their names in its settings."""
         self._write_info(self.info().model_copy(update={"environments": dict(found)}))
 
     @property
@@ -114,7 +114,7 @@ class RunFolder:
 
     @property
     def evals_path(self) -> Path:
-        """Folder of the evals made during the run, one folder each."""
+        """Folder of the evals of the run, with one folder for each."""
         return self.path / "evals"
 
     @property
@@ -129,11 +129,11 @@ class RunFolder:
 
     @property
     def report_path(self) -> Path:
-        """Where the report is written."""
+        """Path of the HTML report."""
         return self.path / "report.html"
 
     def info(self) -> RunInfo:
-        """Return identity and state."""
+        """Return the identity and state of the run."""
         fields = read_json(self.path / "run.json")
         if fields is None:
             raise ConfigError(f"{self.path}: expected the folder of a run, but it has no run.json")
@@ -145,7 +145,7 @@ class RunFolder:
             raise ConfigError(f"{self.path / 'run.json'}: {where}: {first['msg']}") from None
 
     def config(self) -> dict[str, Any]:
-        """Return the resolved settings; empty when they were lost."""
+        """Return the resolved settings; empty when config.json is missing or unreadable."""
         return read_json(self.path / "config.json") or {}
 
     def finish(self) -> None:
@@ -153,11 +153,11 @@ class RunFolder:
         self._end(RunState.FINISHED, "")
 
     def fail(self, reason: str) -> None:
-        """Mark the run as failed, and why."""
+        """Mark the run as failed, and record why."""
         self._end(RunState.FAILED, reason)
 
     def log_metrics(self, row: Mapping[str, JsonValue]) -> None:
-        """Append one row of metrics; numbers that are not finite are recorded as null."""
+        """Append one row of metrics; non-finite numbers are recorded as null."""
         append_json_line(self.path / "metrics.jsonl", row)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -165,7 +165,7 @@ class RunFolder:
         return list(read_json_lines(self.path / "metrics.jsonl"))
 
     def write_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> Path:
-        """Write all rollouts of `step`, whatever their status, and return the file."""
+        """Write all rollouts of `step`, whatever their status, and return the file's path."""
         (path,) = self._rollout_files([step])
         write_rows(path, rows)
         return path
@@ -176,7 +176,7 @@ class RunFolder:
         return sorted(int(stem.removeprefix("step-")) for stem in stems)
 
     def rollouts(self, steps: Sequence[int] | None = None) -> list[RolloutRow]:
-        """Return the rollouts of `steps`, all of them by default."""
+        """Return the rollouts of `steps`, by default of all steps."""
         return read_rows(self._rollout_files(self.rollout_steps() if steps is None else steps))
 
     def count_rollouts(self) -> Counter[tuple[str, RolloutStatus]]:
@@ -184,15 +184,15 @@ class RunFolder:
         return count_rows(self._rollout_files(self.rollout_steps()))
 
     def eval_folders(self) -> list[Path]:
-        """Return the folders of the evals made during the run, by name."""
+        """Return the folders of the run's evals, sorted by name."""
         return sorted(path for path in self.evals_path.glob("*") if path.is_dir())
 
     def write_self_tests(self, tests: Sequence[Mapping[str, JsonValue]]) -> None:
-        """Write `self_tests.json`: what was measured before training began."""
+        """Write `self_tests.json`: the measurements made before training began."""
         write_json(self.path / "self_tests.json", {"tests": tests})
 
     def self_tests(self) -> list[dict[str, Any]]:
-        """Return the self-tests; empty when the run did not come so far."""
+        """Return the self-tests; empty when the run did not get to them."""
         return (read_json(self.path / "self_tests.json") or {}).get("tests", [])
 
     def write_summary(self, summary: Mapping[str, JsonValue]) -> None:
@@ -200,7 +200,7 @@ class RunFolder:
         write_json(self.path / "summary.json", summary)
 
     def summary(self) -> dict[str, Any] | None:
-        """Return the summary; None when the run did not reach it."""
+        """Return the summary; None when the run did not get to it."""
         return read_json(self.path / "summary.json")
 
     def _drop_after(self, step: int) -> None:
@@ -230,17 +230,17 @@ class RunFolder:
 def _require_ended(path: Path, info: RunInfo) -> None:
     if info.observed_state is RunState.RUNNING:
         raise ConfigError(
-            f"{path} belongs to a run that is going on (process {info.pid} on {info.host}); "
+            f"{path} belongs to a run that is still running (process {info.pid} on {info.host}); "
             "stop it, or choose another name"
         )
 
 
 def _make_way(path: Path, *, replace: bool) -> None:
-    """Remove the run in `path`, or raise ConfigError saying why it stays."""
+    """Remove the run in `path`, or raise ConfigError that says why it is kept."""
     fields = read_json(path / "run.json") if path.is_dir() else None
     if fields is None:
         raise ConfigError(
-            f"{path} exists and is not an empty folder, nor the folder of a run; "
+            f"{path} exists and is neither an empty folder nor the folder of a run; "
             "choose another name or output folder"
         )
     info = RunFolder(path).info()

@@ -1,4 +1,4 @@
-"""Reports: what a run or an eval found, as text, SVG and one self-contained HTML page."""
+"""Reports of runs and evals, as text, SVG and self-contained HTML pages."""
 
 from telescope_core.reports.eval_report import write_eval_report
 from telescope_core.reports.overview import RunOverview, overview_of

@@ -1,4 +1,4 @@
-"""Held-out evals at the start and at the end of a run, paired."""
+"""Pair the held-out evals at the start and at the end of a run."""
 
 import re
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ class BeforeAfter:
 
     name: str
     measure: str
-    """Such as `pass@1`."""
+    """Name of the measure, such as `pass@1`."""
     before: Estimate | None
     after: Estimate | None
     changed: tuple[str, ...] = ()
-    """What differs in the environment's code between the two; then they do not compare."""
+    """Differences in the environment's code; if there are any, the evals are not comparable."""
 
     @property
     def is_apart(self) -> bool:
-        """Whether the later interval lies wholly above the earlier one."""
+        """Whether the later interval is entirely above the earlier one."""
         low = self.after.low if self.after else None
         high = self.before.high if self.before else None
         return low is not None and high is not None and low > high

@@ -1,4 +1,4 @@
-"""`report.html` of one eval: its estimates with intervals, what failed, and sample rollouts."""
+"""`report.html` of one eval: its estimates with intervals, failures and sample rollouts."""
 
 from html import escape
 from pathlib import Path
@@ -13,7 +13,7 @@ from telescope_core.reports.train_sections import format_duration
 
 
 def write_eval_report(folder: EvalFolder) -> Path | None:
-    """Write `report.html` of `folder` and return its path; None while it has no result."""
+    """Write `report.html` of `folder` and return its path; None when the eval has no result."""
     result = folder.result()
     if result is None:
         return None
@@ -33,10 +33,10 @@ def _header(result: EvalResult) -> str:
     settings = result.settings
     facts = [
         (str(settings.num_examples), "examples"),
-        (str(settings.rollouts), "rollouts of each"),
+        (str(settings.rollouts), "rollouts per example"),
         (f"{result.num_scored:,}", "rollouts scored"),
-        (f"{result.num_failed:,}", "failed, not scored"),
-        (f"{result.num_truncated:,}", "truncated"),
+        (f"{result.num_failed:,}", "rollouts failed, not scored"),
+        (f"{result.num_truncated:,}", "rollouts truncated"),
         (f"{result.mean_completion_tokens:.0f}", "tokens per rollout"),
     ]
     title = f"{result.environment} {result.environment_version}"
@@ -94,7 +94,7 @@ def _failures(result: EvalResult) -> str:
     rows = [(reason, str(count)) for reason, count in result.failures.items()]
     return (
         "<h2>Failures</h2>"
-        '<p class="soft">These rollouts have no reward and are in no mean.</p>'
+        '<p class="soft">These rollouts have no reward and are not part of any mean.</p>'
         f"{html.table(['reason', 'rollouts'], rows)}"
     )
 

@@ -1,4 +1,4 @@
-"""Pieces of a report page as HTML text: the page, facts, tables, figures, rollouts."""
+"""HTML building blocks of a report: the page, facts, tables, figures and rollouts."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -11,7 +11,7 @@ _LONGEST_TEXT = 4000
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """Return a self-contained page."""
+    """Return a self-contained HTML page."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -21,7 +21,7 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a row of (value, what it is)."""
+    """Return a row of facts from pairs of (value, name)."""
     cells = (
         f'<div class="fact"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
         for value, name in pairs
@@ -30,13 +30,13 @@ def facts(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def figure(title: str, chart: str, *, note: str = "", extra: str = "") -> str:
-    """Return a chart with its title; `note` is a line under the title, `extra` HTML below."""
+    """Return a chart with its title; `note` goes under the title, the HTML `extra` below."""
     small = f"<small>{escape(note)}</small>" if note else ""
     return f"<figure><figcaption>{escape(title)}{small}</figcaption>{chart}{extra}</figure>"
 
 
 def keys(entries: Sequence[tuple[str, int]]) -> str:
-    """Return a legend of (text, colour)."""
+    """Return a legend from pairs of (text, color index)."""
     items = (
         f'<li><span class="key c{colour % NUM_COLOURS}"></span>{escape(text)}</li>'
         for text, colour in entries
@@ -45,7 +45,7 @@ def keys(entries: Sequence[tuple[str, int]]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, num_text_columns: int = 1) -> str:
-    """Return a table; columns after the first `num_text_columns` are numbers."""
+    """Return a table; columns after the first `num_text_columns` are aligned as numbers."""
     number = ' class="number"'
 
     def cells(kind: str, texts: Sequence[str]) -> str:
@@ -60,7 +60,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, num_text_column
 
 
 def flat_settings(config: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested settings as (dotted name, value) in their order."""
+    """Return nested settings as pairs of (dotted name, value) in their order."""
     rows: list[tuple[str, str]] = []
     for key, value in config.items():
         name = f"{prefix}{key}"
@@ -75,7 +75,7 @@ def flat_settings(config: Mapping[str, object], prefix: str = "") -> list[tuple[
 
 
 def sample(row: RolloutRow, *, with_step: bool = True) -> str:
-    """Return one rollout: what was asked, what the policy said, what it earned."""
+    """Return one rollout with its messages, reward and status."""
     reward = "none" if row.reward is None else f"{row.reward:.3f}"
     labels = [f"step <b>{row.step}</b>"] if with_step else []
     labels += [

@@ -1,4 +1,4 @@
-"""`RunOverview`: what a run folder holds, whatever state its run ended in. Data only, no layout."""
+"""`RunOverview`: a summary of a run folder in any state. Data only, without layout."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,31 +11,33 @@ from telescope_core.records.identity import RunInfo, RunState
 from telescope_core.records.run_folder import RunFolder
 
 EDGE_STEPS = 20
-"""Steps averaged at the start and at the end of a run."""
+"""Number of steps that are averaged at the start and at the end of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOverview:
-    """One run at a glance."""
+    """A summary of one run."""
 
     path: Path
     info: RunInfo
     state: RunState
     num_steps: int
     rewards: tuple[float | None, ...]
-    """Mean reward of each step, over all that was sampled: see `reward_curve`."""
+    """Mean reward of each step over all sampled rollouts; see `reward_curve`."""
     first_mean: float | None
-    """Mean over the first 20 steps, or over half of them when there are fewer than 40."""
+    """Mean over the first 20 steps, or over the first half when there are fewer than 40."""
     last_mean: float | None
+    """Mean over the last 20 steps, or over the last half when there are fewer than 40."""
     counts: Mapping[str, Mapping[str, int]]
-    """Environment -> status -> rollouts."""
+    """Environment -> status -> number of rollouts."""
     evals: Mapping[str, EvalResult]
     """Name of the eval's folder -> result."""
     unfinished_evals: tuple[str, ...]
+    """Names of the folders of evals without a result."""
 
 
 def overview_of(run: RunFolder) -> RunOverview:
-    """Read `run`; also one that was killed, or is still going on."""
+    """Read `run`, even if it was killed or is still running."""
     rows = run.metrics()
     rewards = reward_curve(rows)
     counts: dict[str, dict[str, int]] = {}
@@ -59,7 +61,7 @@ def overview_of(run: RunFolder) -> RunOverview:
 
 
 def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
-    """Return one metric of every row; None where a row lacks it."""
+    """Return one metric of every row; None for a row without it."""
     values = [row.get(name) for row in rows]
     return [float(value) if isinstance(value, int | float) else None for value in values]
 
@@ -67,9 +69,9 @@ def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
 def reward_curve(
     rows: Sequence[Mapping[str, Any]], environment: str | None = None
 ) -> list[float | None]:
-    """Return the mean reward of each step, rejected groups included where some were.
+    """Return the mean reward of each step, including the groups that were rejected.
 
-    Over the accepted ones alone it would stay near the middle, whatever the policy learns.
+    Over the accepted groups alone it would stay near the middle, whatever the policy learns.
     """
     name = "mean" if environment is None else f"{environment}/mean"
     sampled, accepted = column(rows, f"task_reward/{name}"), column(rows, f"reward/{name}")
@@ -77,7 +79,7 @@ def reward_curve(
 
 
 def edge_means(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the means of the first and the last steps, which never overlap."""
+    """Return the means of the first and of the last steps; the two never overlap."""
     known = [value for value in values if value is not None]
     count = min(EDGE_STEPS, len(known) // 2)
     if not count:
@@ -86,6 +88,6 @@ def edge_means(values: Sequence[float | None]) -> tuple[float | None, float | No
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the values that are known; None when none is."""
+    """Return the mean of the known values; None when all are None."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

@@ -1,4 +1,4 @@
-"""Which rollouts a report shows: early and late ones, good and bad, of every environment."""
+"""Choose the rollouts of a report: early and late, good and bad, of every environment."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -21,7 +21,7 @@ def run_samples(run: RunFolder, count: int = NUM_SAMPLES) -> list[RolloutRow]:
 
 
 def pick(rows: Sequence[RolloutRow], count: int) -> list[RolloutRow]:
-    """Return up to `count` rows: environments in turn, from each its best, worst, next best, ..."""
+    """Return up to `count` rows, taken in turn from each environment: best, worst, next best..."""
     by_environment: dict[str, list[RolloutRow]] = {}
     for row in rows:
         if row.messages:
@@ -32,7 +32,7 @@ def pick(rows: Sequence[RolloutRow], count: int) -> list[RolloutRow]:
 
 
 def _best_and_worst(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
-    """Order rows best, worst, second best, ...; then examples seen before, then failures."""
+    """Order rows as best, worst, second best...; then repeated examples, then failures."""
     scored = [row for row in rows if row.reward is not None]
     ranked = sorted(scored, key=lambda row: (-(row.reward or 0.0), row.group_id, row.index))
     alternating: list[RolloutRow] = []

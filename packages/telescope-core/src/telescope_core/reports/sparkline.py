@@ -1,4 +1,4 @@
-"""`sparkline`: a curve in one line of text; and the moving average that smooths curves."""
+"""`sparkline`, a curve in one line of text, and the moving average that smooths curves."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def sparkline(
 ) -> str:
     """Return `values` as bars, averaged into at most `width` of them; gaps become spaces.
 
-    `low` and `high` fix the scale; without them it spans the values.
+    `low` and `high` set the scale, which otherwise spans the values.
     """
     cells = _averaged(values, width)
     known = [value for value in cells if value is not None]
@@ -29,7 +29,7 @@ def sparkline(
 
 
 def moving_average(values: Sequence[float | None], *, window: int) -> list[float | None]:
-    """Return the mean of each value and the up to `window` - 1 before it; gaps do not count."""
+    """Return the mean of each value and up to `window` - 1 values before it, ignoring gaps."""
     smooth: list[float | None] = []
     for end in range(1, len(values) + 1):
         smooth.append(_mean(values[max(0, end - window) : end]))

@@ -1,4 +1,4 @@
-"""The look of reports: CSS for the page and for charts, in light and dark."""
+"""CSS for report pages and charts, in light and dark mode."""
 
 NUM_COLOURS = 6
 

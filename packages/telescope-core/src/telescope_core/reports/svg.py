@@ -1,7 +1,7 @@
-"""Small charts as inline SVG: lines, intervals, one stacked bar. No scripts, no external resources.
+"""Small charts as inline SVG: lines, intervals and a stacked bar.
 
-Colours come from the CSS variables of `style.py`, so a chart is right in light and in dark;
-`standalone` adds them for a chart that is a file of its own.
+They need no scripts and no external resources. Colors come from the CSS variables in `style.py`,
+so a chart fits light and dark mode. `standalone` adds the CSS to a chart in its own file.
 """
 
 import math
@@ -17,19 +17,19 @@ _TICK_LENGTH = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One line: where `values` is None there is a gap."""
+    """One line of a chart; it has a gap where a value is None."""
 
     name: str
     xs: Sequence[float]
     values: Sequence[float | None]
     faint_values: Sequence[float | None] = ()
-    """The raw values behind a smoothed line; empty = none are drawn."""
+    """Raw values drawn faintly behind a smoothed line; empty = none."""
     colour: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalRow:
-    """One line of an interval chart."""
+    """One row of an interval chart."""
 
     label: str
     mean: float
@@ -40,7 +40,7 @@ class IntervalRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
-    """Maps data to the drawing area."""
+    """Maps data coordinates to the drawing area."""
 
     width: int
     height: int
@@ -68,7 +68,7 @@ def line_chart(
     size: tuple[int, int] = (460, 250),
     with_legend: bool = False,
 ) -> str:
-    """Return a line chart; `label` says to a screen reader what it shows."""
+    """Return a line chart; `label` describes it to screen readers."""
     width, height = size
     low, high = y_range or _range([value for line in series for value in _known(line)])
     ticks = ticks_of(low, high, outwards=y_range is None)
@@ -98,7 +98,7 @@ def interval_chart(
     x_range: tuple[float, float] = (0.0, 1.0),
     width: int = 460,
 ) -> str:
-    """Return one dot with whiskers per row, on a shared axis."""
+    """Return a chart with one dot and its interval per row, on a shared axis."""
     row_height, top, bottom = 46, 0, 30
     height = top + row_height * len(rows) + bottom
     low, high = x_range
@@ -138,7 +138,7 @@ def _interval(row: IntervalRow, x: Callable[[float], float], *, y: float, width:
 
 
 def stacked_bar(parts: Sequence[tuple[str, float]], *, label: str, width: int = 960) -> str:
-    """Return one bar whose pieces have the sizes of `parts`; pieces that fit carry their share."""
+    """Return one bar with a piece per (name, size); a piece's tooltip gives its share."""
     total = sum(size for _, size in parts) or 1.0
     pieces: list[str] = []
     x = 0.0
@@ -154,7 +154,7 @@ def stacked_bar(parts: Sequence[tuple[str, float]], *, label: str, width: int = 
 
 
 def standalone(svg: str) -> str:
-    """Return `svg` as a file of its own, with its colours inside."""
+    """Return `svg` as the content of a separate file, with its CSS included."""
     head, _, rest = svg.partition(">")
     head = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     background = '<rect class="page" width="100%" height="100%" rx="8"/>'
@@ -162,7 +162,7 @@ def standalone(svg: str) -> str:
 
 
 def ticks_of(low: float, high: float, *, about: int = 5, outwards: bool = False) -> list[float]:
-    """Return about `about` round numbers within [low, high], or around it with `outwards`."""
+    """Return about `about` round numbers in [low, high]; with `outwards`, they also enclose it."""
     if not high > low:
         return [low]
     rough = (high - low) / about
@@ -177,7 +177,7 @@ def ticks_of(low: float, high: float, *, about: int = 5, outwards: bool = False)
 
 
 def format_tick(value: float) -> str:
-    """Return `value` short enough for an axis."""
+    """Return `value` as short text for an axis."""
     if value == 0:
         return "0"
     if abs(value) >= 10_000 or abs(value) < 0.001:
@@ -240,7 +240,7 @@ def _path(
             continue
         held = min(max(value, frame.y_low), frame.y_high)
         at = f"{frame.x(x):.1f} {frame.y(held):.1f}"
-        # A line of no length is drawn as a dot: a point between two gaps stays visible.
+        # A line of zero length is drawn as a dot, so a point between two gaps stays visible.
         commands.append(f"L{at}" if pen_down else f"M{at}h0")
         pen_down = True
     return f'<path class="{css_class}" d="{"".join(commands)}"/>' if commands else ""

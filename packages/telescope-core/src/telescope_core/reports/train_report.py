@@ -1,7 +1,7 @@
-"""`report.html` of a training run: what was learned, held-out before and after, and evidence.
+"""`report.html` of a training run: reward curves, held-out evals before and after, run health.
 
-Written from the run folder alone, so that it can be made at the end of a run, in the middle of
-one, or after one was killed.
+It is written from the run folder alone, so it can be made during a run, at its end, or after it
+was killed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ def write_train_report(run: RunFolder) -> Path:
 
 
 def reward_svg(run: RunFolder) -> str:
-    """Return the reward curves of `run` as an SVG file of its own, such as for a README."""
+    """Return the reward curves of `run` as a standalone SVG file, for example for a README."""
     rows = run.metrics()
     names = environment_names(rows)
     chart = line_chart(
@@ -63,10 +63,10 @@ def reward_svg(run: RunFolder) -> str:
 
 
 def verdict(overview: RunOverview, changes: Sequence[BeforeAfter]) -> str:
-    """Say in a sentence or two what came of the run."""
+    """Return a sentence or two about the result of the run."""
     first, last = overview.first_mean, overview.last_mean
     if first is None or last is None:
-        return "Too few steps were recorded to say what was learned."
+        return "Too few steps were recorded to tell what was learned."
     count = min(EDGE_STEPS, sum(value is not None for value in overview.rewards) // 2)
     text = (
         f"Mean training reward {_direction(first, last)} from {first:.3f} over the first "
@@ -76,22 +76,22 @@ def verdict(overview: RunOverview, changes: Sequence[BeforeAfter]) -> str:
         if change.before is None or change.after is None:
             continue
         before, after = change.before.mean, change.after.mean
-        overlap = "intervals apart" if change.is_apart else "intervals overlap"
+        overlap = "intervals do not overlap" if change.is_apart else "intervals overlap"
         text += (
             f" Held-out {change.measure} on {change.name} {_direction(before, after)} from "
             f"{before:.3f} to {after:.3f} ({overlap})."
         )
         if change.changed:
             text += (
-                f" These two do not compare, because {change.name} is other code now: "
-                f"{', '.join(change.changed)}."
+                f" These two results are not comparable, because the code of {change.name} "
+                f"changed in between: {', '.join(change.changed)}."
             )
     return text
 
 
 def _direction(before: float, after: float) -> str:
     if abs(after - before) < 0.0005:
-        return "did not move:"
+        return "did not change:"
     return "rose" if after > before else "fell"
 
 

@@ -1,4 +1,4 @@
-"""The sections of a training report, each from metrics rows or the run folder to HTML."""
+"""The sections of a training report, each made into HTML from metrics rows or the run folder."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,15 +22,15 @@ from telescope_core.reports.svg import (
 TIME_PARTS = (
     ("time/generate_s", "sampling"),
     ("time/train_s", "training"),
-    ("time/sync_s", "new weights to servers"),
-    ("time/wait_s", "all else"),
+    ("time/sync_s", "weight sync to servers"),
+    ("time/wait_s", "everything else"),
 )
-"""Metrics that add up to the time of a step, and what they are called."""
+"""Metrics that add up to the time of a step, with their names in the report."""
 _CURVES = (
     ("entropy", "Entropy", "nats per token"),
     ("grad_norm", "Gradient norm", "before clipping"),
     ("completion_len/mean", "Completion length", "tokens, mean"),
-    ("mismatch/max", "Log-prob mismatch", "sampler against trainer, nats, max of the step"),
+    ("mismatch/max", "Log-prob mismatch", "sampler vs. trainer, nats, maximum of the step"),
     ("staleness/mean", "Staleness", "weight versions, mean"),
     ("loss/total", "Loss", ""),
 )
@@ -62,7 +62,7 @@ def reward_section(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def reward_series(rows: Sequence[Mapping[str, Any]], name: str, colour: int) -> Series:
-    """Return the reward of one environment, smoothed, with the raw values behind it."""
+    """Return the smoothed reward of one environment, with the raw values drawn behind it."""
     values = reward_curve(rows, name)
     return Series(
         name=name,
@@ -90,7 +90,7 @@ def eval_section(changes: Sequence[BeforeAfter], environments: Sequence[str]) ->
         return ""
     figures: list[str] = []
     for index, change in enumerate(changes):
-        # An environment has the colour of its reward curve.
+        # An environment keeps the color of its reward curve.
         known = change.name in environments
         colour = environments.index(change.name) if known else index
         rows = [
@@ -112,7 +112,7 @@ def eval_section(changes: Sequence[BeforeAfter], environments: Sequence[str]) ->
 
 
 def time_section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return how the steps' time was spent."""
+    """Return how the time of the steps was spent."""
     seconds = [(text, sum(v or 0.0 for v in column(rows, key))) for key, text in TIME_PARTS]
     total = sum(size for _, size in seconds)
     if not total:
@@ -126,7 +126,7 @@ def time_section(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def evidence_section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the numbers that say whether the run can be trusted."""
+    """Return the numbers that show whether the run was healthy."""
     entries: list[tuple[str, str]] = []
     for key, name, text in (
         ("mismatch/max", "largest log-prob mismatch, nats", "{:.2g}"),
@@ -160,7 +160,7 @@ def _small_chart(rows: Sequence[Mapping[str, Any]], key: str, title: str) -> str
 
 
 def sample_section(run: RunFolder) -> str:
-    """Return some rollouts, early and late, good and bad."""
+    """Return sample rollouts, early and late, good and bad."""
     rows = run_samples(run)
     if not rows:
         return ""
@@ -168,7 +168,7 @@ def sample_section(run: RunFolder) -> str:
 
 
 def settings_section(run: RunFolder, overview: RunOverview) -> str:
-    """Return settings and package versions."""
+    """Return the settings, the environments and the package versions."""
     settings = html.table(
         ["setting", "value"], html.flat_settings(run.config()), num_text_columns=2
     )
@@ -192,7 +192,7 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def format_duration(seconds: float) -> str:
-    """Return seconds as people say them."""
+    """Return a duration in seconds, minutes or hours for people to read."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

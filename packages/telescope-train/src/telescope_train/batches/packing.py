@@ -20,7 +20,7 @@ from telescope_train.batches.binning import Bin, deal, spread_over_ranks
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 PADDING_TOKENS = 8
-"""Length in tokens of a batch without samples, for ranks that have no more samples than batches."""
+"""Length of a batch without samples; ranks must all run the same number of batches."""
 
 
 def pack(

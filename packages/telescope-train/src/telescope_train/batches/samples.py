@@ -42,7 +42,7 @@ def samples_from_rollout(
     """Return the samples of one rollout, in the order in which their chains began.
 
     `temperature` is for turns that record none of their own. Raises EndpointError if a turn lacks
-    token ids or log-probs, because they cannot be recomputed exactly.
+    token ids or log-probs, which are never made up.
     """
     chains: list[_Chain] = []
     for number, turn in enumerate(rollout.turns):

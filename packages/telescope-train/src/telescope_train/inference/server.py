@@ -72,8 +72,8 @@ class ServerSettings:
 
     def arguments(self) -> list[str]:
         """Return the command line."""
-        # With `--generation-config vllm`, sampling defaults from the model's files are not used:
-        # a top_p from there would change the distribution that the trainer assumes.
+        # `--generation-config vllm` ignores the sampling defaults in the model's own files: a top_p
+        # from there would apply to every request that does not name one.
         arguments = [
             *(sys.executable, "-m", "telescope_train.inference.vllm_plugin.main"),
             *("--model", self.model_path, "--served-model-name", SERVED_MODEL_NAME),
@@ -139,8 +139,8 @@ class ServerProcess:
         self.settings = settings
         self._was_healthy = False
         self._log: IO[bytes] = settings.log_path.open("ab")
-        # In a session of its own, `close` can end the whole group, and Ctrl-C in a terminal
-        # reaches the driver alone, which ends its processes in order.
+        # With a session of its own, `close` can end the whole group, and Ctrl-C in a terminal does
+        # not reach the server: the driver receives it and ends its processes in order.
         self._process = subprocess.Popen(
             settings.arguments(),
             env=settings.environment(),
@@ -167,7 +167,7 @@ class ServerProcess:
             )
 
     def check_engine(self) -> None:
-        """Raise ProcessDiedError if the server runs but its engine, another process, is gone.
+        """Raise ProcessDiedError if the engine of a server that still runs is gone.
 
         Such a server answers 503, or it has stopped listening while it waits for requests that its
         dead engine will never answer. A server that is only slow to answer is not reported.
@@ -227,8 +227,8 @@ class ServerProcess:
         _signal_group(self.pid, signal.SIGKILL)
         self._process.wait(timeout=10.0)
         if self._watchdog is not None:
-            # Only now: until the group is gone, the watchdog must still be able to end it. The
-            # line keeps it from killing a group of the same number that starts later.
+            # Only now: had this process died before it sent SIGKILL, the watchdog would have had
+            # to. The line keeps it from killing a later group that gets the same number.
             os.write(self._watchdog, b"closed\n")
             os.close(self._watchdog)
             self._watchdog = None

@@ -1,1 +1,1 @@
-"""What one step makes of its rollouts: credit, filters, minibatches, metrics; in the driver."""
+"""From the rollouts of one step to optimizer steps: credit, filters, minibatches, metrics."""

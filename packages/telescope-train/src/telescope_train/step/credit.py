@@ -1,7 +1,9 @@
-"""Credit: the groups of one step become samples with advantages.
+"""Credit: from the groups of one step to samples with advantages.
 
-Rewards are brought to one scale where the config gives a range, shaped, and made advantages over
-the whole batch. Groups that teach nothing and filtered rollouts are left out and counted. Pure.
+Rewards are scaled if the config gives a range, then shaped, then turned into advantages over the
+whole batch. Groups without a learning signal and filtered rollouts are left out and counted.
+Everything here is pure. Letters: N rollouts of the batch, G rollouts of a group (in `_advantages`:
+groups).
 """
 
 from collections import Counter
@@ -30,43 +32,44 @@ from telescope_train.step.shaping import RolloutKey, Shaping, overlong_penalties
 
 
 class RewardRange(NamedTuple):
-    """Lowest and highest reward of an environment."""
+    """Lowest and highest reward of an environment, in the unit of its rewards."""
 
     low: float
     high: float
 
 
 class NoCredit(StrEnum):
-    """Why a group teaches nothing."""
+    """Why a group is not learned from."""
 
     ALL_AT_MAXIMUM = "all_at_maximum"
     """Every rollout got the highest reward."""
     ALL_AT_MINIMUM = "all_at_minimum"
     """Every rollout got the lowest reward."""
     ALL_EQUAL = "all_equal"
-    """Every rollout got the same reward, and it is neither, or the range is not known."""
+    """Every rollout got the same reward, but it is neither bound or the range is not known."""
     TOO_FEW = "too_few"
-    """Failures left fewer rollouts than the algorithm compares."""
+    """Failures left fewer rollouts than the algorithm needs to compare."""
     ALL_FILTERED = "all_filtered"
-    """Filters left no rollout of it."""
+    """Filters left none of its rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditRules:
-    """What stays the same in all steps of a run."""
+    """The rules of credit, which are the same in all steps of a run."""
 
     algorithm: Algorithm
     config: TrainConfig
     sampling: Mapping[str, Sampling]
-    """How each environment's rollouts are sampled."""
+    """How each environment's rollouts are sampled, by its name."""
     vocab_size: int
+    """Tokens in the vocabulary; a filter compares log-probs with a uniform draw from it."""
     declared: Mapping[str, RewardRange] = field(default_factory=dict[str, RewardRange])
-    """Ranges that environments state, read only to say at which end a group of equal rewards
-    stands."""
+    """Reward ranges that environments declare, by name. They are used only to report at which end
+    of its range a group of equal rewards is."""
 
 
 def credit_rules(config: TrainConfig, mix: Mix, *, vocab_size: int | None) -> CreditRules:
-    """Return the rules of a run over `mix`; a `vocab_size` of None is read from the tokenizer."""
+    """Return the rules of a run over `mix`; None reads `vocab_size` from the tokenizer."""
     return CreditRules(
         algorithm=load_algorithm(config.algorithm.algorithm),
         config=config,
@@ -81,18 +84,18 @@ def credit_rules(config: TrainConfig, mix: Mix, *, vocab_size: int | None) -> Cr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """What one step learns from."""
+    """What one step learns from, and why the rest was left out."""
 
     samples: tuple[TrainingSample, ...]
     """One or more per rollout, in the order of the groups."""
     advantages: Mapping[RolloutKey, float]
-    """Those of discarded groups and filtered rollouts too, where they have one."""
+    """By rollout, including those of discarded groups and filtered rollouts that have one."""
     discarded: Mapping[str, NoCredit]
     """The groups left out, by group id."""
     filtered: Mapping[RolloutKey, Filtered]
-    """The rollouts left out of groups that have advantages."""
+    """The rollouts that filters left out of the remaining groups, by rollout."""
     metrics: Mapping[str, float]
-    """Groups and rollouts by reason, final rewards, mean and deviation of the advantages."""
+    """Counts of groups and rollouts by reason, final rewards, mean and deviation of advantages."""
 
 
 def assign_credit(
@@ -103,9 +106,8 @@ def assign_credit(
 ) -> Credit:
     """Return the samples of `groups` and what became of each group.
 
-    `kl_penalties` is added to the rewards (`kl_in_reward`).
-    Rollouts that were not kept have no part in it: a failure is no reward. Filtered ones have: they
-    stay in the baseline, and give no sample.
+    `kl_penalties` are added to the rewards (`kl_in_reward`). Rollouts that were not kept take no
+    part, because a failure is not a reward. Filtered ones stay in the baseline but give no sample.
     """
     config, section = rules.config, rules.config.algorithm
     scored = {group.id: scored_rollouts(group) for group in groups}
@@ -132,8 +134,10 @@ def assign_credit(
         for key, advantages_G in advantages.items()
         if not advantages_G.any()
     }
+    # Too small a group has no baseline, so it goes even if groups of equal rewards are kept.
     discarded = no_credit if config.rollout.discard_group_zero_advantage else too_few
     filtered = _filtered([r for r in everything if r.group_id not in discarded], rules)
+    # Filters come after advantages: leaving their rollouts out of the baseline would bias the rest.
     emptied = {
         key: NoCredit.ALL_FILTERED
         for key, rollouts in usable.items()
@@ -164,7 +168,7 @@ def assign_credit(
 
 
 def scored_rollouts(group: Group) -> list[Rollout]:
-    """Return the rollouts of `group` that have a reward to learn from."""
+    """Return the kept rollouts of `group`, each of which has a reward."""
     rollouts = [r for r in group.rollouts if r.status is RolloutStatus.KEPT]
     for rollout in rollouts:
         assert rollout.reward is not None, f"kept rollout {group.id}/{rollout.index} has no reward"
@@ -176,6 +180,7 @@ def _samples(
     advantages: Mapping[RolloutKey, float],
     sampling: Mapping[str, Sampling],
 ) -> tuple[TrainingSample, ...]:
+    # Checked before any sample is built: a KeyError would not say which names are known.
     for rollout in rollouts:
         if rollout.environment not in sampling:
             raise unknown_name("environment in sampling", rollout.environment, sampling)
@@ -199,6 +204,8 @@ def _filtered(rollouts: Sequence[Rollout], rules: CreditRules) -> dict[RolloutKe
 
 
 def _configured_ranges(config: TrainConfig) -> dict[str, RewardRange]:
+    # Only ranges from the config rescale rewards. What an environment declares may be wider than
+    # what it gives in practice, and rescaling by it would change the weight of its rewards unasked.
     return {
         entry.name: RewardRange(entry.reward_min, entry.reward_max)
         for entry in config.environments
@@ -213,19 +220,23 @@ def _raw(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
 def _shaped(
     rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange], shaping: Shaping
 ) -> NDArray[np.float64]:
-    """Return the rewards of a group, from 0 to 1 where the config gives the range, and shaped."""
+    """Return the shaped rewards of a group, scaled to 0 to 1 if the config gives the range."""
+    # All rollouts of a group are of one example, so they share the environment and its range.
     rewards_G = _raw(rollouts)
     if span := ranges.get(rollouts[0].environment):
         rewards_G = np.clip((rewards_G - span.low) / (span.high - span.low), 0.0, 1.0)
+    # Shaping comes after scaling, so that a penalty means the same in every environment. It may
+    # leave the range: clipping it away would make long rollouts equal again.
     return rewards_G + np.array([shaping.of(rollout) for rollout in rollouts])
 
 
 def _advantages(
     rewards: Mapping[str, NDArray[np.float64]], algorithm: Algorithm, norm: str
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the advantages of each group, taken over the whole batch at once."""
+    """Return [G] the advantages of each group, computed over the whole batch at once."""
     if not rewards:
         return {}
+    # One call over all groups, because some algorithms normalize by the deviation of the batch.
     sizes_G = [len(group_rewards) for group_rewards in rewards.values()]
     groups_N = np.repeat(np.arange(len(sizes_G)), sizes_G)
     advantages_N = algorithm.advantage(np.concatenate(list(rewards.values())), groups_N, norm)
@@ -233,6 +244,7 @@ def _advantages(
 
 
 def _reason(rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange]) -> NoCredit:
+    # The raw rewards decide: shaping can move a group that solved everything off the maximum.
     rewards_G, span = _raw(rollouts), ranges.get(rollouts[0].environment)
     if span is not None and (rewards_G >= span.high).all():
         return NoCredit.ALL_AT_MAXIMUM
@@ -242,7 +254,7 @@ def _reason(rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange]) -> N
 
 
 def _num_outside(usable: Mapping[str, Sequence[Rollout]], ranges: Mapping[str, RewardRange]) -> int:
-    """Count the rewards that clipping moved: the range in the config is too narrow."""
+    """Count the rewards that clipping changed; above 0, the configured range is too narrow."""
     num_outside = 0
     for rollouts in usable.values():
         if span := ranges.get(rollouts[0].environment):
@@ -254,6 +266,7 @@ def _num_outside(usable: Mapping[str, Sequence[Rollout]], ranges: Mapping[str, R
 def _count_groups(
     no_credit: Mapping[str, NoCredit], num_groups: int, num_discarded: int
 ) -> dict[str, float]:
+    # Every reason is reported, 0 included, so that plots of a run have no holes.
     counts = Counter(no_credit.values())
     by_reason = {f"groups/{reason}": float(counts[reason]) for reason in NoCredit}
     return by_reason | {
@@ -271,7 +284,7 @@ def _count_rollouts(filtered: Mapping[RolloutKey, Filtered], num_rollouts: int) 
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Return mean and deviation over what is trained on; nothing where nothing is."""
+    """Return mean and standard deviation (ddof 0) of `values`; {} if there are none."""
     if not values:
         return {}
     return {f"{name}/mean": float(np.mean(values)), f"{name}/std": float(np.std(values))}

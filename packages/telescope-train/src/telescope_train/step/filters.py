@@ -1,7 +1,7 @@
-"""Rollouts that are not trained on: cut ones, gibberish, repetition. Pure.
+"""Filters for rollouts that are not trained on: cut off, gibberish, repetition. Pure.
 
 A filtered rollout keeps its reward and stays in the baseline of its group, which would otherwise
-favour what is left; its tokens leave both the numerator and the denominator of the loss.
+favor the rollouts that are left. Its tokens are in neither numerator nor denominator of the loss.
 """
 
 import math
@@ -14,26 +14,26 @@ from telescope_core.types import Rollout
 from telescope_train.config.schema import AlgorithmSection
 
 MIN_TEXT_LENGTH = 100
-"""Characters below which a compression ratio says nothing."""
+"""Characters; the compression ratio of a shorter text is meaningless."""
 MAX_TEXT_LENGTH = 10_000
-"""Characters at the end of a text that are looked at: a loop, once begun, goes on to the end."""
+"""Characters at the end of a text that are checked: a loop, once begun, goes on to the end."""
 
 
 class Filtered(StrEnum):
     """Why a rollout is not trained on."""
 
     OVERLONG = "overlong"
-    """A turn was cut by `max_tokens`, so how it would have ended is not known."""
+    """A turn was cut off by `max_tokens`, so it is not known how it would have ended."""
     GIBBERISH = "gibberish"
-    """A rare token was sampled that is less likely than one drawn blindly."""
+    """A rare token was sampled that was less likely than in a uniform draw."""
     REPETITION = "repetition"
-    """Its text says the same over and over."""
+    """Its text repeats the same thing over and over."""
 
 
 def filter_reason(
     rollout: Rollout, section: AlgorithmSection, *, vocab_size: int
 ) -> Filtered | None:
-    """Return the first filter of `section` that `rollout` falls to; None when it is trained on."""
+    """Return the first filter of `section` that matches `rollout`; None when it is trained on."""
     if section.filter_overlong and rollout.is_truncated:
         return Filtered.OVERLONG
     if section.filter_gibberish and has_gibberish(
@@ -69,9 +69,9 @@ def has_gibberish(
 
 
 def compression_ratio(text: str) -> float:
-    """Return how many times smaller zlib makes the end of `text`; 1 for a short one.
+    """Return how many times smaller zlib makes the end of `text`; 1 for a short text.
 
-    English prose gives 2 to 3, a phrase without end several tens.
+    English prose gives 2 to 3, an endlessly repeated phrase several tens.
     """
     if len(text) < MIN_TEXT_LENGTH:
         return 1.0

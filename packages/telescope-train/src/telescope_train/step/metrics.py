@@ -1,4 +1,4 @@
-"""One step as a row of metrics, the trainer's own left out; docs/reference/metrics.md lists all."""
+"""One step as a row of metrics, without the trainer's own; docs/reference/metrics.md lists all."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,16 @@ from telescope_train.step.rollout_metrics import (
 from telescope_train.step.throughput import Machine, throughput_metrics
 
 LAPS = ("generate", "train", "sync", "wait")
-"""Where the driver's time goes: waiting for rollouts that training could not hide, training,
-publishing weights, and everything else (credit, packing, records)."""
+"""How the driver spends its time: waiting for rollouts that were not ready when training was,
+training, publishing weights, and everything else (credit, packing, records)."""
 
 
 class StepClock:
-    """Splits the time of one step: each lap is added to what it was spent on."""
+    """Splits the time of one step: each lap is added to the activity it was spent on."""
 
     def __init__(self) -> None:
         self.times: dict[str, float] = dict.fromkeys(LAPS, 0.0)
-        """Seconds by name; they add up to the time since the clock was made."""
+        """Seconds by the names of `LAPS`; they add up to the time from creation to the last lap."""
         self._last_s = time.perf_counter()
 
     def lap(self, name: str) -> None:

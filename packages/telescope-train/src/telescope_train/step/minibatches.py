@@ -1,7 +1,7 @@
-"""The samples of a step dealt into optimizer steps: whole groups, equal minibatches, epochs.
+"""Distribute the samples of a step over optimizer steps: whole groups, equal minibatches, epochs.
 
-Every token is stamped with its weight over the minibatch it is in, all ranks together, so each
-optimizer step has a denominator of its own and nothing later divides. Pure.
+Every token is stamped with its weight in its minibatch, over all ranks together, so each optimizer
+step has a denominator of its own and nothing later divides. Pure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ def plan_step(
 ) -> StepPlan:
     """Return the optimizer steps over `samples`; none without samples.
 
-    `version` seeds the deal and the order of each epoch, so a step is the same when it is taken
-    again after a resume. The groups of a minibatch stay the same in all epochs.
+    `version` seeds the minibatches and the order of each epoch, so a step that is repeated after a
+    resume is the same. The groups of a minibatch stay the same in all epochs.
     """
     section = rules.config.algorithm
     weighting = weighting_of(section, rules.algorithm)
@@ -38,10 +38,10 @@ def plan_step(
 def deal_groups(
     samples: Sequence[TrainingSample], number_of_minibatches: int, generator: np.random.Generator
 ) -> Iterator[list[TrainingSample]]:
-    """Yield the samples of each minibatch: shuffled groups, whole, dealt in turn.
+    """Yield the samples of each minibatch: whole groups, shuffled and dealt in turn.
 
-    Sizes differ by at most one group where discarded groups left a number that does not divide.
-    A minibatch without a group is left out.
+    Sizes differ by at most one group if discarded groups left a number that does not divide. A
+    minibatch without a group is left out.
     """
     group_ids = list(dict.fromkeys(sample.group_id for sample in samples))
     if number_of_minibatches > 1:
@@ -54,7 +54,7 @@ def deal_groups(
 def pack_weighted(
     samples: Sequence[TrainingSample], weighting: Weighting, packing: Packing
 ) -> list[list[PackedBatch]]:
-    """Pack one optimizer step for the ranks, every token stamped with its weight in it."""
+    """Pack one optimizer step for the ranks, with every token stamped with its weight."""
     return pack(
         samples,
         token_weights(samples, weighting, max_tokens=packing.max_tokens),

@@ -1,4 +1,4 @@
-"""The rollouts of a step in the run folder: all of them, each with what became of it."""
+"""Record the rollouts of a step in the run folder: all of them, each with its outcome."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from telescope_train.step.credit import Credit
 
 
 def record_rollouts(folder: RunFolder, step: int, groups: Sequence[Group], credit: Credit) -> None:
-    """Write all rollouts of a step, those that were not trained on marked so."""
+    """Write all rollouts of a step; those that were not trained on are marked as discarded."""
     rows = [
         row_of(
             _marked(rollout, credit),

@@ -1,6 +1,6 @@
-"""`kl_in_reward`: how far each rollout went from the reference model, taken off its reward.
+"""`kl_in_reward`: a penalty on each reward for how far its rollout is from the reference model.
 
-The ranks give the reference log-probs; what is compared with them is what the sampler sampled from.
+The ranks compute the reference log-probs. They are compared with the sampler's log-probs.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ async def kl_penalties(
     packing: Packing,
     reference_logprobs: Callable[[Shards], Awaitable[list[list[NDArray[np.float32]]]]],
 ) -> dict[RolloutKey, float]:
-    """Return -kl_penalty_tau * k summed over the tokens of each rollout; {} without the setting."""
+    """Return -kl_penalty_tau * k summed over each rollout's tokens; {} if the setting is off."""
     section = rules.config.algorithm
     if not section.kl_in_reward:
         return {}
@@ -40,7 +40,7 @@ async def kl_penalties(
     ]
     if not samples:
         return {}
-    # Nothing learns from this packing: its advantages carry the number of each sample.
+    # Nothing is trained on this packing, so its advantages are free to carry each sample's number.
     shards = pack(
         [replace(sample, advantage=float(number)) for number, sample in enumerate(samples)],
         np.ones(len(samples)),
@@ -62,7 +62,10 @@ async def kl_penalties(
 def kl_per_sequence(
     batch: PackedBatch, reference_T: NDArray[np.float32], estimator: Estimator
 ) -> NDArray[np.float64]:
-    """Return the estimate summed over the trained tokens of each sequence of `batch`."""
+    """Return [sequences] the estimate summed over the trained tokens of each, nats.
+
+    `reference_T` is [T], nats, aligned with `batch`.
+    """
     mask_T = batch.mask_T
     difference_M = batch.behavior_logprobs_T[mask_T].astype(np.float64) - reference_T[mask_T]
     estimate_M = kl_estimate(torch.from_numpy(difference_M), estimator).numpy()

@@ -1,4 +1,4 @@
-"""What a step's rollouts were like: rewards, lengths, ends, failures, ages. Pure."""
+"""Metrics of a step's rollouts: rewards, lengths, how they ended, failures, ages. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from telescope_train.rollouts.sampled import SampledBatch
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return rewards over all scored rollouts: together, per environment and per component."""
+    """Return reward metrics of all scored rollouts: overall, per environment and per component."""
     rewards: defaultdict[str, list[float]] = defaultdict(list)
     components: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
@@ -36,7 +36,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def batch_metrics(batch: SampledBatch) -> dict[str, float]:
-    """Return what filling the batch took: rejected groups, their rewards too, and failures."""
+    """Return metrics of filling the batch: rejected groups, rewards with theirs, and failures."""
     by_environment: defaultdict[str, list[float]] = defaultdict(list)
     for group in batch.all_groups:
         found = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
@@ -63,7 +63,7 @@ def batch_metrics(batch: SampledBatch) -> dict[str, float]:
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return lengths, ends and failures of a step's rollouts."""
+    """Return metrics of lengths, endings and failures of a step's rollouts."""
     played = [rollout for rollout in rollouts if rollout.turns]
     failed = [rollout for rollout in rollouts if rollout.status is RolloutStatus.FAILED]
     timed_out = [rollout for rollout in failed if rollout.stop_reason is StopReason.TIMEOUT]
@@ -80,7 +80,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def sample_metrics(samples: Sequence[TrainingSample], version: WeightVersion) -> dict[str, float]:
-    """Return the lengths of what is trained on, and the age of its first tokens in versions."""
+    """Return the lengths of samples in tokens, and the ages of their first tokens in versions."""
     if not samples:
         return {}
     ages = [version - sample.oldest_version for sample in samples]
@@ -94,7 +94,7 @@ def sample_metrics(samples: Sequence[TrainingSample], version: WeightVersion) ->
 
 
 def distribution(name: str, values: Sequence[int]) -> dict[str, float]:
-    """Return mean, median, 95th percentile and maximum; nothing of nothing."""
+    """Return mean, median, 95th percentile and maximum of `values`; {} if there are none."""
     if not values:
         return {}
     return {

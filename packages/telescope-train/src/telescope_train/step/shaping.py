@@ -1,6 +1,6 @@
-"""What is added to rewards before advantages are taken: a length penalty and a KL penalty. Pure.
+"""What is added to rewards before advantages: a length penalty and a KL penalty. Pure.
 
-Both are added after rewards were brought to one scale, so `overlong_penalty_factor` and
+Both are added after rewards were scaled, so `overlong_penalty_factor` and
 `kl_penalty_tau` are in units of the reward that advantages are taken from.
 """
 
@@ -18,10 +18,12 @@ RolloutKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """What is added to the reward of each rollout; 0 where a rollout is not named."""
+    """What is added to the reward of each rollout; 0 for a rollout that is not a key."""
 
     overlong: Mapping[RolloutKey, float] = field(default_factory=dict[RolloutKey, float])
+    """Length penalty, at most 0, in units of the scaled reward."""
     kl: Mapping[RolloutKey, float] = field(default_factory=dict[RolloutKey, float])
+    """KL penalty, in units of the scaled reward."""
 
     def of(self, rollout: Rollout) -> float:
         """Return the sum for one rollout."""
@@ -30,7 +32,7 @@ class Shaping:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Means over the rollouts that each part was worked out for."""
+        """Means over the rollouts that each part was computed for."""
         parts = {"overlong": self.overlong, "kl": self.kl}
         return {
             f"reward_shaping/{name}": float(np.mean(list(values.values())))
@@ -42,6 +44,7 @@ class Shaping:
 def overlong_penalty(num_tokens: int, *, max_tokens: int, buffer: int, factor: float) -> float:
     """Return the soft length penalty: 0 up to `max_tokens - buffer`, then falling to -`factor`.
 
+    `num_tokens`, `max_tokens` and `buffer` are in tokens, `factor` in units of the scaled reward.
     Paper: arXiv:2503.14476, eq. 13 (with factor 1).
     """
     over = num_tokens - (max_tokens - buffer)
@@ -51,7 +54,7 @@ def overlong_penalty(num_tokens: int, *, max_tokens: int, buffer: int, factor: f
 def overlong_penalties(
     rollouts: Sequence[Rollout], section: AlgorithmSection, sampling: Mapping[str, Sampling]
 ) -> dict[RolloutKey, float]:
-    """Return the penalty of each rollout, by its longest turn: `max_tokens` is a limit per turn."""
+    """Return each rollout's penalty, for its longest turn: `max_tokens` is a limit per turn."""
     if not section.overlong_penalty_factor:
         return {}
     return {

@@ -1,7 +1,7 @@
 """How well a step used the machine: FLOPs, their balance over ranks, MFU. Pure.
 
-Model FLOPs only: what a forward and backward pass needs on paper, once per token and epoch.
-Recomputed activations and the forward passes for old log-probs are work too, but not progress.
+Only model FLOPs count: what a forward and backward pass needs in theory, once per token and epoch.
+Recomputed activations and forward passes for old log-probs are work, but not progress.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,16 @@ PEAK_FLOPS = {
     "L4": 121e12,
     "A10": 125e12,
 }
-"""Part of a GPU's name -> dense bfloat16 FLOP/s on its data sheet; the first that fits counts."""
+"""Part of a GPU's name -> dense bfloat16 FLOP/s on its data sheet; the first match counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a run's speed is measured against."""
+    """The model and hardware that a run's speed is measured against."""
 
     facts: ModelFacts
     seq_len: int
-    """Tokens in one packed sequence."""
+    """Most tokens in one packed batch."""
     hidden_size: int
     gpu_name: str | None
     """Of each trainer rank; None on CPU."""
@@ -42,15 +42,15 @@ class Machine:
 
 
 def sequence_lengths(batch: PackedBatch) -> NDArray[np.int64]:
-    """Return the tokens of each sample in `batch`."""
+    """Return [samples] the number of tokens of each sample in `batch`."""
     return np.bincount(batch.sequence_ids_T[batch.sequence_ids_T >= 0])
 
 
 def training_flops(facts: ModelFacts, batches: Sequence[PackedBatch]) -> float | None:
-    """Return the FLOPs of one forward and backward pass; None where the model is not known.
+    """Return the FLOPs of one forward and backward pass; None if the model's size is not known.
 
-    6 per parameter and token, the output head for trained tokens alone, and 6 * width * length^2
-    for causal attention in each layer.
+    6 per parameter and token, with the output head for trained tokens only, and 6 * width *
+    length^2 for causal attention, with the width summed over layers.
     """
     body, width, head = facts.num_body_parameters, facts.attention_width, facts.num_head_parameters
     if body is None or width is None or head is None:
@@ -62,14 +62,14 @@ def training_flops(facts: ModelFacts, batches: Sequence[PackedBatch]) -> float |
 
 
 def peak_flops(gpu_name: str | None) -> float | None:
-    """Return what the GPU could do; None for a CPU and for a GPU that is not in the table."""
+    """Return the GPU's peak FLOP/s; None for a CPU and for a GPU that is not in the table."""
     if gpu_name is None:
         return None
     return next((peak for part, peak in PEAK_FLOPS.items() if part in gpu_name), None)
 
 
 def flops_imbalance(plan: StepPlan, hidden_size: int) -> float:
-    """Return the time of a step relative to one whose batches all ranks share evenly; at least 1.
+    """Return the cost of a step relative to one that all ranks share evenly; at least 1.
 
     In each round every rank runs one batch, and all wait for the slowest.
     """
@@ -82,7 +82,10 @@ def flops_imbalance(plan: StepPlan, hidden_size: int) -> float:
 
 
 def throughput_metrics(plan: StepPlan, train_s: float, machine: Machine) -> dict[str, float]:
-    """Return packing, balance and speed of the trainer; `mfu` only where the peak is known."""
+    """Return packing, balance and speed of the trainer; `mfu` only if the GPU's peak is known.
+
+    `train_s` is the time of all optimizer steps in seconds.
+    """
     if not plan.order:
         return {}
     packed = plan.packed

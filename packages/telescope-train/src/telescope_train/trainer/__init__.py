@@ -1,1 +1,1 @@
-"""The trainer ranks: the work of one, and all of them over Ray; in the ranks and the driver."""
+"""The trainer ranks: the work of one rank, and calls to all of them over Ray."""

@@ -1,4 +1,4 @@
-"""How the C library's allocator treats memory that is freed, for processes that compute on CPU."""
+"""Settings of the C library's allocator for processes that compute on the CPU."""
 
 import ctypes
 import sys
@@ -6,6 +6,7 @@ import sys
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_MAX = -4
+# mallopt takes an int, so this is the largest threshold there is.
 _KEPT_BYTES = 2**31 - 1
 _GROWTH_BYTES = 64 * 2**20
 
@@ -13,8 +14,8 @@ _GROWTH_BYTES = 64 * 2**20
 def keep_freed_memory() -> None:
     """Keep freed memory in this process instead of giving it back to the system.
 
-    glibc returns each large block at once and asks for it anew: a training step on CPU then
-    spends a fifth of its time in page faults. Does nothing where the C library is another one.
+    glibc returns each large block at once and asks for it again, so a training step on the CPU
+    spends a fifth of its time in page faults. Does nothing if the C library is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return

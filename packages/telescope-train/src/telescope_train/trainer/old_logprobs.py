@@ -1,7 +1,7 @@
-"""Log-probs that must not move while a batch is learned from: proximal and reference ones.
+"""Log-probs that stay fixed while a batch is trained on: proximal and reference ones.
 
-Both are taken by the ranks themselves, before the first optimizer step of the batch, and put into
-the columns of the PackedBatches; every epoch and minibatch then sees the same numbers.
+The ranks compute both themselves, before the first optimizer step of the batch, and put them into
+columns of the PackedBatches. So every epoch and minibatch sees the same numbers.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def with_old_logprobs(
 ) -> list[list[PackedBatch]]:
     """Return this rank's share of each minibatch with the columns that `algorithm` needs.
 
-    Costs one forward pass over everything for each column. Every rank calls it.
+    Each column costs one forward pass over all minibatches. Every rank calls it.
     """
     shares = [list(batches) for batches in minibatches]
     if algorithm is None:

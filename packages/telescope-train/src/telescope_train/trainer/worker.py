@@ -1,4 +1,4 @@
-"""`TrainerWorker`: one trainer rank, in this process. Placing ranks is left to `ranks`.
+"""`TrainerWorker`: one trainer rank, in this process. `ranks` places and calls the ranks.
 
 Every method is collective: all ranks call it in the same order.
 """
@@ -35,13 +35,13 @@ from telescope_train.trainer.old_logprobs import with_old_logprobs
 from telescope_train.weights.gloo import GlooPublisher
 
 COLLECTIVE_TIMEOUT_S = 600.0
-"""Longest wait for another rank; longer means that it died."""
+"""Seconds; a rank that keeps the others waiting longer is taken for dead."""
 NEVER_SAMPLED = -2
-"""A weight version that no token has: between two optimizer steps of one batch."""
+"""A weight version that no token has, for the weights between optimizer steps of one batch."""
 
 
 class TrainerWorker:
-    """One rank of the trainer. `close` it; one can exist in a process at a time."""
+    """One rank of the trainer. Call `close` when done; a process can have one at a time."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class TrainerWorker:
         master_port: int | None = None,
         num_threads: int = 1,
     ) -> None:
-        """Join the other ranks, load the model and prove what `self_check` says.
+        """Join the other ranks, load the model and run the self-tests.
 
-        `master_port` is needed for more than one rank. `num_threads` is for the CPU: ranks and
-        inference servers share the cores.
+        `master_port` is needed for more than one rank. `num_threads` limits CPU threads, because
+        ranks and inference servers share the cores.
         """
         self._algorithm = settings.algorithm
         self._device = _device(settings)
@@ -86,9 +86,9 @@ class TrainerWorker:
         return torch.cuda.get_device_name() if self._device.type == "cuda" else None
 
     def train_step(self, batches: Sequence[PackedBatch], *, version: int) -> dict[str, float]:
-        """Take one optimizer step over `batches`, this rank's share; returns the metrics of all.
+        """Take an optimizer step over `batches`, this rank's share; returns metrics of all ranks.
 
-        `version` is that of the weights before the step.
+        `version` is the version of the weights before the step.
         """
         return self.train_minibatches([batches], [0], version)
 
@@ -100,11 +100,11 @@ class TrainerWorker:
     ) -> dict[str, float]:
         """Take an optimizer step over `minibatches[i]` for each i of `order`.
 
-        Log-probs of before the first of them are taken first, where the algorithm needs them.
-        Metrics are over all tokens of all the steps and all ranks. Raises ValueError for no step.
+        If the algorithm needs log-probs from before the first step, they are computed first.
+        Metrics are over all tokens of all steps and all ranks. Raises ValueError for no steps.
         """
         if not order:
-            raise ValueError("expected at least one optimizer step, got an empty order; take none")
+            raise ValueError("expected at least one optimizer step, got an empty order")
         started_s = time.perf_counter()
         shares = with_old_logprobs(minibatches, self.backend, self._algorithm)
         prepared_s = time.perf_counter()
@@ -126,26 +126,26 @@ class TrainerWorker:
         }
 
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Return what the reference model gives, in the form of `logprobs`."""
+        """Return logprobs_T [T], nats, of each batch under the reference model; see `logprobs`."""
         return self.backend.reference_logprobs(batches)
 
     def update_reference(self) -> None:
-        """Make the present weights the reference model."""
+        """Make the current weights the reference model."""
         self.backend.update_reference()
 
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Return logprobs_T of each batch: 0 where a token is not trained on."""
+        """Return logprobs_T [T], nats, of each batch; 0 where a token is not trained on."""
         return self.backend.logprobs(batches)
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, whole CPU tensor) in Hugging Face names, tied ones once.
+        """Yield (Hugging Face name, whole CPU tensor), tied tensors once.
 
-        Every rank must exhaust it: each tensor is gathered when it is asked for.
+        Every rank must exhaust it, because each tensor is gathered when it is asked for.
         """
         return self.backend.export_weights()
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Like `export_weights`, only what a server that loaded the initial model must renew."""
+        """Like `export_weights`, for the tensors that can differ from the initial model only."""
         return self.backend.transfer_weights()
 
     def weight_headers(self) -> list[TensorHeader]:
@@ -162,10 +162,10 @@ class TrainerWorker:
             self._publisher.send(self.transfer_weights())
         else:
             for _ in self.transfer_weights():
-                pass  # the other ranks only take part in the gathering
+                pass  # the other ranks only take part in gathering
 
     def save_checkpoint(self, folder: str | Path) -> None:
-        """Write everything needed to continue; the folder appears whole or not at all."""
+        """Write everything needed to continue; the folder appears complete or not at all."""
         self.backend.save_checkpoint(folder)
 
     def start_checkpoint(self, folder: str | Path, with_training_state: bool) -> None:
@@ -180,17 +180,17 @@ class TrainerWorker:
         return self._saving is None or self._saving.is_done()
 
     def finish_checkpoint(self) -> None:
-        """Wait for what `start_checkpoint` began; raises TelescopeError when it failed."""
+        """Wait for the write that `start_checkpoint` began; raises TelescopeError if it failed."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.wait()
 
     def load_checkpoint(self, folder: str | Path) -> None:
-        """Continue from `folder`."""
+        """Continue from the checkpoint in `folder`."""
         self.backend.load_checkpoint(folder)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Export to Hugging Face format; the folder appears whole or not at all."""
+        """Export to Hugging Face format; the folder appears complete or not at all."""
         self.backend.save_pretrained(folder)
 
     def close(self) -> None:
@@ -202,7 +202,7 @@ class TrainerWorker:
 def update_row(
     gradients: Sequence[GradientResult], updates: Sequence[UpdateResult]
 ) -> dict[str, float]:
-    """Return what the optimizer steps of one batch amount to; the steps count the same."""
+    """Return the metrics of one batch; its optimizer steps count the same in means."""
     norms = [update.gradient_norm for update in updates]
     return {
         "loss/total": sum(gradient.loss for gradient in gradients) / len(gradients),
@@ -216,7 +216,7 @@ def update_row(
 
 
 def _device(settings: BackendSettings) -> torch.device:
-    """A rank uses the first GPU it is shown: Ray shows each rank its own."""
+    """Return the device of this rank. Ray makes only the rank's own GPU visible, as number 0."""
     if settings.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -231,7 +231,7 @@ def _device(settings: BackendSettings) -> torch.device:
 def _join(
     device: torch.device, rank: int, world_size: int, *, address: str, port: int | None
 ) -> None:
-    """Create the process group; one rank alone needs no port."""
+    """Create the process group; a single rank needs no port."""
     if dist.is_initialized():
         raise ConfigError(
             "this process already has a trainer rank; close it first, or start another process"
@@ -268,9 +268,10 @@ def _loss(settings: BackendSettings) -> Loss:
 
 
 def _exactness(settings: BackendSettings) -> float | None:
-    """How far the same forward pass may be from itself: a GPU or a compiler may pick other kernels.
+    """Return how much a repeated forward pass may differ, nats; None = it is random.
 
-    Log-probs travel in float32, to which those of a model in float64 are rounded.
+    On a GPU or with a compiler other kernels may be picked. Log-probs travel in float32, so those
+    of a model in float64 are rounded.
     """
     if settings.trainer.use_lora and settings.trainer.lora_dropout:
         return None
@@ -280,5 +281,5 @@ def _exactness(settings: BackendSettings) -> float | None:
 
 
 def _tolerance(settings: BackendSettings) -> float:
-    """Largest difference, nats, that rounding explains in the dtype of the layers."""
+    """Return the largest difference, nats, that rounding explains in the dtype of the layers."""
     return 0.25 if settings.compute_dtype == "bfloat16" else 1e-3

@@ -1,8 +1,8 @@
-"""Whole completions straight from the engine's thread, past vLLM's output processor.
+"""Whole completions straight from the engine's thread, bypassing vLLM's output processor.
 
 The output processor detokenizes, matches stop strings and keeps an object per token for its
-log-prob. A request of the token plane without stop strings needs none of it: its tokens and
-log-probs are columns as soon as they are sampled.
+log-prob. A request of the token plane without stop strings needs none of this: its tokens and
+log-probs are written to columns as soon as they are sampled.
 """
 
 from array import array
@@ -16,24 +16,27 @@ from telescope_train.inference.wire import VersionSpan
 
 @dataclass(slots=True)
 class GrowingCompletion:
-    """What was sampled for one request; grows with each step of the engine until it ends."""
+    """What was sampled for one request. It grows with each step of the engine until it ends."""
 
     request_id: str
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    """[T] int32."""
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
-    """Nats, one per token, of the distribution sampled from."""
+    """[T] float32, nats: log-probs under the distribution that was sampled from."""
     versions: list[VersionSpan] = field(default_factory=list)
-    """Which weights sampled which tokens."""
+    """Which weights sampled which tokens, in the order of the tokens."""
     finish_reason: str = ""
-    """`stop`, `length`, `abort` or `error`; empty until it ends."""
+    """`stop`, `length`, `abort` or `error`; empty until the request ends."""
 
     def add(self, output: EngineCoreOutput, version: str | None) -> None:
-        """Append what a step under weight version `version` sampled."""
+        """Append the tokens that a step under weight version `version` sampled."""
         if output.new_token_ids:
             if version is not None and (not self.versions or self.versions[-1].version != version):
                 self.versions.append(VersionSpan(version, len(self.token_ids)))
             self.token_ids.extend(output.new_token_ids)
-            if output.new_logprobs is not None:  # the sampled token's is in the first column
+            if output.new_logprobs is not None:
+                # vLLM returns the sampled token's log-prob in the first column, even where the
+                # token is not among the most likely ones.
                 self.logprobs.extend(output.new_logprobs.logprobs[:, 0].tolist())
         if output.finish_reason is not None:
             self.finish_reason = str(output.finish_reason)
@@ -47,7 +50,7 @@ class GrowingCompletions:
         self._ended: list[GrowingCompletion] = []
 
     def watch(self, completion: GrowingCompletion) -> None:
-        """Collect what is sampled for `completion`."""
+        """Collect the tokens of `completion` from now on."""
         self._growing[completion.request_id] = completion
 
     def forget(self, request_ids: Sequence[str]) -> None:
@@ -56,11 +59,13 @@ class GrowingCompletions:
             self._growing.pop(request_id, None)
 
     def take(self, outputs: list[EngineCoreOutput], version: str | None) -> list[EngineCoreOutput]:
-        """Collect a step's outputs; returns those that belong to nobody here."""
+        """Collect a step's outputs; returns those that belong to no completion."""
         others: list[EngineCoreOutput] = []
         for output in outputs:
             completion = self._growing.get(output.request_id)
             if completion is None:
+                # It belongs to vLLM's own routes or has stop strings, so it goes to the output
+                # processor.
                 others.append(output)
                 continue
             completion.add(output, version)
@@ -69,6 +74,6 @@ class GrowingCompletions:
         return others
 
     def ended(self) -> list[GrowingCompletion]:
-        """Return what ended since the last call."""
+        """Return the completions that ended since the last call."""
         ended, self._ended = self._ended, []
         return ended

@@ -1,9 +1,12 @@
-"""vLLM's engine in a thread of the API server instead of in a process beside it.
+"""vLLM's engine in a thread of the API server instead of in a process of its own.
 
-vLLM runs its engine in a process of its own and sends it requests and tokens as MessagePack over
-ZeroMQ. With a GPU that hides the server's work behind the engine's. On CPU both compete for the
-same cores, and encoding and decoding the log-probs of every token costs as much as computing
+vLLM runs its engine in another process, and the two exchange requests and tokens as MessagePack
+over ZeroMQ. With a GPU, the server's work is hidden behind the engine's. On CPU both compete for
+the same cores, and encoding and decoding the log-probs of every token costs as much as computing
 them. Here the engine is a thread, and objects are handed over as they are.
+
+Two threads take part. The event loop queues requests and aborts, and awaits one step at a time.
+The engine's thread takes in what is queued, steps, and returns what the step produced.
 """
 
 import asyncio
@@ -35,11 +38,11 @@ from telescope_train.inference.vllm_plugin.held_outputs import HeldOutputs
 
 logger = init_logger("vllm.telescope")
 _IDLE_S = 0.001
-"""How long to leave the interpreter to others when there are requests but none can run."""
+"""Seconds for which the engine leaves the interpreter to others when no request can run."""
 
 
 def install() -> None:
-    """Make every async engine of this process one of these."""
+    """Make vLLM create an `EngineThreadClient` for every async engine of this process."""
     EngineCoreClient.make_async_mp_client = staticmethod(_make_client)  # type: ignore[assignment]
 
 
@@ -50,26 +53,28 @@ def _make_client(
 
 
 class EngineStep(NamedTuple):
-    """What one step of the engine brought."""
+    """What one step of the engine produced."""
 
     outputs: list[EngineCoreOutputs]
-    """For vLLM's output processor."""
+    """Outputs for vLLM's output processor."""
     completions: list[GrowingCompletion]
-    """Ended ones, for those who wait for them."""
+    """Completions that ended, for the callers that wait for them."""
     has_more: bool
-    """Whether there is more to do."""
+    """Whether another step has work to do."""
 
 
 class EngineThread(EngineCore):
-    """The engine with what its own process would add: requests in, outputs out, a draining pause.
+    """The engine with the parts that vLLM's engine process would add: queues and a draining pause.
 
-    All methods run in one thread, but `put` and `abort`, which any thread may call.
+    All methods run in the engine's thread, except `put` and `abort`, which any thread may call.
     """
 
     def __init__(
         self, vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool
     ) -> None:
         super().__init__(vllm_config, executor_class, log_stats)
+        # Appending to a deque and taking from it are atomic. With a lock, the event loop would
+        # have to wait for the step in progress before it could queue a request.
         self._inbox: deque[tuple[EngineCoreRequest, GrowingCompletion | None]] = deque()
         self._aborts: deque[list[str]] = deque()
         self._completions = GrowingCompletions()
@@ -78,7 +83,7 @@ class EngineThread(EngineCore):
         self._drain: tuple[Future[None], bool] | None = None
 
     def put(self, request: EngineCoreRequest, completion: GrowingCompletion | None = None) -> None:
-        """Schedule `request` before the next step; what is sampled goes to its `completion`."""
+        """Schedule `request` before the next step; its tokens go to `completion` if there is one."""
         self._inbox.append((request, completion))
 
     def abort(self, request_ids: list[str]) -> None:
@@ -86,10 +91,12 @@ class EngineThread(EngineCore):
         self._aborts.append(request_ids)
 
     def turn(self) -> EngineStep:
-        """Take in what arrived and step once."""
+        """Take in what was queued and step once."""
         self._admit()
+        # Blocks this thread alone: the event loop runs on whenever torch releases the interpreter.
         outputs, model_executed = self.step_fn()
         self.post_step(model_executed)
+        # Outputs are keyed by client, and this process is client 0, the only one.
         if outputs and 0 in outputs:
             step = outputs[0]
             step.outputs = self._completions.take(step.outputs, step.weight_version)
@@ -98,22 +105,33 @@ class EngineThread(EngineCore):
         ready, self._ready = self._ready, []
         has_work = self.scheduler.has_requests() or bool(self.batch_queue)
         if has_work and not model_executed:
-            time.sleep(_IDLE_S)  # a grammar is being compiled elsewhere, for example
+            # The requests wait for another thread, for example for one that compiles a grammar.
+            # Stepping on without a pause would take the interpreter away from it.
+            time.sleep(_IDLE_S)
+        # Requests that were queued during the step also count, or nobody would step for them.
         has_more = has_work or bool(self._inbox) or bool(self._aborts)
         return EngineStep(ready, self._completions.ended(), has_more)
 
     def pause_scheduler(
         self, mode: PauseMode = "abort", clear_cache: bool = True
     ) -> Future[None] | None:
-        """Pause as the base class does; `wait` completes when running requests have ended."""
+        """Pause as vLLM's engine process does.
+
+        With `wait` it returns a future, which completes when the running requests have ended.
+        """
         if mode == "abort":
+            # Requests that are still queued are aborted as well. Otherwise they would be sampled
+            # after the pause, although their callers were told that the pause aborts everything.
             self._admit()
             self._abort_all()
         if mode != "wait":
             return super().pause_scheduler(mode, clear_cache)
+        # The base class refuses `wait` in-process, where nothing would step while the caller
+        # waits. Here the client goes on stepping while `call_utility_async` awaits the future.
         self.scheduler.set_pause_state(PauseState.PAUSED_NEW)
         self._drain = (Future(), clear_cache)
         future = self._drain[0]
+        # An idle engine has nothing to drain, and need not wait for another step to find out.
         self._end_drain()
         return future
 
@@ -125,30 +143,37 @@ class EngineThread(EngineCore):
         future.set_result(None)
 
     def _abort_all(self) -> None:
-        """Abort every request and tell those who wait for them."""
+        """Abort every request and end its output or completion."""
         aborted = self.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
         self._held.forget([request.request_id for request in aborted])
         self._end([request.request_id for request in aborted], FinishReason.ABORT)
 
     def _end(self, request_ids: list[str], reason: FinishReason) -> None:
+        # They leave with the next step. There always is one: requests are taken in right before
+        # a step, and after a pause `call_utility_async` asks for one.
         ends = [EngineCoreOutput(one, [], finish_reason=reason) for one in request_ids]
         if ends := self._completions.take(ends, None):
             self._ready.append(EngineCoreOutputs(outputs=ends))
 
     def _admit(self) -> None:
-        """Add what arrived, then abort."""
+        """Add the queued requests, then carry out the queued aborts."""
+        # In this order, because an abort may be queued right behind its own request. Carried out
+        # first, it would find nothing, and the request would run to its end for nobody.
         while self._inbox:
             request, completion = self._inbox.popleft()
+            # Watched before it is added, so that an error below reaches its caller.
             if completion is not None:
                 self._completions.watch(completion)
             try:
                 self.add_request(*self.preprocess_add_request(request))
             except Exception:
+                # As in vLLM's engine process, a request that cannot be added fails alone.
                 logger.exception("cannot add request %s", request.request_id)
                 self._end([request.request_id], FinishReason.ERROR)
                 continue
             if completion is None:
                 self._held.watch(request)
+        # Nothing is reported for these: whoever aborts a request no longer waits for it.
         while self._aborts:
             request_ids = self._aborts.popleft()
             self.abort_requests(request_ids)
@@ -157,7 +182,7 @@ class EngineThread(EngineCore):
 
 
 class EngineThreadClient(AsyncMPClient):
-    """What vLLM's `AsyncLLM` talks to: the calls of its multi-process client, without a process."""
+    """Offers vLLM's `AsyncLLM` the calls of its multi-process client, without the other process."""
 
     def __init__(
         self,
@@ -166,13 +191,18 @@ class EngineThreadClient(AsyncMPClient):
         log_stats: bool,
         engine_class: type[EngineThread] = EngineThread,
     ) -> None:
-        # The base class opens sockets and starts processes: its constructor is left out.
+        # The constructor of the base class is not called, because it opens sockets and starts
+        # processes. `AsyncLLM` reads these four attributes; `engine_dead` is what makes vLLM's
+        # health check answer 503.
         self.vllm_config = vllm_config
         self.resources: Any = SimpleNamespace(engine_dead=False)
         self.engine_ranks_managed = [0]
         self.client_index = 0
+        # With one worker, a call to the engine waits for the step in progress. The weights, their
+        # version and the pause state therefore change only between two steps.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
-        # In the thread that will run it: thread counts and autograd modes belong to a thread.
+        # Created in the thread that will run it, because torch keeps the number of threads and the
+        # autograd mode per thread.
         self._engine = self._thread.submit(
             engine_class, vllm_config, executor_class, log_stats
         ).result()
@@ -181,21 +211,30 @@ class EngineThreadClient(AsyncMPClient):
         self._has_work = asyncio.Event()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine behind the step it is in; does not wait for it. Idempotent."""
+        """End the engine after the step it is in, without waiting for it. Idempotent."""
         if self.resources.engine_dead:
             return
+        # Set first, so that no request is queued for an engine that will not step again. vLLM
+        # calls this on the event loop, where waiting for the step would block the last replies.
         self.resources.engine_dead = True
         self._thread.submit(self._engine.shutdown)
         self._thread.shutdown(wait=False)
 
     async def get_output_async(self) -> EngineCoreOutputs:
-        """Return the next outputs; steps the engine as long as there is something to do."""
+        """Return the next outputs; steps the engine as long as it has work.
+
+        vLLM's output handler calls this in a loop. The engine steps nowhere else.
+        """
         while not self._ready:
             await self._has_work.wait()
+            # Cleared before the step and not after it: whatever is queued during the step sets the
+            # event again, so no request is left without a step.
             self._has_work.clear()
             try:
                 turn: EngineStep = await self._in_thread(self._engine.turn)
             except Exception as error:
+                # The output handler passes this error on to the requests that it knows. It does
+                # not know those that bypass it, and they would wait forever.
                 self.resources.engine_dead = True
                 logger.exception("the engine failed")
                 for future in self._awaited.values():
@@ -212,15 +251,17 @@ class EngineThreadClient(AsyncMPClient):
         return self._ready.popleft()
 
     async def complete(self, request: EngineCoreRequest) -> GrowingCompletion:
-        """Run `request` to its end, past the output processor; cancelling aborts it.
+        """Run `request` to its end, bypassing the output processor; canceling the call aborts it.
 
-        Stop strings are not matched: that takes text. Raises EngineDeadError.
+        Stop strings are not matched, because that requires text. Raises EngineDeadError if the
+        engine fails.
         """
         future = self._awaited[request.request_id] = asyncio.get_running_loop().create_future()
         try:
             self._start(request, GrowingCompletion(request.request_id))
             return await future
         except asyncio.CancelledError:
+            # Nothing in this call suspends, so the abort is queued before the task ends.
             await self.abort_requests_async([request.request_id])
             raise
         finally:
@@ -239,14 +280,17 @@ class EngineThreadClient(AsyncMPClient):
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         """Call a method of the engine between two steps."""
         result = await self._in_thread(getattr(self._engine, method), *args)
-        # It may have resumed the scheduler, or paused it until what is running has ended.
+        # The call may have resumed the scheduler, or aborted requests whose ends are still to be
+        # handed out. Nobody else would wake `get_output_async` for them.
         self._has_work.set()
+        # A draining pause. A later step completes its future, in the engine's thread. Waiting for
+        # it in that thread would be a deadlock, so it is awaited here.
         if isinstance(result, Future):
             return await asyncio.wrap_future(result)
         return result
 
     async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of the only engine there is."""
+        """Call a method of every engine, of which there is one."""
         return [await self.call_utility_async(method, *args)]
 
     def _start(self, request: EngineCoreRequest, completion: GrowingCompletion | None) -> None:

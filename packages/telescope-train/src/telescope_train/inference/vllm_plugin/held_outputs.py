@@ -1,4 +1,4 @@
-"""The tokens of requests that only want their end, kept back from vLLM's output processor."""
+"""Keeps the tokens of requests that want only a final output from vLLM's output processor."""
 
 import numpy as np
 from vllm.sampling_params import RequestOutputKind
@@ -7,32 +7,38 @@ from vllm.v1.outputs import LogprobsLists
 
 
 class HeldOutputs:
-    """Keeps the tokens of a request that wants only its final output until it ends.
+    """Holds the tokens of a request that wants only its final output until the request ends.
 
-    The API server works through each output it gets, token by token; one output with all tokens
-    costs it little more than one with a single token. A change of the weight version releases
-    what was sampled before it, so that each token keeps its version.
+    The API server processes every output it gets, and one output with all tokens costs it little
+    more than one with a single token. A change of the weight version releases the tokens that
+    were sampled before it, so that each token keeps its version.
     """
+
+    # Only the engine's thread calls this class, so no lock is needed.
 
     def __init__(self) -> None:
         self._parts: dict[str, list[EngineCoreOutput]] = {}
         self._version: str | None = None
 
     def watch(self, request: EngineCoreRequest) -> None:
-        """Hold the outputs of `request`, unless somebody reads them as they come."""
+        """Hold the outputs of `request`, unless its tokens are needed as they come."""
         params = request.sampling_params
+        # Stop strings are matched by the output processor, which then aborts the request. If it
+        # got the tokens only at the end, the engine would go on sampling past the stop string.
         if params is None or params.stop or params.output_kind != RequestOutputKind.FINAL_ONLY:
             return
         self._parts[request.request_id] = []
 
     def forget(self, request_ids: list[str]) -> None:
-        """Drop what is held of aborted requests."""
+        """Drop the held tokens of aborted requests."""
         for request_id in request_ids:
             self._parts.pop(request_id, None)
 
     def release(self, step: EngineCoreOutputs) -> list[EngineCoreOutputs]:
-        """Take in a step's outputs; returns what is to be passed on now."""
+        """Take in a step's outputs; returns the outputs to pass on now."""
         earlier: list[EngineCoreOutputs] = []
+        # vLLM notes one weight version for all tokens of an `EngineCoreOutputs`. Tokens of two
+        # versions must therefore not travel in the same one.
         if step.weight_version != self._version:
             earlier = self._flush()
             self._version = step.weight_version
@@ -57,10 +63,14 @@ class HeldOutputs:
 
 
 def merge(parts: list[EngineCoreOutput]) -> EngineCoreOutput:
-    """Return one output with the tokens and log-probs of successive `parts` of a request."""
+    """Return one output with the tokens and log-probs of successive `parts` of one request.
+
+    The last part is changed in place: only it carries the reason why the request ended.
+    """
     last = parts[-1]
     if len(parts) == 1:
         return last
+    # vLLM attaches these to the first output after the prompt was computed, not to the last.
     last.prefill_stats = next((one.prefill_stats for one in parts if one.prefill_stats), None)
     last.new_token_ids = [token for one in parts for token in one.new_token_ids]
     last.events = [event for one in parts for event in one.events or ()] or None
