@@ -58,18 +58,19 @@ CPU = torch.device("cpu")
 class Digits(SingleTurnEnvironment):
     """Write four digits: a random model starts near 0.1, so that every step can teach something."""
 
+    def __init__(self, config=None) -> None:
+        super().__init__(config)
+        self.sources = {split: SplitSource(self.draw, split=split, seed=0) for split in Split}
+
     def examples(self, split: Split) -> SplitSource:
-        """Return prompts without end."""
-        return SplitSource(self.draw, split=split, seed=0)
+        return self.sources[split]
 
     def draw(self, random) -> Example:
-        """Return the example that `random` decides on."""
         text = f"{random.randrange(1000):03d}="
         return Example(id=text, prompt=text, answer="0000")
 
     @reward
     def digits(self, rollout: Rollout, example: Example) -> float:
-        """Return the share of the four characters that are digits."""
         return sum(map(str.isdigit, rollout.completion_text[:MAX_TOKENS])) / MAX_TOKENS
 
 

@@ -150,7 +150,7 @@ def test_failed_rollouts_are_shown_apart(endpoint, capsys):
     assert code == 0
     assert "14 of 16 rollouts scored; 2 failed (EndpointError 2)" in text
     assert text.count("Failed: EndpointError: http://127.0.0.1") == 1
-    assert "pass@2 is over 7 of 8 examples" in text
+    assert "pass@2 covers only 7 of 8 examples" in text
     assert "reward, failures at minimum" in text
 
 
@@ -198,7 +198,7 @@ def test_resume_plays_the_rest(endpoint, place, capsys):
     [
         (["echo_env:Eco", "--base-url", "URL"], 3, "did you mean Echo?"),
         (["no_such_module:Echo", "--base-url", "URL"], 3, "cannot import environment"),
-        (["echo_env:Echo", "--model", "./nope"], 2, "is not a folder here"),
+        (["echo_env:Echo", "--model", "./nope"], 2, "'./nope' is not a folder"),
         (["echo_env:Echo", "--model", "./model"], 2, "did you mean 'my-model'"),
         (["echo_env:Echo", "--model", "my-model"], 2, "has no config.json"),
         (["echo_env:Echo"], 2, "expected --model FOLDER, or --base-url"),

@@ -163,9 +163,9 @@ MESSAGE = {"role": "assistant", "content": "hi"}
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ("<html>Bad gateway</html>", "not whole JSON .*<html>Bad gateway"),
-        ('{"choices": [{"mess', "not whole JSON .*truncated"),
-        ("", "not whole JSON .*nothing"),
+        ("<html>Bad gateway</html>", "not complete JSON .*<html>Bad gateway"),
+        ('{"choices": [{"mess', "not complete JSON .*truncated"),
+        ("", "not complete JSON .*nothing"),
         ({"error": {"message": "no credit"}}, "missing required field `choices`.*no credit"),
         ({"choices": []}, "without choices"),
         ({"choices": [{"message": None}]}, r"choices\[0\].message"),

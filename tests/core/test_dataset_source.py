@@ -89,10 +89,18 @@ def test_rows_become_examples_as_the_author_says(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "more", "message"),
     [
-        ([{"question": "1?", "answer": ""}], {}, "the row '1?' has nothing in its answer field"),
-        ([{"question": "1?", "answer": None}], {}, "has nothing in its answer field 'answer'"),
-        ([{"text": "1?"}], {}, "has no field question, problem, prompt; it has text: set prompt_f"),
-        ([{"question": "1?"}], {"answer_field": "gold"}, "has no field 'gold'; it has question"),
+        ([{"question": "1?", "answer": ""}], {}, "the row '1?' has an empty answer field"),
+        ([{"question": "1?", "answer": None}], {}, "has an empty answer field 'answer'"),
+        (
+            [{"text": "1?"}],
+            {},
+            "has no field question, problem, prompt; set prompt_field to one of its fields: text",
+        ),
+        (
+            [{"question": "1?"}],
+            {"answer_field": "gold"},
+            "has no field 'gold'; set answer_field to one of its fields: question",
+        ),
     ],
 )
 def test_a_table_that_does_not_fit_is_one_message(tmp_path, rows, more, message):
@@ -112,7 +120,7 @@ def test_answers_may_be_missing_where_that_is_meant(tmp_path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("acme/sums", "on the Hub it needs a revision: a commit"),
+        ("acme/sums", "on the Hub needs a revision; set it to a commit"),
         ("missing.jsonl", "dataset file 'missing.jsonl' does not exist"),
         (__file__, "must end in .json, .jsonl, .parquet, .csv"),
     ],

@@ -28,7 +28,7 @@ class One(SingleTurnEnvironment):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"Config": dict}, "Config must be a class made of EnvironmentConfig"),
+        ({"Config": dict}, "Config must be a subclass of EnvironmentConfig"),
         ({"max_turn": 3}, "nothing reads 'max_turn'; did you mean 'max_turns'?"),
         ({"sucess_threshold": 0.5}, "did you mean 'success_threshold'?"),
         ({"right": reward(lambda self, rollout: 1)}, "must take (self, rollout, example)"),

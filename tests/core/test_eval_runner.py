@@ -248,7 +248,7 @@ async def test_a_resumed_eval_plays_only_what_is_missing(tmp_path):
 
 def test_resume_refuses_other_settings_and_create_refuses_a_full_folder(tmp_path):
     folder = EvalFolder.create(tmp_path / "eval", manifest={"examples": 4, "model": "a"})
-    with pytest.raises(ConfigError, match="examples: 4 then, now 8"):
+    with pytest.raises(ConfigError, match="examples: 4 then, 8 now"):
         EvalFolder.resume(folder.path, manifest={"examples": 8, "model": "a"})
     with pytest.raises(ConfigError, match="--resume"):
         EvalFolder.create(folder.path, manifest={})

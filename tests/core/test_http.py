@@ -138,7 +138,7 @@ async def test_a_server_without_tls_is_not_asked_again_and_again():
     listener = await asyncio.start_server(plain, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     pool = HttpPool()
-    with pytest.raises(EndpointError, match=r"over TLS .*write http://"):
+    with pytest.raises(EndpointError, match=r"over TLS .*use http://"):
         await fetch(pool, f"https://127.0.0.1:{port}/v1/x")
     await pool.close()
     listener.close()
@@ -155,7 +155,7 @@ async def test_a_refused_connection_says_so_plainly():
 
 async def test_silence_ends_at_the_deadline_and_is_not_tried_again():
     async with serving(None) as (server, ask):
-        with pytest.raises(EndpointError, match=r"/v1/x did not answer in 0.2 s; lower"):
+        with pytest.raises(EndpointError, match=r"/v1/x did not answer within 0.2 s; lower"):
             await ask(limits=RequestLimits(request_timeout_s=0.2))
         await asyncio.wait_for(server.closed.wait(), 5)
     assert len(server.heads) == 1

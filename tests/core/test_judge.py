@@ -144,7 +144,10 @@ async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong():
     ("script", "message"),
     [
         (["Great!"], "JudgeError: judge grader at http://127.0.0.1:"),
-        (["Great!"], "no usable answer in 3 attempts; the last one: expected a JSON object"),
+        (
+            ["Great!"],
+            "no usable answer in 3 attempts; the last problem was: expected a JSON object",
+        ),
         ([500], "answered 500"),
         ([401], "answered 401"),
     ],
@@ -276,5 +279,7 @@ async def test_a_silent_user_fails_the_rollout():
         await client.close()
     assert rollout.reward is None
     assert rollout.status_reason == JudgeError.__name__
-    assert "no usable answer in 2 attempts; the last one: the answer is empty" in rollout.error
+    assert (
+        "no usable answer in 2 attempts; the last problem was: the answer is empty" in rollout.error
+    )
     assert json.dumps(rollout.metrics)

@@ -233,11 +233,11 @@ async def test_a_tool_that_the_server_does_not_have_names_the_nearest(address):
 
 
 def test_a_server_is_a_program_or_an_address():
-    with pytest.raises(ConfigError, match="needs a command or a url"):
+    with pytest.raises(ConfigError, match="needs either a command or a url"):
         McpServer()
-    with pytest.raises(ConfigError, match="needs a command or a url"):
+    with pytest.raises(ConfigError, match="needs either a command or a url"):
         McpServer(command=("a",), url="http://b")
     with pytest.raises(ConfigError, match=r"such as \('python', 'server.py'\)"):
         McpServer(command="python server.py")
-    with pytest.raises(ConfigError, match="headers with url"):
+    with pytest.raises(ConfigError, match="headers only with url"):
         McpServer(command=("a",), headers={"a": "b"})

@@ -203,11 +203,11 @@ def test_identity_state_and_summary(tmp_path):
 
 def test_create_refuses_what_is_there(tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(ConfigError, match="not an empty folder, nor the folder of a run"):
+    with pytest.raises(ConfigError, match="neither an empty folder nor the folder of a run"):
         RunFolder.create(tmp_path, config={}, replace=True)
     assert (tmp_path / "mine.txt").read_text() == "precious"
     run = RunFolder.create(tmp_path / "run", config={})
-    with pytest.raises(ConfigError, match="a run that is going on"):
+    with pytest.raises(ConfigError, match="a run that is still running"):
         RunFolder.create(run.path, config={}, replace=True)
     run.finish()
     with pytest.raises(ConfigError, match=r"holds an earlier run \(finished"):

@@ -206,7 +206,8 @@ def test_evals_of_other_code_are_said_not_to_compare(tmp_path):
         run.note_environments({"sums": code})
     run.finish()
     text = " ".join(Checker(write_train_report(run).read_text()).text)
-    assert "do not compare, because sums is other code now: version: 0.1.0 -> 0.2.0." in text
+    reason = "because the code of sums changed in between: version: 0.1.0 -> 0.2.0."
+    assert f"not comparable, {reason}" in text
     assert "acme/sums 0.2.0 shared" in text
 
 

@@ -74,7 +74,7 @@ async def test_a_metric_outside_its_range_is_a_failure():
 
     rollout = await play(Narrow())
     assert rollout.error is not None
-    assert "returned 1.5, outside the range it declares, 0 to 1" in rollout.error
+    assert "returned 1.5, outside its declared range 0 to 1" in rollout.error
 
 
 async def test_a_missing_answer_is_said_where_a_reward_reads_it():
@@ -88,7 +88,10 @@ async def test_a_missing_answer_is_said_where_a_reward_reads_it():
 
     rollout = await play(Forgot())
     assert rollout.error is not None
-    assert "test_rewards.py): example 'train-3' has no answer, and right compare" in rollout.error
+    assert (
+        "test_rewards.py): example 'train-3' has no answer, but it is read by right"
+        in rollout.error
+    )
     Forgot.needs_answer = False
     assert (await play(Forgot())).reward == 0.0
 

@@ -195,7 +195,7 @@ async def test_setups_run_in_order_and_cleanups_once_in_reverse_with_their_own_d
     assert environment.calls == ["open one", "open two", "close two", "close one"]
     assert rollout.messages[1].content == "and then"
     assert rollout.reward == 1.0
-    assert rollout.tags["cleanup"] == "cleanup close_two did not end in 0.05 s"
+    assert rollout.tags["cleanup"] == "cleanup close_two did not end within 0.05 s"
 
 
 class Ends(Hooked):

@@ -246,7 +246,7 @@ def no_json(a: object.__class__, b: re.Match) -> None:
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        (untyped, "parameter a of tool untyped has no type; annotate it, for instance a: str"),
+        (untyped, "parameter a of tool untyped has no type; annotate it, for example a: str"),
         (undocumented, "tool undocumented has no docstring; write one"),
         (variable, r"tool variable takes \*rest: int, which has no schema"),
         (by_position, "tool by_position takes a by position only"),

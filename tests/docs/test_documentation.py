@@ -22,7 +22,11 @@ from telescope_train.plan.load import load_train_config
 from telescope_train.sft.config import load_sft_config
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PACKAGE_PAGES = sorted((ROOT / "packages").glob("*/README.md"))
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PACKAGE_PAGES),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 FIRST_RUN = "tests/e2e/test_first_run.py::test_the_commands_of_the_tutorial"
@@ -112,6 +116,8 @@ ELSEWHERE = {
         "tests/cli/test_sft.py::test_a_dataset_is_learnt_and_what_was_cut_is_said"
     ),
     "telescope train examples/quickstart.toml": FIRST_RUN,
+    "telescope train run.toml": FIRST_RUN,
+    "telescope train run.toml --dry-run": FIRST_RUN,
     "telescope train examples/mixed.toml --model ./my-model": (
         "tests/e2e/test_environments.py"
         "::test_a_mix_of_four_is_trained_on_exactly_what_the_server_sampled"
@@ -291,6 +297,11 @@ def test_cheap_commands_work_as_written(command, place):
 def test_links_lead_somewhere(page):
     targets = LINK.findall(page.read_text(encoding="utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PACKAGE_PAGES, ids=lambda page: page.parent.name)
+def test_the_readme_of_a_package_stands_alone_on_a_package_index(page):
+    assert LINK.findall(page.read_text(encoding="utf-8")) == [], "relative links lead nowhere there"
 
 
 def test_readme_is_short():

@@ -53,8 +53,8 @@ async def test_the_token_is_compared_in_constant_time(wire, monkeypatch):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (Identity(name="toy", version="2"), "serves version 1 of toy, and 2 was asked for"),
-        (Identity(name="other", version="1"), "serves 'toy', and 'other' was asked for"),
+        (Identity(name="toy", version="2"), "serves version 1 of toy, but 2 was requested"),
+        (Identity(name="other", version="1"), "serves 'toy', but 'other' was requested"),
     ],
 )
 async def test_another_environment_or_version_is_refused(wire, wanted, message):

@@ -144,7 +144,7 @@ async def test_a_deadline_in_the_worker_withdraws_the_model_request(wire):
 
     played = await wire().play(request(deadline_s=0.05), Slow())
     assert played.stop_reason is StopReason.TIMEOUT
-    assert played.error == "TimeoutError: rollout exceeded its deadline of 0.05 s"
+    assert played.error == "TimeoutError: the rollout exceeded its deadline of 0.05 s"
     await asyncio.wait_for(cancelled.wait(), 1)
 
 

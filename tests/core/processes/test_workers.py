@@ -123,7 +123,7 @@ async def test_a_worker_that_always_dies_is_given_up(workers):
     pool = workers("Suicidal", max_restarts=1)
     for _ in range(2):
         assert (await pool.play(request(1), scripted())).status is RolloutStatus.FAILED
-    with pytest.raises(EnvironmentProcessError, match=r"given up after 2 tries(.|\n)*last words"):
+    with pytest.raises(EnvironmentProcessError, match=r"gave up after 2 attempts(.|\n)*last words"):
         await pool.play(request(1), scripted())
     with pytest.raises(EnvironmentProcessError):
         await pool.health()
@@ -155,7 +155,7 @@ async def test_a_frozen_process_is_noticed(workers):
     frozen = [process for process in worker_processes() if process.children() == []]
     frozen[0].suspend()
     lost = await task
-    assert "said nothing for" in lost.error
+    assert "sent nothing for" in lost.error
     assert "it played g3/0" in lost.error
     assert lost.status_reason == "EnvironmentProcessError"
 
@@ -214,7 +214,7 @@ async def test_out_of_memory_ends_the_rollout_or_the_worker(workers):
     grown = await pool.play(request(2), scripted("2"))
     assert (grown.status_reason, grown.reward) == ("EnvironmentProcessError", None)
     assert "above its limit of 256 MiB" in grown.error
-    assert "while it played g2/0" in grown.error
+    assert "while it was playing g2/0" in grown.error
     assert (await pool.play(request(3), scripted("3"))).reward == 1.0
 
 
@@ -357,7 +357,7 @@ time.sleep(0.3)
     [
         (GARBAGE, "a malformed message of 2 bytes arrived"),
         ("raise SystemExit('telescope-core is not installed here')", "its exit code is 1"),
-        ("import time; time.sleep(30)", "did not greet within 1 s"),
+        ("import time; time.sleep(30)", "did not send its greeting within 1 s"),
     ],
 )
 async def test_a_program_that_is_no_worker_is_told_apart(broken_interpreter, script, message):

@@ -80,7 +80,7 @@ class ExampleSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayRequest:
-    """A request to an environment for one rollout."""
+    """A request for one rollout from an environment."""
 
     split: Split
     example_index: int

@@ -1,7 +1,6 @@
-"""`telescope eval`: measure a model on an environment, or show what a folder of results holds.
+"""`telescope eval`: measure a model on an environment, or show the contents of a results folder.
 
-Everything that can be wrong with the request is checked before the first file is written and
-before a server is started.
+The whole request is checked before the first file is written and before a server is started.
 """
 
 import asyncio
@@ -63,23 +62,23 @@ from telescope_core.types import JsonValue, Sampling, Split
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
-    """What one `telescope eval` was asked to measure."""
+    """The request of one `telescope eval` command."""
 
     environment: str
     environment_settings: dict[str, Any]
     model: str | None
-    """Folder, or name at the endpoint; None = the only one the endpoint serves."""
+    """Model folder, or name of a served model; None = the only model the endpoint serves."""
     base_url: str | None
-    """None = the model is a folder that is served for this eval."""
+    """URL of the endpoint; None = `model` is a folder, which is served for this eval."""
     api_key: str | None
     settings: EvalSettings
     processes: ProcessSettings
-    """Where the environment runs; no matter for the numbers."""
+    """Where the environment runs; this does not affect the results."""
     record: EnvironmentRecord
-    """Which code the environment is."""
+    """Identity of the environment's code."""
 
     def manifest(self) -> dict[str, JsonValue]:
-        """Return everything that decides the numbers."""
+        """Return everything that affects the results."""
         code = self.record
         return {
             "environment": self.environment,
@@ -120,9 +119,9 @@ def eval_command(
     as_json: AsJsonOption = False,
     report: ReportOption = None,
 ) -> None:
-    """Measure a model on an environment: mean reward, pass@k and pass^k with 95 % intervals.
+    """Measure a model on an environment: mean reward, pass@k and pass^k with 95% intervals.
 
-    Settings of the environment itself are flags that begin with --env.
+    Settings of the environment itself are flags that begin with --env, such as --env.max_number.
 
     For example:
 
@@ -188,7 +187,7 @@ def _show(result: EvalResult, folder: EvalFolder, *, as_json: bool) -> None:
         reasons = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())
         raise TelescopeError(
             f"no rollout was scored: {result.num_failed} failed ({reasons}); "
-            f"their errors are in {folder.path / 'rollouts.jsonl'}; the first: {errors[0]}"
+            f"their errors are in {folder.path / 'rollouts.jsonl'}; the first error: {errors[0]}"
         )
     if not as_json:
         print_errors(errors)
@@ -209,7 +208,7 @@ def _evaluate(
 
 
 async def _check(request: EvalRequest) -> None:
-    """Open the environment and ask the endpoint, so that what is missing is said first."""
+    """Open the environment and check the endpoint, so that problems are reported first."""
     from telescope_core.chat.client import ChatClient
     from telescope_core.chat.http import RequestLimits
     from telescope_core.open import open_environment
@@ -233,7 +232,7 @@ async def _check(request: EvalRequest) -> None:
 def _open_folder(request: EvalRequest, output: Path | None, *, resume: bool) -> EvalFolder:
     if resume:
         if output is None:
-            raise ConfigError("--resume needs --output: the folder of the interrupted eval")
+            raise ConfigError("--resume needs --output with the folder of the interrupted eval")
         return EvalFolder.resume(output, manifest=request.manifest())
     if output is None:
         name = re.sub(r"[^a-z0-9]+", "-", request.environment.lower()).strip("-")
@@ -243,7 +242,7 @@ def _open_folder(request: EvalRequest, output: Path | None, *, resume: bool) -> 
 
 @contextmanager
 def _recorded(folder: EvalFolder) -> Generator[None, None, None]:
-    """Write into the folder why the eval did not finish, and say how to go on with it."""
+    """Record in the folder why the eval did not finish, and print how to resume it."""
     try:
         yield
     except TelescopeError as error:
@@ -253,7 +252,7 @@ def _recorded(folder: EvalFolder) -> Generator[None, None, None]:
         folder.fail("interrupted from the keyboard")
         stderr_console().print(
             f"Finished rollouts are in {folder.path}; repeat the command with "
-            f"--output {folder.path} --resume to go on.",
+            f"--output {folder.path} --resume to continue.",
             highlight=False,
             soft_wrap=True,
         )
@@ -264,7 +263,7 @@ def _recorded(folder: EvalFolder) -> Generator[None, None, None]:
 def _endpoint(
     request: EvalRequest, folder: EvalFolder
 ) -> Generator[tuple[str, str | None], None, None]:
-    """Yield address and model name of the endpoint, starting a server when there is none."""
+    """Yield the URL and model name of the endpoint; without one, start a server for it."""
     if request.base_url is not None:
         yield request.base_url, request.model
         return

@@ -1,4 +1,4 @@
-"""The flags of `telescope eval` that typer does not know: `--env.x value`, and lists of k."""
+"""Parse the flags of `telescope eval` that typer cannot: `--env.x value`, and lists of k."""
 
 import json
 from typing import Any, cast
@@ -11,7 +11,7 @@ _PREFIX = "--env."
 
 
 def parse_ks(text: str) -> tuple[int, ...]:
-    """Return the numbers of `1,4`, in order and once each."""
+    """Return the numbers in text such as `1,4`, sorted and without duplicates."""
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
@@ -21,10 +21,10 @@ def parse_ks(text: str) -> tuple[int, ...]:
 
 
 def environment_settings(context: typer.Context) -> dict[str, Any]:
-    """Return the `--env.x value` and `--env.x=value` flags among the arguments left over.
+    """Return the `--env.x value` and `--env.x=value` flags among the unparsed arguments.
 
-    A flag without a value is true; `--env.judge.model` is the setting `model` in the table `judge`.
-    Any other leftover is an error that names the nearest option.
+    A flag without a value is true. `--env.judge.model` is the setting `model` in the table `judge`.
+    Any other unparsed argument is an error that names the nearest option.
     """
     settings: dict[str, Any] = {}
     left = list(context.args)
@@ -44,7 +44,9 @@ def _put(settings: dict[str, Any], path: list[str], value: Any, *, flag: str) ->
     for part in path[:-1]:
         inner: object = table.setdefault(part, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"{_PREFIX}{flag}: {part} is given a value of its own as well")
+            raise ConfigError(
+                f"{_PREFIX}{flag}: {part} is also given a value of its own; remove one of them"
+            )
         table = cast(dict[str, Any], inner)
     if path[-1] in table:
         raise ConfigError(f"{_PREFIX}{flag} is given twice; give it once")
@@ -52,14 +54,14 @@ def _put(settings: dict[str, Any], path: list[str], value: Any, *, flag: str) ->
 
 
 def _value(text: str, flag: str) -> Any:
-    """Return lists and tables as such; the environment's own types read all other text."""
+    """Parse lists and tables as JSON; other text is converted by the environment's settings."""
     if not text.startswith(("[", "{")):
         return text
     try:
         return json.loads(text)
     except ValueError:
         raise ConfigError(
-            f"{flag}: {text!r} begins like JSON but is not; check its quotes"
+            f"{flag}: {text!r} begins like JSON but is not valid JSON; check its quotes"
         ) from None
 
 
@@ -67,7 +69,7 @@ def _unexpected(argument: str, context: typer.Context) -> ConfigError:
     if not argument.startswith("-"):
         return ConfigError(
             f"unexpected argument {argument!r}; one environment is evaluated at a time, "
-            "and every option has a name"
+            "and every option begins with --"
         )
     options = [name for parameter in context.command.params for name in parameter.opts]
     known = [name for name in options if name.startswith("--")]

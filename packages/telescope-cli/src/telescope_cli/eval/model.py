@@ -1,4 +1,4 @@
-"""The model of `telescope eval` when it is a folder: check it, and serve it for the eval."""
+"""Check a model folder given to `telescope eval`, and serve it for the eval."""
 
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
@@ -13,13 +13,13 @@ def model_folder(model: str | None) -> Path:
     """Return the folder `model`; raises ConfigError unless it holds a model."""
     if model is None:
         raise ConfigError(
-            "expected --model FOLDER, or --base-url of an endpoint that serves a model; got neither"
+            "expected --model FOLDER, or --base-url of an endpoint that serves a model, got neither"
         )
     folder = Path(model).expanduser()
     if not folder.is_dir():
         raise ConfigError(
-            f"model {model!r} is not a folder here{_similar(folder)}; "
-            "give the folder of a Hugging Face model, or --base-url of an endpoint that serves it"
+            f"model {model!r} is not a folder{_similar(folder)}; give the folder of a Hugging Face "
+            "model, or --base-url of an endpoint that serves it"
         )
     if not (folder / "config.json").is_file():
         raise ConfigError(
@@ -37,7 +37,7 @@ def _similar(folder: Path) -> str:
 
 @contextmanager
 def serve_folder(folder: Path, *, log_path: Path) -> Generator[tuple[str, str], None, None]:
-    """Serve `folder` with vLLM; yields the address and the name it is served under."""
+    """Serve `folder` with vLLM; yields the base URL and the name of the served model."""
     if find_spec("telescope_train") is None or find_spec("vllm") is None:
         raise ConfigError(
             "serving a model folder needs telescope-train with vLLM, which is not installed; run: "

@@ -14,43 +14,47 @@ EnvironmentOption = Annotated[
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option(help="Model folder, or with --base-url the name of a served model."),
+    typer.Option(help="Model folder, or the name of a served model with --base-url."),
 ]
 BaseUrlOption = Annotated[
     str | None,
-    typer.Option(help="OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1."),
+    typer.Option(help="URL of an OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1."),
 ]
 ApiKeyEnvOption = Annotated[
     str, typer.Option(help="Environment variable that holds the endpoint's API key.")
 ]
-ExamplesOption = Annotated[int, typer.Option(help="Examples of the eval split to play.")]
-RolloutsOption = Annotated[int, typer.Option(help="Rollouts of each example.")]
-KOption = Annotated[str, typer.Option("--k", help="The k of pass@k and pass^k, such as 1,4.")]
+ExamplesOption = Annotated[int, typer.Option(help="Number of examples to play.")]
+RolloutsOption = Annotated[int, typer.Option(help="Rollouts per example.")]
+KOption = Annotated[
+    str, typer.Option("--k", help="Values of k for pass@k and pass^k, such as 1,4.")
+]
 SplitOption = Annotated[Split, typer.Option(help="Split to play.")]
 TemperatureOption = Annotated[float, typer.Option(help="Sampling temperature; 0 = greedy.")]
-MaxTokensOption = Annotated[int, typer.Option(help="Most tokens of one answer.")]
-SeedOption = Annotated[int | None, typer.Option(help="Seed of the sampling.")]
-ConcurrencyOption = Annotated[int, typer.Option(help="Rollouts at the same time.")]
-DeadlineSOption = Annotated[float, typer.Option(help="Seconds one rollout may take.")]
-EnvWorkersOption = Annotated[int, typer.Option(help="Processes that play the environment.")]
+MaxTokensOption = Annotated[int, typer.Option(help="Most tokens per turn.")]
+SeedOption = Annotated[int | None, typer.Option(help="Random seed for sampling.")]
+ConcurrencyOption = Annotated[int, typer.Option(help="Most rollouts at the same time.")]
+DeadlineSOption = Annotated[float, typer.Option(help="Most seconds per rollout.")]
+EnvWorkersOption = Annotated[int, typer.Option(help="Number of environment processes.")]
 EnvIsolationOption = Annotated[
     Isolation,
-    typer.Option(help="Play in processes of the environment's own, or in this one (none)."),
+    typer.Option(help="Run the environment in separate processes, or in this one (none)."),
 ]
 EnvMemoryLimitMbOption = Annotated[
-    int | None, typer.Option(min=64, help="Memory of one of these processes, MiB.")
+    int | None, typer.Option(min=64, help="Memory limit of each environment process, in MiB.")
 ]
 EnvAddressOption = Annotated[
     list[str],
     typer.Option(help="host:port of a worker that runs elsewhere; may be repeated."),
 ]
-OutputOption = Annotated[Path | None, typer.Option(help="Folder for the results; new or empty.")]
+OutputOption = Annotated[
+    Path | None, typer.Option(help="Folder for the results; must be new or empty.")
+]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with the interrupted eval in --output.")
+    bool, typer.Option("--resume", help="Continue the interrupted eval in --output.")
 ]
 AsJsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON, on stdout alone.")
+    bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")
 ]
 ReportOption = Annotated[
-    Path | None, typer.Option(help="Show what the folder of a run or an eval holds.")
+    Path | None, typer.Option(help="Show the contents of a run or eval folder.")
 ]

@@ -1,4 +1,4 @@
-"""`telescope eval --report FOLDER`: what the folder of a run or an eval holds, killed or not."""
+"""`telescope eval --report FOLDER`: show a run or eval folder, even one that was killed."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ from telescope_core.types import JsonValue
 
 
 def show_folder(path: Path, *, as_json: bool) -> None:
-    """Print what `path` holds; raises ConfigError when it is neither a run nor an eval."""
+    """Print the contents of `path`; raises ConfigError when it is neither a run nor an eval."""
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder; expected the folder of a run or of an eval")
     if EvalFolder.holds_eval(path):
@@ -34,7 +34,7 @@ def show_folder(path: Path, *, as_json: bool) -> None:
     else:
         raise ConfigError(
             f"{path} holds neither a run (run.json) nor an eval (eval.json); "
-            "expected one of their folders"
+            "give the folder of a run or an eval"
         )
 
 
@@ -82,11 +82,11 @@ def _show_run(overview: RunOverview, *, as_json: bool) -> None:
 
 
 def _refresh_report(run: RunFolder) -> None:
-    """Write the page of `run` anew: a killed run never came to write its own."""
+    """Write report.html of `run` again, because a killed run may not have written its own."""
     try:
         path = write_train_report(run)
     except OSError as error:
-        stderr_console().print(Text(f"report.html is not written: {error}"), soft_wrap=True)
+        stderr_console().print(Text(f"report.html was not written: {error}"), soft_wrap=True)
         return
     Console(width=WIDTH, highlight=False).print(Text(f"Report: {path}"), soft_wrap=True)
 
@@ -96,7 +96,7 @@ def _state_line(info: RunInfo, state: RunState) -> Text:
         RunState.RUNNING: f"running, process {info.pid} on {info.host}",
         RunState.FINISHED: f"finished {info.ended_at}",
         RunState.FAILED: f"failed {info.ended_at}: {info.reason}",
-        RunState.INTERRUPTED: f"interrupted: process {info.pid} is gone and wrote no end",
+        RunState.INTERRUPTED: f"interrupted: process {info.pid} ended without finishing",
     }
     styles = {RunState.FAILED: "red", RunState.INTERRUPTED: "yellow"}
     return Text(f"{texts[state]} (started {info.started_at})", style=styles.get(state, ""))

@@ -1,4 +1,4 @@
-"""What `telescope eval` shows: progress on stderr while it runs, the result on stdout."""
+"""Output of `telescope eval`: progress on stderr while it runs, the result on stdout."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -22,13 +22,13 @@ _ERROR_CHARACTERS = 600
 
 
 def stderr_console() -> Console:
-    """Return a console for everything that is not the result."""
+    """Return a console for all output other than the result."""
     return Console(stderr=True)
 
 
 @contextmanager
 def announced(text: str) -> Generator[None, None, None]:
-    """Show `text` while something slow goes on; one line where there is no terminal."""
+    """Show `text` while the block runs; without a terminal, print it as one line."""
     console = stderr_console()
     if console.is_terminal:
         with console.status(text):
@@ -39,7 +39,7 @@ def announced(text: str) -> Generator[None, None, None]:
 
 
 class EvalProgress:
-    """A bar with the running mean; without a terminal, a line at each tenth."""
+    """A progress bar with the running mean; without a terminal, a line after each tenth."""
 
     def __init__(self, settings: EvalSettings, *, done: Sequence[RolloutRow]) -> None:
         self._total = settings.num_examples * settings.rollouts
@@ -61,7 +61,7 @@ class EvalProgress:
         self._task = self._progress.add_task("rollouts", total=self._total, mean="")
         kept = [row for row in done if row.group_id]
         if kept:
-            self._console.print(f"resuming: {len(kept)} rollouts recorded before", highlight=False)
+            self._console.print(f"resuming: {len(kept)} rollouts already recorded", highlight=False)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -115,7 +115,7 @@ def print_result(result: EvalResult, folder: Path) -> None:
 
 
 def first_errors(rows: Sequence[RolloutRow]) -> list[str]:
-    """Return the first error of each kind, in the order in which they came."""
+    """Return the first error of each kind, in order of occurrence."""
     errors: dict[str, str] = {}
     for row in rows:
         if row.status is RolloutStatus.FAILED:
@@ -153,7 +153,7 @@ def result_table(result: EvalResult) -> Table:
 
 
 def format_interval(estimate: Estimate) -> str:
-    """Return the ends of the interval; a dash where there is none."""
+    """Return the ends of the interval, or a dash when there is none."""
     if estimate.low is None or estimate.high is None:
         return "-"
     return f"{estimate.low:.3f} to {estimate.high:.3f}"
@@ -184,17 +184,19 @@ def _warnings(result: EvalResult) -> list[str]:
     warnings: list[str] = []
     settings = result.settings
     if settings.sampling.temperature == 0.0 and settings.rollouts > 1:
-        warnings.append("temperature 0 plays the same answer again; more rollouts add nothing.")
+        warnings.append(
+            "temperature 0 gives the same answer in every rollout; more rollouts add nothing."
+        )
     for k, estimate in sorted(result.pass_at.items()):
         counted = estimate.num_tasks if estimate else 0
         if counted < result.num_tasks:
             warnings.append(
-                f"pass@{k} is over {counted} of {result.num_tasks} examples: "
+                f"pass@{k} covers only {counted} of {result.num_tasks} examples; "
                 f"the others have fewer than {k} scored rollouts."
             )
     if result.num_failed:
         warnings.append(
-            "failed rollouts have no reward and are left out; the second line counts each at "
-            f"the minimum, {result.reward_min:g}."
+            "failed rollouts have no reward and are left out; the second line counts each with "
+            f"the minimum reward, {result.reward_min:g}."
         )
     return warnings

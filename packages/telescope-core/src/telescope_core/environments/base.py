@@ -239,7 +239,7 @@ class Environment:
         readers = [f.name for f in self.score_functions if f.reads_answer]
         needs = bool(readers) if self.needs_answer is None else self.needs_answer
         if needs and not example.answer:
-            reason = f"{' and '.join(readers)} read it" if readers else "needs_answer is True"
+            reason = f"it is read by {' and '.join(readers)}" if readers else "needs_answer is True"
             raise RewardError(
                 f"{class_location(type(self))}: example {example.id!r} has no answer, but "
                 f"{reason}; set Example(answer=...), or set needs_answer = False if an empty "

@@ -61,7 +61,7 @@ class EvalResult:
     reward: Estimate | None
     """Mean reward of scored rollouts; None when there are none."""
     reward_with_failures: Estimate | None
-    """Mean reward with each failure counted at the environment's minimum, which is a lower bound."""
+    """Mean reward with each failure counted at the environment's minimum: a lower bound."""
     pass_at: Mapping[int, Estimate | None]
     """k -> pass@k over the tasks with at least k scored rollouts."""
     pass_all: Mapping[int, Estimate | None]

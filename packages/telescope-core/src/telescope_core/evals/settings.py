@@ -8,23 +8,24 @@ from telescope_core.types import EnvironmentDescription, Sampling, Split
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSettings:
-    """Examples 0 .. num_examples - 1 of a split, `rollouts` times each."""
+    """An eval plays examples 0 .. num_examples - 1 of a split, `rollouts` times each."""
 
     num_examples: int
     rollouts: int
+    """Rollouts per example."""
     ks: tuple[int, ...] = (1,)
-    """The k of pass@k and pass^k; none above `rollouts`."""
+    """The values of k for pass@k and pass^k; none may exceed `rollouts`."""
     sampling: Sampling
-    """With a seed, rollout number i of the eval is sampled with seed + i."""
+    """How the policy is sampled; with a seed, rollout number i of the eval uses seed + i."""
     concurrency: int = 64
-    """Rollouts at the same time."""
+    """Most rollouts at the same time."""
     deadline_s: float = 300.0
-    """Seconds one rollout may take."""
+    """Seconds that one rollout may take, including its rewards."""
     split: Split = Split.EVAL
     max_retries: int = 1
     """Further attempts at a rollout that failed; one that reached a limit is never played again."""
     max_failures_in_a_row: int = 64
-    """The eval stops when so many rollouts fail without one in between that succeeds."""
+    """The eval stops after this many failed rollouts in a row."""
 
     def __post_init__(self) -> None:
         limits = {

@@ -1,7 +1,7 @@
 """`Checkpointer`: saves a run while it goes on, one checkpoint at a time.
 
-The ranks copy their state and write it in the background; the driver adds what it knows, and the
-folder is renamed into place when all of it is on disk. A failure is raised at the next step.
+The ranks copy their state and write it in the background. The driver adds its own part, and when
+everything is on disk, the folder is renamed into place. A failure is raised at the next step.
 """
 
 import asyncio
@@ -27,13 +27,14 @@ from telescope_train.config.schema import CheckpointSection, ModelSection, Train
 from telescope_train.rollouts.sampled import SamplerState
 
 _POLL_S = 0.2
+"""Seconds between two questions whether the ranks have written everything."""
 
 
 class ResumableSampler(Protocol):
-    """What saving needs of the sampler."""
+    """The part of the sampler that saving needs."""
 
     async def settled(self, version: WeightVersion) -> SamplerState:
-        """Return where sampling stands."""
+        """Return where sampling stands now that weight version `version` is live."""
         ...
 
 
@@ -43,8 +44,9 @@ class SavedRun:
 
     name: str
     folder: Path
-    """Holds the checkpoints; absolute."""
+    """Absolute path of the folder that holds the checkpoints."""
     number_of_steps: int
+    """Steps of the whole run."""
     section: CheckpointSection
     model: ModelSection
     config: Mapping[str, Any]
@@ -52,11 +54,11 @@ class SavedRun:
     environments: Mapping[str, EnvironmentRecord] = field(
         default_factory=dict[str, EnvironmentRecord]
     )
-    """Which code each one is."""
+    """Name of each environment in the settings -> which code it is."""
 
     @classmethod
     def of(cls, config: TrainConfig, environments: Mapping[str, EnvironmentRecord]) -> "SavedRun":
-        """Return what the settings of a run say; `environments` is the code it began with."""
+        """Return what the settings of a run name; `environments` is the code it began with."""
         return cls(
             name=config.run.name,
             folder=checkpoints_folder(config).absolute(),
@@ -69,7 +71,7 @@ class SavedRun:
 
 
 class Checkpointer:
-    """Saves a run. `after_step` each step, `finish` at the end, `close` always."""
+    """Saves a run. Call `after_step` after each step, `finish` at the end, and `close` always."""
 
     def __init__(
         self,
@@ -87,10 +89,13 @@ class Checkpointer:
         self._writing: asyncio.Task[None] | None = None
 
     async def after_step(self, step: int) -> None:
-        """Begin a checkpoint when one is due; raises what went wrong with the one before."""
+        """Begin a checkpoint if one is due; raises the error of the one before if it failed."""
+        # Asked at every step, and not only when a checkpoint is due: a full disk would otherwise
+        # be reported `checkpoint_every` steps later.
         if self._writing is not None and self._writing.done():
             await self.written()
         every = self._run.section.checkpoint_every
+        # `finish` saves the last step.
         if every and step % every == 0 and step < self._run.number_of_steps:
             await self._start(f"step-{step:06d}", step)
 
@@ -100,17 +105,22 @@ class Checkpointer:
         await self.written()
 
     async def close(self) -> None:
-        """Stop waiting for what is being written; without its end it is no checkpoint."""
+        """Give up a checkpoint that is still being written; its folder never gets its name."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait([self._writing])
 
     async def _start(self, name: str, step: int, *, is_exported: bool = False) -> None:
+        # One at a time: each holds a copy of the state in memory, and `sweep` below would delete
+        # the folder of a checkpoint that is still being written.
         await self.written()
         path = self._folder / name
         partial = partial_folder(path)
+        # File operations run in threads, because rollouts go on in this event loop.
         await asyncio.to_thread(sweep, self._folder)
         await asyncio.to_thread(partial.mkdir, parents=True)
+        # The next step begins only after this method returns, so the weights that the ranks copy
+        # and the state of the sampler belong to the same step.
         state = None if self._sampler is None else await self._sampler.settled(step)
         with_training_state = self._run.section.checkpoint_save_training_state
         await self._ranks.start_checkpoint(
@@ -129,7 +139,8 @@ class Checkpointer:
         self._writing = asyncio.create_task(self._complete(path, manifest, state))
 
     async def written(self) -> None:
-        """Wait for the checkpoint before, and raise what went wrong with it."""
+        """Wait for the checkpoint that is being written, and raise its error if it failed."""
+        # Forgotten before it is awaited, so that an error is raised once and not again in `finish`.
         writing, self._writing = self._writing, None
         if writing is not None:
             await writing
@@ -137,19 +148,24 @@ class Checkpointer:
     async def _complete(
         self, path: Path, manifest: CheckpointManifest, state: SamplerState | None
     ) -> None:
-        """Consumes what the ranks write, waits for their end, produces the checkpoint."""
+        """Write the driver's part, wait until the ranks have written theirs, and publish both."""
         partial = partial_folder(path)
         await asyncio.to_thread(save_model_description, partial / "model", self._run.model)
         await asyncio.to_thread(write_manifest, partial, manifest, state)
-        # A rank is asked between its steps: waiting inside it would keep it from training.
+        # Ray runs a rank's calls one after the other. A call that waited for the writing would keep
+        # the rank from training, so short questions are asked, which it answers between its steps.
         while not await self._ranks.checkpoint_is_written():  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
+        # Every rank is done by now, so this raises their errors and does not wait.
         await self._ranks.finish_checkpoint()
         await asyncio.to_thread(self._publish, path)
 
     def _publish(self, path: Path) -> None:
+        # Older checkpoints are removed only after the new one has its name, so that a crash in
+        # between leaves one too many and never one too few.
         put_in_place(path)
         section = self._run.section
+        # A shared `checkpoint_dir` may also hold checkpoints of other runs.
         mine = [
             one for one in complete_checkpoints(self._folder) if one.manifest.run == self._run.name
         ]

@@ -1,4 +1,4 @@
-"""Where the processes of a run go: what each needs, and a place on the cluster for each."""
+"""Where the processes of a run go: what each one needs, and its place on the cluster."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ from telescope_train.config.schema import TrainConfig
 
 
 class Places(NamedTuple):
-    """Ray's options for the actors of a run, one for each process."""
+    """Ray's options for the actors of a run: one entry for each process."""
 
     servers: list[dict[str, Any]]
     ranks: list[dict[str, Any]]
@@ -25,7 +25,7 @@ def bundles_of(config: TrainConfig, device: str) -> list[Bundle]:
 
 
 def place_processes(config: TrainConfig, device: str) -> Places:
-    """Reserve room for all processes at once; raises ConfigError where the cluster has none."""
+    """Reserve room for all processes at once; raises ConfigError if the cluster has too little."""
     bundles = bundles_of(config, device)
     room = reserve(bundles, deadline_s=config.ray.ray_placement_timeout_s)
     places = [placed(room, index, bundle) for index, bundle in enumerate(bundles)]

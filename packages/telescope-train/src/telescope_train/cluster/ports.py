@@ -1,4 +1,4 @@
-"""TCP ports of this machine: which are free, and which of a run's are taken."""
+"""TCP ports of this machine: free ones, and those of a run that are already taken."""
 
 import socket
 
@@ -7,7 +7,7 @@ from telescope_train.config.schema import TrainConfig
 
 
 def port_problems(config: TrainConfig) -> list[str]:
-    """Return the ports of the servers that are taken."""
+    """Return a message for each port of the inference servers that is already taken."""
     section = config.inference
     problems: list[str] = []
     for port in range(
@@ -21,13 +21,14 @@ def port_problems(config: TrainConfig) -> list[str]:
             except OSError as error:
                 problems.append(
                     f"inference server: cannot listen on {section.inference_host}:{port} "
-                    f"({error.strerror or error}); stop what uses it, or set inference_base_port"
+                    f"({error.strerror or error}); stop the program that uses it, or set "
+                    "inference_base_port"
                 )
     return problems
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port nobody listens on now."""
+    """Return a port on which nothing listens now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -41,6 +42,6 @@ def require_free_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"port {port} on {host} is in use ({error.strerror}); end what listens there, "
-                "or set inference_base_port to another port"
+                f"port {port} on {host} is in use ({error.strerror}); stop the program that "
+                "listens there, or set inference_base_port to another port"
             ) from None

@@ -15,9 +15,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_train.config.schema import RaySection
 
+# Only batches, log-probs and answers pass through Ray; weights do not. By default Ray would take
+# 30 % of the machine's memory for its store.
 OBJECT_STORE_BYTES = 512 * 2**20
+"""Size of Ray's object store on a cluster that is started here."""
 ANSWER_DEADLINE_S = 1800.0
-"""Longest any single call of a rank or server may take; one step of a large model fits."""
+"""Longest that a single call of a rank or a server may take, in seconds; one step of a large model
+fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,16 +29,18 @@ class Bundle:
     """What one process needs."""
 
     cpus: float
+    """CPUs that Ray reserves; they need not be whole."""
     gpus: int = 0
 
 
 @contextmanager
 def ray_cluster(section: RaySection, bundles: Sequence[Bundle], *, debug: bool) -> Iterator[None]:
     """Be connected to a cluster that can hold `bundles`, for as long as the context lasts."""
+    # Ray reads these variables when it starts its processes, so they are set before `ray.init`.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ranks and servers choose their GPUs by placement; without a GPU Ray must not hide devices.
+    # Placement decides which GPUs a process sees. Ray must not hide them from one that has none.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray makes its workers nicer than the rest of the machine; here they are the main job.
+    # Ray gives its workers a lower priority than other processes, but here they are the main job.
     os.environ.setdefault("RAY_worker_niceness", "0")
     options: dict[str, Any] = {
         "include_dashboard": False,
@@ -42,10 +48,13 @@ def ray_cluster(section: RaySection, bundles: Sequence[Bundle], *, debug: bool) 
         "logging_level": "INFO" if debug else "ERROR",
     }
     if section.ray_address is None:
+        # Ray only counts CPUs and does not bind processes to them. A machine with fewer cores than
+        # the run has processes still works, so it is declared large enough for all of them.
         needed = sum(bundle.cpus for bundle in bundles)
         options["num_cpus"] = max(os.cpu_count() or 1, int(needed + 0.999))
         options["object_store_memory"] = OBJECT_STORE_BYTES
-        # Ray's agents outlive a killed driver by as long as they hope to meet its head again.
+        # After a driver is killed, Ray's agents live on for as long as they try to reach its head
+        # process again.
         options["_system_config"] = {"gcs_rpc_server_reconnect_timeout_s": 5}
     else:
         options["address"] = section.ray_address
@@ -63,7 +72,12 @@ def ray_cluster(section: RaySection, bundles: Sequence[Bundle], *, debug: bool) 
 
 
 def reserve(bundles: Sequence[Bundle], *, deadline_s: float) -> PlacementGroup:
-    """Reserve room for all `bundles` at once; raises ConfigError when there is none in time."""
+    """Reserve room for all `bundles` at once.
+
+    Raises ConfigError if the cluster has no room within `deadline_s` seconds.
+    """
+    # All or nothing: actors that are placed one by one could fill the cluster before the last of
+    # them has room, and the run would wait for it without an error.
     group = placement_group(
         [
             {"CPU": bundle.cpus, "GPU": bundle.gpus} if bundle.gpus else {"CPU": bundle.cpus}
@@ -96,7 +110,11 @@ def placed(group: PlacementGroup, index: int, bundle: Bundle) -> dict[str, Any]:
 
 
 async def answer(reference: Any, *, process: str) -> Any:
-    """Await an actor's answer; its death or silence becomes a ProcessDiedError naming `process`."""
+    """Await an actor's answer. Its death or silence is raised as ProcessDiedError with `process`.
+
+    An error of Telescope that the actor raised is raised as it is.
+    """
+    # Ray reports an actor's death by itself. The deadline is for an actor that lives but hangs.
     try:
         async with asyncio.timeout(ANSWER_DEADLINE_S):
             return await reference
@@ -110,6 +128,8 @@ async def answer(reference: Any, *, process: str) -> Any:
             "look for the cause in the run folder's logs/ and in the kernel log (out of memory?)"
         ) from None
     except ray.exceptions.RayTaskError as error:
+        # Ray wraps an actor's error with its traceback. Users are shown a message of Telescope's
+        # alone, and exit codes go by its class.
         if isinstance(error.cause, TelescopeError):
             raise error.cause from None
         raise

@@ -1,11 +1,13 @@
-"""Working while watching the run's processes, so that a death is reported as the cause it is."""
+"""Work while the run's processes are watched, so that a death is reported as the cause."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+# The slowest way to notice a death takes several waits: Ray reports that a process is gone, the
+# keepers are asked every second, and each question waits for a health request of up to 5 s.
 DEATH_SHOWS_WITHIN_S = 20.0
-"""How long a process that caused a failure may take to end, for its death to be the reason."""
+"""Seconds after a failure within which a process's death is still taken for its cause."""
 
 
 async def supervised(
@@ -14,10 +16,11 @@ async def supervised(
     *,
     grace_s: float = DEATH_SHOWS_WITHIN_S,
 ) -> None:
-    """Await `work` while `watches` run, which only ever end by raising what died.
+    """Await `work` while `watches` run. A watch ends only by raising the death of a process.
 
-    A dying process shows first in those it talks to: a request fails, a connection is reset.
-    So when the work fails, the watches are given time to say that its cause was a death.
+    When a process dies, the first sign is often elsewhere: a request fails, or a connection is
+    reset. When the work fails, the watches therefore get `grace_s` seconds to report a death, which
+    is then raised instead.
     """
     watchers = [asyncio.create_task(watch) for watch in watches]
     worker = asyncio.create_task(work)
@@ -25,11 +28,14 @@ async def supervised(
         await asyncio.wait([*watchers, worker], return_when=asyncio.FIRST_COMPLETED)
         if worker.done() and isinstance(worker.exception(), Exception):
             await asyncio.wait(watchers, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        # The watches come first, because awaiting a finished task raises its error: a death is
+        # raised before the failure that it caused.
         for watcher in watchers:
             if watcher.done():
                 await watcher
         await worker
     finally:
+        # Waited for, so that the work has closed what it opened before the caller closes the rest.
         for task in (*watchers, worker):
             task.cancel()
         await asyncio.wait([*watchers, worker])

@@ -1,9 +1,8 @@
 """Credit: from the groups of one step to samples with advantages.
 
 Rewards are scaled if the config gives a range, then shaped, then turned into advantages over the
-whole batch. Groups without a learning signal and filtered rollouts are left out and counted.
-Everything here is pure. Letters: N rollouts of the batch, G rollouts of a group (in `_advantages`:
-groups).
+whole batch. Groups without a learning signal and filtered rollouts are left out and counted. Pure.
+Letters: N rollouts of the batch, G groups or rollouts of one group.
 """
 
 from collections import Counter
@@ -136,8 +135,8 @@ def assign_credit(
     }
     # Too small a group has no baseline, so it goes even if groups of equal rewards are kept.
     discarded = no_credit if config.rollout.discard_group_zero_advantage else too_few
+    # After advantages: without the filtered rollouts the baseline would favor the others.
     filtered = _filtered([r for r in everything if r.group_id not in discarded], rules)
-    # Filters come after advantages: leaving their rollouts out of the baseline would bias the rest.
     emptied = {
         key: NoCredit.ALL_FILTERED
         for key, rollouts in usable.items()
@@ -204,8 +203,8 @@ def _filtered(rollouts: Sequence[Rollout], rules: CreditRules) -> dict[RolloutKe
 
 
 def _configured_ranges(config: TrainConfig) -> dict[str, RewardRange]:
-    # Only ranges from the config rescale rewards. What an environment declares may be wider than
-    # what it gives in practice, and rescaling by it would change the weight of its rewards unasked.
+    # Only a range in the config rescales rewards. A declared one is for the reason in `_reason`
+    # alone, so that installing a new version of an environment cannot change a reward's scale.
     return {
         entry.name: RewardRange(entry.reward_min, entry.reward_max)
         for entry in config.environments
@@ -225,15 +224,15 @@ def _shaped(
     rewards_G = _raw(rollouts)
     if span := ranges.get(rollouts[0].environment):
         rewards_G = np.clip((rewards_G - span.low) / (span.high - span.low), 0.0, 1.0)
-    # Shaping comes after scaling, so that a penalty means the same in every environment. It may
-    # leave the range: clipping it away would make long rollouts equal again.
+    # Shaping comes after scaling, so that a penalty means the same in all scaled environments. The
+    # sum is not clipped again: rollouts at the lower end would lose their penalty.
     return rewards_G + np.array([shaping.of(rollout) for rollout in rollouts])
 
 
 def _advantages(
     rewards: Mapping[str, NDArray[np.float64]], algorithm: Algorithm, norm: str
 ) -> dict[str, NDArray[np.float64]]:
-    """Return [G] the advantages of each group, computed over the whole batch at once."""
+    """Return the advantages of each group, by group id, computed over the whole batch."""
     if not rewards:
         return {}
     # One call over all groups, because some algorithms normalize by the deviation of the batch.

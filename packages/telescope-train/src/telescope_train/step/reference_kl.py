@@ -40,7 +40,8 @@ async def kl_penalties(
     ]
     if not samples:
         return {}
-    # Nothing is trained on this packing, so its advantages are free to carry each sample's number.
+    # Nothing is trained on this packing, so its advantages are free to carry each sample's number,
+    # which float32 holds exactly up to 2^24.
     shards = pack(
         [replace(sample, advantage=float(number)) for number, sample in enumerate(samples)],
         np.ones(len(samples)),

@@ -36,7 +36,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def batch_metrics(batch: SampledBatch) -> dict[str, float]:
-    """Return metrics of filling the batch: rejected groups, rewards with theirs, and failures."""
+    """Return metrics of filling the batch: rejected groups, all rewards, failures and queues."""
     by_environment: defaultdict[str, list[float]] = defaultdict(list)
     for group in batch.all_groups:
         found = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]

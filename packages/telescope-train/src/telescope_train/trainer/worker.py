@@ -104,7 +104,7 @@ class TrainerWorker:
         Metrics are over all tokens of all steps and all ranks. Raises ValueError for no steps.
         """
         if not order:
-            raise ValueError("expected at least one optimizer step, got an empty order")
+            raise ValueError("expected at least one optimizer step, got an empty order; skip it")
         started_s = time.perf_counter()
         shares = with_old_logprobs(minibatches, self.backend, self._algorithm)
         prepared_s = time.perf_counter()
@@ -202,7 +202,7 @@ class TrainerWorker:
 def update_row(
     gradients: Sequence[GradientResult], updates: Sequence[UpdateResult]
 ) -> dict[str, float]:
-    """Return the metrics of one batch; its optimizer steps count the same in means."""
+    """Return one row of metrics for all optimizer steps of one batch."""
     norms = [update.gradient_norm for update in updates]
     return {
         "loss/total": sum(gradient.loss for gradient in gradients) / len(gradients),

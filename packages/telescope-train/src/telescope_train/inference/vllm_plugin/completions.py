@@ -45,6 +45,8 @@ class GrowingCompletion:
 class GrowingCompletions:
     """The completions that grow in an engine, by request id."""
 
+    # Only the engine's thread uses this, so no lock is needed. A completion goes to the event loop
+    # only after it has ended, and nothing writes to it any more.
     def __init__(self) -> None:
         self._growing: dict[str, GrowingCompletion] = {}
         self._ended: list[GrowingCompletion] = []

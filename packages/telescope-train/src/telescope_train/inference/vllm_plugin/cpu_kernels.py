@@ -1,7 +1,7 @@
-"""Fused kernels for a model on CPU: vLLM's CPU build has them, and computes with torch instead.
+"""Fused kernels for a model on CPU, which vLLM's CPU build contains but does not use.
 
-A normalization by torch is seven operations, one after the other; with a tiny model, starting
-them costs more than what they compute.
+vLLM computes a normalization with seven torch operations, one after the other. With a tiny model,
+starting them takes longer than computing them.
 """
 
 import json
@@ -19,9 +19,12 @@ _PROVIDER = "telescope_cpu"
 def install() -> list[str]:
     """Offer the kernels to every model of this process.
 
-    Returns the arguments of vLLM's command line that prefer them where they fit.
+    Returns arguments for vLLM's command line that make it prefer them where they fit.
     """
+    # Loads vLLM's compiled library, which defines `torch.ops._C`.
     current_platform.import_kernels()
+    # Registered with vLLM rather than patched into models, so that vLLM falls back to its own
+    # operation wherever `supports_args` refuses.
     norm, add = ir.ops.rms_norm, ir.ops.fused_add_rms_norm
     norm.register_impl(_PROVIDER, supports_args=_fits_norm)(_rms_norm)
     add.register_impl(_PROVIDER, supports_args=_fits_add, inplace=True)(_fused_add_rms_norm)
@@ -30,7 +33,8 @@ def install() -> list[str]:
     return ["--kernel-config", json.dumps({"ir_op_priority": preferred})]
 
 
-# vLLM compares the parameters with those of its operations, by name and number.
+# vLLM compares the signatures of the functions below with those of its operations, by the names
+# and the number of the parameters. They therefore list parameters that they do not use.
 
 
 def _fits_norm(
@@ -52,6 +56,7 @@ def _fits_add(
 def _rms_norm(
     x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> Tensor:
+    # Heads that a model splits from a row are a strided view; the kernel gets a packed copy.
     x = x.contiguous()
     normed = torch.empty_like(x)
     torch.ops._C.rms_norm(normed, x, weight, epsilon)
@@ -65,6 +70,7 @@ def _fused_add_rms_norm(
     epsilon: float,
     variance_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
+    # Writes both results over its inputs, which is why it is registered as `inplace`.
     torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)
     return x, x_residual
 

@@ -192,8 +192,8 @@ class EngineThreadClient(AsyncMPClient):
         engine_class: type[EngineThread] = EngineThread,
     ) -> None:
         # The constructor of the base class is not called, because it opens sockets and starts
-        # processes. `AsyncLLM` reads these four attributes; `engine_dead` is what makes vLLM's
-        # health check answer 503.
+        # processes. The attributes set here are those that the rest of it and vLLM read;
+        # `engine_dead` makes vLLM's health check answer 503.
         self.vllm_config = vllm_config
         self.resources: Any = SimpleNamespace(engine_dead=False)
         self.engine_ranks_managed = [0]
@@ -242,6 +242,7 @@ class EngineThreadClient(AsyncMPClient):
                         future.set_exception(EngineDeadError())
                 raise EngineDeadError from error
             for completion in turn.completions:
+                # It is gone or done if its caller was canceled while the step ran.
                 future = self._awaited.get(completion.request_id)
                 if future is not None and not future.done():
                     future.set_result(completion)

@@ -1,6 +1,6 @@
 """The program of a vLLM server: `python -m telescope_train.inference.vllm_plugin.main ...`.
 
-vLLM's own console script is not used: its lookup of the distribution `vllm` fails where the
+vLLM's own console script is not used. It looks up the distribution `vllm`, which fails where the
 CPU build is installed under another distribution name.
 """
 
@@ -15,15 +15,16 @@ from telescope_train.inference.vllm_plugin import cpu_kernels, engine_thread
 
 def main() -> None:
     """Run vLLM's OpenAI-compatible server with this process's arguments."""
+    # Both must be in place before vLLM creates its engine and its model.
     if os.environ.get(ENGINE_THREAD_VARIABLE) == "1":
         engine_thread.install()
-        # Known in this process alone, so only where the engine is in it too.
+        # The kernels are registered in this process alone, so the engine has to be in it too.
         if os.environ.get(CPU_KERNELS_VARIABLE) == "1":
             sys.argv += cpu_kernels.install()
     with rare_collections():
         runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
-    # The server has closed. Taking the interpreter apart with all that vLLM loaded needs seconds
-    # more, and whoever started the server waits for its memory and its port.
+    # The server has closed. Shutting down the interpreter with everything that vLLM loaded would
+    # take seconds more, while whoever started the server waits for its memory and its port.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

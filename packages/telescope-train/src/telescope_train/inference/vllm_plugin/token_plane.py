@@ -1,7 +1,8 @@
 """The server's end of the token plane: an ASGI middleware of vLLM's API server.
 
-Named on vLLM's command line with `--middleware`. One WebSocket carries all requests of a client
-(frames: `telescope_train.inference.wire`). A connection that closes takes its requests with it.
+It is named on vLLM's command line with `--middleware`. One WebSocket carries all requests of a
+client, in the frames of `telescope_train.inference.wire`. When a connection closes, its requests
+are aborted.
 """
 
 import asyncio
@@ -36,11 +37,12 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _PROTOCOL_ERROR = 1002
+"""The WebSocket close code for a malformed frame (RFC 6455)."""
 _connection_numbers = count()
 
 
 class TokenPlane:
-    """Serves the paths of the token plane and passes everything else on."""
+    """Serves the paths of the token plane and passes all other requests on to vLLM."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
@@ -48,6 +50,7 @@ class TokenPlane:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         if scope["type"] == "websocket" and scope["path"] == TOKEN_PLANE_PATH:
+            # Looked up for each connection, because vLLM sets it only after it has built the app.
             engine: AsyncLLM = scope["app"].state.engine_client
             await PlaneConnection(engine, receive, send).serve()
         elif scope["type"] == "http" and scope["path"] == PAUSE_PATH:
@@ -57,10 +60,14 @@ class TokenPlane:
 
 
 async def _pause(engine: Any, query: str, send: Send) -> None:
-    """Pause between two steps; answer once it is so, or, with `wait`, once all have ended."""
+    """Pause between two steps, and answer once the engine is paused.
+
+    With `wait`, it answers once all running requests have ended.
+    """
     mode = query.removeprefix("mode=")
     known = mode in ("abort", "keep", "wait")
     if known:
+        # The caches are cleared, because they hold what the old weights computed.
         await engine.engine_core.pause_scheduler_async(mode=mode, clear_cache=True)
     body = b"{}" if known else b'{"error": "expected ?mode=abort, keep or wait"}'
     headers = [(b"content-type", b"application/json")]
@@ -69,12 +76,13 @@ async def _pause(engine: Any, query: str, send: Send) -> None:
 
 
 class PlaneConnection:
-    """One client: its requests in progress, and the replies that wait to be sent."""
+    """The connection of one client: its requests in progress and the replies to send."""
 
     def __init__(self, engine: AsyncLLM, receive: Receive, send: Send) -> None:
         self._engine = engine
         self._receive = receive
         self._send = send
+        # Clients number their requests from 0, and the engine's request ids must be unique.
         self._name = f"plane{next(_connection_numbers)}"
         self._running: dict[int, asyncio.Task[None]] = {}
         self._outbox = Outbox[TokenReply](self._send_frame)
@@ -82,9 +90,11 @@ class PlaneConnection:
         self._encoder = msgspec.msgpack.Encoder()
 
     async def serve(self) -> None:
-        """Answer requests until the client leaves; then abort what is left of them."""
+        """Answer requests until the client leaves, and then abort those that are left."""
         await self._receive()  # websocket.connect
         await self._send({"type": "websocket.accept"})
+        # Replies are sent by a task of their own: many end in the same step and share a frame, and
+        # reading must go on meanwhile, or a cancellation would wait behind a slow send.
         writer = asyncio.create_task(self._outbox.run())
         try:
             while True:
@@ -93,11 +103,15 @@ class PlaneConnection:
                     return
                 self._take(self._decoder.decode(event.get("bytes") or b""))
         except msgspec.MsgspecError as error:
-            logger.warning("the token plane got a malformed frame: %s", error)
+            # The ids in a malformed frame are unknown, so its requests cannot be answered one by
+            # one. Closing makes the client fail all that it waits for.
+            logger.warning("the token plane received a malformed frame: %s", error)
             await self._send(
                 {"type": "websocket.close", "code": _PROTOCOL_ERROR, "reason": str(error)[:100]}
             )
         finally:
+            # Canceling an answer aborts its request in the engine. Without that, requests of a
+            # client that is gone would hold their slots to their end.
             writer.cancel()
             for task in self._running.values():
                 task.cancel()
@@ -113,6 +127,7 @@ class PlaneConnection:
     async def _answer(self, request: TokenRequest) -> None:
         try:
             self._outbox.put(await self._sample(request))
+        # A cancellation is no `Exception`, and gets no reply: the client has stopped waiting.
         except Exception as error:  # noqa: BLE001 - a boundary: the client is told
             text = f"{type(error).__name__}: {error}"
             self._outbox.put(TokenReply(request.id, error=text))
@@ -126,6 +141,8 @@ class PlaneConnection:
         params = _sampling_params(bytes(request.sampling))
         request_id = f"{self._name}-{request.id}"
         core = self._engine.engine_core
+        # Stop strings take text, which only the output processor makes. With the engine in another
+        # process, all outputs come through it anyway.
         if isinstance(core, EngineThreadClient) and not params.stop:
             engine_request = self._engine.input_processor.process_inputs(
                 request_id,
@@ -135,6 +152,7 @@ class PlaneConnection:
                 priority=request.priority,
             )
             return _reply_of_completion(request.id, await core.complete(engine_request))
+        # With `FINAL_ONLY` there is one output. Canceling this loop makes vLLM abort the request.
         final: RequestOutput | None = None
         async for output in self._engine.generate(
             prompt, params, request_id, priority=request.priority
@@ -150,8 +168,10 @@ class PlaneConnection:
 
 @lru_cache(maxsize=256)
 def _sampling_params(content: bytes) -> SamplingParams:
-    """Return vLLM's parameters. Each request gets a shallow copy: none changes what they hold."""
+    """Return vLLM's parameters. The requests of a run use few different ones."""
     params = SamplingParams(**msgspec.msgpack.decode(content))
+    # vLLM then copies them shallowly for each request. That is enough, because no request changes
+    # the objects that they hold.
     params.skip_clone = True
     params.output_kind = RequestOutputKind.FINAL_ONLY
     params.flat_logprobs = True
@@ -183,5 +203,5 @@ def _reply_of_output(request_id: int, output: RequestOutput) -> TokenReply:
 
 
 def _sampled(logprobs: Any) -> list[float]:
-    """Return the log-prob of each sampled token: the first entry of each position."""
+    """Return the log-prob of each sampled token, which is the first entry of each position."""
     return [logprobs.logprobs[start] for start in logprobs.start_indices]

@@ -1,1 +1,1 @@
-"""Attention over rows of packed samples. Runs in the ranks."""
+"""Attention over rows of packed samples; runs in the ranks."""

@@ -1,9 +1,10 @@
-"""Causal attention over packed rows: each sequence attends to itself, nothing is masked densely.
+"""Causal attention over packed rows: each sequence attends to itself, without a dense mask.
 
 Sequences of a row are gathered into right-padded blocks of similar length and go through torch's
-causal SDPA. Padding stands behind the real tokens, so causality alone hides it; no [T, T] mask
-exists. Used on CPU, and on CUDA where flash-attn is not installed.
-Dims: T tokens of the row, P padded tokens over all blocks, S sequences, L block length, H heads.
+causal SDPA. Padding comes after the real tokens, so causality alone hides it and no [T, T] mask
+exists. Used on the CPU, and on CUDA if no faster kind works.
+Dims: T tokens of the row, P padded tokens over all blocks, S sequences, L block length, H heads,
+D head size, B one block.
 """
 
 from dataclasses import dataclass
@@ -15,27 +16,29 @@ from transformers import AttentionInterface
 
 PACKED_ATTENTION = "telescope_packed"
 _MIN_FILL = 0.75
-"""A sequence shorter than this share of its block's length starts a new block."""
+"""A sequence shorter than this share of its block's longest one starts a new block."""
 _SMALL_BLOCK_TOKENS = 512
-"""A block this small takes shorter sequences too: one call costs more than its padding."""
+"""Tokens; a block this small takes shorter sequences too: a call costs more than its padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedLayout:
-    """Where each token of a row goes in the padded blocks, and back."""
+    """Where each token of a row goes in the padded blocks, and where it comes back from."""
 
     gather_P: torch.Tensor
-    """Token of each padded place; padding repeats its sequence's first token."""
+    """[P] int64, the token at each padded place; padding repeats its sequence's first token."""
     place_T: torch.Tensor
-    """Padded place of each token."""
+    """[T] int64, the padded place of each token."""
     padding: torch.Tensor
-    """The padded places that hold padding."""
+    """[P - T] int64, the padded places that hold padding."""
     blocks: tuple[tuple[int, int], ...]
     """(S, L) of each block, in the order of the padded places."""
 
 
 def packed_layout(positions_T: np.ndarray, device: torch.device) -> PackedLayout:
     """Plan the blocks of a row whose positions restart at 0 for every sequence."""
+    # On the host in numpy: one plan serves all layers, and sizes that were computed on a GPU would
+    # make the host wait for it.
     starts_S = np.flatnonzero(positions_T == 0)
     lengths_S = np.diff(np.append(starts_S, len(positions_T)))
     order_S = np.argsort(-lengths_S, kind="stable")
@@ -45,6 +48,8 @@ def packed_layout(positions_T: np.ndarray, device: torch.device) -> PackedLayout
         chosen = order_S[first : first + num_sequences]
         offsets_L = np.arange(length)
         is_real_SL = offsets_L < lengths_S[chosen, None]
+        # Padding needs an index that exists and a finite value behind it. The first token will do:
+        # no real token attends to padding, and what padding attends to is dropped.
         token_SL = np.where(is_real_SL, starts_S[chosen, None] + offsets_L, starts_S[chosen, None])
         place_SL = base + np.arange(num_sequences * length).reshape(num_sequences, length)
         place_T[token_SL[is_real_SL]] = place_SL[is_real_SL]
@@ -60,10 +65,12 @@ def packed_layout(positions_T: np.ndarray, device: torch.device) -> PackedLayout
 
 
 def _blocks(descending_lengths: np.ndarray) -> list[tuple[int, int]]:
+    """Return (sequences, length) of each block over sequences that are sorted by length."""
     blocks: list[tuple[int, int]] = []
     first = 0
     while first < len(descending_lengths):
         longest = int(descending_lengths[first])
+        # searchsorted wants ascending values, hence the minus signs.
         last = int(np.searchsorted(-descending_lengths, -_MIN_FILL * longest, side="right"))
         last = max(last, min(len(descending_lengths), first + _SMALL_BLOCK_TOKENS // longest))
         blocks.append((last - first, longest))
@@ -72,7 +79,11 @@ def _blocks(descending_lengths: np.ndarray) -> list[tuple[int, int]]:
 
 
 class _ToBlocks(torch.autograd.Function):
-    """[T, ...] -> [P, ...]. Padding gets no gradient back: causality keeps it out of every loss."""
+    """[T, ...] -> [P, ...]. Padding gets no gradient: causality keeps it out of every loss.
+
+    autograd's own backward of index_select adds with index_add, which on a GPU sums in no fixed
+    order. Each token has one place, so here it is a gather: faster, and the same bits every time.
+    """
 
     @staticmethod
     def forward(ctx, values_T, layout):
@@ -85,7 +96,7 @@ class _ToBlocks(torch.autograd.Function):
 
 
 class _FromBlocks(torch.autograd.Function):
-    """[P, ...] -> [T, ...]; padding is dropped, so its gradient is zero."""
+    """[P, ...] -> [T, ...]. Padding is dropped, so its gradient is zero."""
 
     @staticmethod
     def forward(ctx, values_P, layout):
@@ -94,10 +105,13 @@ class _FromBlocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_T):
+        # The gather puts a copy of the first token's gradient on padding; it must go, or the first
+        # token would be counted once per place.
         grad_P = grad_T.index_select(0, ctx.layout.gather_P)
         return grad_P.index_fill_(0, ctx.layout.padding, 0.0), None
 
 
+# Not compiled: the sizes of blocks change with every row, so each would be compiled again.
 @torch.compiler.disable
 def _packed_attention(
     module: torch.nn.Module,
@@ -121,6 +135,8 @@ def _packed_attention(
             states[base:end].unflatten(0, (num_sequences, length)).transpose(1, 2)
             for states in padded
         )
+        # is_causal without a mask lets torch take its fused kernel, and enable_gqa lets the heads
+        # of keys and values stay fewer, without copies of them.
         output_B = F.scaled_dot_product_attention(
             query_B, key_B, value_B, is_causal=True, scale=scaling, enable_gqa=True
         )

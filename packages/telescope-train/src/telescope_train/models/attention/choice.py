@@ -1,8 +1,8 @@
-"""Which attention a run uses: the first that proves, at the start, to keep packed samples apart.
+"""Which attention a run uses: the first that is shown, at the start, to keep packed samples apart.
 
-The proof runs a copy of the architecture with a layer of each kind, the real head sizes and random
-weights: two samples in one row must give the hidden states and the gradient that they give one by
-one through transformers' own attention. The whole model is checked again by `self_check`.
+The test runs a small copy of the architecture with one layer of each kind, the real head sizes and
+random weights. Two samples in one row must give the same hidden states and gradient as one by one
+through transformers' own attention. `rank_checks` then tests the whole model in the same way.
 """
 
 import copy
@@ -25,28 +25,29 @@ from telescope_train.models.attention.kinds import (
 from telescope_train.models.attention.sequences import find_sequences
 
 LENGTHS = (19, 13)
-"""Tokens of the two samples."""
+"""Tokens of the two samples; different, so that a swap shows, and no multiple of a kernel's tile."""
 PROBE_VOCAB = 64
+"""Rows of the embedding in the small copy."""
 _HALF_TOLERANCE, _TOLERANCE = 0.05, 1e-3
-"""Largest relative difference that rounding explains. A leak shows as one of about 0.5."""
+"""Largest relative difference that rounding explains, in 16 bits and in more. A leak gives 0.5."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionChoice:
-    """The attention of a run, and why it is no faster one."""
+    """The attention of a run, and why no faster kind was taken."""
 
     kind: AttentionKind
     difference: float
-    """Packed against one by one, relative."""
+    """Relative difference of packed samples from the same samples one by one."""
     tolerance: float
     """Largest such difference that rounding explains."""
     refused: dict[str, str]
-    """Name of each kind that was not taken -> the reason."""
+    """Name of each faster kind -> why it was not taken."""
 
     @property
     def reasons(self) -> str:
-        """Why it is no faster one, for people."""
+        """Why no faster kind was taken, for the user."""
         return "; ".join(f"not {name}: {reason}" for name, reason in self.refused.items())
 
 
@@ -60,7 +61,7 @@ def choose_attention(
 ) -> AttentionChoice:
     """Return the first of `kinds` that works for the architecture of `lm`; ConfigError if none.
 
-    `is_row_shared`: for context parallelism, which takes only some kinds.
+    `is_row_shared` is for context parallelism, which works with some kinds only.
     """
     layer_types = getattr(lm.config.get_text_config(), "layer_types", None) or ()
     has_windows = any("sliding" in kind for kind in layer_types)
@@ -95,7 +96,7 @@ def _reason_against(kind: AttentionKind, needs: AttentionNeeds) -> str | None:
 
 
 class _Probe:
-    """The architecture, small enough to be tried out."""
+    """The architecture, small enough to try each kind of attention on it."""
 
     def __init__(self, lm: PreTrainedModel, needs: AttentionNeeds) -> None:
         self._needs = needs
@@ -109,22 +110,25 @@ class _Probe:
         self._gradient = sum(gradient for _, gradient in one_by_one)
 
     def test(self, kind: AttentionKind) -> tuple[float, str | None]:
-        """Return (relative difference, why `kind` is refused)."""
+        """Return (relative difference, why `kind` is refused or None)."""
+        # What libraries raise when a kernel is missing or does not take these shapes. Such a kind
+        # is only slower to find out about, not a reason to end the run.
         try:
             hidden_TH, gradient = self._run(kind, self._ids)
         except (ImportError, RuntimeError, ValueError, TypeError, AssertionError) as error:
             text = str(error).strip().splitlines()
             return float("nan"), f"failed: {text[0] if text else type(error).__name__}"
         difference = max(_relative(hidden_TH, self._hidden_TH), _relative(gradient, self._gradient))
+        # Written with "not" so that NaN is refused as well.
         if not difference <= self.tolerance:
             return difference, (
                 f"leaks between packed samples: they differ from single ones by {difference:.2g}, "
-                f"at most {self.tolerance:g} is rounding"
+                f"and rounding explains at most {self.tolerance:g}"
             )
         return difference, None
 
     def _run(self, kind: AttentionKind, ids: Sequence[torch.Tensor]) -> tuple[Any, Any]:
-        """Return (hidden_TH, gradient of the embeddings) of the samples `ids` in one row."""
+        """Return (hidden_TH, gradient [PROBE_VOCAB, H] of the embeddings) of `ids` in one row."""
         kind.prepare()
         self._lm.set_attn_implementation(kind.implementation)
         positions_T = np.concatenate([np.arange(len(one)) for one in ids])
@@ -139,23 +143,28 @@ class _Probe:
                 **kind.arguments(sequences),
             )
             hidden_TH = output.last_hidden_state[0].float()
+            # A weight for each value: in a plain sum, wrong gradients of opposite sign could cancel.
             (hidden_TH * hidden_TH.detach().cos()).sum().backward()
         return hidden_TH.detach(), weight.grad.float()
 
 
 def _small_copy(lm: PreTrainedModel, needs: AttentionNeeds) -> PreTrainedModel:
-    """Return one layer of each kind, random weights of size 1 / sqrt(inputs)."""
+    """Return a model with one layer of each kind and random weights."""
     config = copy.deepcopy(lm.config)
     text = config.get_text_config()
+    # A padding id beyond the small vocabulary would be refused by the embedding.
     text.vocab_size, text.pad_token_id, text.tie_word_embeddings = PROBE_VOCAB, None, False
     layer_types = getattr(text, "layer_types", None)
     kinds = list(dict.fromkeys(layer_types)) if layer_types else [None]
     text.num_hidden_layers = len(kinds)
     if layer_types:
         text.layer_types = kinds
+    # Forked, so that the test does not move the random numbers of the run.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         probe = type(lm)(config)
+        # Weights of size 1 / sqrt(inputs) keep the size of activations. With the usual 0.02 the
+        # attention would add little to the residual, and a leak might pass for rounding.
         for parameter in probe.parameters():
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)

@@ -1,9 +1,9 @@
 """Context parallelism: several ranks share one packed row, each with a slice of its tokens.
 
-All layers work on the slice; attention needs whole sequences, so there ranks exchange heads for
-tokens: each gets all tokens of its share of the heads, and gives the result back.
-Paper: arXiv:2309.14509, section 3.1. Deviation: key and value heads are repeated where there are
-fewer of them than ranks.
+All layers work on the slice. Attention needs whole sequences, so there the ranks exchange heads for
+tokens: each gets all tokens of its share of the heads and afterwards returns the result.
+Paper: arXiv:2309.14509, section 3.1. Deviation: key and value heads are repeated if there are fewer
+of them than ranks.
 Dims: T tokens of the row, C tokens of a slice, R ranks, H heads, D head size, M trained tokens.
 """
 
@@ -24,19 +24,22 @@ class ContextGroup:
 
     group: dist.ProcessGroup
     rank: int
-    """Place in the group: slices are dealt in this order."""
+    """Place in the group; slices follow each other in this order."""
     size: int
+    """Number of ranks in the group."""
 
     def slice_of(self, num_tokens: int) -> slice:
-        """Return this rank's part of a row, whose length is a multiple of `size`."""
+        """Return this rank's part of a row of `num_tokens`, a multiple of `size`."""
         width = num_tokens // self.size
         return slice(self.rank * width, (self.rank + 1) * width)
 
 
 def join_context(size: int) -> ContextGroup | None:
-    """Make groups of `size` neighbouring ranks; None for 1. Every rank calls it."""
+    """Make groups of `size` neighboring ranks; None for 1. Every rank calls it."""
     if size == 1:
         return None
+    # torch requires that every rank creates every group, in the same order, also those it is not
+    # in; otherwise the ranks wait for each other forever.
     rank, mine = dist.get_rank(), None
     for first in range(0, dist.get_world_size(), size):
         group = dist.new_group(list(range(first, first + size)))
@@ -51,6 +54,7 @@ def register_context_attention() -> None:
     AttentionInterface.register(CONTEXT_ATTENTION, _context_attention)
 
 
+# Not compiled: it exchanges tensors with other ranks and hands over to another kind of attention.
 @torch.compiler.disable
 def _context_attention(
     module: torch.nn.Module,
@@ -62,11 +66,13 @@ def _context_attention(
     context: tuple[str, ContextGroup | None],
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """[1, H, C, D] of the slice in, [1, C, H, D] out; `context` is (attention inside, group)."""
+    """[1, H, C, D] of the slice in, [1, C, H, D] out; `context` is (inner attention, group)."""
     inner, group = context
     attend = AttentionInterface()[inner]
     if group is None:
         return attend(module, query, key, value, attention_mask, **options)
+    # Each rank needs a key and value head. Repeated side by side, they stay aligned with the query
+    # heads of the same rank, and autograd adds up the gradients of the copies.
     times = max(1, group.size // key.shape[1])
     states = [query, *(states.repeat_interleave(times, dim=1) for states in (key, value))]
     whole = [_tokens_for_heads(one, group) for one in states]
@@ -76,6 +82,8 @@ def _context_attention(
 
 def _tokens_for_heads(states: Tensor, group: ContextGroup) -> Tensor:
     """[1, H, C, D] -> [1, H / R, T, D]."""
+    # Chunk r holds the heads of rank r. What comes back is ordered by the sender, and the slices
+    # follow each other in the order of ranks, so flattening restores the order of the row.
     chunks_RHCD = states[0].unflatten(0, (group.size, -1))
     mine_RHCD = _AllToAll.apply(chunks_RHCD, group.group)
     return mine_RHCD.transpose(0, 1).flatten(1, 2).unsqueeze(0)
@@ -89,7 +97,10 @@ def _heads_for_tokens(output: Tensor, group: ContextGroup) -> Tensor:
 
 
 class _AllToAll(torch.autograd.Function):
-    """Chunk j goes to rank j, chunk i comes from rank i; backward is the same way back."""
+    """Chunk j goes to rank j, and chunk i comes from rank i.
+
+    Exchanging twice gives back what was there, so backward is the same exchange of gradients.
+    """
 
     @staticmethod
     def forward(ctx: Any, chunks: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -102,6 +113,7 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _exchange(chunks: Tensor, group: dist.ProcessGroup) -> Tensor:
+    # The collective sends memory as it lies and splits it evenly along the first dimension.
     chunks = chunks.contiguous()
     received = torch.empty_like(chunks)
     dist.all_to_all_single(received, chunks, group=group)
@@ -109,23 +121,25 @@ def _exchange(chunks: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class GatherTokens(torch.autograd.Function):
-    """This rank's values to all of them, in the order of the row; each rank keeps its gradient.
+    """Gather the values of all ranks on every rank, in the order of the row.
 
-    Every rank of the group computes the same loss from all values, so the gradient of a value is
-    used once, where the value was made.
+    Every rank of the group computes the same loss from all values. So each takes only the gradient
+    of its own values: adding those of the others would count every token once per rank.
     """
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, places: Tensor, size: int, group: Any) -> Tensor:
-        """`places`: where `values` stand among all `size` of them."""
+        """`places` are the indices of `values` among all `size` values of the row."""
         ctx.save_for_backward(places)
         everything_M = values.new_zeros(size)
+        # Each place is filled by one rank and 0 elsewhere, so the sum is exact. Unlike a gather it
+        # needs no equal counts: slices hold different numbers of trained tokens.
         everything_M[places] = values
         dist.all_reduce(everything_M, group=group)
         return everything_M
 
     @staticmethod
     def backward(ctx: Any, grad_M: Tensor) -> tuple[Tensor, None, None, None]:
-        """Take this rank's part."""
+        """Return the gradient of this rank's values."""
         (places,) = ctx.saved_tensors
         return grad_M[places], None, None, None

@@ -1,7 +1,7 @@
-"""Every kind of attention the trainer can use over packed rows, in the order they are tried.
+"""The kinds of attention that the trainer can use over packed rows, in the order they are tried.
 
-A kind says when it is out of the question and what the layers are given; whether it really keeps
-packed sequences apart is proved by `attention_choice`.
+A kind states when it cannot be used and which arguments the layers get. `attention.choice` tests
+whether it really keeps packed sequences apart.
 """
 
 import importlib.util
@@ -23,35 +23,37 @@ HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNeeds:
-    """What an attention has to work with."""
+    """The conditions that an attention has to work under."""
 
     device: torch.device
     dtype: torch.dtype
-    """That the layers compute in."""
+    """The dtype that the layers compute in."""
     has_windows: bool
-    """Some layers attend to a sliding window only."""
+    """Whether some layers attend to a sliding window only."""
     is_row_shared: bool = False
-    """Each rank has a slice of the row: context parallelism."""
+    """Whether each rank has only a slice of the row (context parallelism)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionKind:
-    """One way to attend."""
+    """One implementation of attention."""
 
     name: str
     implementation: str
-    """What transformers calls it."""
+    """Its name in transformers."""
     reason_against: Callable[[AttentionNeeds], str | None]
-    """Why it cannot serve these needs; None = it may be tried."""
+    """Returns why it cannot work under these conditions; None = it may be tried."""
     arguments: Callable[[Sequences], dict[str, object]]
-    """What every layer is given beside queries, keys and values."""
+    """Returns what every layer gets in addition to queries, keys and values."""
     prepare: Callable[[], None] = lambda: None
-    """Make it known to transformers."""
+    """Registers it with transformers."""
     takes_sequences: bool = False
-    """It needs no more than `arguments`: no mask, no positions. Context parallelism asks for it."""
+    """It needs only `arguments`, neither a mask nor positions, as context parallelism requires."""
 
 
 def _varlen_arguments(sequences: Sequences) -> dict[str, object]:
+    # The names are those of transformers' flash attention, which passes them to its varlen kernel.
+    # Without them it would work out the sequences from the positions again in every layer.
     return {
         "cu_seq_lens_q": sequences.starts,
         "cu_seq_lens_k": sequences.starts,
@@ -61,6 +63,7 @@ def _varlen_arguments(sequences: Sequences) -> dict[str, object]:
 
 
 def _no_half_cuda(needs: AttentionNeeds) -> str | None:
+    # The kernels of flash attention exist for 16-bit floats on a GPU only.
     if needs.device.type != "cuda":
         return "needs a CUDA device"
     return None if needs.dtype in HALF else "needs layers in bfloat16 or float16"
@@ -77,12 +80,13 @@ def _against_varlen(needs: AttentionNeeds) -> str | None:
 
 
 def _against_flex(needs: AttentionNeeds) -> str | None:
-    # torch's flex attention has no backward on the CPU.
+    # torch's flex attention has no backward pass on the CPU.
     return None if needs.device.type == "cuda" else "needs a CUDA device"
 
 
 def _against_packed(needs: AttentionNeeds) -> str | None:
-    return "knows no sliding windows" if needs.has_windows else None
+    # Blocks attend with is_causal alone; a window would need a mask.
+    return "does not support sliding windows" if needs.has_windows else None
 
 
 SDPA = AttentionKind(
@@ -91,7 +95,10 @@ SDPA = AttentionKind(
     reason_against=lambda needs: None,
     arguments=lambda sequences: {},
 )
-"""transformers' own, with a [T, T] mask made from the positions: slow, and always there."""
+"""transformers' own, with a [T, T] mask made from the positions: slow but always available."""
+# An empty `arguments` is enough for SDPA and flex: without a cache, transformers takes positions
+# that restart for packed sequences and keeps them apart in its mask. An implementation that it does
+# not know gets no mask at all, so the others must be told where sequences begin.
 ATTENTION_KINDS = (
     AttentionKind(
         name="flash_attn",

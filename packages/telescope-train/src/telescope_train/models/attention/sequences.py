@@ -1,4 +1,4 @@
-"""Where the samples of a packed row begin and end, as every kind of attention takes it."""
+"""Where the samples of a packed row begin and end, in the form that each attention needs."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,16 @@ from telescope_train.models.attention.blocks import PackedLayout, packed_layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Where the sequences of a row begin and end, in the form of every kind of attention."""
+    """Where the sequences of a row begin and end; each attention uses the fields it needs."""
 
     positions_T: torch.Tensor
     """[T] int64, restarting at 0 for every sequence."""
     layout: PackedLayout
+    """For attention in blocks."""
     starts: torch.Tensor
-    """int32 [S + 1] cumulative lengths, as varlen kernels want them."""
+    """[S + 1] int32 cumulative lengths in tokens, as varlen kernels take them."""
     longest: int
+    """Tokens of the longest sequence; a plain int, so that no layer waits for the GPU to read it."""
 
 
 def find_sequences(positions_T: NDArray[np.integer], device: torch.device) -> Sequences:

@@ -1,4 +1,4 @@
-"""torch's own variable-length attention as an attention of transformers; CUDA, half precision.
+"""torch's own variable-length attention, registered with transformers; CUDA, half precision.
 
 Dims: T tokens of the row, H heads, D head size.
 """
@@ -13,10 +13,11 @@ VARLEN_ATTENTION = "telescope_varlen"
 
 
 def has_varlen() -> bool:
-    """Return whether this torch has it."""
+    """Return whether this torch has variable-length attention."""
     return importlib.util.find_spec("torch.nn.attention.varlen") is not None
 
 
+# Not compiled, like the attention in blocks: sequences differ from row to row.
 @torch.compiler.disable
 def _varlen_attention(
     module: torch.nn.Module,
@@ -32,7 +33,8 @@ def _varlen_attention(
     """Attend inside each sequence; [1, H, T, D] in, [1, T, H, D] out, as transformers expects."""
     from torch.nn.attention.varlen import varlen_attn
 
-    # A window counts the token itself; the kernel counts those to its left. 0 on the right: causal.
+    # transformers' window includes the token itself, the kernel counts only tokens to its left. 0
+    # tokens to the right make it causal. A row attends to itself, so keys have the queries' starts.
     longest, window = options["max_length_q"], options.get("sliding_window")
     left = -1 if window is None else window - 1
     output_THD = varlen_attn(
@@ -45,6 +47,7 @@ def _varlen_attention(
         window_size=(left, 0),
         enable_gqa=True,
     )
+    # It returns a tuple only if the log-sum-exp is asked for.
     assert isinstance(output_THD, torch.Tensor)
     return output_THD.unsqueeze(0), None
 
