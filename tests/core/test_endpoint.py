@@ -24,7 +24,7 @@ async def test_an_eval_hands_out_the_endpoint_that_was_named():
 
 async def test_a_model_that_is_not_known_yet_is_no_endpoint():
     client = ChatClient("http://127.0.0.1:9/v1")
-    with pytest.raises(ConfigError, match="the model at .* is not known yet; name it"):
+    with pytest.raises(ConfigError, match=r"the model at .* is not known yet; name it"):
         _ = client.policy("r").endpoint
     await client.close()
 

@@ -190,5 +190,5 @@ def test_a_bfloat16_base_has_float32_adapters(tiny, start):
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "q_prj"])
 def test_targets_outside_the_layers_are_refused(tiny, start, target):
-    with pytest.raises(ConfigError, match=f"lora_target_modules: {target} is no matrix"):
+    with pytest.raises(ConfigError, match=f"lora_target_modules: {target} is not a matrix"):
         start(lora_settings(tiny, lora_target_modules=("q_proj", target)))

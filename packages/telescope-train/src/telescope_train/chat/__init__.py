@@ -1,1 +1,1 @@
-"""Messages to tokens and back, through the model's own chat template. Runs in the driver."""
+"""Turns messages into tokens and back with the model's chat template. Runs in the driver."""

@@ -1,8 +1,8 @@
-"""Chains: the tokens a rollout has behind it, and the prompt that continues one of them. Pure.
+"""Chains: the tokens that a rollout has sampled so far, and prompts that continue them. Pure.
 
-A chain is a conversation up to and including a sampled assistant message. A request whose messages
-begin with a chain's, and whose text begins with the chain's, reuses its ids; any other request is
-rendered anew, and becomes a training sample of its own.
+A chain is a conversation up to and including a sampled assistant message. A request reuses the ids
+of a chain if its messages and its text both begin with those of the chain. Any other request is
+rendered anew and becomes a training sample of its own.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,17 @@ from telescope_train.chat.renderer import Prompt, Renderer, Tools
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """A prompt and what was sampled for it."""
+    """A prompt and the completion that was sampled for it."""
 
     prompt: Prompt
     completion_ids: tuple[int, ...]
+    """[T] token ids as sampled, the end-of-turn token included if there was one."""
     said: Message
-    """What was sampled, as the caller got it."""
+    """The sampled message, as the caller received it."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation, the sampled message included."""
+        """The conversation, including the sampled message."""
         return (*self.prompt.messages, self.said)
 
 
@@ -35,16 +36,19 @@ def prompt_for(
     *,
     tools: Tools = (),
 ) -> Prompt:
-    """Return the prompt for `messages`: the longest chain's continued, or else a new one."""
-    # Longest first, so that a conversation that only grows is compared with one chain. Of two that
-    # say the same, the later one is what the caller goes on from.
+    """Return the prompt for `messages`: it continues the longest chain that fits, or is new."""
+    # The longest comes first, so that a conversation that only grows is compared with one chain.
+    # Of two chains with the same messages, the caller most likely goes on from the later one: an
+    # agent that asks the same twice has dropped the first answer.
     newest_first = chains[::-1]
     by_length = sorted(newest_first, key=lambda chain: len(chain.prompt.messages), reverse=True)
     chain = next((chain for chain in by_length if _covers(chain, messages)), None)
     if chain is None:
         return renderer.prompt(messages, tools=tools)
-    # The chain's own messages, not what the caller made of them: they give the chain's text.
+    # Callers may strip or reformat what they send back. The chain's own messages are rendered
+    # instead, because only they give the text that the chain's ids stand for.
     own = (*chain.messages, *messages[len(chain.messages) :])
+    # Shorter chains are not tried: they would reuse less of the same history.
     continued = renderer.extended(chain.prompt, chain.completion_ids, own, tools=tools)
     return continued or renderer.prompt(own, tools=tools)
 

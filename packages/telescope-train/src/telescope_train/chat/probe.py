@@ -1,7 +1,7 @@
-"""What a chat template does to turns that were sampled, tried on short conversations. Pure.
+"""Tries on short conversations what a chat template does to turns that were sampled. Pure.
 
-A template that shows an earlier turn otherwise than it was written makes each such turn a training
-sample of its own: exact, but its history is computed once more.
+Some templates show an earlier turn differently from how it was sampled. Each such turn becomes a
+training sample of its own, which is exact, but its history is computed once more.
 """
 
 from collections.abc import Sequence
@@ -37,23 +37,23 @@ _TOOLS: Tools = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateReport:
-    """What was found. Of what the template cannot say at all, None."""
+    """What was found; None for parts of a conversation that the template cannot write at all."""
 
     tool_call_parser: str
     reasoning_parser: str
     takes_system: bool
     ends_turns: bool
-    """Whether an answer in history ends with a token that ends a completion."""
+    """Whether an answer in the history ends with a token that ends a completion."""
     keeps_answers: bool | None
-    """Whether an answer stays as it was written once the user writes again."""
+    """Whether an answer stays as it was written when the user writes again."""
     keeps_thinking: bool | None
-    """The same of an answer with thinking."""
+    """Whether an answer with thinking stays as it was written when the user writes again."""
     keeps_calls: bool | None
-    """Whether a call, with its thinking, stays once its result is there."""
+    """Whether a call with its thinking stays as it was written when its result follows."""
 
     @property
     def text(self) -> str:
-        """One line for a person."""
+        """One line that describes the findings to a person."""
         kept = {"answers": self.keeps_answers, "thinking": self.keeps_thinking}
         if self.keeps_calls is not None:
             kept["tool calls"] = self.keeps_calls
@@ -113,7 +113,7 @@ def _is_taken(renderer: Renderer, messages: Sequence[Message]) -> bool:
 def _keeps(
     renderer: Renderer, start: Sequence[Message], said: Message, then: Message, *, tools: Tools = ()
 ) -> bool | None:
-    """Return whether the template shows `said`, an answer to `start`, once `then` follows."""
+    """Return whether the template still shows `said`, an answer to `start`, before `then`."""
     try:
         prompt = renderer.prompt(start, tools=tools)
         after = renderer.text([*start, said, then], tools=tools, add_generation_prompt=True)

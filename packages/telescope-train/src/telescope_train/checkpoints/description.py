@@ -1,4 +1,4 @@
-"""Everything of a model but its weights: config, tokenizer, chat template, generation config."""
+"""Everything about a model except its weights: config, tokenizer, chat template, and so on."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +11,7 @@ from telescope_train.models.location import locate_model
 
 
 def save_model_description(folder: Path, settings: ModelSection) -> None:
-    """Write it to `folder`, so that weights alone can become a model again anywhere."""
+    """Write the description to `folder`, so that the weights can become a model again anywhere."""
     location = locate_model(settings.model)
     trust = settings.trust_remote_code
     AutoConfig.from_pretrained(location, trust_remote_code=trust).save_pretrained(folder)

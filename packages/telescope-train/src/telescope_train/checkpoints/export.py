@@ -1,7 +1,7 @@
-"""From a checkpoint to a model in Hugging Face format, on one process, without Ray or servers.
+"""Export a checkpoint to a model in Hugging Face format, in one process, without Ray or servers.
 
-Weights come from the distributed checkpoint, whatever number of ranks wrote it; everything else
-from the description that was saved beside them, so the original model need not be around.
+The weights come from the distributed checkpoint, no matter how many ranks wrote it. Everything
+else comes from the description that was saved beside them, so the original model is not needed.
 """
 
 import shutil
@@ -34,7 +34,7 @@ from telescope_train.models.lora import (
 )
 
 _WEIGHTS = "model.lm."
-"""How the names of the weights begin in a checkpoint."""
+"""Prefix of the names of the weights in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,10 @@ class Exported:
 
     path: Path
     step: int
+    """Number of steps done when its checkpoint was written."""
     num_parameters: int
     num_files: int
-    """Of weights."""
+    """Number of files that hold weights."""
 
 
 def export_checkpoint(
@@ -53,8 +54,8 @@ def export_checkpoint(
 ) -> Exported:
     """Write the model of `checkpoint` to `output`, whole or not at all.
 
-    `dtype`: of the written weights; None = as they were trained. `max_shard_size`: of one file of
-    weights, such as "5GB". A model that is already in `output` is replaced.
+    `dtype`: type of the written weights; None = as they were trained. `max_shard_size`: largest
+    size of one file of weights, such as "5GB". A model that is already in `output` is replaced.
     """
     require_replaceable(output)
     config = checkpoint.manifest.config
@@ -86,7 +87,7 @@ def export_checkpoint(
 
 
 def read_weights(state_path: Path) -> dict[str, Tensor]:
-    """Return the weights that ranks saved as whole CPU tensors, in Hugging Face names."""
+    """Return the weights that the ranks saved, as whole CPU tensors with Hugging Face names."""
     reader = FileSystemReader(state_path)
     state = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -107,7 +108,7 @@ def push(
     is_private: bool,
     message: str,
 ) -> str:
-    """Upload `folder` to the Hub as one commit of model `repository`; returns its address."""
+    """Upload `folder` to the Hub as one commit of model `repository`; returns the commit's URL."""
     api = HfApi(token=token)
     try:
         created = api.create_repo(repository, private=is_private, exist_ok=True)
@@ -116,21 +117,22 @@ def push(
         )
     except HFValidationError as error:
         raise ConfigError(f"--push takes owner/name, got {repository!r}: {error}") from error
-    # HTTPError is that of whichever HTTP client the library uses: lost connections are no OSError.
+    # HTTPError belongs to the HTTP client that the library uses, whose lost connections are not
+    # OSErrors.
     except (HTTPError, OSError) as error:
         raise TelescopeError(
             f"{repository!r} could not be written on {api.endpoint}: {_plain(error)}; the export "
-            f"in {folder} is whole; check that the token may write there, and push again"
+            f"in {folder} is complete; check that the token may write there, and push again"
         ) from error
     return done.commit_url
 
 
 def hub_token() -> str:
-    """Return the token of this machine's user; raises ConfigError when there is none."""
+    """Return the token of this machine's user; raises ConfigError if there is none."""
     token = get_token()
     if token is None:
         raise ConfigError(
-            "pushing needs a token of the Hugging Face Hub that may write, and there is none; "
+            "pushing needs a token of the Hugging Face Hub with write access, and none was found; "
             "set HF_TOKEN, or run: hf auth login"
         )
     return token
@@ -143,10 +145,10 @@ def _merge(
     *,
     adapter_folder: Path,
 ) -> dict[str, Tensor]:
-    """Return the weights of the base model with the adapters in them.
+    """Return the weights of the base model with the adapters merged into them.
 
-    A checkpoint of adapters holds nothing else, so the base model has to be where it was. The
-    adapters by themselves are written too.
+    A checkpoint of adapters holds nothing else, so the base model must still be where it was. The
+    adapters alone are written as well.
     """
     lm = load_model(
         settings.model,
@@ -159,7 +161,7 @@ def _merge(
     if missing or left.unexpected_keys:
         raise ConfigError(
             f"the adapters do not fit model {settings.model!r}: missing {missing[:3]}, "
-            f"unknown {left.unexpected_keys[:3]}; put back the model that they were trained on"
+            f"unknown {left.unexpected_keys[:3]}; restore the model that they were trained on"
         )
     write_adapter(adapter_folder, lm, dict(adapter_weights(lm, _itself)))
     return {name: value.detach() for name, value in merged_weights(lm, _itself)}

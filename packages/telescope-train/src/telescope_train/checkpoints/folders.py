@@ -1,7 +1,7 @@
-"""The checkpoints of a run as folders: what is in one, which are complete, which may go.
+"""The checkpoints of a run as folders: what one holds, which are complete, which may be removed.
 
-A checkpoint appears by a rename once everything is in it; what a crash leaves behind begins with a
-dot and is never taken for one. Imports no torch.
+A folder gets the name of a checkpoint by a rename once everything is in it. What a crash leaves
+behind has a name that begins with a dot, and is never taken for a checkpoint. Imports no torch.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _STATE = TypeAdapter(SamplerState)
 
 
 class CheckpointManifest(BaseModel):
-    """`checkpoint.json`: what a checkpoint is of."""
+    """`checkpoint.json`: which run and step a checkpoint belongs to."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -34,14 +34,17 @@ class CheckpointManifest(BaseModel):
     run: str
     """Name of the run."""
     step: int
-    """Steps done, and the version of the weights."""
+    """Number of steps done, which is also the version of the weights."""
     created_at: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    """UTC time in ISO 8601."""
     num_ranks: int
+    """How many trainer ranks wrote it."""
     has_training_state: bool
+    """Whether a run can continue from it; if not, it holds weights alone."""
     config: dict[str, Any]
     """Every setting of the run, defaults included."""
     environment_records: dict[str, EnvironmentRecord] = Field(default_factory=dict)
-    """Which code each environment was, by the names of its settings."""
+    """Name of each environment in the settings -> which code it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +56,12 @@ class RunCheckpoint:
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Number of steps done."""
         return self.manifest.step
 
     @property
     def state_path(self) -> Path:
-        """What the trainer ranks wrote: a distributed checkpoint of torch."""
+        """The part of the trainer ranks: a distributed checkpoint of torch."""
         return self.path / "state"
 
     @property
@@ -68,11 +71,11 @@ class RunCheckpoint:
 
     @property
     def export_path(self) -> Path:
-        """Where an export to Hugging Face format goes unless told otherwise."""
+        """Default folder for an export to Hugging Face format."""
         return self.path / "hf"
 
     def sampler_state(self) -> SamplerState:
-        """Return where sampling stood, the rollouts that wait for training included."""
+        """Return where sampling stood, including the rollouts that waited to be trained on."""
         return _STATE.validate_json((self.path / _SAMPLER).read_bytes())
 
 
@@ -85,16 +88,16 @@ def checkpoints_folder(config: TrainConfig) -> Path:
 
 
 def write_manifest(folder: Path, manifest: CheckpointManifest, state: SamplerState | None) -> None:
-    """Write the driver's part of a checkpoint; `state` is None where nothing is sampled."""
+    """Write the driver's part of a checkpoint; `state` is None if the run samples nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     if state is not None:
-        # Tokens and log-probs are arrays, which pydantic reads as sequences and cannot write.
+        # Tokens and log-probs are arrays. Pydantic can read them as sequences but not write them.
         (folder / _SAMPLER).write_bytes(_STATE.dump_json(state, fallback=list))
     write_json(folder / _MANIFEST, manifest.model_dump(mode="json"))
 
 
 def read_checkpoint(path: Path) -> RunCheckpoint:
-    """Return the checkpoint in `path`; raises ConfigError when there is no complete one."""
+    """Return the checkpoint in `path`; raises ConfigError if it holds no complete one."""
     fields = read_json(path / _MANIFEST)
     if fields is None or not (path / "state" / ".metadata").is_file():
         raise ConfigError(
@@ -128,9 +131,11 @@ def expendable(
     keep_every: int | None,
     never: Path | None,
 ) -> list[RunCheckpoint]:
-    """Return which of a run's `checkpoints` retention removes; the newest is never among them.
+    """Return the checkpoints of a run that retention removes. The newest is never one of them.
 
-    `never`: the checkpoint that the run was resumed from.
+    `keep_last`: how many of the newest to keep; None = all. `keep_every`: checkpoints at multiples
+    of this many steps are kept as well. `never`: the checkpoint that the run was resumed from,
+    which is always kept.
     """
     if keep_last is None:
         return []

@@ -1,6 +1,6 @@
 """What `resume_from_checkpoint` means for a run: where it continues, and what may differ.
 
-`latest` continues a run in its own folder; the path of a checkpoint starts another run from it.
+`latest` continues a run in its own folder. The path of a checkpoint starts another run from it.
 Imports no torch.
 """
 
@@ -30,7 +30,7 @@ _FIXED = re.compile(
     r"|environments\[\d+\]\.(name|weight|env)|trainer\.(train_backend|optimizer|use_lora|lora_)"
     r")"
 )
-"""Settings without which the weights, the optimizer or the place in the data mean nothing."""
+"""Settings on which the meaning of weights, optimizer state and place in the data depends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +39,19 @@ class ResumePoint:
 
     checkpoint: RunCheckpoint
     is_same_run: bool
-    """In the same folder; otherwise a new run begins with the checkpoint's state."""
+    """Whether the run goes on in its folder; if not, a new run begins with the checkpoint's state."""
     changed: tuple[str, ...]
-    """Settings that differ from the checkpoint's and may, one line each."""
+    """Permitted differences from the checkpoint's settings and environments, one line each."""
 
 
 Records: TypeAlias = Mapping[str, EnvironmentRecord]
-"""Name of an entry in the settings -> which code it is now."""
+"""Name of each environment in the settings -> which code it is now."""
 
 
 def resume_point(config: TrainConfig, records: Records) -> ResumePoint | None:
-    """Return where the run continues; None when it starts from the beginning.
+    """Return where the run continues; None if it starts from the beginning.
 
-    Raises ConfigError when it cannot: no such checkpoint, or settings that have to be the same.
+    Raises ConfigError if there is no such checkpoint, or if settings differ that must be the same.
     """
     given = config.checkpoint.resume_from_checkpoint
     if given is None:
@@ -69,13 +69,13 @@ def resume_point(config: TrainConfig, records: Records) -> ResumePoint | None:
             )
     if not checkpoint.manifest.has_training_state:
         raise ConfigError(
-            f"{str(checkpoint.path)!r} holds weights alone (checkpoint_save_training_state = "
+            f"{str(checkpoint.path)!r} holds only weights (checkpoint_save_training_state = "
             "false); use `telescope export`, and train the export as a new model"
         )
     if checkpoint.step >= config.run.number_of_steps:
         raise ConfigError(
             f"{str(checkpoint.path)!r} has {checkpoint.step} steps, and number_of_steps is "
-            f"{config.run.number_of_steps}: nothing is left to do; raise number_of_steps"
+            f"{config.run.number_of_steps}, so nothing is left to do; raise number_of_steps"
         )
     before, now_ = checkpoint.manifest.config, config.model_dump(mode="json")
     return ResumePoint(
@@ -89,7 +89,7 @@ def resume_point(config: TrainConfig, records: Records) -> ResumePoint | None:
 
 
 def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[str]:
-    """Return why the run cannot be written, or be continued at `point`, where the config says."""
+    """Return why the run cannot be written where the config says, or not be continued there."""
     if point is None or not point.is_same_run:
         return run_folder_problems(config)
     try:
@@ -97,12 +97,12 @@ def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[st
     except TelescopeError as error:
         return [str(error)]
     if state is RunState.RUNNING:
-        return [f"the run in {run_folder(config)} is going on; stop it before it is resumed"]
+        return [f"the run in {run_folder(config)} is still going on; stop it before you resume it"]
     return []
 
 
 def open_run_folder(config: TrainConfig, point: ResumePoint | None, records: Records) -> RunFolder:
-    """Return the folder to write in: a new one, or the one that is continued."""
+    """Return the run folder to write in: a new one, or the one that is continued."""
     folder = _opened(config, point)
     folder.note_environments(records)
     return folder
@@ -133,19 +133,19 @@ def _newest(folder: Path, config: TrainConfig) -> RunCheckpoint:
     if not found:
         raise ConfigError(
             f"resume_from_checkpoint = {LATEST!r}: {str(folder)!r} holds no complete checkpoint; "
-            "remove the setting to start from the beginning, or give the folder of one"
+            "remove the setting to start from the beginning, or give the folder of a checkpoint"
         )
     newest = found[-1]
     if newest.manifest.run != config.run.name:
         raise ConfigError(
             f"{str(newest.path)!r} belongs to the run {newest.manifest.run!r}, not to "
-            f"{config.run.name!r}; give its path to start from it"
+            f"{config.run.name!r}; set resume_from_checkpoint to this path to start from it"
         )
     return newest
 
 
 def _allowed_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the differences; raises ConfigError when one of them is of a fixed setting."""
+    """Return the settings that differ; raises ConfigError if one of them must not differ."""
     old, new = dict(_flat(before)), dict(_flat(after))
     changed = {
         name: f"{name}: {old.get(name, 'not set')!r} -> {new.get(name, 'not set')!r}"
@@ -156,7 +156,7 @@ def _allowed_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tup
     if fixed:
         raise ConfigError(
             "a run can be resumed only with the model, optimizer, environments and seed that it "
-            f"had; set these back, or start from an export of the weights:\n{_lines(fixed)}"
+            f"had; restore these settings, or start from an export of the weights:\n{_lines(fixed)}"
         )
     return tuple(changed.values())
 
@@ -164,13 +164,14 @@ def _allowed_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tup
 def _environment_changes(
     checkpoint: RunCheckpoint, config: TrainConfig, records: Records
 ) -> list[str]:
-    """Return what differs in the environments' code; raises ConfigError unless that is allowed."""
+    """Return the differences in the environments' code; raises ConfigError if not allowed."""
     changed = all_changes(checkpoint.manifest.environment_records, records)
     if changed and not config.checkpoint.allow_changed_environments:
         raise ConfigError(
-            f"environments are not those that {str(checkpoint.path)!r} was trained on, and rewards "
-            "may not compare. Get them back (telescope env sync, with the telescope.lock of then), "
-            f"or pass --allow-changed-environments:\n{_lines(changed)}"
+            "the code of the environments differs from what "
+            f"{str(checkpoint.path)!r} was trained on, so rewards may not be comparable. Install "
+            "the earlier code (run `telescope env sync` with the telescope.lock of that time), or "
+            f"pass --allow-changed-environments:\n{_lines(changed)}"
         )
     return [f"environment {line}" for line in changed]
 
@@ -192,7 +193,7 @@ def _lines(changed: Sequence[str]) -> str:
 
 
 def _run_of(checkpoint: RunCheckpoint) -> RunFolder | None:
-    """Return the run that wrote `checkpoint`, where its folder is still around it."""
+    """Return the run that wrote `checkpoint`, if the checkpoint is still in its folder."""
     try:
         return RunFolder.open(checkpoint.path.resolve().parent.parent)
     except ConfigError:

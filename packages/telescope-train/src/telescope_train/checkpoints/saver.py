@@ -140,7 +140,7 @@ class Checkpointer:
 
     async def written(self) -> None:
         """Wait for the checkpoint that is being written, and raise its error if it failed."""
-        # Forgotten before it is awaited, so that an error is raised once and not again in `finish`.
+        # Forgotten before it is awaited, so that its error is raised only once.
         writing, self._writing = self._writing, None
         if writing is not None:
             await writing
@@ -152,11 +152,11 @@ class Checkpointer:
         partial = partial_folder(path)
         await asyncio.to_thread(save_model_description, partial / "model", self._run.model)
         await asyncio.to_thread(write_manifest, partial, manifest, state)
-        # Ray runs a rank's calls one after the other. A call that waited for the writing would keep
-        # the rank from training, so short questions are asked, which it answers between its steps.
+        # A rank handles its calls one after the other. A call that waited for the writing would
+        # keep the rank from training, so it gets short questions, which it answers between steps.
         while not await self._ranks.checkpoint_is_written():  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
-        # Every rank is done by now, so this raises their errors and does not wait.
+        # Every rank has ended its writing by now, so this only raises their errors.
         await self._ranks.finish_checkpoint()
         await asyncio.to_thread(self._publish, path)
 
@@ -165,7 +165,7 @@ class Checkpointer:
         # between leaves one too many and never one too few.
         put_in_place(path)
         section = self._run.section
-        # A shared `checkpoint_dir` may also hold checkpoints of other runs.
+        # A checkpoint of another run that somebody put into this folder is never removed.
         mine = [
             one for one in complete_checkpoints(self._folder) if one.manifest.run == self._run.name
         ]

@@ -1,4 +1,4 @@
 """Every setting of `telescope train`: name, type, default, and no more. Imports no torch.
 
-`telescope_train.plan.load` reads settings files into them and checks that they fit together.
+`telescope_train.plan` reads files into them, and `plan.checks` refuses what does not fit together.
 """

@@ -1,4 +1,4 @@
-"""Replacing a module's forward by a faster one, where it proves equal."""
+"""Replace the forward of modules with a faster one where both give equal results."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,8 +17,8 @@ def replace_forward(
 ) -> bool:
     """Give `module` this `forward` if both agree on two rows; returns whether it did.
 
-    The rows are no multiples of one another and have as many columns as the module's weight. A
-    kernel that is missing or refuses them is not equal either.
+    The rows are not multiples of one another and have as many columns as the module's weight. A
+    kernel that is missing or refuses them counts as not equal.
     """
     width, dtype = module.weight.shape[-1], module.weight.dtype
     values = torch.linspace(-3.0, 2.0, 2 * width, dtype=dtype).reshape(2, width).cos()
@@ -86,7 +86,7 @@ def replace_linears(model: torch.nn.Module) -> int:
 
 
 def is_onednn_faster() -> bool:
-    """Whether this machine is one on which MKL leaves half of each core unused."""
+    """Return whether MKL leaves half of each core unused on this machine: AMD with AVX-512."""
     return (
         torch.backends.mkldnn.is_available()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -95,7 +95,7 @@ def is_onednn_faster() -> bool:
 
 
 def _is_made_by_amd(cpuinfo: Path) -> bool:
-    """Read what Linux says; on another system nothing is known."""
+    """Return whether Linux names AMD as the vendor; False on other systems."""
     try:
         with cpuinfo.open() as lines:
             return any(

@@ -1,6 +1,6 @@
-"""Which device this machine computes on, and in which dtype: decided here, for all processes.
+"""Which device this machine computes on, and in which dtype, decided here for all processes.
 
-Imports no torch, so that a dry run stays quick.
+Does not import torch, so that a dry run stays fast.
 """
 
 import os
@@ -13,15 +13,15 @@ from typing import Literal, TypeAlias
 Device: TypeAlias = Literal["cpu", "cuda"]
 
 DEVICES = Path("/dev")
-"""Where Linux lists GPUs: `nvidia0` and on, or `dxg` under Windows."""
+"""Where Linux lists GPUs: `nvidia0` and so on, or `dxg` under WSL on Windows."""
 
 
 def machine_device() -> Device:
     """Return `cuda` when this process can compute on an NVIDIA GPU, else `cpu`.
 
-    That takes a GPU that this machine or container can open and `CUDA_VISIBLE_DEVICES` does not
-    hide, and a torch that was built for CUDA. A driver alone says little: containers without a
-    GPU see the one of their host.
+    That takes a GPU that this machine or container can open and that `CUDA_VISIBLE_DEVICES` does
+    not hide, and a torch that was built for CUDA. A driver alone does not show that there is a GPU,
+    because containers without one see the driver of their host.
     """
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
     has_gpu = any(DEVICES.glob("nvidia[0-9]*")) or (DEVICES / "dxg").exists()
@@ -29,16 +29,16 @@ def machine_device() -> Device:
 
 
 def compute_dtype(mixed_precision_dtype: str | None, device: str) -> str:
-    """Return the name of the dtype that layers compute in; None = the usual one of the device."""
+    """Return the name of the dtype that layers compute in; None = the default of the device."""
     return mixed_precision_dtype or ("bfloat16" if device == "cuda" else "float32")
 
 
 @cache
 def _torch_has_cuda() -> bool:
-    """Whether the installed torch is a CUDA build, read from its files.
+    """Return whether the installed torch is a CUDA build, read from its files.
 
-    Importing torch takes seconds. Without torch nothing runs; the plan then describes what the
-    machine could do.
+    Importing torch would take seconds. True if torch is not installed: nothing runs then, and the
+    plan describes what the machine could do.
     """
     spec = find_spec("torch")
     if spec is None or spec.origin is None:

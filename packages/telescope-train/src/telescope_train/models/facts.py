@@ -1,7 +1,7 @@
-"""What a model folder's `config.json` says about size and limits. Imports no torch.
+"""A model's sizes and limits from the `config.json` in its folder. Does not import torch.
 
-Covers dense decoders of the Llama and Qwen kind; for others the parameter count is unknown
-rather than guessed.
+Covers dense decoders like Llama and Qwen. For others the parameter count is unknown rather than
+guessed.
 """
 
 import json
@@ -19,22 +19,24 @@ class ModelFacts:
     """Sizes that memory and length checks need."""
 
     num_parameters: int | None
+    """All parameters, tied ones once."""
     vocab_size: int | None
+    """Rows of the embedding."""
     max_positions: int | None
-    """Longest sequence the model was made for."""
+    """Tokens of the longest sequence that the model was made for."""
     kv_values_per_token: int | None
     """Numbers in the key-value cache for one token, over all layers."""
     hidden_size: int | None = None
     num_body_parameters: int | None = None
-    """In all layers, without embeddings and output head."""
+    """Parameters in all layers and the final norm, without embeddings and output head."""
     num_head_parameters: int | None = None
-    """In the product of the output head."""
+    """Numbers in the matrix of the output head, whether or not it is tied."""
     attention_width: int | None = None
-    """Heads times their size, over all layers."""
+    """Heads times their size, summed over all layers."""
     num_heads: int | None = None
-    """Attention heads of a layer."""
+    """Attention heads in a layer."""
     num_kv_heads: int | None = None
-    """Key and value heads of a layer."""
+    """Key and value heads in a layer."""
 
 
 UNKNOWN_FACTS = ModelFacts(
@@ -45,8 +47,8 @@ UNKNOWN_FACTS = ModelFacts(
 def read_model_facts(model: str, *, output_dir: str = "runs") -> ModelFacts:
     """Return the facts of a local folder, or unknown ones for an id on the Hugging Face Hub.
 
-    Raises ConfigError for a path that does not exist and for a folder that holds no model.
-    What starts with `output_dir` was meant as a path, never as an id.
+    Raises ConfigError for a path that does not exist and for a folder without a model. A name that
+    starts with `output_dir` is always taken as a path, never as an id.
     """
     path = Path(locate_model(model, output_dir=output_dir)) / "config.json"
     if not path.is_file():
@@ -97,7 +99,7 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
 
 
 def context_problem(size: int, *, num_heads: int, num_kv_heads: int) -> str | None:
-    """Return why heads cannot be dealt to `size` ranks that share rows; None when they can."""
+    """Return why heads cannot be split over `size` ranks that share rows; None if they can."""
     if num_heads % size:
         return (
             f"fsdp_context_parallel_size ({size}) must divide the model's {num_heads} attention "

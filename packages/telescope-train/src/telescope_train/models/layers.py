@@ -1,8 +1,9 @@
-"""Activation checkpointing: a decoder layer keeps less for backward and computes it again there.
+"""Activation checkpointing and compilation of decoder layers.
 
-"full" keeps only what goes into a layer. "selective" also keeps what attention and matrix products
-gave, so that only cheap operations (norms, rotations, activation functions) run twice.
-Forwards are replaced, not modules: names of parameters stay as they were.
+With checkpointing a layer keeps less for backward and computes it again there. "full" keeps only
+the inputs of a layer. "selective" also keeps the results of attention and matrix products, so only
+cheap operations (norms, rotations, activation functions) run twice. Forwards are replaced, not
+modules, so the names of parameters do not change.
 """
 
 from collections.abc import Iterable
@@ -27,7 +28,7 @@ _KEPT_PRODUCTS = frozenset(
     }
 )
 _KEPT_WORDS = ("attention", "attn", "flex")
-"""In the names of the operators of every attention there is."""
+"""Every operator of attention has one of these words in its name."""
 
 
 def checkpoint_activations(layers: Iterable[torch.nn.Module], kind: CheckpointingKind) -> None:
@@ -48,6 +49,6 @@ def _keep_what_is_dear(context: Any, operator: Any, *args: Any, **kwargs: Any) -
 
 
 def compile_layers(layers: Iterable[torch.nn.Module]) -> None:
-    """Compile the forward of each layer when it first runs; names of parameters stay."""
+    """Compile the forward of each layer when it first runs; parameter names do not change."""
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)

@@ -1,4 +1,4 @@
-"""Finding and loading a Hugging Face causal language model, with errors a person can act on."""
+"""Load a Hugging Face causal language model, with errors that tell the user what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +20,11 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model and what the trainer must know of it."""
+    """A model and what the trainer needs to know about it."""
 
     model: PreTrainedModel
     vocab_size: int
-    """Rows of the output head that are tokens; what a server samples from."""
+    """Rows of the output head that are tokens, which are those that a server samples from."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -37,7 +37,7 @@ def torch_dtype(name: str) -> torch.dtype:
 def load_model(
     name: str, *, dtype: str = "float32", trust_remote_code: bool = False
 ) -> LoadedModel:
-    """Load a causal language model to CPU memory; raises ConfigError when that is impossible."""
+    """Load a causal language model to CPU memory; raises ConfigError if that is impossible."""
     location = locate_model(name)
     try:
         config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
@@ -68,7 +68,7 @@ def _check_architecture(config: object, name: str) -> None:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Turn them off inside the block; they are back as they were after it."""
+    """Turn off the progress bars of transformers inside the block."""
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

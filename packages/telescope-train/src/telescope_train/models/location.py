@@ -8,10 +8,10 @@ from telescope_core.records.files import read_json
 
 
 def locate_model(name: str, *, output_dir: str = "runs") -> str:
-    """Return the folder or hub id that `name` means; raises ConfigError when it can be neither.
+    """Return the folder or Hub id that `name` means; raises ConfigError if it can be neither.
 
-    `owner/name` that is no folder is taken for a hub id, unless its first part is a folder here
-    or where runs are written: then it is a path that was mistyped or not made yet.
+    `owner/name` that is not a folder is taken as a Hub id, unless its first part is a folder here or
+    the one that runs are written to. Then it is a mistyped path or one that does not exist yet.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -47,7 +47,7 @@ def _advice(path: Path) -> str:
 
 
 def require_replaceable(folder: Path) -> None:
-    """Raise ConfigError when `folder` holds something that is neither a model nor a checkpoint."""
+    """Raise ConfigError if `folder` holds something that is neither a model nor a checkpoint."""
     if not folder.exists():
         return
     is_ours = _is_model(folder) or (folder / ".metadata").is_file()
@@ -59,13 +59,13 @@ def require_replaceable(folder: Path) -> None:
 
 
 def _is_model(folder: Path) -> bool:
-    """Runs and other things have a config.json as well; that of a model says its type."""
+    """Return whether `folder` has a model's config.json; those of runs have no model_type."""
     fields = read_json(folder / "config.json")
     return fields is not None and "model_type" in fields
 
 
 def first_line(error: Exception) -> str:
-    """Return what a library's error says in its first line, and whether it may not download."""
+    """Return the first line of a library's error, and whether downloads are turned off."""
     text = str(error).strip().splitlines()
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
     return f"{text[0] if text else type(error).__name__}{offline}"

@@ -1,8 +1,9 @@
-"""LoRA adapters through peft: where they sit, when they are off, and what they are when merged.
+"""LoRA adapters through peft: adding them, turning them off, and merging them into the weights.
 
 Paper: arXiv:2106.09685. An adapted matrix is W + (alpha / rank) B A with W frozen. peft renames
-`x.weight` to `x.base_layer.weight`; everything that leaves the trainer has the base names, merged,
-so that servers and exports need to know nothing of adapters.
+`x.weight` to `x.base_layer.weight`. Everything that leaves the trainer is merged and has the base
+names, so servers and exports need not know about adapters.
+Dims: R rank, I inputs, O outputs of a matrix.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,14 +20,14 @@ from telescope_core.errors import ConfigError
 from telescope_train.config.trainer_section import TrainerSection
 
 ADAPTER = "default"
-"""peft's name of an adapter that has none."""
+"""The name that peft gives to an adapter without one."""
 ADAPTER_FOLDER = "adapter"
-"""Of the adapter alone, inside an export."""
+"""Folder inside an export that holds the adapter alone."""
 _HINT = "use_lora needs peft; install telescope-train[lora]"
 
 
 def add_adapters(lm: PreTrainedModel, trainer: TrainerSection, *, model_name: str) -> None:
-    """Freeze `lm` and put float32 adapters beside the matrices `lora_target_modules` names."""
+    """Freeze `lm` and add float32 adapters to the matrices that `lora_target_modules` names."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -43,6 +44,7 @@ def add_adapters(lm: PreTrainedModel, trainer: TrainerSection, *, model_name: st
     inject_adapter_in_model(config, lm, adapter_name=ADAPTER)
     for name, parameter in lm.named_parameters():
         parameter.requires_grad_("lora_" in name)
+        # An update of an adapter is often below the resolution of bfloat16.
         if parameter.requires_grad and parameter.dtype == torch.bfloat16:
             parameter.data = parameter.data.float()
 
@@ -57,13 +59,13 @@ def _check_targets(lm: PreTrainedModel, targets: tuple[str, ...]) -> None:
     unknown = [target for target in targets if target not in inside]
     if unknown:
         raise ConfigError(
-            f"lora_target_modules: {', '.join(unknown)} is no matrix of the decoder layers of "
+            f"lora_target_modules: {', '.join(unknown)} is not a matrix in the decoder layers of "
             f"{type(lm).__name__}; choose among {', '.join(sorted(inside))}"
         )
 
 
 def adapted_modules(lm: PreTrainedModel) -> dict[str, Any]:
-    """Return the adapted matrices by the base name of the module; empty without LoRA."""
+    """Return the adapted modules by their base name; empty without LoRA."""
     return {
         name: module
         for name, module in lm.named_modules()
@@ -73,7 +75,7 @@ def adapted_modules(lm: PreTrainedModel) -> dict[str, Any]:
 
 @contextmanager
 def adapters_off(lm: PreTrainedModel) -> Iterator[None]:
-    """Answer as the model without adapters does."""
+    """Turn the adapters off inside the block."""
     modules = adapted_modules(lm).values()
     for module in modules:
         # peft's own switch also changes requires_grad, which sharding has fixed.
@@ -87,7 +89,7 @@ def adapters_off(lm: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def dropout_on(lm: PreTrainedModel) -> Iterator[None]:
-    """Drop inputs of adapters at random, with `lora_dropout`; elsewhere models are in eval mode."""
+    """Turn `lora_dropout` on inside the block; elsewhere models are in eval mode."""
     dropouts = [module.lora_dropout for module in adapted_modules(lm).values()]
     for dropout in dropouts:
         dropout.train()
@@ -101,10 +103,11 @@ def dropout_on(lm: PreTrainedModel) -> Iterator[None]:
 def merged_weights(
     lm: PreTrainedModel, whole: Callable[[Tensor], Tensor], *, siblings_only: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (base name, value) of every parameter, adapters merged in; `whole` gathers one.
+    """Yield (base name, value) of every parameter, with adapters merged in.
 
-    `siblings_only`: only adapted matrices and the other matrices of the same block, which engines
-    fuse with them into one (query, key and value; gate and up) and cannot load in part.
+    `whole` gathers one parameter. `siblings_only` yields only adapted matrices and the other
+    matrices of the same block, because engines fuse them (query, key and value; gate and up) and
+    cannot load a fused matrix in part.
     """
     modules = adapted_modules(lm)
     blocks = {name.rpartition(".")[0] for name in modules}
@@ -144,7 +147,7 @@ def _sum(weight: Tensor, down_RI: Tensor, up_OR: Tensor, scale: float) -> Tensor
 def adapter_weights(
     lm: PreTrainedModel, whole: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name as peft files have it, value) of every adapter matrix."""
+    """Yield (name in a peft file, value) of every adapter matrix."""
     for name, parameter in lm.named_parameters():
         if ".lora_" in name:
             yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", whole(parameter.detach())

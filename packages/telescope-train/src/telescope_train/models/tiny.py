@@ -1,6 +1,6 @@
 """A Qwen3-architecture model of about 0.6M parameters with a character tokenizer, made locally.
 
-It is what the quickstart and the tests train: real code paths, seconds instead of hours.
+The quickstart and the tests train it: it takes the real code paths in seconds instead of hours.
 """
 
 import shutil
@@ -17,6 +17,7 @@ from telescope_train.models.location import require_replaceable
 
 PAD, UNK, END = "<|pad|>", "<|unk|>", "<|end|>"
 MAX_TOKENS = 2048
+"""Tokens of the longest sequence."""
 INITIAL_STD = 0.08
 """About 1 / sqrt(128), the hidden size: at 0.02 the model learns several times slower."""
 ROLES = ("system", "user", "assistant", "tool")
@@ -26,13 +27,13 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
-"""Appending messages only ever appends tokens: no separators that depend on what follows."""
+"""Appending a message only appends tokens: no separator depends on what follows."""
 
 
 def make_tiny_model(folder: str | Path, *, seed: int) -> Path:
-    """Write the model, its tokenizer and chat template to `folder`; returns it.
+    """Write the model, its tokenizer and chat template to `folder`; returns `folder`.
 
-    The folder appears whole or not at all. An existing model there is replaced.
+    The folder appears complete or not at all. An existing model there is replaced.
     """
     folder = Path(folder)
     require_replaceable(folder)
@@ -48,7 +49,7 @@ def make_tiny_model(folder: str | Path, *, seed: int) -> Path:
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the tokenizer: one token per printable ASCII character or newline, and the marks."""
+    """Return a tokenizer with a token per printable ASCII character, newline and special mark."""
     marks = [PAD, UNK, END, *(f"<|{role}|>" for role in ROLES)]
     characters = ["\n", " ", *string.ascii_letters, *string.digits, *string.punctuation]
     vocabulary = {token: index for index, token in enumerate([*marks, *characters])}

@@ -1,1 +1,1 @@
-"""Which examples are played, when, and by whom. Runs in the driver."""
+"""Which examples are played, how far ahead of the trainer, and by whom. Runs in the driver."""

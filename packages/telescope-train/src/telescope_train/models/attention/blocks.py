@@ -48,8 +48,8 @@ def packed_layout(positions_T: np.ndarray, device: torch.device) -> PackedLayout
         chosen = order_S[first : first + num_sequences]
         offsets_L = np.arange(length)
         is_real_SL = offsets_L < lengths_S[chosen, None]
-        # Padding needs an index that exists and a finite value behind it. The first token will do:
-        # no real token attends to padding, and what padding attends to is dropped.
+        # Padding needs some valid index, and the sequence's first token will do: no real token
+        # attends to padding, and the outputs of padding are dropped.
         token_SL = np.where(is_real_SL, starts_S[chosen, None] + offsets_L, starts_S[chosen, None])
         place_SL = base + np.arange(num_sequences * length).reshape(num_sequences, length)
         place_T[token_SL[is_real_SL]] = place_SL[is_real_SL]
@@ -105,13 +105,13 @@ class _FromBlocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_T):
-        # The gather puts a copy of the first token's gradient on padding; it must go, or the first
-        # token would be counted once per place.
+        # The gather leaves copies of the first token's gradient on padding. Padding attends to real
+        # tokens, so without zeros there it would add to the gradients of their keys and values.
         grad_P = grad_T.index_select(0, ctx.layout.gather_P)
         return grad_P.index_fill_(0, ctx.layout.padding, 0.0), None
 
 
-# Not compiled: the sizes of blocks change with every row, so each would be compiled again.
+# Not compiled: number and sizes of blocks change from row to row, and each would compile anew.
 @torch.compiler.disable
 def _packed_attention(
     module: torch.nn.Module,
@@ -135,8 +135,8 @@ def _packed_attention(
             states[base:end].unflatten(0, (num_sequences, length)).transpose(1, 2)
             for states in padded
         )
-        # is_causal without a mask lets torch take its fused kernel, and enable_gqa lets the heads
-        # of keys and values stay fewer, without copies of them.
+        # is_causal instead of a mask lets torch use its fused kernels. enable_gqa accepts fewer
+        # heads of keys and values than of queries.
         output_B = F.scaled_dot_product_attention(
             query_B, key_B, value_B, is_causal=True, scale=scaling, enable_gqa=True
         )

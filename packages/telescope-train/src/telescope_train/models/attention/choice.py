@@ -25,7 +25,7 @@ from telescope_train.models.attention.kinds import (
 from telescope_train.models.attention.sequences import find_sequences
 
 LENGTHS = (19, 13)
-"""Tokens of the two samples; different, so that a swap shows, and no multiple of a kernel's tile."""
+"""Tokens of the two samples: unequal, so that mixing them up shows."""
 PROBE_VOCAB = 64
 """Rows of the embedding in the small copy."""
 _HALF_TOLERANCE, _TOLERANCE = 0.05, 1e-3
@@ -111,8 +111,8 @@ class _Probe:
 
     def test(self, kind: AttentionKind) -> tuple[float, str | None]:
         """Return (relative difference, why `kind` is refused or None)."""
-        # What libraries raise when a kernel is missing or does not take these shapes. Such a kind
-        # is only slower to find out about, not a reason to end the run.
+        # These are what libraries raise when a kernel is missing or refuses the shapes or the
+        # device. The next kind is tried then.
         try:
             hidden_TH, gradient = self._run(kind, self._ids)
         except (ImportError, RuntimeError, ValueError, TypeError, AssertionError) as error:
@@ -143,7 +143,7 @@ class _Probe:
                 **kind.arguments(sequences),
             )
             hidden_TH = output.last_hidden_state[0].float()
-            # A weight for each value: in a plain sum, wrong gradients of opposite sign could cancel.
+            # A weight for each value: in a plain sum, errors of opposite sign could cancel.
             (hidden_TH * hidden_TH.detach().cos()).sum().backward()
         return hidden_TH.detach(), weight.grad.float()
 

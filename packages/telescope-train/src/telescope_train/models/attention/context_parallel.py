@@ -38,8 +38,8 @@ def join_context(size: int) -> ContextGroup | None:
     """Make groups of `size` neighboring ranks; None for 1. Every rank calls it."""
     if size == 1:
         return None
-    # torch requires that every rank creates every group, in the same order, also those it is not
-    # in; otherwise the ranks wait for each other forever.
+    # torch requires every rank to create every group in the same order, even groups that it is not
+    # in. Otherwise the ranks wait for each other until they time out.
     rank, mine = dist.get_rank(), None
     for first in range(0, dist.get_world_size(), size):
         group = dist.new_group(list(range(first, first + size)))
@@ -54,7 +54,7 @@ def register_context_attention() -> None:
     AttentionInterface.register(CONTEXT_ATTENTION, _context_attention)
 
 
-# Not compiled: it exchanges tensors with other ranks and hands over to another kind of attention.
+# Not compiled, like the kinds of attention that it hands over to.
 @torch.compiler.disable
 def _context_attention(
     module: torch.nn.Module,

@@ -20,7 +20,7 @@ class Sequences:
     starts: torch.Tensor
     """[S + 1] int32 cumulative lengths in tokens, as varlen kernels take them."""
     longest: int
-    """Tokens of the longest sequence; a plain int, so that no layer waits for the GPU to read it."""
+    """Tokens of the longest sequence; a plain int, so that no layer has to wait for a GPU."""
 
 
 def find_sequences(positions_T: NDArray[np.integer], device: torch.device) -> Sequences:
