@@ -27,7 +27,7 @@ class EnvironmentRecord:
 
     @property
     def text(self) -> str:
-        """Identity on one line."""
+        """The identity of the environment on one line."""
         digest = f", digest {self.lock_digest[:_SHORT]}" if self.lock_digest else ""
         return f"{self.id} {self.version} ({self.place}{digest})"
 
@@ -46,7 +46,7 @@ def record_of(location: EnvironmentLocation) -> EnvironmentRecord:
 
 
 def elsewhere(name: str) -> EnvironmentRecord:
-    """Return the record of an environment that is played by workers on other machines."""
+    """Return the record of an environment that is played by workers started elsewhere."""
     return EnvironmentRecord(id=name, version="", place=EnvironmentPlace.ELSEWHERE)
 
 

@@ -216,12 +216,12 @@ class EnvironmentLocator(Protocol):
 
 
 class Tracker(Protocol):
-    """Mirrors metrics somewhere. A failing tracker never stops a run."""
+    """Copies the metrics of a run to another service. A failing tracker never stops a run."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Record one step."""
+        """Record the metrics of one step."""
         ...
 
     def close(self) -> None:
-        """Flush. Idempotent."""
+        """Flush the recorded metrics. Idempotent."""
         ...

@@ -116,7 +116,7 @@ def _count_table(overview: RunOverview) -> Table:
 def _eval_table(overview: RunOverview) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("eval")
-    for name in ("pass@1", "95 % interval", "reward", "scored"):
+    for name in ("pass@1", "95% interval", "reward", "scored"):
         table.add_column(name, justify="right")
     for name, result in overview.evals.items():
         solved = result.pass_at.get(1)

@@ -135,7 +135,7 @@ def result_table(result: EvalResult) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("measure")
     table.add_column("mean", justify="right")
-    table.add_column("95 % interval", justify="right")
+    table.add_column("95% interval", justify="right")
     table.add_column("tasks", justify="right")
     _add_estimate(table, "reward", result.reward)
     if result.num_failed:

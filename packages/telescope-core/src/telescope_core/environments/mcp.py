@@ -190,7 +190,7 @@ class McpConnection:
                         self._client = client
                         self._ready.set_result(None)
                         await self._closing.wait()
-            except Exception as error:  # noqa: BLE001 - raised again by whoever waits for `_ready`
+            except Exception as error:  # noqa: BLE001 - raised again by the code that awaits `_ready`
                 if not self._ready.done():
                     self._ready.set_exception(self._not_started(error, log))
             finally:

@@ -103,7 +103,7 @@ def _outcome(function: Callable[[], Result], future: "asyncio.Future[Result]") -
         result = function()
     except StopIteration as error:  # the only exception that a future does not accept
         raised: BaseException = RuntimeError(f"it raised StopIteration({error})")
-    except BaseException as error:  # noqa: BLE001 - raised again by whoever awaits
+    except BaseException as error:  # noqa: BLE001 - raised again by the code that awaits it
         raised = error
     else:
         return lambda: None if future.done() else future.set_result(result)

@@ -49,8 +49,8 @@ class Toolbox:
     async def answer(self, turn: TurnCalls, episode: Episode) -> list[Message]:
         """Run the calls of one turn and return messages to the policy with their results.
 
-        The policy is told about errors in a call. A TelescopeError is an exception to this: it
-        means that something the rollout depends on is gone, so it fails the rollout.
+        The policy is told about errors in a call, except for a TelescopeError. That one means that
+        something the rollout depends on is gone, and it fails the rollout.
         """
         try:
             async with asyncio.TaskGroup() as group:

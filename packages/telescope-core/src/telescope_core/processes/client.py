@@ -266,7 +266,7 @@ class WorkerClient:
         return call
 
     async def _stop(self, call: _Call) -> None:
-        """Cancel a rollout: its model requests at once, its code in the worker in `cancel_s`."""
+        """Cancel a rollout: its model requests now, its code in the worker within `cancel_s`."""
         call.withdraw_all()
         self._connection.send(Cancel(id=call.id))
         await asyncio.wait(

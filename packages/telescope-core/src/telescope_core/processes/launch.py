@@ -41,7 +41,7 @@ class Lifeline(Protocol):
     """Control over a worker that was started or connected to."""
 
     async def end(self, *, within_s: float) -> None:
-        """Wait `within_s` seconds for the worker to end by itself, then end it. Idempotent."""
+        """Wait up to `within_s` seconds for the worker to end, then end it by force. Idempotent."""
         ...
 
     def kill(self) -> None:
@@ -164,7 +164,7 @@ class LocalWorker:
         self._log = log
 
     async def end(self, *, within_s: float) -> None:
-        """Wait `within_s` seconds for the worker to end by itself, then end it. Idempotent."""
+        """Wait up to `within_s` seconds for the worker to end, then end it by force. Idempotent."""
         if not await self._has_ended(within_s):
             self.kill()
             if not await self._has_ended(within_s):

@@ -196,7 +196,7 @@ class Serving:
 
     def _open(self, request: Open) -> None:
         """Build the environment; its constructor may load data, so this runs in a thread."""
-        assert self._served.environment_class is not None, "who greets has an environment"
+        assert self._served.environment_class is not None, "a greeted host has an environment"
         os.environ.update(request.secrets)
         environment = self._served.environment_class.from_settings(request.settings)
         identity = self._served.identity

@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _go_to_own_interpreter(options: argparse.Namespace) -> None:
-    """Replace this process by the Python that the environment is installed in, if it differs."""
+    """Replace this process with the Python that the environment is installed in, if it differs."""
     name = str(options.environment)
     if options.factory is not None or options.listen is None:
         return

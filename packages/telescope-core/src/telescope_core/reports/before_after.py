@@ -25,10 +25,13 @@ class BeforeAfter:
 
     @property
     def is_apart(self) -> bool:
-        """Whether the later interval is entirely above the earlier one."""
-        low = self.after.low if self.after else None
-        high = self.before.high if self.before else None
-        return low is not None and high is not None and low > high
+        """Whether the two intervals have no value in common, whichever of them is higher."""
+        before, after = self.before, self.after
+        if before is None or after is None or before.low is None or after.low is None:
+            return False
+        assert before.high is not None, "an interval has both ends or none"
+        assert after.high is not None, "an interval has both ends or none"
+        return before.high < after.low or after.high < before.low
 
 
 def before_and_after(evals: Mapping[str, EvalResult]) -> list[BeforeAfter]:

@@ -79,10 +79,10 @@ def _estimates(result: EvalResult) -> str:
         span = (result.reward_min, result.reward_max)
         chart = interval_chart([row], label="Mean reward", x_range=span)
         reward = html.figure("Mean reward", chart)
-    chart = interval_chart(rows, label="pass@k and pass^k with 95 % intervals")
+    chart = interval_chart(rows, label="pass@k and pass^k with 95% intervals")
     return (
         "<h2>Results</h2>"
-        '<p class="soft">95 % intervals, clustered by example; pass@k is estimated from all '
+        '<p class="soft">95% intervals, clustered by example; pass@k is estimated from all '
         "rollouts of an example.</p>"
         f'<div class="grid-2">{html.figure("Success", chart)}{reward}</div>'
     )

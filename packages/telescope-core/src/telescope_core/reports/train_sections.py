@@ -106,7 +106,7 @@ def eval_section(changes: Sequence[BeforeAfter], environments: Sequence[str]) ->
     return (
         f"<h2>Held-out {escape(changes[0].measure)}</h2>"
         '<p class="soft">On examples that are never trained on; '
-        "95 % intervals, clustered by example.</p>"
+        "95% intervals, clustered by example.</p>"
         f'<div class="grid-2">{"".join(figures)}</div>'
     )
 

@@ -1,6 +1,6 @@
-"""Trainer backends: what holds the model, found through the entry points `telescope.backends`.
+"""Trainer backends, which hold the model; found through the entry points `telescope.backends`.
 
-Importing this package does not import torch; loading a backend does.
+Importing this package does not import torch. Loading a backend does.
 """
 
 from importlib.metadata import entry_points

@@ -1,6 +1,6 @@
-"""Writing a folder all at once, and distributed checkpoints (torch DCP).
+"""Folders that appear complete or not at all, and distributed checkpoints (torch DCP).
 
-Every rank calls every function. A checkpoint can be read by another number of ranks.
+Every rank calls every function. A checkpoint can be read by a different number of ranks.
 """
 
 import shutil
@@ -22,15 +22,16 @@ from telescope_train.models.location import require_replaceable
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to write in; it takes the place of `folder` when every rank has finished.
+    """Yield a folder to write to; it replaces `folder` when every rank has finished.
 
-    A crash leaves the old `folder`, or none, and a `.partial` one beside it.
+    A crash leaves the old `folder`, or none, and a `.partial` folder beside it.
     """
     require_replaceable(folder)
     partial = partial_folder(folder)
     if dist.get_rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
+    # No rank writes before rank 0 has made the folder, and rank 0 moves it only when all are done.
     dist.barrier()
     yield partial
     dist.barrier()
@@ -40,7 +41,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 class Saving:
-    """A state that is being written in the background; `wait` for it once."""
+    """A state that is being written in the background; call `wait` once."""
 
     def __init__(self, folder: Path, written: "Future[Any]", group: dist.ProcessGroup) -> None:
         self._folder = folder
@@ -48,11 +49,11 @@ class Saving:
         self._group = group
 
     def is_done(self) -> bool:
-        """Return whether this rank has nothing left to write, or failed."""
+        """Return whether this rank has finished writing or failed."""
         return self._written.done()
 
     def wait(self) -> None:
-        """Return when every rank's part is on disk; raises TelescopeError when one is not."""
+        """Wait until every rank's part is on disk; raises TelescopeError if that fails."""
         try:
             self._written.result()
         except (OSError, RuntimeError, CheckpointException) as error:
@@ -65,12 +66,13 @@ class Saving:
 
 
 def start_saving(folder: str | Path, state: dict[str, Any]) -> Saving:
-    """Copy `state` to CPU memory and write it to `folder` while the caller goes on.
+    """Copy `state` to CPU memory and write it to `folder` while the caller continues.
 
-    The writing threads of the ranks speak over a group of their own: on the one that training
-    uses, their messages would mix with its collectives.
+    The writing threads of the ranks communicate over a process group of their own. On the group
+    that training uses, their messages would mix with its collectives.
     """
     group = dist.new_group(backend="gloo")
+    # The writer stages in the foreground, so training may change the tensors once this returns.
     writer = FileSystemWriter(folder)
     written = dcp.async_save(state, storage_writer=writer, async_stager=writer, process_group=group)
     assert isinstance(written, Future), "the writer stages in the foreground"
@@ -89,7 +91,7 @@ def load_state(folder: str | Path, state: dict[str, Any]) -> None:
 
 
 def saved_keys(folder: str | Path) -> set[str]:
-    """Return the flattened names of everything in a checkpoint; ConfigError when it is none."""
+    """Return the flattened names of everything in a checkpoint; ConfigError if there is none."""
     if not (Path(folder) / ".metadata").is_file():
         raise ConfigError(f"{str(folder)!r} holds no checkpoint; expected a file .metadata in it")
     return set(FileSystemReader(Path(folder)).read_metadata().state_dict_metadata)

@@ -1,4 +1,4 @@
-"""From a PackedBatch and a forward pass to what a loss is given: the trained tokens only."""
+"""From a PackedBatch and a forward pass to the inputs of a loss, for the trained tokens only."""
 
 from typing import NamedTuple
 
@@ -11,12 +11,13 @@ from telescope_train.batches.batch import PackedBatch
 
 
 class LossInputs(NamedTuple):
-    """All over the M trained tokens of one batch, on the device of the model."""
+    """Tensors over the M trained tokens of one batch, on the device of the model."""
 
     terms: Terms
     weights_M: torch.Tensor
+    """[M] the share of each token in the step's loss."""
     same_version_M: torch.Tensor
-    """Sampled under the weights that are being trained."""
+    """[M] bool, whether the sample was drawn entirely by the weights that are being trained."""
 
 
 def loss_inputs(
@@ -27,7 +28,7 @@ def loss_inputs(
     *,
     version: int,
 ) -> LossInputs:
-    """Pick the trained tokens out of every column of `batch`; `version` is of the weights."""
+    """Pick the trained tokens of every column of `batch`; `version` is that of the weights."""
     device = logprobs_M.device
 
     def column(values_T: NDArray) -> torch.Tensor:

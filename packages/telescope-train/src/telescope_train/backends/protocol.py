@@ -1,8 +1,8 @@
-"""The seams of a trainer backend: one rank from inside, and all ranks as the driver calls them.
+"""The interfaces of a trainer backend: one rank from inside, and all ranks as the driver sees them.
 
-Every method of `TrainerBackend` is collective: all ranks call it, in the same order, with equally
-many batches. Ranks that share rows (`fsdp_context_parallel_size`, neighbors) are given the same
-batches. `Ranks` is implemented in `telescope_train.trainer.ranks`, whatever the backend.
+Every method of `TrainerBackend` is collective: all ranks call it in the same order, with the same
+number of batches. Neighboring ranks that share rows (`fsdp_context_parallel_size`) get the same
+batches. `Ranks` is implemented in `telescope_train.trainer.ranks` for all backends.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,21 +29,22 @@ from telescope_train.models.attention.choice import AttentionChoice
 from telescope_train.models.device import Device, compute_dtype, machine_device
 
 Loss: TypeAlias = Callable[[Terms], TokenLoss]
+"""Returns the unweighted loss of each token; the backend weights and sums it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendSettings:
-    """The part of a configuration that trainer ranks read; it travels to their processes."""
+    """The part of a configuration that trainer ranks read; it is sent to their processes."""
 
     model: ModelSection
     trainer: TrainerSection
     algorithm: AlgorithmSection | None
-    """None = supervised: the negative log-likelihood of the trained tokens."""
+    """None = supervised training on the negative log-likelihood of the trained tokens."""
     seed: int
     number_of_steps: int
-    """Optimizer steps; the learning-rate schedule ends there."""
+    """Optimizer steps after which the learning-rate schedule ends."""
     device: Device = field(default_factory=machine_device)
-    """What the ranks compute on; decided once, by the driver."""
+    """The device that the ranks compute on; the driver decides it once."""
 
     @property
     def compute_dtype(self) -> str:
@@ -52,7 +53,7 @@ class BackendSettings:
 
     @classmethod
     def from_config(cls, config: TrainConfig, *, device: Device) -> "BackendSettings":
-        """Take what ranks need from the configuration of `telescope train`."""
+        """Return the settings that ranks need from the configuration of `telescope train`."""
         return cls(
             model=config.model,
             trainer=config.trainer,
@@ -65,7 +66,7 @@ class BackendSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientResult:
-    """What forward and backward passes over a step's batches gave, over all ranks."""
+    """The result of forward and backward passes over a step's batches, over all ranks."""
 
     loss: float
     """The weighted sum whose gradient was taken."""
@@ -74,23 +75,23 @@ class GradientResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateResult:
-    """What became of a gradient."""
+    """The outcome of applying a gradient."""
 
     gradient_norm: float
-    """Global, before clipping."""
+    """Global L2 norm before clipping."""
     learning_rate: float
     is_skipped: bool
-    """The norm was not finite; weights and optimizer are as before."""
+    """The norm was not finite, so weights and optimizer did not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorHeader:
-    """What a receiver of weights must know before a tensor comes."""
+    """What a receiver of weights must know about a tensor before it arrives."""
 
     name: str
-    """As Hugging Face names it."""
+    """Its name in the Hugging Face model."""
     dtype: str
-    """`float32`, `bfloat16`."""
+    """Name of the torch dtype, such as `float32` or `bfloat16`."""
     shape: tuple[int, ...]
 
     @classmethod
@@ -104,10 +105,10 @@ class TrainerBackend(Protocol):
     """One rank of a model in training."""
 
     attention: AttentionChoice
-    """What keeps packed samples apart, as its own self-test found."""
+    """The attention that its self-test chose to keep packed samples apart."""
 
     def __init__(self, settings: BackendSettings, loss: Loss, device: torch.device) -> None:
-        """Load and shard the model; the process group exists."""
+        """Load and shard the model; the process group exists already."""
         ...
 
     def accumulate_gradient(
@@ -115,60 +116,61 @@ class TrainerBackend(Protocol):
     ) -> GradientResult:
         """Add the gradient of the summed, weighted loss of `batches`, over all ranks.
 
-        `version` is that of the present weights: tokens sampled under it measure the mismatch
-        between the inference engine and this backend.
+        `version` is that of the current weights. Tokens sampled under it show the mismatch between
+        the inference engine and this backend.
         """
         ...
 
     def apply_gradient(self) -> UpdateResult:
-        """Clip, step the optimizer and the schedule, and forget the gradient."""
+        """Clip the gradient, step the optimizer and the schedule, and clear the gradient."""
         ...
 
     def rehearse_step(self) -> int:
-        """Step at learning rate 0, forget the gradient and what the optimizer learned from it.
+        """Step at learning rate 0, then clear the gradient and the optimizer's state.
 
-        Returns how many weight tensors changed by a bit, over all ranks; only before the first
-        step.
+        Returns the number of weight tensors that changed by a bit, the largest over all ranks.
+        Allowed only before the first step.
         """
         ...
 
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Return, for each of this rank's batches, logprobs_T of trained tokens; 0 elsewhere."""
+        """Return logprobs_T [T], nats, of each batch of this rank; 0 where not trained on."""
         ...
 
     def transformers_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Like `logprobs`, from the whole logits of the model's own forward; slow, for checks."""
+        """Like `logprobs`, from the full logits of the model's own forward; slow, for checks."""
         ...
 
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Like `logprobs`, of the reference model; only where the algorithm needs one."""
+        """Like `logprobs`, of the reference model; only if the algorithm needs one."""
         ...
 
     def update_reference(self) -> None:
-        """Make the reference model equal to the present weights."""
+        """Make the reference model equal to the current weights."""
         ...
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, whole tensor on the CPU) as Hugging Face names them; tied ones once."""
+        """Yield (Hugging Face name, whole tensor on the CPU); tied tensors once."""
         ...
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Like `export_weights`, only what a server that loaded the initial model must renew."""
+        """Like `export_weights`, for the tensors that can differ from the initial model only."""
         ...
 
     def save_checkpoint(self, folder: str | Path) -> None:
-        """Write all that a later run needs to continue with the same numbers."""
+        """Write everything that a later run needs to continue with the same numbers."""
         ...
 
     def start_checkpoint(self, folder: str | Path, *, with_training_state: bool) -> Saving:
-        """Begin to write to `folder` what training cannot change any more; wait for it later.
+        """Copy the state and start writing the copy to `folder`; `wait` for it later.
 
-        Without `with_training_state` the weights alone, which can be exported but not resumed.
+        Without `with_training_state` only the weights are written. They can be exported, but
+        training cannot resume from them.
         """
         ...
 
     def load_checkpoint(self, folder: str | Path) -> None:
-        """Continue from what `save_checkpoint` wrote, on as many ranks or on others."""
+        """Continue from what `save_checkpoint` wrote, with any number of ranks."""
         ...
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -177,15 +179,15 @@ class TrainerBackend(Protocol):
 
 
 class Ranks(Protocol):
-    """All trainer ranks of a run, called together: what the loop, checkpoints and weights use.
+    """All trainer ranks of a run, called together by the loop, checkpoints and weight updates.
 
-    A call returns when every rank has answered, and raises what the first rank raised, or
-    ProcessDiedError where a rank is gone.
+    A call returns when every rank has answered. It raises what the first failing rank raised, or
+    ProcessDiedError if a rank has died.
     """
 
     @property
     def num_ranks(self) -> int:
-        """How many shards a step has: ranks that share rows count once."""
+        """The number of shards of a step: ranks that share rows count once."""
         ...
 
     async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
@@ -196,15 +198,15 @@ class Ranks(Protocol):
         ...
 
     async def logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
-        """Return logprobs_T, nats, of [rank][batch] under the present weights; 0 if not trained."""
+        """Return logprobs_T [T], nats, by [rank][batch]; 0 where a token is not trained on."""
         ...
 
     async def reference_logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
-        """Like `logprobs`, under the reference model."""
+        """Like `logprobs`, of the reference model."""
         ...
 
     async def update_reference(self) -> None:
-        """Make the present weights the reference model."""
+        """Make the current weights the reference model."""
         ...
 
     async def weight_headers(self) -> list[TensorHeader]:
@@ -212,7 +214,7 @@ class Ranks(Protocol):
         ...
 
     async def meeting_point(self) -> tuple[str, int]:
-        """Return (host, free port) of rank 0's machine, where servers can meet it."""
+        """Return (host, free port) of rank 0's machine, where servers can connect to it."""
         ...
 
     async def connect(self, host: str, port: int, world_size: int) -> None:
@@ -224,19 +226,19 @@ class Ranks(Protocol):
         ...
 
     async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
-        """Copy the state and begin to write it to `folder`; training may go on."""
+        """Copy the state and start writing it to `folder`; training may continue meanwhile."""
         ...
 
     async def checkpoint_is_written(self) -> bool:
-        """Return whether nothing is left to write, or writing failed."""
+        """Return whether every rank has finished writing or failed."""
         ...
 
     async def finish_checkpoint(self) -> None:
-        """Wait for all parts; raises TelescopeError when one could not be written."""
+        """Wait for all parts; raises TelescopeError if one could not be written."""
         ...
 
     async def load_checkpoint(self, folder: Path) -> None:
-        """Continue from the state in `folder`, whatever number of ranks wrote it."""
+        """Continue from the state in `folder`, whatever the number of ranks that wrote it."""
         ...
 
     async def save_pretrained(self, folder: Path) -> None:

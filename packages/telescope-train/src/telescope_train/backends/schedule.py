@@ -1,4 +1,4 @@
-"""Learning-rate schedules as one pure function of the step."""
+"""Learning-rate schedules as a pure function of the step."""
 
 import math
 from typing import Literal
@@ -16,8 +16,8 @@ def learning_rate_factor(
 ) -> float:
     """Return what `learning_rate` is multiplied by at `step` (from 0).
 
-    Warmup rises linearly and reaches 1 at step `warmup_steps - 1`; no step has rate 0 by it.
-    Decay falls from 1 to `min_lr_ratio` over the rest. "none" ignores the step altogether.
+    Warmup rises linearly from above 0 and reaches 1 at step `warmup_steps - 1`. Decay then falls
+    from 1 to `min_lr_ratio` over the remaining steps. "none" ignores the step altogether.
     """
     if schedule == "none":
         return 1.0

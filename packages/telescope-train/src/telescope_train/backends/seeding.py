@@ -1,4 +1,4 @@
-"""The random generators of a trainer process: seeding them, saving and restoring their state."""
+"""Seed the random generators of a trainer process, and save and restore their state."""
 
 import random
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Seed every generator this process may draw from."""
+    """Seed every generator that this process may draw from."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -27,7 +27,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put every generator where it was."""
+    """Restore the state of every generator."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])

@@ -38,8 +38,8 @@ def prompt_for(
 ) -> Prompt:
     """Return the prompt for `messages`: it continues the longest chain that fits, or is new."""
     # The longest comes first, so that a conversation that only grows is compared with one chain.
-    # Of two chains with the same messages, the caller most likely goes on from the later one: an
-    # agent that asks the same twice has dropped the first answer.
+    # Of two chains with the same messages the later one is taken, because a caller that asked the
+    # same thing twice goes on from the latest answer.
     newest_first = chains[::-1]
     by_length = sorted(newest_first, key=lambda chain: len(chain.prompt.messages), reverse=True)
     chain = next((chain for chain in by_length if _covers(chain, messages)), None)
@@ -48,7 +48,6 @@ def prompt_for(
     # Callers may strip or reformat what they send back. The chain's own messages are rendered
     # instead, because only they give the text that the chain's ids stand for.
     own = (*chain.messages, *messages[len(chain.messages) :])
-    # Shorter chains are not tried: they would reuse less of the same history.
     continued = renderer.extended(chain.prompt, chain.completion_ids, own, tools=tools)
     return continued or renderer.prompt(own, tools=tools)
 

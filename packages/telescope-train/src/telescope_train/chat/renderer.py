@@ -1,7 +1,7 @@
-"""Messages to tokens and back, with the model's own tokenizer and chat template.
+"""Turns messages into tokens and back with the model's own tokenizer and chat template.
 
-What the model sampled is only ever read, never encoded again: `extended` adds to sampled ids what
-the template writes after them, or says that the template shows the turn otherwise.
+What the model sampled is only decoded and never encoded again. `extended` appends to the sampled
+ids what the template writes after them, or finds that the template shows the turn differently.
 """
 
 import hashlib
@@ -25,22 +25,25 @@ from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
 from telescope_train.config.schema import ModelSection
 
 MAX_ENCODED = 1024
-"""Texts and conversations that are remembered: a group's rollouts open with the same prompt."""
+"""How many texts and conversations are remembered: a group's rollouts share their first prompt."""
 Tools = Sequence[dict[str, JsonValue]]
+"""Functions in the form of OpenAI's chat API."""
+# Templates refuse with `raise_exception`, or fail in Python on messages that they do not expect.
 _REFUSALS = (TemplateError, TypeError, ValueError)
 _ANYBODY = (Message(role="user", content="hello"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a completion is asked for: the conversation, its text, and the ids that stand for it."""
+    """The conversation that a completion is requested for, with its text and its token ids."""
 
     messages: tuple[Message, ...]
     text: str
-    """As the template writes it now. Sampled turns may be spelled otherwise in the ids."""
+    """The text as the template writes it now. Sampled turns may be spelled otherwise in the ids."""
     token_ids: tuple[int, ...]
+    """[P] ids of the prompt."""
     num_ends_added: int = 0
-    """End-of-turn tokens that stand for ones the model did not get to write, the whole chain."""
+    """End-of-turn tokens, over the whole chain, that the template wrote where the model was cut."""
 
 
 class Renderer:
@@ -55,7 +58,7 @@ class Renderer:
         tool_call_parser: str = AUTO,
         reasoning_parser: str = AUTO,
     ) -> None:
-        """`arguments` go to the template, such as `enable_thinking`."""
+        """`arguments` are variables of the template, such as `enable_thinking`."""
         if not tokenizer.chat_template:
             raise ConfigError(
                 "the model's tokenizer has no chat template; set chat_template to a Jinja "
@@ -67,7 +70,8 @@ class Renderer:
                 "generation_config.json, so that a completion can end"
             )
         self._tokenizer = tokenizer
-        # The date in a header must not change between the turns of a rollout.
+        # Some templates write today's date in their header. If it changed between two turns, the
+        # later prompt would no longer begin with the tokens of the earlier one.
         self._arguments = {"strftime_now": _clock_stopped_at(datetime.now()), **(arguments or {})}
         self.stop_token_ids = tuple(stop_token_ids)
         self.template = template_text(tokenizer)
@@ -77,6 +81,8 @@ class Renderer:
         self._special = SpecialTokens(
             tokenizer, stop_token_ids=self.stop_token_ids, marks=self.format.marks
         )
+        # Both are plain dictionaries that drop their oldest entry. Rendering never awaits, so
+        # rollouts that run at the same time do not see them half changed.
         self._encoded: dict[str, tuple[int, ...]] = {}
         self._prompts: dict[tuple[tuple[Message, ...], bytes], Prompt] = {}
         self._shows_tools: bool | None = None
@@ -84,16 +90,19 @@ class Renderer:
     def text(
         self, messages: Sequence[Message], *, tools: Tools = (), add_generation_prompt: bool
     ) -> str:
-        """Return the template's text for `messages`; ConfigError where it refuses them."""
+        """Return the template's text for `messages`; raises ConfigError if it refuses them."""
         try:
             return self._apply(messages, tools, add_generation_prompt)
         except _REFUSALS as error:
+            # A policy may write call arguments that are not JSON. They are shown as they are, but
+            # some templates go through the keys of the arguments and need an object. If that is
+            # not the reason, the first error is the one to report.
             with suppress(*_REFUSALS):
                 return self._apply(messages, tools, add_generation_prompt, wrap_broken=True)
             roles = ", ".join(message.role for message in messages)
             raise ConfigError(
                 f"the model's chat template refuses a conversation of {roles}: {error}; change "
-                "what the environment sends, or set chat_template to a template that takes it"
+                "what the environment sends, or set chat_template to a template that accepts it"
             ) from None
 
     def _apply(
@@ -113,14 +122,15 @@ class Renderer:
         )
 
     def plain(self, message: Message, *, wrap_broken: bool = False) -> dict[str, Any]:
-        """Return `message` in the names by which the template reads it."""
+        """Return `message` as a dictionary with the names that the template reads."""
         return template_message(message, self.template, wrap_broken=wrap_broken)
 
     def encode(self, text: str) -> list[int]:
-        """Tokenize rendered text; the template wrote the special tokens, so none is added."""
+        """Tokenize rendered text. The template wrote the special tokens, so none are added."""
         token_ids = self._encoded.get(text)
         if token_ids is None:
             token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+            # Bounded, because a long run renders new conversations without end.
             if len(self._encoded) >= MAX_ENCODED:
                 self._encoded.pop(next(iter(self._encoded)))
             self._encoded[text] = token_ids
@@ -128,12 +138,13 @@ class Renderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of a completion, without special tokens."""
+        # A clean-up would remove spaces before punctuation that the model did write.
         return self._tokenizer.decode(
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
     def prompt(self, messages: Sequence[Message], *, tools: Tools = ()) -> Prompt:
-        """Render a conversation of which nothing was sampled in its present form."""
+        """Render a conversation from scratch, without reusing sampled ids."""
         key = (tuple(messages), orjson.dumps(tools) if tools else b"")
         prompt = self._prompts.get(key)
         if prompt is None:
@@ -148,10 +159,10 @@ class Renderer:
     def parse(
         self, token_ids: Sequence[int], *, tools: Tools = (), prompt: Prompt | None = None
     ) -> Message:
-        """Return what was sampled as a message: thinking, text and tool calls apart.
+        """Return a completion as a message, with thinking, text and tool calls separated.
 
-        `prompt` is what it answers: it may have begun the thinking, and it makes the ids of calls
-        differ from turn to turn.
+        `token_ids`: [T] ids of the completion. `prompt`: what it answers. The prompt may have
+        opened the thinking, and it makes the ids of calls differ from turn to turn.
         """
         before = self.prompt(_ANYBODY) if prompt is None else prompt
         text = self._special.decode_reply(token_ids)
@@ -167,19 +178,26 @@ class Renderer:
     ) -> Prompt | None:
         """Return the prompt for `messages`, which begin with `prompt.messages` and its completion.
 
-        The ids of `prompt` and of the completion stay as they are. None when the template now
-        shows something of them otherwise: then they cannot be carried over.
+        The ids of `prompt` and of the completion are kept. Returns None if the template now shows
+        part of them differently, so that the ids cannot be kept.
         """
         self._require_tools_shown(tools)
         text = self.text(messages, tools=tools, add_generation_prompt=True)
+        # Texts are compared and not ids: encoding the history again could split it into other
+        # tokens than the sampled ones although nothing has changed.
         if not text.startswith(prompt.text):
             return None
         turn = text[len(prompt.text) :]
         said = self._special.decode_exactly(completion_ids)
+        # A turn that was cut by `max_tokens` has no end token. The template writes one, which then
+        # is part of the bridge.
         is_ended = completion_ids[-1] in self.stop_token_ids
         if turn.startswith(said):
             bridge = turn[len(said) :]
         elif is_ended and (end := self._special.first_end(turn)) is not None:
+            # The template spells the turn differently, for example the JSON of a call. That is
+            # accepted if it still says the same and ends with the same token; the model then sees
+            # its own spelling. Other marks of thinking would make it another turn.
             shown, sampled = turn[: end.start], messages[len(prompt.messages)]
             if (
                 end.token_id != completion_ids[-1]
@@ -190,6 +208,8 @@ class Renderer:
             bridge = turn[end.stop :]
         else:
             return None
+        # Only the bridge is encoded, behind the token that it follows: a tokenizer may treat the
+        # beginning of a text differently from its middle.
         after = self._special.encode_after(completion_ids[-1] if is_ended else None, bridge)
         return Prompt(
             messages=tuple(messages),
@@ -199,9 +219,9 @@ class Renderer:
         )
 
     def shown_turn(self, prompt: Prompt, text: str, *, tools: Tools = ()) -> Message | None:
-        """Return the answer to `prompt` that stands in `text`, the template's text of more turns.
+        """Return the answer to `prompt` as `text` shows it, the template's text of further turns.
 
-        None when `text` does not continue the prompt, or no end of a turn follows.
+        Returns None if `text` does not continue the prompt, or if no end of a turn follows.
         """
         end = self._special.first_end(text[len(prompt.text) :])
         if not text.startswith(prompt.text) or end is None:
@@ -212,6 +232,7 @@ class Renderer:
         """Return whether the template ends an answer with a token that ends a completion."""
         answer = Message(role="assistant", content="good day")
         asked = [*_ANYBODY, answer]
+        # A template may write the end token behind the last turn alone, or behind earlier ones.
         last = self.text(asked, add_generation_prompt=False)
         earlier = self.text([*asked, *_ANYBODY], add_generation_prompt=True)
         behind = (text.partition(answer.content)[2] for text in (last, earlier))
@@ -222,6 +243,8 @@ class Renderer:
     ) -> Message:
         opened = self.format.opens_thinking(prompt.text)
         reply = self.format.parse(text, tools=tools, opened=opened)
+        # Ids of calls follow from what was sampled and from its place in the conversation. Reading
+        # the same completion again gives the same ids; different samples of one turn differ.
         salt = repr(list(sampled)) if reply.calls else ""
         calls = [
             ToolCall(
@@ -243,7 +266,7 @@ class Renderer:
             return
         if self.format.tool_calls is NO_CALLS:
             raise ConfigError(
-                "tools are offered, but nothing is known of how this model writes tool calls; set "
+                "tools are offered, but it is not known how this model writes tool calls; set "
                 "tool_call_parser, or let the environment describe its tools in tags "
                 '(tool_style = "tags")'
             )
@@ -254,7 +277,8 @@ class Renderer:
             )
 
     def shows_tools(self, tools: Tools) -> bool:
-        """Return whether the template writes down the tools that it is given."""
+        """Return whether the template writes the tools that it is given into the prompt."""
+        # Asked once: it depends on the template and not on which tools there are.
         if self._shows_tools is None:
             bare = self.text(_ANYBODY, add_generation_prompt=True)
             shown = self.text(_ANYBODY, tools=tools, add_generation_prompt=True)
@@ -283,5 +307,5 @@ def _clock_stopped_at(moment: datetime) -> Callable[[str], str]:
 
 
 def _call_id(of: str) -> str:
-    """Return 9 letters and digits, which is the form that the strictest templates ask for."""
+    """Return 9 letters and digits, which is the form that the strictest templates require."""
     return b32encode(hashlib.blake2b(of.encode(), digest_size=6).digest()).decode()[:9]

@@ -1,4 +1,4 @@
-"""Special tokens at the borders of a turn: decoding up to them, encoding behind them."""
+"""Special tokens at the borders of a turn: decoding up to them and encoding behind them."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -11,16 +11,18 @@ class End(NamedTuple):
 
     token_id: int
     start: int
+    """Index of its first character."""
     stop: int
+    """Index behind its last character."""
 
 
 class SpecialTokens:
-    """What one tokenizer's special tokens do to the text beside them."""
+    """The special tokens of one tokenizer, and what they do to the text beside them."""
 
     def __init__(
         self, tokenizer: Any, *, stop_token_ids: Sequence[int], marks: Collection[str]
     ) -> None:
-        """`marks` are special tokens that stay when a reply becomes text."""
+        """`marks` are special tokens that are kept when a reply is decoded."""
         self._tokenizer = tokenizer
         texts = {token_id: self._text([token_id]) for token_id in stop_token_ids}
         self._ends = {
@@ -29,7 +31,7 @@ class SpecialTokens:
             if tokenizer.encode(text, add_special_tokens=False) == [token_id]
         }
         self.anchor = self._find_anchor()
-        """A special token that leaves the white space around it alone; None = there is none."""
+        """A special token that leaves the white space beside it unchanged; None = there is none."""
         self._dropped = frozenset(
             token_id
             for token_id, token in tokenizer.added_tokens_decoder.items()
@@ -37,28 +39,29 @@ class SpecialTokens:
         )
         if texts and not self._ends:
             raise ConfigError(
-                f"none of the end-of-turn tokens {texts} is one token to the model's own "
-                "tokenizer; correct eos_token_id in generation_config.json, or the tokenizer"
+                f"the model's tokenizer encodes none of the end-of-turn tokens {texts} as one "
+                "token; correct eos_token_id in generation_config.json, or the tokenizer"
             )
 
     def decode_reply(self, token_ids: Sequence[int]) -> str:
-        """Return the text of a completion, of whose special tokens only the marks stay."""
+        """Return the text of a completion, without its special tokens except the marks."""
         return self._text([token for token in token_ids if token not in self._dropped])
 
     def decode_exactly(self, token_ids: Sequence[int]) -> str:
-        """Return what `token_ids` are in the middle of a text, special tokens included.
+        """Return the text of `token_ids` in the middle of a text, special tokens included.
 
-        A decoder may drop the space that a text begins with, so it is not given the beginning.
+        A decoder may drop the space at the beginning of a text, so the ids are decoded behind a
+        special token.
         """
         if self.anchor is None:
             return self._text(token_ids)
         return self._text([self.anchor, *token_ids])[len(self._text([self.anchor])) :]
 
     def encode_after(self, end_id: int | None, text: str) -> list[int]:
-        """Return the ids of `text` behind the end-of-turn token `end_id`, or behind any token.
+        """Return the ids of `text` behind the end-of-turn token `end_id`; None = behind any token.
 
-        A tokenizer may put a space in front of what a text begins with, and a special token may
-        take the white space that follows it: both see here what they see in the whole text.
+        A tokenizer may put a space in front of a text, and a special token may absorb the white
+        space that follows it. Encoding behind the token gives the same ids as in the whole text.
         """
         return self.encode_each([(self.anchor if end_id is None else end_id, text)])[0]
 
@@ -84,7 +87,7 @@ class SpecialTokens:
         return min(found, key=lambda end: end.start, default=None)
 
     def _find_anchor(self) -> int | None:
-        """Return a special token that leaves the white space around it alone."""
+        """Return a special token that leaves the white space beside it unchanged."""
         plain = [
             token_id
             for token_id, token in self._tokenizer.added_tokens_decoder.items()

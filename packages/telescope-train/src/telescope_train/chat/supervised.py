@@ -1,4 +1,4 @@
-"""Conversations to tokens through the model's own chat template, and which of them to learn."""
+"""Turns conversations into tokens with the model's chat template, and marks those to learn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,18 +16,19 @@ from telescope_train.chat.template import template_message, template_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedConversation:
-    """One conversation as tokens. L = its length."""
+    """One conversation as L tokens."""
 
     token_ids: NDArray[np.int32]
+    """[L] ids."""
     mask: NDArray[np.bool_]
-    """[L] True for what the assistant wrote, its end token included."""
+    """[L] True for the tokens that the assistant wrote, including its end token."""
 
 
 class _Piece(NamedTuple):
     text: str
     is_learnt: bool
     behind: int | None
-    """The special token that stands before it; None at the beginning."""
+    """The special token before the piece; None at the beginning of a text."""
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class _Draft:
     text: str
     pieces: list[_Piece]
     end_id: int | None
-    """What its last turn ends with."""
+    """The token that ends its last turn; None if there is none."""
 
 
 def render_conversations(
@@ -46,11 +47,11 @@ def render_conversations(
     *,
     end_ids: Sequence[int] = (),
 ) -> list[list[RenderedConversation]]:
-    """Render whole conversations, each ending with an assistant message, as one sample or several.
+    """Render whole conversations, each ending with an assistant message, as one or more samples.
 
-    Each turn of the assistant is learnt once, behind what the template shows before it. Where it
-    shows an earlier turn otherwise than it was learnt, another sample begins. `end_ids` are the
-    tokens that end a turn; EOS is always one. Each turn is encoded by itself, as it is sampled.
+    Each assistant turn is learned once, behind what the template shows before it. If the template
+    shows an earlier turn differently from how it was learned, another sample begins. `end_ids` are
+    the tokens that end a turn; EOS is always one. Each turn is encoded alone, as it is sampled.
     """
     special = _special_tokens(tokenizer, end_ids)
     turns = [
@@ -67,11 +68,12 @@ def render_conversations(
     for (number, _), prompt, whole in zip(turns, prompts, wholes, strict=True):
         if not whole.startswith(prompt):
             raise ConfigError(
-                "the chat template does not continue its own generation prompt: the turn "
-                f"{whole!r} does not start with {prompt!r}; set chat_template to one that does"
+                "the chat template does not continue its own generation prompt: the text "
+                f"{whole!r} does not start with {prompt!r}; set chat_template to a template "
+                "that continues it"
             )
         _add_turn(drafts[number], prompt, whole[len(prompt) :], special)
-    assert all(drafts), "a conversation without an assistant message cannot be learnt from"
+    assert all(drafts), "a conversation without an assistant message cannot be learned from"
     return _encoded(special, drafts)
 
 
@@ -82,7 +84,7 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) 
 
 
 def _add_turn(drafts: list[_Draft], prompt: str, turn: str, special: SpecialTokens) -> None:
-    """Add one turn: it is learnt up to its end token; what a template writes after that is not."""
+    """Add one turn. It is learned up to its end token, not what the template writes after that."""
     end = special.first_end(turn)
     learnt = turn[: end.stop] if end is not None else turn
     last = drafts[-1] if drafts else None
@@ -101,7 +103,7 @@ def _add_turn(drafts: list[_Draft], prompt: str, turn: str, special: SpecialToke
 def _encoded(
     special: SpecialTokens, drafts: Sequence[Sequence[_Draft]]
 ) -> list[list[RenderedConversation]]:
-    """Encode all pieces in one call: the tokenizer is entered once."""
+    """Encode all pieces in one call, because each call of the tokenizer has a fixed cost."""
     pieces = [piece for samples in drafts for draft in samples for piece in draft.pieces]
     ids = iter(special.encode_each([(piece.behind, piece.text) for piece in pieces]))
     return [
@@ -123,7 +125,7 @@ def _texts(
     *,
     is_prompt: bool,
 ) -> list[str]:
-    """All in one call: a template is compiled once."""
+    """Render all conversations in one call, so that the template is compiled once."""
     return tokenizer.apply_chat_template(
         conversations, tokenize=False, add_generation_prompt=is_prompt
     )

@@ -1,7 +1,7 @@
-"""Where a model's chat template comes from, and what it says of replies. Imports no transformers.
+"""Where a model's chat template comes from, and what it shows about replies.
 
-What a template does to turns that were sampled is tried at the start of a run, in
-`chat.probe`: that takes the model's tokenizer.
+Imports no transformers. What a template does to turns that were sampled is tried at the start of a
+run, in `chat.probe`, because that requires the model's tokenizer.
 """
 
 import json
@@ -16,7 +16,7 @@ from telescope_train.chat.formats import choose_format
 from telescope_train.config.schema import ModelSection
 
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
-"""What templates call the thinking in a message."""
+"""Names of the thinking in the messages that templates read."""
 
 _SHIPPED = Path(__file__).parent / "templates"
 SHIPPED_MARKS = {"chatml-keeps-thinking": ("<|im_start|>", "<|im_end|>")}
@@ -24,7 +24,7 @@ SHIPPED_MARKS = {"chatml-keeps-thinking": ("<|im_start|>", "<|im_end|>")}
 
 
 def read_chat_template(name: str) -> str:
-    """Return the Jinja text of the file `name`, or of the shipped template of that name."""
+    """Return the Jinja text of the shipped template `name`, or of the file at that path."""
     shipped = {path.stem: path for path in _SHIPPED.glob("*.jinja")}
     path = shipped.get(name, Path(name).expanduser())
     if not path.is_file():
@@ -36,16 +36,16 @@ def read_chat_template(name: str) -> str:
 
 
 def require_thinking_choice(model: ModelSection, template: str) -> None:
-    """Raise ConfigError when `enable_thinking` is set and the template does not ask for it."""
+    """Raise ConfigError if `enable_thinking` is set but the template does not read it."""
     if model.enable_thinking is not None and "enable_thinking" not in template:
         raise ConfigError(
-            "model.enable_thinking has no effect: the model's chat template does not ask for it; "
+            "model.enable_thinking has no effect: the model's chat template does not read it; "
             "remove it"
         )
 
 
 def template_problems(model: ModelSection) -> Iterator[str]:
-    """Yield why the chat template cannot be used, as far as files on this machine tell."""
+    """Yield why the chat template cannot be used, as far as the files on this machine show."""
     try:
         template = _template_here(model)
         if template is not None:
@@ -54,24 +54,27 @@ def template_problems(model: ModelSection) -> Iterator[str]:
         yield str(error)
         return
     if template == "":
-        yield f"model {model.model!r} has no chat template; set chat_template to the path of one"
+        yield (
+            f"model {model.model!r} has no chat template; set chat_template to the path of a "
+            "template"
+        )
 
 
 def how_replies_are_read(model: ModelSection) -> str:
-    """Return it in words; raises ConfigError where a setting names what there is not."""
+    """Describe how replies are read; raises ConfigError if a setting names an unknown parser."""
     try:
         template = _template_here(model)
     except ConfigError:
         template = None
     settings = (model.tool_call_parser, model.reasoning_parser)
     if template is None and "auto" in settings:
-        return "thinking and tool calls as the chat template shows, once it is there"
+        return "thinking and tool calls as the chat template shows, once it is available"
     form = choose_format(template or "", tool_call_parser=settings[0], reasoning_parser=settings[1])
     return f"thinking as {form.reasoning.name}, tool calls as {form.tool_calls.name}"
 
 
 def _template_here(model: ModelSection) -> str | None:
-    """Return the template, "" where the model has none, None where that is not known yet."""
+    """Return the template; "" if the model has none, None if that is not known yet."""
     if model.chat_template is not None:
         return read_chat_template(model.chat_template)
     folder = Path(model.model).expanduser()
@@ -86,7 +89,7 @@ def _template_here(model: ModelSection) -> str | None:
 
 
 def _in_config(config: Any) -> str:
-    """Older tokenizers keep the template in their config, some several of them by name."""
+    """Return the template in a tokenizer's config, where older models keep one or several."""
     template = config.get("chat_template") if isinstance(config, dict) else None
     if isinstance(template, list):
         return "\n".join(str(one.get("template", "")) for one in template)
@@ -94,7 +97,7 @@ def _in_config(config: Any) -> str:
 
 
 def template_text(tokenizer: Any) -> str:
-    """Return the chat template of `tokenizer`; of one that has several, all of them."""
+    """Return the chat template of `tokenizer`; if it has several, return all of them joined."""
     template = tokenizer.chat_template
     return template if isinstance(template, str) else "\n".join(template.values())
 
@@ -102,11 +105,11 @@ def template_text(tokenizer: Any) -> str:
 def template_message(
     message: Message, template: str = "", *, wrap_broken: bool = False
 ) -> dict[str, Any]:
-    """Return `message` as chat templates expect it: the arguments of a tool call as an object.
+    """Return `message` as chat templates expect it, with the arguments of calls as objects.
 
-    Arguments that are no JSON object stay the text that the policy wrote, or with `wrap_broken`
-    become an object that holds it, for templates that go through the keys. The thinking has the
-    name that `template` reads it by.
+    Arguments that are not a JSON object stay the text that the policy wrote. With `wrap_broken`
+    they become an object that holds this text, for templates that iterate over the keys. The
+    thinking gets the name under which `template` reads it.
     """
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
@@ -130,7 +133,7 @@ def _function(call: ToolCall, wrap_broken: bool) -> dict[str, object]:
 
 
 def _reads(template: str, name: str) -> bool:
-    """Whether the template takes `name` from a message: as an attribute, or by a quoted key."""
+    """Return whether the template reads `name` from a message, as an attribute or a quoted key."""
     return re.search(rf"\.{name}\b|['\"]{name}['\"]", template) is not None
 
 
@@ -138,6 +141,6 @@ def _arguments(text: str) -> object:
     try:
         value = json.loads(text)
         json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # half a surrogate pair cannot be encoded: ValueError
+    except (ValueError, RecursionError):  # ValueError also if half a surrogate pair is encoded
         return text
     return value if isinstance(value, dict) else text

@@ -1,4 +1,4 @@
-"""The tokenizer of a model, with the chat template in use and the tokens that end an answer."""
+"""The tokenizer of a model, with its chat template and the tokens that end an answer."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +18,7 @@ from telescope_train.models.location import first_line, locate_model
 def load_tokenizer(
     name: str, *, chat_template: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of model `name`; `chat_template` names one to use instead."""
+    """Load the tokenizer of model `name`; `chat_template` names a template to use instead."""
     location = locate_model(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=trust_remote_code)
@@ -31,13 +31,13 @@ def load_tokenizer(
         require_marks(tokenizer, chat_template)
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"model {name!r} has no chat template; set chat_template to the path of one"
+            f"model {name!r} has no chat template; set chat_template to the path of a template"
         )
     return tokenizer
 
 
 def require_marks(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> None:
-    """Raise ConfigError unless the marks of a shipped template are tokens of the model."""
+    """Raise ConfigError unless every mark of a shipped template is one token of the model."""
     lacking = [
         mark
         for mark in SHIPPED_MARKS.get(chat_template, ())
@@ -48,12 +48,12 @@ def require_marks(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> Non
         raise ConfigError(
             f"chat_template {chat_template!r} is for models with the tokens "
             f"{', '.join(SHIPPED_MARKS[chat_template])}; this model's tokenizer has no "
-            f"{', '.join(lacking)}; give a Jinja file that fits the model"
+            f"{', '.join(lacking)}; use a Jinja file that fits the model"
         )
 
 
 def load_stop_ids(name: str) -> tuple[int, ...]:
-    """Return every token that ends a generation of model `name`, without loading its weights."""
+    """Return the ids of all tokens that end a generation of model `name`; loads no weights."""
     location = locate_model(name)
     configs: list[object] = []
     with suppress(OSError):  # a model need not have a generation config

@@ -69,7 +69,7 @@ def resume_point(config: TrainConfig, records: Records) -> ResumePoint | None:
             )
     if not checkpoint.manifest.has_training_state:
         raise ConfigError(
-            f"{str(checkpoint.path)!r} holds only weights (checkpoint_save_training_state = "
+            f"{str(checkpoint.path)!r} holds weights alone (checkpoint_save_training_state = "
             "false); use `telescope export`, and train the export as a new model"
         )
     if checkpoint.step >= config.run.number_of_steps:

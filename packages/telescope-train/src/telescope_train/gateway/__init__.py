@@ -1,4 +1,4 @@
-"""The policy gateway: the model in training behind an OpenAI chat endpoint, one per rollout."""
+"""The policy gateway: an OpenAI chat endpoint for each rollout, served by the model in training."""
 
 from telescope_train.gateway.server import Gateway
 from telescope_train.gateway.session import Session

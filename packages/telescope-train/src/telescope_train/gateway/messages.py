@@ -1,4 +1,4 @@
-"""Messages of a chat request, read strictly: what the model would not see is refused by name."""
+"""Reads the messages of a chat request strictly: a field the model would not see is refused."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -26,7 +26,7 @@ _EMPTY = (None, "", [], {})
 
 
 def read_messages(plain: object) -> tuple[Message, ...]:
-    """Return the conversation of a request."""
+    """Return the conversation of a request; raises Refusal for anything the model cannot get."""
     if not isinstance(plain, list) or not plain:
         raise wrong("messages", "a list of at least one message", plain)
     return tuple(
@@ -59,7 +59,9 @@ def _message(plain: object, where: str) -> Message:
 def _assistant(fields: Mapping[str, Any], where: str) -> Message:
     for name in ("function_call", "audio", "refusal"):
         if fields.get(name) not in _EMPTY:
-            raise unsupported(f"{where}.{name}", "the gateway never answers with it; leave it out")
+            raise unsupported(
+                f"{where}.{name}", "the gateway never sends this field; leave it out"
+            )
     content = fields.get("content")
     reasoning = fields.get("reasoning_content") or fields.get("reasoning") or ""
     if not isinstance(reasoning, str):
@@ -105,7 +107,7 @@ def _part(part: object, where: str) -> str:
             return text
         case {"type": str(kind)} if kind != "text":
             raise Refusal(
-                f"{where} is of type {kind!r}, but the model that is trained reads text alone; "
+                f"{where} is of type {kind!r}, but the model in training reads text alone; "
                 "send parts of type 'text'",
                 param=where,
                 code="unsupported_content",

@@ -1,10 +1,13 @@
-"""`Refusal`: an answer of the gateway that is no completion, in the form of OpenAI's errors."""
+"""`Refusal`: the gateway's answer to a request that it refuses, in the form of OpenAI's errors."""
 
 from typing import Any
 
 
 class Refusal(Exception):
-    """What is answered instead of a completion: which part of the request, why, and what to do."""
+    """Raised to refuse a request: names the part of the request, the reason, and what to do.
+
+    `param`: that part; `code`: OpenAI's kind of error; `status`: the HTTP status.
+    """
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
@@ -29,7 +32,7 @@ class Refusal(Exception):
 
 
 def wrong(param: str, expected: str, got: object) -> Refusal:
-    """Build the refusal of a value that is not what the API has there."""
+    """Build the refusal of a value that the API does not allow there."""
     shown = repr(got)
     if len(shown) > 80:
         shown = shown[:80] + "..."
@@ -37,5 +40,5 @@ def wrong(param: str, expected: str, got: object) -> Refusal:
 
 
 def unsupported(param: str, why: str) -> Refusal:
-    """Build the refusal of something that cannot be made exact here."""
+    """Build the refusal of a request that could not be answered exactly."""
     return Refusal(f"{param}: {why}", param=param, code="unsupported_parameter")

@@ -1,4 +1,4 @@
-"""A completion in the form of OpenAI's chat API: one object, or the chunks of a stream. Pure."""
+"""Writes a completion in the form of OpenAI's chat API: one object, or a stream's chunks. Pure."""
 
 import secrets
 import time
@@ -13,7 +13,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def reply_json(completion: Completion, *, model: str) -> dict[str, Any]:
-    """Return the body of an answer that is not streamed."""
+    """Return the body of an answer without streaming."""
     choice = {
         "index": 0,
         "message": _message(completion.message),
@@ -25,7 +25,7 @@ def reply_json(completion: Completion, *, model: str) -> dict[str, Any]:
 
 
 def event_stream(completion: Completion, *, model: str, include_usage: bool) -> bytes:
-    """Return the same answer as the events of a stream, the end mark included."""
+    """Return the same answer as the events of a stream, including the mark of its end."""
     head = _head(completion, "chat.completion.chunk", model)
     if include_usage:
         head["usage"] = None
@@ -54,7 +54,7 @@ def _head(completion: Completion, kind: str, model: str) -> dict[str, Any]:
 def _message(message: Message) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "role": "assistant",
-        # A turn of calls alone has no text: null, as the API says it.
+        # In a turn of calls alone, the content is null, as in OpenAI's API.
         "content": message.content or (None if message.tool_calls else ""),
         "refusal": None,
     }

@@ -1,7 +1,7 @@
-"""A chat request, read: what is asked, how it is sampled, and a refusal of what is not exact.
+"""Reads a chat request: its conversation, its sampling parameters, and whether it can be exact.
 
-A parameter is honoured, has no effect on tokens, or is refused by name. None is accepted and
-ignored. Absent and null mean: as the rollout is sampled.
+A parameter is honored, has no effect on tokens, or is refused by name. None is accepted and then
+ignored. A parameter that is absent or null takes the value with which the rollout is sampled.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,18 +19,18 @@ LABELS = frozenset(
         *("prompt_cache_key", "prompt_cache_retention"),
     }
 )
-"""Parameters that say something about a request and never change its answer."""
+"""Parameters that label a request and never change its answer."""
 
 _CONSTRAINED = (
-    "tokens sampled under a constraint have other log-probs than the model that is trained"
+    "tokens sampled under a constraint have other log-probs than the model in training gives them"
 )
-_ALL_TOKENS = "what is learnt is the plain softmax at a temperature"
+_ALL_TOKENS = "training learns the plain softmax at a temperature"
 _ONE_TEMPLATE = "prompts are written by the template of the run; set it in [model]"
-_TEXT_ALONE = "the model that is trained reads and writes text alone; leave it out"
+_TEXT_ALONE = "the model in training reads and writes text alone; leave it out"
 
 NEUTRAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "n": (lambda n: n == 1, "one answer per request; ask several times for several"),
-    "best_of": (lambda n: n == 1, "one answer per request; ask several times for several"),
+    "n": (lambda n: n == 1, "a request gets one answer; ask several times to get several"),
+    "best_of": (lambda n: n == 1, "a request gets one answer; ask several times to get several"),
     "frequency_penalty": (lambda p: p == 0, f"{_ALL_TOKENS}; leave it out"),
     "presence_penalty": (lambda p: p == 0, f"{_ALL_TOKENS}; leave it out"),
     "logit_bias": (lambda bias: bias == {}, f"{_ALL_TOKENS}; leave it out"),
@@ -63,7 +63,7 @@ NEUTRAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "ignore_eos": (lambda ignore: ignore is False, f"{_CONSTRAINED}; leave it out"),
     "min_tokens": (lambda n: n == 0, f"{_CONSTRAINED}; leave it out"),
 }
-"""Parameter -> which values change nothing, and why any other is refused and what to do."""
+"""Parameter -> (which values change nothing, why any other value is refused and what to do)."""
 
 READ = frozenset(
     {
@@ -72,12 +72,12 @@ READ = frozenset(
         *("top_p", "top_k", "min_p", "repetition_penalty"),
     }
 )
-"""Parameters that say what is asked and how it is sampled."""
+"""Parameters that define the request and how its answer is sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """What is asked."""
+    """A chat request that can be answered exactly."""
 
     messages: tuple[Message, ...]
     sampling: Sampling
@@ -88,14 +88,14 @@ class ChatRequest:
 
 
 def read_request(body: object, own: Sampling, *, model: str) -> ChatRequest:
-    """Read a request to a rollout that is sampled as `own`; raises Refusal."""
+    """Read a request to a rollout that is sampled with `own`; raises Refusal."""
     if not isinstance(body, dict):
         raise wrong("the request", "a JSON object", body)
     given = {name: value for name, value in cast(dict[str, Any], body).items() if value is not None}
     _require_known(given)
     if (asked := given.get("model")) != model:
         raise Refusal(
-            f"there is no model {asked!r} here, only {model!r}: use the model of episode.endpoint",
+            f"there is no model {asked!r} here, only {model!r}; use the model of episode.endpoint",
             param="model",
             code="model_not_found",
             status=404,
@@ -127,7 +127,7 @@ def _require_known(given: Mapping[str, Any]) -> None:
 
 
 _FLAGS = frozenset({"echo", "logprobs", "parallel_tool_calls", "store", "ignore_eos"})
-"""Those of `NEUTRAL` whose neutral value is true or false: 1 is equal to true in Python alone."""
+"""Parameters of `NEUTRAL` with a boolean neutral value; in Python, but not in JSON, 1 == true."""
 
 
 def _sampling(given: Mapping[str, Any], own: Sampling) -> Sampling:
@@ -182,7 +182,7 @@ def _tools(plain: object) -> tuple[dict[str, JsonValue], ...]:
                 continue
             case {"type": str(kind)} if kind != "function":
                 raise unsupported(
-                    f"tools[{number}].type", f"{kind!r} is not run here; bring it as a function"
+                    f"tools[{number}].type", f"{kind!r} is not run here; offer it as a function"
                 )
         raise wrong(f"tools[{number}]", "{'type': 'function', 'function': {'name': ...}}", one)
     return tuple(cast(list[dict[str, JsonValue]], plain))

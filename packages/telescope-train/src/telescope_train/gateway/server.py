@@ -1,6 +1,6 @@
-"""`Gateway`: the HTTP side. It finds the rollout of a request and speaks the form of OpenAI.
+"""`Gateway`: the HTTP server. It finds the rollout of a request and answers in OpenAI's format.
 
-A rollout is named in the path, by a name that cannot be guessed, and has an API key of its own.
+The path contains the name of a rollout, which cannot be guessed. Each rollout has its own API key.
 """
 
 import secrets
@@ -19,14 +19,16 @@ from telescope_train.gateway.reply import event_stream, reply_json
 from telescope_train.gateway.request import read_request
 from telescope_train.gateway.session import Session, ended
 
+# aiohttp's own limit is 1 MiB, which the history of a long agent run can exceed.
 MAX_REQUEST_BYTES = 64 * 2**20
+"""Largest body of a request."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Gateway:
-    """Serves any number of rollouts on one port. It belongs to the loop that started it.
+    """Serves any number of rollouts on one port. It belongs to the event loop that started it.
 
-    A proxy or a log may show the path of a request, which is why the path alone opens nothing.
+    A proxy or a log may show the path of a request, so the path alone gives no access.
     """
 
     def __init__(self, *, model: str, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -35,16 +37,21 @@ class Gateway:
         self._host = host
         self._port = port
         self._runner: web.AppRunner | None = None
+        # Weak, because an environment that fails may never close its policy. With the policy its
+        # session goes too, and the gateway does not grow over a long run.
         self._sessions: WeakValueDictionary[str, Session] = WeakValueDictionary()
 
     async def start(self) -> None:
-        """Begin to listen; raises ConfigError when the address cannot be had."""
+        """Begin to listen; raises ConfigError if the address is not available."""
         app = web.Application(middlewares=[_as_openai_errors], client_max_size=MAX_REQUEST_BYTES)
         app.router.add_post("/rollouts/{rollout}/v1/chat/completions", self._chat)
         app.router.add_get("/rollouts/{rollout}/v1/models", self._models)
         app.router.add_get("/rollouts/{rollout}/v1/models/{model}", self._one_model)
         app.router.add_route("*", "/{anything:.*}", _elsewhere)
-        # A client that goes away cancels its handler, and with it the request to the server.
+        # By default aiohttp lets a handler go on after its client has gone away, and the server
+        # would sample for nobody. Canceling the handler also cancels its request to the server.
+        # By default it also waits up to 60 s for handlers in progress when it shuts down. `close`
+        # has ended their sessions by then, so they need no time.
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
         )
@@ -56,10 +63,11 @@ class Gateway:
                 f"the gateway cannot listen on {self._host}:{self._port} ({error.strerror}); set "
                 "gateway_host to an address of this machine, and gateway_port to a free port or 0"
             ) from None
+        # Port 0 makes the operating system choose one, which is known only now.
         self._port = self._runner.addresses[0][1]
 
     def open(self, policy: Policy, sampling: Sampling) -> Session:
-        """Give `policy` an endpoint of its own; the policy must hold what is returned."""
+        """Give `policy` an endpoint of its own; the policy must hold the session it gets."""
         name = secrets.token_urlsafe(12)
         endpoint = ChatEndpoint(
             base_url=f"http://{_in_url(self._host)}:{self._port}/rollouts/{name}/v1",
@@ -71,7 +79,8 @@ class Gateway:
         return session
 
     async def close(self) -> None:
-        """End all that is being asked, and stop listening. Idempotent."""
+        """End all requests in progress and stop listening. Idempotent."""
+        # Requests end first, so that their handlers answer and the server need not wait for them.
         for session in list(self._sessions.values()):
             session.end()
         if self._runner is not None:
@@ -82,6 +91,7 @@ class Gateway:
         session = self._session(request)
         asked = read_request(await _json(request), session.sampling, model=self._model)
         completion = await session.complete(asked)
+        # Tokens arrive all at once when the turn is complete, so a stream is sent as one body.
         if asked.stream:
             events = event_stream(completion, model=self._model, include_usage=asked.include_usage)
             return web.Response(body=events, content_type="text/event-stream")
@@ -107,10 +117,13 @@ class Gateway:
         return {"id": self._model, "object": "model", "created": 0, "owned_by": "telescope"}
 
     def _session(self, request: web.Request) -> Session:
+        # A rollout that ended and one that never was get the same answer, so the answer does not
+        # show which names exist.
         session = self._sessions.get(request.match_info["rollout"])
         if session is None or not session.is_open:
             raise ended()
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        # Takes the same time for every wrong key, so a key cannot be guessed byte by byte.
         if not compare_digest(given.encode(), session.endpoint.api_key.encode()):
             raise Refusal(
                 "the API key is not that of the rollout in the base URL; give the client both "
@@ -132,7 +145,7 @@ async def _elsewhere(request: web.Request) -> web.StreamResponse:
     raise Refusal(
         f"there is no {request.method} {request.path.rpartition('/v1')[2] or '/'} here, only POST "
         "/chat/completions and GET /models behind the base_url of episode.endpoint; a program "
-        "that speaks another API of OpenAI (such as responses or completions) has to be told to "
+        "that uses another API of OpenAI (such as responses or completions) has to be told to "
         "use chat completions",
         code="unknown_url",
         status=404,
@@ -145,6 +158,8 @@ async def _as_openai_errors(request: web.Request, handler: _Handler) -> web.Stre
         return await handler(request)
     except Refusal as refusal:
         return _refuse(refusal)
+    # Statuses matter to clients: OpenAI's client tries again after 5xx and not after 4xx. Before
+    # the error's base class ConfigError, because clients know the code for a full context.
     except ContextLengthError as error:
         return _refuse(Refusal(str(error), param="messages", code="context_length_exceeded"))
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""`Session`: one rollout at the gateway, from the first request to the end of the rollout."""
+"""`Session`: one rollout at the gateway, from its first request to the end of the rollout."""
 
 import asyncio
 import weakref
@@ -10,25 +10,30 @@ from telescope_train.gateway.request import ChatRequest
 
 
 class Session:
-    """What is asked at one endpoint goes to one policy.
+    """Passes the requests at one endpoint to one policy.
 
-    The policy holds its session and not the other way round: a policy that nobody holds any more
-    has no endpoint.
+    The policy holds its session, and the session refers to the policy only weakly. The endpoint of
+    a policy that is no longer used therefore disappears with it.
     """
 
     def __init__(self, policy: Policy, sampling: Sampling, endpoint: ChatEndpoint) -> None:
         self._policy = weakref.ref(policy)
         self._asking: set[asyncio.Task[Completion]] = set()
         self.sampling = sampling
-        """What requests leave out."""
+        """The parameters for everything that a request leaves out."""
         self.endpoint = endpoint
         self.is_open = True
 
     async def complete(self, request: ChatRequest) -> Completion:
-        """Answer `request`; cancelling the caller frees the server's slot, and so does `end`."""
+        """Answer `request`; canceling the caller frees the server's slot, and so does `end`.
+
+        Raises Refusal if the rollout has ended, before or during the request.
+        """
         policy = self._policy()
         if policy is None or not self.is_open:
             raise ended()
+        # A task of its own, because `end` has to cancel the request without canceling the HTTP
+        # handler that waits for it: the handler still has to tell the client why.
         task = asyncio.create_task(
             policy.complete(request.messages, request.sampling, tools=request.tools)
         )
@@ -36,6 +41,8 @@ class Session:
         try:
             return await task
         except asyncio.CancelledError:
+            # Two causes look the same here. If the client went away, the handler itself is being
+            # canceled, which must go on. If only the task was canceled, the rollout has ended.
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
@@ -44,7 +51,8 @@ class Session:
             self._asking.discard(task)
 
     def end(self) -> None:
-        """Cancel what is being asked and take no more. Idempotent."""
+        """Cancel the requests in progress and accept no more. Idempotent."""
+        # First, so that a handler that runs before the cancellations take effect starts nothing.
         self.is_open = False
         for task in self._asking:
             task.cancel()
@@ -54,7 +62,7 @@ def ended() -> Refusal:
     """Build the answer to requests for a rollout that is over, or that never was."""
     return Refusal(
         "no rollout is being played at this address: it has ended, or the address is wrong; use "
-        "episode.endpoint of the rollout at hand, and let a program end with its rollout",
+        "episode.endpoint of the present rollout, and let a program end with its rollout",
         code="rollout_not_found",
         status=404,
     )

@@ -10,8 +10,8 @@ from telescope_core.records.files import read_json
 def locate_model(name: str, *, output_dir: str = "runs") -> str:
     """Return the folder or Hub id that `name` means; raises ConfigError if it can be neither.
 
-    `owner/name` that is not a folder is taken as a Hub id, unless its first part is a folder here or
-    the one that runs are written to. Then it is a mistyped path or one that does not exist yet.
+    `owner/name` that is not a folder is taken as a Hub id, unless `owner` is a folder or
+    `output_dir`. Then it is a mistyped path, or one that does not exist yet.
     """
     path = Path(name).expanduser()
     if path.is_dir():

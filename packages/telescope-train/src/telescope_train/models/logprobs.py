@@ -1,9 +1,9 @@
-"""Log-probs and entropies of given tokens from hidden states, never holding the `[T, V]` logits.
+"""Log-probs and entropies of given tokens from hidden states, without the `[T, V]` logits.
 
-Logits exist for one block of tokens and vocabulary at a time, forward and again in backward, small
-enough for the cache of a CPU. Forward folds each block into a running maximum and two sums per
-token. Reductions are float32 or wider whatever the model's dtype: in bfloat16 the log-softmax of a
-large vocabulary is off by a hundredth of a nat on average.
+Logits exist for one block of tokens and vocabulary at a time, in forward and again in backward,
+small enough for the cache of a CPU. Forward folds each block into a running maximum and two sums
+per token. Reductions are float32 or wider whatever the model's dtype: in bfloat16 the log-softmax
+of a large vocabulary is off by a hundredth of a nat on average.
 Letters: T tokens, C tokens of a block, H hidden size, V vocabulary, W vocabulary of a block.
 """
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CPU_BLOCK = 2**20
-"""Logits of one block on CPU: 4 MiB of float32 stay in cache, and the matrix product is fast."""
+"""Logits in one block on the CPU: 4 MiB of float32 stay in cache, and the product is fast."""
 DEVICE_BLOCK = 2**25
-"""Logits of one block elsewhere: few kernels, each long enough to keep the device busy."""
+"""Logits in one block elsewhere: few kernels, each long enough to keep the device busy."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -25,7 +25,7 @@ class TokenLogprobs(NamedTuple):
 
     logprobs_T: Tensor
     entropy_T: Tensor
-    """Of the whole distribution."""
+    """Entropy of the whole distribution at each token."""
 
 
 def chunked_logprobs(
@@ -40,13 +40,15 @@ def chunked_logprobs(
 ) -> TokenLogprobs:
     """Return log softmax(hidden @ weight.T / temperature) at the targets, and the entropy.
 
-    Entry t scores `targets_T[t]` from `hidden_TH[t]`: the caller shifts. Gradients reach the hidden
-    states and the head (which has no bias); those of the entropy only when `entropy_grad` is set.
-    `vocab_size`: rows of the head beyond it are padding and have no probability. A block has at
-    most `chunk_size` tokens. Peak memory beyond inputs and outputs: two blocks, and in backward
-    `[T, H]` and `[W, H]` in float32.
+    Entry t scores `targets_T[t]` from `hidden_TH[t]`: the caller shifts. The head is [V, H] and has
+    no bias. Gradients reach it and the hidden states; the entropy has one only with `entropy_grad`.
+    Rows of the head beyond `vocab_size` are padding and have no probability. A block has at most
+    `chunk_size` tokens. Peak memory beyond inputs and outputs: two blocks, and in backward `[T, H]`
+    and `[W, H]` in float32.
     """
+    # Cut outside the Function: autograd then fills the gradient of the padding rows with zeros.
     weight_VH = lm_head_weight if vocab_size is None else lm_head_weight[:vocab_size]
+    # A target outside would be in no block, and its logit would silently stay 0.
     if bool((~_is_inside(targets_T, len(weight_VH))).any()):
         raise ValueError(
             f"expected token ids from 0 to {len(weight_VH) - 1}, got {int(targets_T.min())} to "
@@ -64,41 +66,50 @@ def _slices(size: int, step: int) -> Iterator[slice]:
 
 
 def _block_width(chunk_size: int, num_tokens: int, device: torch.device) -> int:
-    """Return W: how much of the vocabulary a block takes."""
+    """Return W, the number of vocabulary entries in a block."""
     block = CPU_BLOCK if device.type == "cpu" else DEVICE_BLOCK
     return max(1, block // max(1, min(chunk_size, num_tokens)))
 
 
 def _logits(hidden_CH: Tensor, weight_WH: Tensor, temperatures_C: Tensor) -> Tensor:
-    """The product is taken in the model's dtype, as the engine does; all after it is wide."""
+    """Return the logits [C, W]: the product in the model's dtype as in the engine, then wide."""
     logits_CW = hidden_CH @ weight_WH.T
     wide = torch.promote_types(logits_CW.dtype, torch.float32)
+    # Widened before the division by the temperature, as in vLLM's sampler.
     return logits_CW.to(wide).div_(temperatures_C.to(wide).unsqueeze(1))
 
 
 class _Running:
-    """Sums over the vocabulary seen so far, taken around the largest logit so far."""
+    """Sums over the vocabulary seen so far, relative to the largest logit so far."""
 
     def __init__(self, num_tokens: int, like: Tensor) -> None:
         wide = torch.promote_types(like.dtype, torch.float32)
+        # The lowest finite value instead of -inf: the first block multiplies a sum of 0 by the
+        # distance from it, and 0 * -inf is NaN.
         self.largest_T = like.new_full((num_tokens,), torch.finfo(wide).min, dtype=wide)
         self.sum_T = torch.zeros_like(self.largest_T)
         """Of exp(logit - largest)."""
         self.weighted_T = torch.zeros_like(self.largest_T)
-        """Of exp(logit - largest) * (logit - largest): the entropy without cancellation."""
+        """Of exp(logit - largest) * (logit - largest). Sums of p * logit instead would be large
+        numbers that cancel in the entropy."""
         self.target_T = torch.zeros_like(self.largest_T)
+        """The logit of each target."""
 
     def add(self, chunk: slice, logits_CW: Tensor, targets_C: Tensor) -> None:
-        """Take in one block, which is used up; targets count from its first word."""
+        """Add one block, which is overwritten; `targets_C` count from its first entry."""
         width = logits_CW.shape[1]
         found_C = logits_CW.gather(1, targets_C.clamp(0, width - 1).unsqueeze(1)).squeeze(1)
+        # Each target is in exactly one block of the vocabulary; the others add 0.
         self.target_T[chunk] += found_C.where(_is_inside(targets_C, width), 0.0)
         largest_C = torch.maximum(self.largest_T[chunk], logits_CW.amax(1))
+        # When the maximum moves by d <= 0, earlier terms e^x and x e^x become e^(x+d) = e^d e^x and
+        # (x+d) e^(x+d) = e^d (x e^x + d e^x). No exponent is above 0, so nothing overflows.
         moved_C = self.largest_T[chunk] - largest_C
         sum_C, weighted_C = self.sum_T[chunk], self.weighted_T[chunk]
         shifted_CW = logits_CW.sub_(largest_C.unsqueeze(1))
         exp_CW = shifted_CW.exp()
         scale_C = moved_C.exp()
+        # The weighted sum first, because it needs the other one as it was.
         weighted_C.addcmul_(sum_C, moved_C).mul_(scale_C)
         sum_C.mul_(scale_C).add_(exp_CW.sum(1))
         weighted_C.add_(exp_CW.mul_(shifted_CW).sum(1))
@@ -122,6 +133,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         num_tokens = len(hidden_TH)
         ctx.chunk_size, ctx.entropy_grad = options
         ctx.width = _block_width(ctx.chunk_size, num_tokens, hidden_TH.device)
+        # Vocabulary outside, tokens inside: a slice of the weight serves all tokens before the next
+        # one, and backward can finish the slice's gradient with a sum of only [W, H].
         running = _Running(num_tokens, hidden_TH)
         for words in _slices(len(weight_VH), ctx.width):
             for chunk in _slices(num_tokens, ctx.chunk_size):
@@ -130,10 +143,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
         log_sum_T = running.sum_T.log()
         normaliser_T = running.largest_T + log_sum_T
         entropy_T = log_sum_T - running.weighted_T / running.sum_T
+        # [T] numbers and the inputs are all that backward needs to form any block again.
         ctx.save_for_backward(
             hidden_TH, weight_VH, targets_T, temperatures_T, normaliser_T, entropy_T
         )
         if not ctx.entropy_grad:
+            # backward ignores the gradient of the entropy then, so it must not claim to have one.
             ctx.mark_non_differentiable(entropy_T)
         return running.target_T - normaliser_T, entropy_T
 
@@ -142,6 +157,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_T: Tensor, grad_entropy_T: Tensor) -> tuple[Tensor | None, ...]:
         hidden_TH, weight_VH, targets_T, temperatures_T, normaliser_T, entropy_T = ctx.saved_tensors
         for_hidden, for_weight = ctx.needs_input_grad[:2]
+        # Wide, because each token's gradient is a sum over all blocks of the vocabulary. The weight
+        # needs a wide sum for one slice at a time, which is rounded once when it is complete.
         grad_hidden_TH = torch.zeros_like(hidden_TH, dtype=grad_T.dtype) if for_hidden else None
         grad_weight_VH = torch.empty_like(weight_VH) if for_weight else None
         for words in _slices(len(weight_VH), ctx.width):
@@ -149,6 +166,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             sum_WH = torch.zeros_like(weight_WH, dtype=grad_T.dtype) if for_weight else None
             for chunk in _slices(len(hidden_TH), ctx.chunk_size):
                 logits_CW = _logits(hidden_TH[chunk], weight_WH, temperatures_T[chunk])
+                # The normalizer from forward gives log p without a pass over the whole vocabulary.
                 log_CW = logits_CW.sub_(normaliser_T[chunk].unsqueeze(1))
                 if ctx.entropy_grad:
                     grad_CW = _grad_with_entropy(
@@ -158,6 +176,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     grad_CW = log_CW.exp_().mul_(-grad_T[chunk].unsqueeze(1))
                 _add_at_targets(grad_CW, grad_T[chunk], targets_T[chunk] - words.start)
                 grad_CW.div_(temperatures_T[chunk].to(grad_T.dtype).unsqueeze(1))
+                # Products in the model's dtype: on a GPU wide ones would miss the tensor cores.
                 narrow_CW = grad_CW.to(hidden_TH.dtype)
                 if grad_hidden_TH is not None:
                     _accumulate(grad_hidden_TH[chunk], narrow_CW, weight_WH)
@@ -173,14 +192,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
 def _grad_with_entropy(
     log_CW: Tensor, entropy_C: Tensor, grad_C: Tensor, grad_entropy_C: Tensor
 ) -> Tensor:
-    """Return -p (q + e (log p + entropy)), q and e being the upstream gradients. Uses up log p."""
+    """Return [C, W] -p (q + e (log p + H)), q and e the upstream gradients. Overwrites log p."""
     probs_CW = log_CW.exp()
     log_CW.add_(entropy_C.unsqueeze(1)).mul_(grad_entropy_C.unsqueeze(1))
     return log_CW.add_(grad_C.unsqueeze(1)).mul_(probs_CW).neg_()
 
 
 def _add_at_targets(grad_CW: Tensor, grad_C: Tensor, targets_C: Tensor) -> None:
-    """Add each token's gradient at its target, where the block has it."""
+    """Add each token's gradient at its target, if the block contains it."""
+    # Targets elsewhere add 0 at a clamped index: choosing rows by a mask would wait for the GPU.
     width = grad_CW.shape[1]
     inside_C1 = grad_C.where(_is_inside(targets_C, width), 0.0).unsqueeze(1)
     grad_CW.scatter_add_(1, targets_C.clamp(0, width - 1).unsqueeze(1), inside_C1)
@@ -188,6 +208,7 @@ def _add_at_targets(grad_CW: Tensor, grad_C: Tensor, targets_C: Tensor) -> None:
 
 def _accumulate(sum_XH: Tensor, left_XY: Tensor, right_YH: Tensor) -> None:
     """Add `left @ right` to a sum that may be wider than its parts."""
+    # addmm_ needs one dtype, and then spares the product a tensor of its own.
     if sum_XH.dtype == left_XY.dtype:
         sum_XH.addmm_(left_XY, right_YH)
     else:

@@ -44,7 +44,7 @@ def add_adapters(lm: PreTrainedModel, trainer: TrainerSection, *, model_name: st
     inject_adapter_in_model(config, lm, adapter_name=ADAPTER)
     for name, parameter in lm.named_parameters():
         parameter.requires_grad_("lora_" in name)
-        # An update of an adapter is often below the resolution of bfloat16.
+        # Most optimizer steps are so small that they would round to nothing in bfloat16.
         if parameter.requires_grad and parameter.dtype == torch.bfloat16:
             parameter.data = parameter.data.float()
 

@@ -1,7 +1,7 @@
-"""`PackedPolicy`: the module that is sharded and called, from a PackedRow to log-probs.
+"""`PackedPolicy`: the module that is sharded and called; maps a PackedRow to log-probs.
 
 Only positions that predict a trained token reach the output head. Under context parallelism each
-rank runs a slice of the row through the layers, and every rank returns all of it.
+rank runs a slice of the row through the layers, and every rank returns those of the whole row.
 Dims: T tokens of the row, C tokens of this rank's slice, M trained tokens.
 """
 
@@ -23,14 +23,16 @@ from telescope_train.models.row import PackedRow
 
 
 class TrainedLogprobs(NamedTuple):
-    """What the policy says of the trained tokens."""
+    """What the policy assigns to the trained tokens."""
 
     logprobs_M: torch.Tensor
+    """[M] nats."""
     entropy_M: torch.Tensor
+    """[M] nats, of the whole distribution at each token."""
 
 
 class PackedPolicy(torch.nn.Module):
-    """A causal language model that answers a PackedRow with log-probs."""
+    """A causal language model that returns log-probs for a PackedRow."""
 
     def __init__(
         self,
@@ -40,8 +42,13 @@ class PackedPolicy(torch.nn.Module):
         vocab_size: int,
         entropy_grad: bool = False,
     ) -> None:
-        """`entropy_grad`: the loss differentiates the entropy, which costs memory and time."""
+        """Wrap `lm`.
+
+        `chunk_size` is the most tokens in a block of logits. `entropy_grad` is for a loss that
+        differentiates the entropy, which costs memory and time.
+        """
         super().__init__()
+        # chunked_logprobs multiplies by the weight alone, so a bias would silently be left out.
         if getattr(lm.get_output_embeddings(), "bias", None) is not None:
             raise ConfigError(
                 f"{type(lm).__name__} has a bias in its output head; this version cannot train it"
@@ -53,7 +60,7 @@ class PackedPolicy(torch.nn.Module):
         self.use_attention(SDPA)
 
     def use_attention(self, kind: AttentionKind, context: ContextGroup | None = None) -> None:
-        """Attend as `kind` does from now on, over the slices of `context` if there are any."""
+        """Use attention `kind` from now on, over the slices of `context` if rows are shared."""
         kind.prepare()
         register_context_attention()
         name = kind.implementation if context is None else CONTEXT_ATTENTION
@@ -63,16 +70,19 @@ class PackedPolicy(torch.nn.Module):
     def forward(self, row: PackedRow, *, by_transformers: bool = False) -> TrainedLogprobs:
         """Return log-probs and entropies of the trained tokens.
 
-        The head's weight is used inside this module's forward because only there, with the
-        embeddings it may be tied to, is it whole on every rank. `by_transformers` takes the
-        model's own logits of the whole row instead: what a check compares with.
+        The head's weight is used inside this module's forward because only there is it whole on
+        every rank, like the embeddings that it may be tied to. `by_transformers` uses the model's
+        own logits of the whole row instead, for checks to compare with.
         """
         if by_transformers:
             return self._by_transformers(row)
         mine = slice(0, len(row.token_ids_T))
         if self._context is not None:
             mine = self._context.slice_of(len(row.token_ids_T))
+        # base_model instead of lm, which would compute the logits of all tokens.
         output = self.lm.base_model(**self._arguments(row, mine, self._context))
+        # Token t is predicted at t - 1, which may be in the slice of the rank before. So a token
+        # belongs to the rank that has its predictor, and each token to exactly one rank.
         predictors_M = row.trained_M - 1
         places = ((predictors_M >= mine.start) & (predictors_M < mine.stop)).nonzero()[:, 0]
         logprobs, entropy = chunked_logprobs(
@@ -86,6 +96,7 @@ class PackedPolicy(torch.nn.Module):
         )
         if self._context is None:
             return TrainedLogprobs(logprobs, entropy)
+        # All ranks of the group need all values: a loss may look at whole sequences.
         number, group = len(predictors_M), self._context.group
         return TrainedLogprobs(
             GatherTokens.apply(logprobs, places, number, group),
@@ -93,6 +104,7 @@ class PackedPolicy(torch.nn.Module):
         )
 
     def _by_transformers(self, row: PackedRow) -> TrainedLogprobs:
+        # The plain formulas, on purpose: a check against the same code would prove nothing.
         output = self.lm(**self._arguments(row, slice(None), None))
         logits_MV = output.logits[0].index_select(0, row.trained_M - 1).float()
         all_MV = (logits_MV / row.temperatures_M[:, None]).log_softmax(-1)
@@ -104,12 +116,15 @@ class PackedPolicy(torch.nn.Module):
     def _arguments(
         self, row: PackedRow, tokens: slice, context: ContextGroup | None
     ) -> dict[str, object]:
+        # Positions restart at every sequence, for the rotations and because transformers finds
+        # packed sequences by them; it looks for them only without a cache.
         arguments = {
             "input_ids": row.token_ids_T[None, tokens],
             "position_ids": row.sequences.positions_T[None, tokens],
             "use_cache": False,
             **self._attention.arguments(row.sequences),
         }
+        # Even for the whole row: the registered implementation stays that of context parallelism.
         if self._context is not None:
             arguments["context"] = (self._attention.implementation, context)
         return arguments

@@ -1,1 +1,1 @@
-"""The FSDP2 backend: a model sharded over the ranks by torch. Runs in the ranks."""
+"""The FSDP2 backend: torch shards the model over the ranks; runs in the ranks."""

@@ -1,7 +1,7 @@
 """Backend `fsdp`: torch FSDP2, one model over data-parallel ranks; gloo on CPU, NCCL on CUDA.
 
-Master weights stay in `model_dtype`; `mixed_precision_dtype` is what layers compute in. Gradients
-are summed over micro-batches and ranks, never averaged: the weights of the tokens already hold
+Master weights stay in `model_dtype`, and layers compute in `mixed_precision_dtype`. Gradients are
+summed over micro-batches and ranks and never averaged, because the token weights already contain
 the only denominator. Dims: T tokens of a row, M trained tokens.
 """
 
@@ -38,12 +38,13 @@ from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.row import PackedRow, packed_row
 
 MAX_SKIPPED_IN_A_ROW = 5
+"""Steps with a gradient that is not finite after which the run ends."""
 _BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16}
-"""Type of the weights -> integers of the same size."""
+"""Dtype of weights -> integers of the same size, for checksums of their bits."""
 
 
 class FsdpBackend:
-    """One rank; see `TrainerBackend`."""
+    """One rank of the model; see `TrainerBackend`."""
 
     def __init__(self, settings: BackendSettings, loss: Loss, device: torch.device) -> None:
         self._settings = settings
@@ -52,6 +53,7 @@ class FsdpBackend:
         loaded = load_policy(settings, device)
         self._policy, self.attention = loaded.policy, loaded.attention
         self._reference = self._make_reference(loaded)
+        # After sharding, because the optimizer holds the shards, not the parameters as loaded.
         self._optimizer = make_optimizer(self._policy.parameters(), settings.trainer, device)
         self._progress = fsdp_state.Progress()
 
@@ -74,7 +76,8 @@ class FsdpBackend:
                 loss, metrics = self._accumulate_one(batch, version)
                 total += loss
                 parts.append(metrics)
-        # Ranks that share rows have the same numbers: one of each group is counted.
+        # One collective per call instead of per batch. Ranks that share rows have the same numbers,
+        # so one rank of each group is counted.
         step = self._settings.trainer.fsdp_context_parallel_size
         per_rank = gather_values((total, reduce_metrics(parts)))[::step]
         return GradientResult(
@@ -91,13 +94,14 @@ class FsdpBackend:
             batch, row.trained_M.cpu().numpy(), logprobs_M, entropy_M, version=version
         )
         token_loss: TokenLoss = self._loss(terms)
+        # A sum: FSDP adds up gradients over ranks and autograd over batches, both without dividing.
         loss = (token_loss.loss_T * weights_M).sum()
         loss.backward()
         shared = shared_metrics(terms, same_version_T=same_version_M)
         return loss.item(), {**token_loss.metrics, **shared}
 
     def apply_gradient(self) -> UpdateResult:
-        """Clip to `grad_clip` by the global norm; a norm that is not finite skips the step."""
+        """Clip to `grad_clip` by the global norm; skip the step if the norm is not finite."""
         trainer = self._settings.trainer
         factor = learning_rate_factor(
             self._progress.step,
@@ -109,10 +113,13 @@ class FsdpBackend:
         rate = trainer.learning_rate * factor
         set_learning_rate(self._optimizer, rate)
         norm = self._clip(trainer.grad_clip)
+        # The norm is the same on all ranks, so they skip together. One that stepped alone would
+        # leave shards of different steps.
         is_skipped = not math.isfinite(norm)
         if not is_skipped:
             self._optimizer.step()
         self._optimizer.zero_grad()
+        # Skipped steps count, so the schedule ends with the run.
         self._progress = self._progress.after(is_skipped=is_skipped)
         if self._progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise TelescopeError(
@@ -122,18 +129,21 @@ class FsdpBackend:
         return UpdateResult(gradient_norm=norm, learning_rate=rate, is_skipped=is_skipped)
 
     def rehearse_step(self) -> int:
-        """Compare checksums of the bits: copies would take as much memory as the weights."""
+        """Step at rate 0 and compare checksums; copies would take as much memory as the weights."""
         assert self._progress.step == 0, "a step was taken already"
         before = self._checksums()
+        # At rate 0 AdamW multiplies weights by 1 - 0 * decay and adds 0, so no bit may change.
         set_learning_rate(self._optimizer, 0.0)
         self._clip(self._settings.trainer.grad_clip)
         self._optimizer.step()
         self._optimizer.zero_grad()
+        # Otherwise the moments and the step count of the rehearsal would enter the first real step.
         self._optimizer.state.clear()
         changed = sum(old != new for old, new in zip(before, self._checksums(), strict=True))
         return max(gather_values(changed))
 
     def _checksums(self) -> list[int]:
+        # Integers wrap around and forget no bit, while a sum of floats would round changes away.
         reshard(self._policy)
         return [
             int(local_part(parameter.detach()).view(_BITS[parameter.dtype]).sum(dtype=torch.int64))
@@ -141,45 +151,51 @@ class FsdpBackend:
         ]
 
     def _clip(self, max_norm: float) -> float:
-        """Scale the gradient to a norm of at most `max_norm`, if not 0; returns what it was."""
+        """Scale the gradient to a norm of at most `max_norm` (0 = any); returns its norm before."""
+        # Shards do not overlap, so the global square is the sum over ranks: one collective, where
+        # norms of DTensors would take one per parameter.
         gradients = [
             local_part(parameter.grad)
             for parameter in self._policy.parameters()
             if parameter.grad is not None
         ]
         assert gradients, "apply_gradient before accumulate_gradient"
+        # In float64 the square of a float32 norm cannot overflow. With offloaded gradients the norm
+        # is on the CPU, where NCCL cannot reduce it.
         square = torch.nn.utils.get_total_norm(gradients).double().to(self._device) ** 2
         dist.all_reduce(square)
         norm = math.sqrt(square.item()) if square.isfinite() else square.item()
         if max_norm and math.isfinite(norm) and norm > max_norm:
+            # In place on the local shards, which share memory with the gradients.
             torch._foreach_mul_(gradients, max_norm / norm)
         return norm
 
     @torch.no_grad()
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Forward over `batches`, without a gradient."""
+        """Return logprobs_T [T], nats, of each batch; 0 where a token is not trained on."""
         return [self._logprobs(self._policy, batch) for batch in batches]
 
     @torch.no_grad()
     def transformers_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Forward through the model's own head."""
+        """Like `logprobs`, through the model's own head."""
         return [self._logprobs(self._policy, batch, by_transformers=True) for batch in batches]
 
     @torch.no_grad()
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Forward through the reference."""
+        """Like `logprobs`, of the reference model."""
         assert self._reference is not None, "these settings need no reference model"
         with self._reference.ready() as policy:
             return [self._logprobs(policy, batch) for batch in batches]
 
     @torch.no_grad()
     def update_reference(self) -> None:
-        """Every rank its shards."""
+        """Copy this rank's shards of the current weights to the reference model."""
         assert self._reference is not None, "these settings need no reference model"
         self._reference.update()
 
     def _row(self, batch: PackedBatch) -> PackedRow:
         trainer = self._settings.trainer
+        # Context parallelism cuts the row into slices of equal length, one per rank.
         multiple_of = math.lcm(trainer.pad_to_multiple_of, trainer.fsdp_context_parallel_size)
         return packed_row(batch, self._device, multiple_of=multiple_of)
 
@@ -190,17 +206,18 @@ class FsdpBackend:
         found = policy(row, by_transformers=by_transformers).logprobs_M.cpu().numpy()
         logprobs_T = np.zeros(len(batch.token_ids_T), dtype=np.float32)
         logprobs_T[row.trained_M.cpu().numpy()] = found
+        # A row of padding has one token that is trained only so that all ranks run backward.
         logprobs_T[~batch.mask_T] = 0.0
         return logprobs_T
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Gather one tensor at a time; every rank receives it. Adapters are merged in."""
+        """Gather one tensor at a time on every rank, with adapters merged in."""
         reshard(self._policy)
         for name, value in merged_weights(self._policy.lm, self._whole):
             yield name, value.cpu()
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """With LoRA the adapted blocks alone: a server has loaded the rest itself."""
+        """Yield all weights, or with LoRA those of adapted blocks: servers loaded the rest."""
         reshard(self._policy)
         only = self._settings.trainer.use_lora
         for name, value in merged_weights(self._policy.lm, self._whole, siblings_only=only):
@@ -210,7 +227,7 @@ class FsdpBackend:
         return whole(value, self._device)
 
     def export_gradient(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Gather what `accumulate_gradient` left, in the shape of `export_weights`; for checks."""
+        """Gather the accumulated gradient, named like `export_weights`; for checks."""
         reshard(self._policy)
         for name, parameter in self._policy.lm.named_parameters():
             if parameter.requires_grad:
@@ -222,19 +239,20 @@ class FsdpBackend:
         save_state(folder, self._training_state())
 
     def start_checkpoint(self, folder: str | Path, *, with_training_state: bool) -> Saving:
-        """Copy them, or the weights alone, to CPU memory and write the copy in the background."""
+        """Copy the state, or only the weights, to CPU memory and write it in the background."""
         state = self._training_state()
         return start_saving(folder, state if with_training_state else {"model": state["model"]})
 
     def _training_state(self) -> dict[str, Any]:
         reshard(self._policy)
         state = fsdp_state.training_state(self._policy, self._optimizer, self._progress)
+        # An unmoved reference is the initial model, which a resumed run loads again anyway.
         if self._reference is not None and self._reference.has_moved:
             state["reference"] = self._reference.state()
         return state
 
     def load_checkpoint(self, folder: str | Path) -> None:
-        """Take them back."""
+        """Restore weights, optimizer, progress, random state and reference from `folder`."""
         reshard(self._policy)
         self._progress = fsdp_state.load(folder, self._policy, self._optimizer)
         if self._reference is not None:
@@ -243,8 +261,10 @@ class FsdpBackend:
     def save_pretrained(self, folder: str | Path) -> None:
         """Gather the weights on rank 0 and write them with config and tokenizer.
 
-        With LoRA they are merged, and the adapter by itself lies in the folder `adapter`.
+        With LoRA they are merged, and the folder `adapter` holds the adapter alone.
         """
+        # The condition is inside the loops, because every rank must take part in gathering. Cloned,
+        # because a value that is on the CPU already may share memory with its parameter.
         lm, is_writer = self._policy.lm, dist.get_rank() == 0
         weights = {name: value.clone() for name, value in self.export_weights() if is_writer}
         adapter = {

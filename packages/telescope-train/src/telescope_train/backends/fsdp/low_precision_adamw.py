@@ -1,8 +1,8 @@
-"""AdamW whose two moments are kept in bfloat16: half the memory of float32 ones.
+"""AdamW with its two moments in bfloat16, which takes half the memory of float32.
 
-Bfloat16 has 8 bits of precision, and with beta 0.999 a moment moves by a thousandth of its
-distance per step: rounded to nearest it would stand still. It is rounded up or down at random
-instead, by how near each is, so that it moves right on average (stochastic rounding).
+Bfloat16 has 8 bits of precision. With beta 0.999 a moment moves by a thousandth of its distance per
+step, so rounding to nearest would keep it where it is. Instead it is rounded up or down at random,
+with probabilities that make it move correctly on average (stochastic rounding).
 Paper: arXiv:1711.05101, algorithm 2. Deviation: the dtype of the moments.
 """
 
@@ -16,13 +16,13 @@ from telescope_train.backends.fsdp.sharding import local_part
 
 
 class LowPrecisionAdamW(torch.optim.Optimizer):
-    """All arithmetic is float32; only what is kept between steps is narrow."""
+    """All arithmetic is in float32; only the moments kept between steps are narrow."""
 
     def __init__(self, params: Any, *, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Keep the moments narrow: loading brings everything to the dtype of the weights."""
+        """Keep the moments narrow; torch casts loaded state to the dtype of the weights."""
         super().__setstate__(state)
         for moments in self.state.values():
             for name in ("exp_avg", "exp_avg_sq"):
@@ -46,26 +46,32 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
         state["step"] += 1
         number = state["step"].item()
+        # On shards, because the arithmetic is elementwise: no rank needs the others for it. For
+        # float32 weights `gradient` is the gradient itself, which is overwritten below.
         gradient = local_part(parameter.grad).float()
         first, second = local_part(state["exp_avg"]), local_part(state["exp_avg_sq"])
         mean = first.float().lerp_(gradient, 1 - beta1)
         square = second.float().lerp_(gradient.square_(), 1 - beta2)
+        # Only what is kept is rounded; this step uses the exact moments. Rounding comes first,
+        # because the division below happens in place.
         first.copy_(round_at_random(mean))
         second.copy_(round_at_random(square))
         denominator = square.div_(1 - beta2**number).sqrt_().add_(group["eps"])
         weights = local_part(parameter)
+        # Decay acts on the weights and not on the gradient, and before the update, as in the paper.
         wide = weights.float().mul_(1 - group["lr"] * group["weight_decay"])
         wide.addcdiv_(mean, denominator, value=-group["lr"] / (1 - beta1**number))
         weights.copy_(wide)
 
 
 def round_at_random(values: Tensor) -> Tensor:
-    """Return float32 `values` in bfloat16, each neighbour as probable as it is near.
+    """Return float32 `values` in bfloat16, rounded up or down at random; right on average.
 
-    A bfloat16 is the upper half of a float32: a random number below one unit of it is added to the
-    bits, and the lower half is cut off.
+    A bfloat16 is the upper half of a float32. Adding a random number below one unit of the upper
+    half and cutting off the lower half rounds up with a probability of the part cut off.
     """
     bits = values.view(torch.int32)
     noise = torch.randint(0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device)
     rounded = bits.add(noise).bitwise_and_(-(1 << 16)).view(torch.float32)
+    # Noise on the bits of an infinity would make it NaN, or a NaN of one kind another.
     return torch.where(values.isfinite(), rounded, values).to(torch.bfloat16)

@@ -1,7 +1,7 @@
 """The optimizers of `trainer.optimizer`: AdamW with moments of 32, 16 or 8 bits.
 
-Weights keep their own dtype (`model_dtype`) in all of them. Decay reaches matrices only: norms and
-biases are left out, as is usual for transformers.
+Weights keep their own dtype (`model_dtype`) in all of them. Weight decay applies to matrices only,
+not to norms and biases, as is usual for transformers.
 """
 
 from collections.abc import Iterable
@@ -28,6 +28,7 @@ def make_optimizer(
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": trainer.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
+    # With LoRA only matrices are trained, so the group of vectors can be empty.
     groups = [group for group in groups if group["params"]]
     arguments: dict[str, Any] = {
         "lr": trainer.learning_rate,
@@ -43,6 +44,8 @@ def make_optimizer(
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Use `rate` from the next step on."""
+    # torchao keeps the rate in a tensor, because its compiled step would be compiled again for every
+    # new number. Replacing the tensor would undo that.
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
@@ -60,14 +63,15 @@ def _adamw_8bit(device: torch.device) -> type[torch.optim.Optimizer]:
 
 
 def load_adamw_8bit() -> type[torch.optim.Optimizer]:
-    """Return torchao's, its moments fit for checkpoints; ConfigError when it is not installed."""
+    """Return torchao's AdamW8bit, prepared for checkpoints; ConfigError if not installed."""
     try:
         from torchao.optim import AdamW8bit
         from torchao.optim.subclass_8bit import OptimState8bit
     except ImportError as error:
         raise ConfigError(_AO_HINT) from error
 
-    # A checkpoint is staged through copies in CPU memory, which torchao's moments do not offer.
+    # A checkpoint is staged through copies in CPU memory, for which torchao's moments lack these two
+    # operations.
     @OptimState8bit.implements([torch.ops.aten.clone.default])
     def _clone(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         moment = args[0]

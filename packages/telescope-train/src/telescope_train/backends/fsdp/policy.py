@@ -1,4 +1,4 @@
-"""From settings to the policies of a rank: loaded, given an attention, sharded."""
+"""From settings to the policies of a rank: load, choose attention, adapt, shard."""
 
 from dataclasses import dataclass
 
@@ -20,16 +20,16 @@ from telescope_train.models.packed import PackedPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedPolicy:
-    """A model that is ready, and what was decided on the way."""
+    """A model that is ready to use, and what was decided while preparing it."""
 
     policy: PackedPolicy
     attention: AttentionChoice
     context: ContextGroup | None
-    """The ranks this one shares rows with; None = none."""
+    """The ranks that this one shares rows with; None = it shares none."""
 
 
 def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolicy:
-    """Return the model that is trained."""
+    """Return the model that is trained, ready and sharded."""
     trainer, dtype = settings.trainer, torch_dtype(settings.compute_dtype)
     if trainer.optimizer_cpu_offload and device.type == "cpu":
         raise ConfigError(
@@ -43,13 +43,16 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
     )
     size = trainer.fsdp_context_parallel_size
     check_context(loaded.model, size)
+    # Before anything is sharded or replaced: the test builds its small copy from the plain model.
     attention = choose_attention(loaded.model, device, dtype, is_row_shared=size > 1)
     context = join_context(size)
     if trainer.use_lora:
-        # Every rank keeps a shard of its own copy, so all must draw the same start.
+        # Every rank shards its own copy, so all must draw the same initial adapters.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             add_adapters(loaded.model, trainer, model_name=settings.model.model)
+    # From the inside out: checkpointing wraps the faster forward, so that this is what runs again
+    # in backward, and FSDP's hooks come last, around both. A compiler fuses norms by itself.
     if trainer.compile:
         compile_layers(decoder_layers(loaded.model))
     else:
@@ -57,6 +60,7 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
     if trainer.gradient_checkpointing:
         kind = "full" if trainer.gradient_checkpointing is True else trainer.gradient_checkpointing
         checkpoint_activations(decoder_layers(loaded.model), kind)
+    # eval(): the engine samples without dropout, and so must the policy that is compared with it.
     policy = PackedPolicy(
         loaded.model,
         chunk_size=trainer.entropy_chunk_size,
@@ -71,13 +75,14 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
 def load_reference(
     settings: BackendSettings, device: torch.device, like: ShardedPolicy
 ) -> PackedPolicy:
-    """Return a frozen copy of the initial model, in the dtype of the layers, run `like` another."""
+    """Return a frozen copy of the initial model in the dtype of the layers, run like `like`."""
     dtype = torch_dtype(settings.compute_dtype)
     loaded = load_model(
         settings.model.model,
         dtype=settings.model.model_dtype,
         trust_remote_code=settings.model.trust_remote_code,
     )
+    # It is never updated, so master weights would only cost memory.
     loaded.model.to(dtype)
     _speed_up(loaded.model, device, dtype)
     policy = PackedPolicy(
@@ -92,7 +97,7 @@ def load_reference(
 
 
 def _speed_up(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace, on a CPU without a compiler, what costs most by what costs less."""
+    """Replace the most expensive modules with faster ones, on a CPU without a compiler."""
     if device.type != "cpu" or dtype != torch.float32:
         return
     replace_rms_norms(model)
@@ -101,7 +106,7 @@ def _speed_up(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) 
 
 
 def check_context(lm: PreTrainedModel, size: int) -> None:
-    """Raise ConfigError when the heads of `lm` cannot be dealt to `size` ranks."""
+    """Raise ConfigError if the heads of `lm` cannot be split over `size` ranks."""
     config = lm.config.get_text_config()
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads

@@ -1,6 +1,6 @@
 """The reference model of a run: a frozen copy of the policy, or the policy without its adapters.
 
-It starts as the model the run started from; a checkpoint holds it only once it was updated.
+It begins as the initial model of the run. A checkpoint contains it only after an update.
 """
 
 from collections.abc import Iterator
@@ -20,16 +20,16 @@ _KEY = "reference"
 
 
 class Reference(Protocol):
-    """What log-probs are compared with."""
+    """The model whose log-probs the policy's are compared with."""
 
     @property
     def has_moved(self) -> bool:
-        """It was updated, so it is not the initial model any more."""
+        """Whether it was updated, so that it is no longer the initial model."""
         ...
 
     @contextmanager
     def ready(self) -> Iterator[PackedPolicy]:
-        """Give the policy that answers; only inside."""
+        """Yield the policy to call; it is the reference inside the block only."""
         ...
 
     def update(self) -> None:
@@ -41,20 +41,21 @@ class Reference(Protocol):
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take them back."""
+        """Take over the weights that `state` returned."""
         ...
 
 
 def load_moved(folder: str | Path, reference: Reference) -> None:
-    """Read the reference from a checkpoint, if it was no longer the initial model there."""
+    """Read the reference from a checkpoint, if the checkpoint contains one."""
     if any(key.startswith(f"{_KEY}.") for key in saved_keys(folder)):
+        # torch reads into existing tensors, so the reference's own state serves as the destination.
         state = {_KEY: reference.state()}
         load_state(folder, state)
         reference.set_state(state[_KEY])
 
 
 class FrozenCopy:
-    """A second model, sharded like the first."""
+    """A second model, sharded like the policy."""
 
     def __init__(self, policy: PackedPolicy, copy: PackedPolicy) -> None:
         self._policy, self._copy = policy, copy
@@ -62,11 +63,13 @@ class FrozenCopy:
 
     @contextmanager
     def ready(self) -> Iterator[PackedPolicy]:
-        """Give the copy."""
+        """Yield the copy."""
         yield self._copy
 
     def update(self) -> None:
         """Copy this rank's shards."""
+        # Both are sharded alike, so nothing is gathered. copy_ rounds master weights to the dtype of
+        # the layers. Shards only: whole parameters are copies that the next reshard throws away.
         reshard(self._copy)
         reshard(self._policy)
         pairs = zip(self._copy.parameters(), self._policy.parameters(), strict=True)
@@ -80,7 +83,7 @@ class FrozenCopy:
         return weights_of(self._copy)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take them back."""
+        """Take over the weights that `state` returned."""
         reshard(self._copy)
         set_weights(self._copy, state)
         self.has_moved = True
@@ -95,16 +98,17 @@ class AdaptersAside:
 
     @property
     def has_moved(self) -> bool:
-        """It has adapters, those of the last update."""
+        """Whether it has adapters, those of the last update."""
         return self._kept is not None
 
     @contextmanager
     def ready(self) -> Iterator[PackedPolicy]:
-        """Give the policy, changed for as long as this lasts."""
+        """Yield the policy, with other adapters or none inside the block."""
         if self._kept is None:
             with adapters_off(self._policy.lm):
                 yield self._policy
             return
+        # Back in `finally`: after an error in the block the policy must not train these adapters.
         current = self._adapters()
         self._put(self._kept)
         try:
@@ -113,7 +117,7 @@ class AdaptersAside:
             self._put(current)
 
     def update(self) -> None:
-        """Keep the adapters as they are now."""
+        """Keep a copy of the adapters as they are now."""
         self._kept = self._adapters()
 
     def state(self) -> dict[str, Any]:
@@ -121,10 +125,11 @@ class AdaptersAside:
         return self._adapters() if self._kept is None else dict(self._kept)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take them back."""
+        """Take over the adapters that `state` returned."""
         self._kept = state
 
     def _adapters(self) -> dict[str, torch.Tensor]:
+        # Clones, because the optimizer changes the parameters in place.
         reshard(self._policy)
         return {
             name: parameter.detach().clone()

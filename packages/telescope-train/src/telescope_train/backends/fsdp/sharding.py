@@ -1,4 +1,4 @@
-"""Sharding a policy over all ranks with FSDP2, and getting whole values back."""
+"""Shard a policy over all ranks with FSDP2, and gather whole values again."""
 
 import torch
 import torch.distributed as dist
@@ -31,11 +31,12 @@ def decoder_layers(lm: PreTrainedModel) -> torch.nn.ModuleList:
 def shard(
     policy: PackedPolicy, device: torch.device, compute_dtype: torch.dtype, *, offload: bool
 ) -> None:
-    """Shard every decoder layer, then what is left (embeddings, norm, head) as the root.
+    """Shard every decoder layer, then the rest (embeddings, norm, head) as the root.
 
     Gradients are summed over ranks, never averaged. `offload` keeps weights, gradients and
     optimizer state in CPU memory between uses.
     """
+    # Gradients are reduced in float32, because a sum over ranks in bfloat16 would lose small ones.
     precision = MixedPrecisionPolicy()
     if any(parameter.dtype != compute_dtype for parameter in policy.parameters()):
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
@@ -44,9 +45,15 @@ def shard(
         "mp_policy": precision,
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
+    # Layers come first, because the root takes the parameters that no module inside it has. So one
+    # layer at a time is whole. Embeddings and head, which may be tied, stay whole from the start of
+    # forward to its end. A single rank has nothing to free: resharding would only copy each layer
+    # again in backward.
     for layer in decoder_layers(policy.lm):
         fully_shard(layer, reshard_after_forward=dist.get_world_size() > 1, **arguments)
     fully_shard(policy, **arguments)
+    # FSDP divides by the number of ranks unless told otherwise. It would apply a factor through the
+    # reduction PREMUL_SUM, which gloo lacks; forcing plain sums keeps CPU and GPU alike.
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -54,10 +61,10 @@ def shard(
 
 
 def reshard(policy: torch.nn.Module) -> None:
-    """Leave only the shards: after a forward without backward some parameters are still whole.
+    """Free whole parameters, some of which are left after a forward pass without backward.
 
-    A whole parameter is a copy, in the dtype of the layers: what is written to it is lost, and
-    what is read from it is rounded.
+    A whole parameter is a copy in the dtype of the layers. Writes to it are lost, and values read
+    from it are rounded.
     """
     for module in policy.modules():
         if isinstance(module, FSDPModule):
@@ -65,9 +72,11 @@ def reshard(policy: torch.nn.Module) -> None:
 
 
 def whole(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Gather `value` on `device`, where the ranks communicate; every rank receives it there."""
+    """Return `value` whole on `device`, where the ranks communicate; every rank calls it."""
     if not isinstance(value, DTensor):
         return value.to(device)
+    # An offloaded shard is on the CPU, where NCCL cannot gather it. from_local gets shape and stride,
+    # because it would otherwise assume that all shards have the size of this one.
     local = value.to_local()
     if local.device.type != device.type:
         value = DTensor.from_local(
@@ -82,14 +91,14 @@ def whole(value: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def local_part(value: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard, sharing memory with it."""
+    """Return this rank's shard of `value`, which shares memory with it."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
 def gather_values(value: object) -> list:
     """Return the plain value of every rank, in rank order."""
     if dist.get_world_size() == 1:
-        return [value]
+        return [value]  # without pickling it
     values: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

@@ -1,4 +1,4 @@
-"""What a sharded model leaves on disk: checkpoints to continue from, and Hugging Face exports."""
+"""A sharded model on disk: checkpoints to continue from, and Hugging Face exports."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,24 +25,27 @@ from telescope_train.models.load import no_progress_bars
 from telescope_train.models.lora import ADAPTER_FOLDER, write_adapter
 
 _TRAINED = StateDictOptions(ignore_frozen_params=True)
+"""With LoRA the optimizer knows only adapters, and torch would look for the state of the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far training is."""
+    """How far training has come."""
 
     step: int = 0
-    """Steps done, skipped ones included; the place in the learning-rate schedule."""
+    """Optimizer steps done, including skipped ones; the place in the learning-rate schedule."""
     num_skipped: int = 0
+    """Steps that were skipped because the gradient norm was not finite."""
     skipped_in_a_row: int = 0
+    """Skipped steps since the last one that was taken."""
 
     @property
     def num_taken(self) -> int:
-        """Steps in which the optimizer moved the weights."""
+        """Steps in which the optimizer changed the weights."""
         return self.step - self.num_skipped
 
     def after(self, *, is_skipped: bool) -> "Progress":
-        """Return the progress one step later."""
+        """Return the progress after one more step."""
         return replace(
             self,
             step=self.step + 1,
@@ -56,8 +59,8 @@ def training_state(
 ) -> dict[str, Any]:
     """Return everything a later run needs to continue; every rank calls it.
 
-    An optimizer that took no step yet has no moments: asking torch for them would make it take
-    one, and Adam would count it.
+    An optimizer that took no step yet has no moments. Asking torch for them would make it take a
+    step with gradients of 0, and Adam would count that step.
     """
     state: dict[str, Any] = {
         "model": weights_of(policy),
@@ -70,27 +73,30 @@ def training_state(
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the sharded weights of `model`, as a checkpoint holds them.
+    """Return the sharded weights of `model` in the form of a checkpoint.
 
-    Where some are frozen (LoRA) only the others: a run starts from the same model again.
+    If some are frozen (LoRA), only the others, because a resumed run loads the same model again.
     """
+    # With duplicates, because a tied weight has two names and torch's dictionary uses both.
     named = list(model.named_parameters(remove_duplicate=False))
     frozen = {name for name, parameter in named if not parameter.requires_grad}
     weights = get_model_state_dict(model)
+    # All frozen: the copy that serves as reference. It is saved whole once it was updated.
     if len(frozen) == len(named):
         return weights
     return {name: value for name, value in weights.items() if name not in frozen}
 
 
 def set_weights(model: torch.nn.Module, weights: dict[str, Any]) -> None:
-    """Put back what `weights_of` gave."""
+    """Load what `weights_of` returned."""
+    # Not strict, because with LoRA the frozen weights are absent.
     set_model_state_dict(model, weights, options=StateDictOptions(strict=False))
 
 
 def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
     """Read a checkpoint into the model and optimizer; returns the progress.
 
-    A rank that the checkpoint has no random state for keeps the one it was seeded with.
+    A rank for which the checkpoint has no random state keeps the state that it was seeded with.
     """
     keys = saved_keys(folder)
     if not any(key.startswith("progress.") for key in keys):
@@ -98,6 +104,8 @@ def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Opt
             f"{str(folder)!r} holds weights alone (checkpoint_save_training_state = false), so "
             "training cannot continue from it; use `telescope export`, and start from the export"
         )
+    # torch fills the tensors of an existing state in place and refuses keys that the checkpoint does
+    # not have, so the state is built from the keys that are there.
     state: dict[str, Any] = {
         "model": weights_of(policy),
         "progress": asdict(Progress()),
@@ -124,7 +132,7 @@ def export(
     *,
     adapter: dict[str, Tensor],
 ) -> None:
-    """Write a Hugging Face folder on rank 0, whole or not at all; every rank calls it."""
+    """Write a Hugging Face folder on rank 0, complete or not at all; every rank calls it."""
     with whole_folder(Path(folder)) as partial:
         if dist.get_rank() != 0:
             return
@@ -141,4 +149,5 @@ def export(
 
 
 def _random_key() -> str:
+    # One key per rank: of plain values under the same key, a checkpoint keeps only one rank's.
     return f"random-{dist.get_rank()}"

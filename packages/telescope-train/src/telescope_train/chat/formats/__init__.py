@@ -1,4 +1,4 @@
-"""How each family of models writes thinking and tool calls, read back from what was sampled."""
+"""Parsers for the ways in which each family of models writes thinking and tool calls."""
 
 from telescope_train.chat.formats.choose import (
     REASONING_PARSERS,

@@ -1,4 +1,4 @@
-"""Which parsers a model needs: told by its chat template, or named in the settings."""
+"""Chooses the parsers for a model: by its chat template, or by name from the settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ _TOOL_CALLS = (
     (LLAMA3_JSON, ("<|python_tag|>",)),
     (LLAMA3_JSON, ("<|eot_id|>", "ipython")),
 )
-"""Parser, and what a template of its family holds. The first that fits is taken."""
+"""Each parser with texts that a template of its family contains. The first that fits is used."""
 _REASONING = (
     (HARMONY_REASONING, ("<|channel|>", "analysis")),
     (COMMAND_THINK, ("<|START_THINKING|>",)),
@@ -63,7 +63,7 @@ REASONING_PARSERS = {one.name: one for one in (NO_REASONING, *(one for one, _ in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedReply:
-    """A sampled text, taken apart."""
+    """A sampled text, separated into its parts."""
 
     content: str
     reasoning: str
@@ -79,7 +79,7 @@ class ReplyFormat:
 
     @property
     def marks(self) -> frozenset[str]:
-        """The special tokens that parsers look for."""
+        """The special tokens that the parsers look for."""
         return frozenset((*self.tool_calls.marks, *self.reasoning.marks))
 
     def opens_thinking(self, generation_prompt: str) -> bool:
@@ -88,23 +88,23 @@ class ReplyFormat:
         return bool(opening) and generation_prompt.rstrip().endswith(opening)
 
     def forbids_thinking(self, generation_prompt: str) -> bool:
-        """Return whether the prompt ends the thinking before it began."""
+        """Return whether the prompt closes the thinking before it has begun."""
         closing = self.reasoning.closing
         return bool(closing) and generation_prompt.rstrip().endswith(closing)
 
     def marks_alike(self, one: str, other: str) -> bool:
         """Return whether both texts have the marks of thinking, or neither.
 
-        A template that takes an empty block of thinking out shows another turn.
+        If a template removes an empty block of thinking, it shows a different turn.
         """
         marks = filter(None, (self.reasoning.opening, self.reasoning.closing))
         return all((mark in one) == (mark in other) for mark in marks)
 
     def parse(self, text: str, *, tools: ToolSchemas = (), opened: bool = False) -> ParsedReply:
-        """Take `text` apart; `opened` when the prompt began the thinking.
+        """Separate the parts of `text`; `opened` if the prompt has begun the thinking.
 
-        Without tools there are no calls: what looks like one is left in the text, where an
-        environment that describes its tools in words looks for it.
+        Without tools there are no calls. Text that looks like a call stays in the content, where
+        an environment that describes its tools in words looks for it.
         """
         thought = self.reasoning.split(self.reasoning.opening + text if opened else text)
         calls = Calls(thought.rest)
@@ -116,7 +116,7 @@ class ReplyFormat:
 def choose_format(
     template: str, *, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
 ) -> ReplyFormat:
-    """Return the parsers named, or those that fit the text of the chat template."""
+    """Return the parsers that are named, or those that fit the text of the chat template."""
     return ReplyFormat(
         tool_calls=_chosen(
             "tool_call_parser", tool_call_parser, TOOL_CALL_PARSERS, _fitting(template, _TOOL_CALLS)

@@ -1,7 +1,7 @@
-"""gpt-oss's harmony: a reply is several messages, each with a channel and maybe a recipient.
+"""The harmony format of gpt-oss: several messages, each with a channel and maybe a recipient.
 
-`analysis` is thinking, `final` and a `commentary` to nobody are text, and what is addressed to
-`functions.NAME` is a call. The generation prompt ends with `<|start|>assistant`.
+The channel `analysis` is thinking. `final`, and `commentary` without a recipient, are text. A
+message to `functions.NAME` is a call. The generation prompt ends with `<|start|>assistant`.
 """
 
 import re
@@ -25,7 +25,7 @@ _NAME_OF_CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 
 class _Part(NamedTuple):
     text: str
-    """As written, its end mark included."""
+    """The message as written, including its end mark."""
     header: str
     body: str
 
@@ -41,7 +41,7 @@ class _Part(NamedTuple):
 
 
 def split_harmony(text: str) -> Thought:
-    """Take the messages of the analysis channel out."""
+    """Separate the messages of the analysis channel from the rest."""
     parts = _parts(text)
     thoughts = [part for part in parts if part.channel == "analysis" and not part.recipient]
     rest = [part.text for part in parts if part not in thoughts]
@@ -49,7 +49,7 @@ def split_harmony(text: str) -> Thought:
 
 
 def read_harmony(text: str, tools: ToolSchemas) -> Calls:
-    """Return what is said to the user, and the calls; where no tools are offered, all is text."""
+    """Return the text for the user and the calls; if no tools are offered, all of it is text."""
     said: list[str] = []
     calls: list[CallText] = []
     for part in _parts(text):
@@ -63,7 +63,7 @@ def read_harmony(text: str, tools: ToolSchemas) -> Calls:
 
 
 def _parts(text: str) -> list[_Part]:
-    """Cut `text` into messages; one without a header is text by itself."""
+    """Cut `text` into messages; a piece without a header is plain text."""
     parts: list[_Part] = []
     for piece in re.split(f"(?={re.escape(_START)})", text):
         header, found, body = piece.partition(_MESSAGE)

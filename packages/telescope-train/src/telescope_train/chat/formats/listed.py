@@ -37,7 +37,7 @@ _FENCED = re.compile(r"(?P<name>[^\n]+)\n```json\n(?P<arguments>.*?)\n?```\s*", 
 
 
 def read_llama3_json(text: str, tools: ToolSchemas) -> Calls:
-    """Read a reply that is nothing but JSON calls, several of them set apart by `;`."""
+    """Read a reply that consists only of JSON calls, separated by `;`."""
     body = text.strip().removeprefix(_PYTHON_TAG)
     calls: list[CallText] = []
     position = 0
@@ -70,7 +70,7 @@ def read_mistral(text: str, tools: ToolSchemas) -> Calls:
 
 
 def _mistral_calls(block: str) -> tuple[tuple[CallText, ...], str]:
-    """Return the calls of one block, and the text behind them."""
+    """Return the calls of one block and the text behind them."""
     body = block.lstrip()
     if body.startswith(("[", "{")):
         try:

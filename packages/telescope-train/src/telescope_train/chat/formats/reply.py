@@ -1,7 +1,7 @@
-"""What a parser of sampled text returns, and the JSON reading that all families share. Pure.
+"""The results of parsing sampled text, and the JSON functions that all families share. Pure.
 
-Nothing a model writes is lost: what cannot be read as a call stays in the text, and a call whose
-name can be read but whose arguments cannot is a call with those arguments, for the tool to refuse.
+Nothing that a model writes is lost. What cannot be read as a call stays in the text. If only the
+name of a call can be read, it is a call with the arguments as written, which the tool refuses.
 """
 
 import json
@@ -14,7 +14,7 @@ from telescope_core.types import JsonValue
 
 ToolSchemas = Sequence[Mapping[str, JsonValue]]
 MAX_DEPTH = 64
-"""Levels of nesting in a call's arguments; what is deeper is no call."""
+"""Most levels of nesting in a call's arguments; deeper JSON is not read as a call."""
 _NAMED = re.compile(
     r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
     r"(?P<arguments>.*?)\}?\s*",
@@ -27,18 +27,18 @@ class CallText(NamedTuple):
 
     name: str
     arguments: str
-    """JSON text; where it is none, what was written instead."""
+    """JSON text, or the text that was written in its place."""
 
 
 class Calls(NamedTuple):
-    """The text of a reply, and the calls that stood in it."""
+    """The text of a reply, and the calls that it contained."""
 
     content: str
     calls: tuple[CallText, ...] = ()
 
 
 class Thought(NamedTuple):
-    """A reply with its thinking taken out."""
+    """A reply, separated into its thinking and the rest."""
 
     reasoning: str
     rest: str
@@ -51,9 +51,9 @@ class ToolCallParser:
     name: str
     read: Callable[[str, ToolSchemas], Calls]
     marks: tuple[str, ...] = ()
-    """Special tokens that must not be dropped when ids become text."""
+    """Special tokens that must not be dropped when ids are decoded."""
     is_envelope: bool = False
-    """Whether the text is wrapped even where no tools are offered."""
+    """Whether the text is wrapped in marks even if no tools are offered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +64,13 @@ class ReasoningParser:
     split: Callable[[str], Thought]
     marks: tuple[str, ...] = ()
     opening: str = ""
-    """What a generation prompt ends with when the model is to begin by thinking."""
+    """The end of a generation prompt that lets the model begin by thinking."""
     closing: str = ""
-    """What a generation prompt ends with when the model is not to think."""
+    """The end of a generation prompt that keeps the model from thinking."""
 
 
 def load_json(text: str) -> JsonValue:
-    """Return the value of `text`; raises ValueError for all that is not strict JSON."""
+    """Return the value of `text`; raises ValueError unless it is strict JSON."""
     body = text.strip()
     value, stop = decode_json(body, 0)
     if stop != len(body):
@@ -79,7 +79,7 @@ def load_json(text: str) -> JsonValue:
 
 
 def decode_json(text: str, start: int) -> tuple[JsonValue, int]:
-    """Return the JSON value that begins at `start`, and where it ends; raises ValueError."""
+    """Return the JSON value that begins at index `start`, and its end; raises ValueError."""
     try:
         value, stop = json.JSONDecoder(parse_constant=_refuse).raw_decode(text, start)
     except RecursionError:
@@ -89,7 +89,7 @@ def decode_json(text: str, start: int) -> tuple[JsonValue, int]:
 
 
 def dump_json(value: JsonValue) -> str:
-    """Return JSON text that can be encoded: half a surrogate pair is written as an escape."""
+    """Return JSON text that can be encoded; half a surrogate pair is written as an escape."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
@@ -99,7 +99,7 @@ def dump_json(value: JsonValue) -> str:
 
 
 def call_of(value: JsonValue) -> CallText | None:
-    """Return the call in a JSON object that has a name and arguments; else None."""
+    """Return the call in a JSON object with a name and arguments; None for anything else."""
     if not isinstance(value, Mapping):
         return None
     name = value.get("name", value.get("tool_name"))
@@ -113,31 +113,31 @@ def call_of(value: JsonValue) -> CallText | None:
         return None
     if arguments is None:
         arguments = {}
-    # Some models write the arguments as JSON inside a string, as the chat API has them.
+    # Some models write the arguments as JSON inside a string, as in the chat API.
     text = arguments if isinstance(arguments, str) else dump_json(arguments)
     return CallText(name, text)
 
 
 def calls_of_list(value: JsonValue) -> tuple[CallText, ...]:
-    """Return the calls in a JSON list, all or none; an object stands for a list of one."""
+    """Return the calls in a JSON list, all or none; an object counts as a list of one."""
     entries = value if isinstance(value, list) else [value]
     calls = [call_of(entry) for entry in entries]
     return tuple(call for call in calls if call is not None) if all(calls) else ()
 
 
 def broken_call(text: str) -> CallText | None:
-    """Return the call in text that is no JSON, where at least the name can be read."""
+    """Return the call in text that is not JSON, if at least the name can be read."""
     match = _NAMED.fullmatch(text)
     return CallText(match["name"], match["arguments"].strip()) if match else None
 
 
 def joined(pieces: Sequence[str]) -> str:
-    """Return the text around calls, without the white space that set them apart."""
+    """Return the text around calls, without the white space that separated them."""
     return "\n".join(piece.strip() for piece in pieces if piece.strip())
 
 
 def _require_shallow(value: JsonValue) -> None:
-    """A template writes nested values by recursion, and some of them in Python."""
+    """Raise ValueError if `value` is nested deeply; templates write nested values by recursion."""
     level: list[JsonValue] = [value]
     for _ in range(MAX_DEPTH):
         level = [

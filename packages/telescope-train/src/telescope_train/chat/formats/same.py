@@ -1,4 +1,4 @@
-"""Whether two messages say the same, however a caller or a template spells them. Pure."""
+"""Whether two messages mean the same, even if callers or templates spell them differently. Pure."""
 
 import json
 
@@ -7,10 +7,10 @@ from telescope_train.chat.formats.reply import load_json
 
 
 def same_message(given: Message, sent: Message) -> bool:
-    """Return whether `sent` is `given` come back from a caller.
+    """Return whether `sent` is the message `given` that a caller has sent back.
 
-    Callers strip white space and write the JSON of arguments anew. What they leave out, such as
-    the thinking, makes another message: a template would show it otherwise.
+    Callers strip white space and write the JSON of arguments again. If they leave something out,
+    such as the thinking, it is another message, because a template would show it differently.
     """
     return given == sent or (
         given.role == sent.role
@@ -21,7 +21,7 @@ def same_message(given: Message, sent: Message) -> bool:
 
 
 def same_words(one: Message, other: Message) -> bool:
-    """Return whether content, thinking and calls agree, whatever ids the calls have."""
+    """Return whether content, thinking and calls agree, apart from the ids of the calls."""
     return (
         one.content.strip() == other.content.strip()
         and one.reasoning.strip() == other.reasoning.strip()
@@ -38,7 +38,7 @@ def _said(call: ToolCall) -> tuple[str, str]:
 
 
 def _plain(value: JsonValue) -> JsonValue:
-    """Write 1.0 as 1, as some languages do."""
+    """Write 1.0 as 1, because some languages do so."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):

@@ -69,7 +69,7 @@ def _pairs(pattern: re.Pattern[str], match: re.Match[str]) -> list[tuple[str, st
 
 
 def _json_blocks(text: str) -> Iterator[_Block]:
-    """A JSON string may hold the closing tag, so the JSON is read before the tag is looked for."""
+    """Yield the blocks; the JSON is read first, because a string in it may hold the closing tag."""
     position = 0
     while (start := text.find(_OPEN, position)) >= 0:
         inside = start + len(_OPEN)
@@ -98,7 +98,7 @@ def _blocks(text: str, read: Callable[[str], CallText | None]) -> Iterator[_Bloc
 
 
 def _around(text: str, blocks: Iterator[_Block]) -> Calls:
-    """Take the readable blocks out of `text`; what is not readable stays."""
+    """Remove the readable blocks from `text`; unreadable ones stay in it."""
     pieces: list[str] = []
     calls: list[CallText] = []
     position = 0
@@ -113,7 +113,7 @@ def _around(text: str, blocks: Iterator[_Block]) -> Calls:
 
 
 def _typed(name: str, pairs: list[tuple[str, str]], tools: ToolSchemas) -> CallText:
-    """Return the call; a value is JSON unless the tool's schema says that it is text."""
+    """Return the call; a value is read as JSON unless the tool's schema declares it a string."""
     types = _types(name, tools)
     values: dict[str, JsonValue] = {}
     for key, text in pairs:

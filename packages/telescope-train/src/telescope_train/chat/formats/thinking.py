@@ -1,4 +1,4 @@
-"""Thinking between an opening and a closing mark, in front of the answer."""
+"""Thinking between an opening and a closing mark, before the answer."""
 
 import re
 from functools import partial
@@ -7,10 +7,10 @@ from telescope_train.chat.formats.reply import ReasoningParser, Thought
 
 
 def split_marked(text: str, *, opening: str, closing: str) -> Thought:
-    """Return what stands between the marks, and what follows.
+    """Return the text between the marks and the text that follows.
 
-    The opening mark may stand in the prompt already, so a closing mark alone will do. Without a
-    closing mark the reply was cut while it thought.
+    The opening mark may be part of the prompt, so a closing mark alone is enough. Without a closing
+    mark, the reply was cut during the thinking.
     """
     before, found, after = text.partition(opening)
     if not found and closing in text:
@@ -18,7 +18,7 @@ def split_marked(text: str, *, opening: str, closing: str) -> Thought:
     elif not found or before.strip():
         return Thought("", text)
     reasoning, _, rest = after.partition(closing)
-    # A newline beside the marks belongs to how templates write them, not to the thought.
+    # Templates write newlines beside the marks; these are not part of the thought.
     return Thought(reasoning.strip("\n"), re.sub(r"\A\n+", "", rest))
 
 

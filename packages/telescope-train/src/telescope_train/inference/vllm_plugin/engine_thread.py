@@ -5,8 +5,7 @@ over ZeroMQ. With a GPU, the server's work is hidden behind the engine's. On CPU
 the same cores, and encoding and decoding the log-probs of every token costs as much as computing
 them. Here the engine is a thread, and objects are handed over as they are.
 
-Two threads take part. The event loop queues requests and aborts, and awaits one step at a time.
-The engine's thread takes in what is queued, steps, and returns what the step produced.
+The event loop queues requests and aborts, and awaits one step of the engine's thread at a time.
 """
 
 import asyncio
