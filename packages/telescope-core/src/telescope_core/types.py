@@ -1,4 +1,4 @@
-"""The nouns of Telescope: frozen data that flows from an environment to the gradient.
+"""The types of Telescope: frozen data that flows from an environment to the gradient.
 
 Nothing here computes or does I/O. Standing letters: N rollouts, G group size, T packed tokens.
 Log-probs are in nats, times in seconds on the monotonic clock of the process that took them.
@@ -22,7 +22,7 @@ WeightVersion: TypeAlias = int
 
 
 class Split(StrEnum):
-    """Which examples of an environment are meant."""
+    """The examples of an environment that are asked for."""
 
     TRAIN = "train"
     """Drawn for training."""
@@ -44,7 +44,7 @@ class StopReason(StrEnum):
     ERROR = "error"
     """Something raised; `Rollout.error` says what."""
     CANCELLED = "cancelled"
-    """Somebody asked for it to stop."""
+    """The run or the user stopped it."""
 
 
 class RolloutStatus(StrEnum):
@@ -65,9 +65,11 @@ class ToolCall:
     """One tool call written by the policy."""
 
     id: str
+    """Identifies the call in its conversation; the result of the call names it."""
     name: str
+    """Name of the tool."""
     arguments: str
-    """JSON text as the policy wrote it."""
+    """JSON text as the policy wrote it, which may not be valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +79,11 @@ class Message:
     role: Role
     content: str
     reasoning: str = ""
-    """Thinking text of an assistant message, without its marks, as the chat template sees it."""
+    """Thinking text of an assistant message, without the tags around it."""
     tool_calls: tuple[ToolCall, ...] = ()
+    """Calls in an assistant message, in the order in which they were written."""
     tool_call_id: str | None = None
+    """In a tool message: the call whose result it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +93,11 @@ class Example:
     id: str
     """Stable over processes, machines and releases of one major version."""
     prompt: str | tuple[Message, ...]
+    """What the policy is asked: the text of a user message, or the first messages."""
     answer: str = ""
+    """The right answer, for reward functions; the policy never sees it."""
     info: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    """Anything else that reward functions need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,42 +105,58 @@ class Sampling:
     """How a policy is sampled."""
 
     max_tokens: int
-    """Per turn."""
+    """Most tokens of one turn."""
     temperature: float = 1.0
+    """Divides the logits; 0 = always the likeliest token."""
     top_p: float = 1.0
+    """Smallest set of likeliest tokens whose probabilities sum to this is sampled from; 1 = all."""
     top_k: int = -1
+    """Number of likeliest tokens that are sampled from; -1 = all."""
     min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest one are not sampled; 0 = none."""
     repetition_penalty: float = 1.0
+    """Divides the logits of tokens that occurred before; 1 = no penalty."""
     stop: tuple[str, ...] = ()
+    """Texts that end a turn; they are not part of it."""
     seed: int | None = None
+    """Makes the server draw the same tokens again, where it supports that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatEndpoint:
-    """An OpenAI-compatible chat endpoint, for programs that bring a client of their own."""
+    """An OpenAI-compatible chat endpoint, for programs that use a client of their own."""
 
     base_url: str
     """Up to and including `/v1`."""
     api_key: str = field(repr=False)
-    """Never empty: clients insist on one even where the endpoint does not."""
+    """Never empty, because clients require one even where the endpoint does not."""
     model: str
+    """Name of the model in requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What a policy answered to a request. Token fields are empty where an endpoint hides them."""
+    """The answer of a policy to one request; token fields are empty if the endpoint has none.
+
+    P prompt tokens, C completion tokens.
+    """
 
     message: Message
     finish_reason: Literal["stop", "length", "tool_calls"]
     prompt_ids: Sequence[int] = ()
-    """Sampled ones are `array("i")`, 4 bytes a token; a tuple is as good."""
+    """[P] exactly as the server saw them; a tuple, or `array("i")` with 4 bytes a token."""
     completion_ids: Sequence[int] = ()
+    """[C] exactly as they were sampled, the token that ended the turn included."""
     logprobs: Sequence[float] = ()
-    """`array("f")` likewise. One per completion id, of the distribution that was sampled from."""
+    """[C] nats, of the distribution that was sampled from; a tuple or `array("f")`."""
     oldest_version: WeightVersion = 0
+    """Weights that sampled the first token."""
     newest_version: WeightVersion = 0
+    """Weights that sampled the last token; newer than the oldest if an update came in between."""
     num_prompt_tokens: int = 0
+    """P, which is known even where the ids are not."""
     num_completion_tokens: int = 0
+    """C, which is known even where the ids are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,30 +165,34 @@ class Turn:
 
     completion: Completion
     started_s: float
+    """When the request was sent, on the monotonic clock."""
     ended_s: float
+    """When its answer was complete, on the same clock."""
     temperature: float | None = None
-    """What it was sampled at; None = as the rollout as a whole."""
+    """The temperature of this turn; None = that of the rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnInfo:
-    """Something worth keeping about one turn, such as the output of a program that was run."""
+    """A note about one turn that is kept with the rollout, such as the output of a program."""
 
     turn: int
     """Number of the turn it belongs to, 0 first."""
     key: str
+    """Name of the note."""
     value: str
     kind: Literal["text", "code", "stdout", "stderr"] = "text"
-    """How to show it."""
+    """How reports show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricRange:
-    """What a metric says of itself, for those who show it."""
+    """The declared range of a metric, for reports."""
 
     low: float | None = None
     """Smallest possible value; None = no limit is known."""
     high: float | None = None
+    """Largest possible value; None = no limit is known."""
     lower_is_better: bool = False
 
 
@@ -175,7 +202,9 @@ class Rollout:
 
     environment: str
     example_id: str
+    """Empty when it failed before the example was read."""
     group_id: str
+    """The rollouts of one example share it."""
     index: int
     """Position in its group, 0 .. G-1."""
     messages: tuple[Message, ...] = ()
@@ -187,17 +216,19 @@ class Rollout:
     error: str | None = None
     """`Type: message` of what failed; None unless the status is failed."""
     reward: float | None = None
-    """None until scored, and for ever when failed: a failure is not a reward of 0."""
+    """None until it is scored. A failed rollout never has one: a failure is not a reward of 0."""
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Unweighted value of each reward function."""
+    """Unweighted value of each reward function, by name."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Value of each metric of the environment, by name."""
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Short texts by name, to group and filter rollouts by."""
     golden_answers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What a right answer would have been, by name."""
+    """Right answers, by name."""
     info: tuple[TurnInfo, ...] = ()
-    """Kept by the environment, turn by turn."""
+    """Notes of the environment, turn by turn."""
     score_s: float = 0.0
-    """Time spent in reward functions."""
+    """Seconds spent in reward functions."""
 
     @property
     def num_completion_tokens(self) -> int:
@@ -214,7 +245,7 @@ class Rollout:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its process is gone with it: no verdict on anything, and worth another try."""
+        """Whether the environment's process died while it was played, which says nothing of it."""
         return (
             self.status is RolloutStatus.FAILED and self.status_reason == "EnvironmentProcessError"
         )
@@ -237,7 +268,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentDescription:
-    """What an environment says of itself before anything is played."""
+    """What an environment declares before anything is played."""
 
     name: str
     version: str
@@ -245,11 +276,11 @@ class EnvironmentDescription:
     reward_max: float
     success_threshold: float
     num_examples: Mapping[Split, int | None]
-    """Size of each split it has; None = endless."""
+    """Number of examples in each split that it has; None = endless."""
     network: Literal["none", "load", "always"]
-    """When it needs the network: never, to load its data, or while playing."""
+    """When it needs the network: never, to load its data, or while rollouts are played."""
     secrets: tuple[str, ...] = ()
     """Names of environment variables it may read."""
     dataset_revisions: Mapping[str, str] = field(default_factory=dict[str, str])
     metrics: Mapping[str, MetricRange] = field(default_factory=dict[str, MetricRange])
-    """What is known of the metrics it declares."""
+    """Ranges of the metrics that it declares, by name."""

@@ -1,7 +1,7 @@
-"""`run_eval`: plays an environment's examples against a policy source and scores the lot.
+"""`run_eval`: play the examples of an environment with a policy, and score them.
 
-The same code serves `telescope eval`, against an endpoint, and the trainer, against its own live
-servers. It does no I/O: each finished rollout is handed to `on_rollout`.
+`telescope eval` uses it with an endpoint, and the trainer with its own live servers. It does no
+I/O: each finished rollout is passed to `on_rollout`.
 """
 
 import asyncio

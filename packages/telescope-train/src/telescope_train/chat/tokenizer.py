@@ -48,7 +48,7 @@ def require_marks(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> Non
         raise ConfigError(
             f"chat_template {chat_template!r} is for models with the tokens "
             f"{', '.join(SHIPPED_MARKS[chat_template])}; this model's tokenizer has no "
-            f"{', '.join(lacking)}; use a Jinja file that fits the model"
+            f"{', '.join(lacking)}; give a Jinja file that fits the model"
         )
 
 

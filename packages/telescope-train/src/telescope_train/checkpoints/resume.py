@@ -39,7 +39,7 @@ class ResumePoint:
 
     checkpoint: RunCheckpoint
     is_same_run: bool
-    """Whether the run goes on in its folder; if not, a new run begins with the checkpoint's state."""
+    """Whether the run goes on in its folder; if not, a new run begins with this checkpoint."""
     changed: tuple[str, ...]
     """Permitted differences from the checkpoint's settings and environments, one line each."""
 

@@ -59,9 +59,7 @@ def _message(plain: object, where: str) -> Message:
 def _assistant(fields: Mapping[str, Any], where: str) -> Message:
     for name in ("function_call", "audio", "refusal"):
         if fields.get(name) not in _EMPTY:
-            raise unsupported(
-                f"{where}.{name}", "the gateway never sends this field; leave it out"
-            )
+            raise unsupported(f"{where}.{name}", "the gateway never sends this field; leave it out")
     content = fields.get("content")
     reasoning = fields.get("reasoning_content") or fields.get("reasoning") or ""
     if not isinstance(reasoning, str):

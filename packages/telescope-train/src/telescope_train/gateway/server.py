@@ -158,8 +158,8 @@ async def _as_openai_errors(request: web.Request, handler: _Handler) -> web.Stre
         return await handler(request)
     except Refusal as refusal:
         return _refuse(refusal)
-    # Statuses matter to clients: OpenAI's client tries again after 5xx and not after 4xx. Before
-    # the error's base class ConfigError, because clients know the code for a full context.
+    # OpenAI's client tries again after a 502 but not after a 400. `ContextLengthError` comes before
+    # its base class `ConfigError`, because clients know OpenAI's code for a full context.
     except ContextLengthError as error:
         return _refuse(Refusal(str(error), param="messages", code="context_length_exceeded"))
     except ConfigError as error:

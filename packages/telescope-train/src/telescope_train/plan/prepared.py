@@ -1,8 +1,7 @@
 """What is read from this machine before a run: once, for the dry run and for the run itself.
 
-The device and dtype, the model's sizes, the environments, and where a run continues. `Prepared` is
-handed on to whoever needs any of it, so nothing is asked for a second time and nothing can change
-in between.
+This is the device and dtype, the model's sizes, the environments, and where a run continues.
+Everything else gets it from `Prepared`, so nothing is read a second time or can change in between.
 """
 
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from telescope_train.rollouts.held_out import held_out_problems
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """One run, as far as it can be known before anything is started."""
+    """Everything that is known of a run before anything is started."""
 
     config: TrainConfig
     device: Device

@@ -1,7 +1,7 @@
-"""Which groups are worth training on: `should_accept_fn`, and the one that is built in.
+"""Which groups are worth training on: `should_accept_fn`, and the function that is built in.
 
-A function takes a Group and returns True to keep it, False to reject it, or a text: rejected, for
-that reason. Rejected groups are replaced by new draws, so the batch stays full.
+A function takes a Group and returns True to keep it, False to reject it, or a text that is the
+reason for rejecting it. New draws replace rejected groups, so the batch stays full.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from telescope_core.types import Group, RolloutStatus
 AcceptFn: TypeAlias = Callable[[Group], bool | str]
 
 REJECTED = "rejected"
-"""The reason where the function gives none."""
+"""The recorded reason if the function gives none."""
 
 
 def has_signal(group: Group) -> bool | str:

@@ -1,7 +1,7 @@
 """The environments of a run: where each runs, and one client per name and settings.
 
-An eval of what is also trained on shares the client, and with it the worker processes. Where an
-environment is on this machine is looked up once, in `find_environments`.
+An eval of an environment that is also trained on shares its client, and with it the worker
+processes. `prepare_environments` looks up once where each environment is on this machine.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class OpenedEnvironments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnvironments:
-    """What a run found out about its environments, once, before anything is started."""
+    """The environments of a run as they were found, once, before anything is started."""
 
     found: tuple[FoundEnvironment, ...]
     opened: OpenedEnvironments

@@ -1,4 +1,4 @@
-"""At which boundary a rollout failed: environment, its process, reward, endpoint, or deadline."""
+"""Where a rollout failed (environment, process, reward, endpoint, deadline), and when to stop."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from telescope_core.errors import (
 from telescope_core.types import Group, Rollout, StopReason
 
 MAX_DRAWS_PER_GROUP = 32
-"""Draws for one group of a batch, on average over its groups, before acceptance is hopeless."""
+"""Draws for one group, on average over the groups of a batch, before the run stops."""
 
 
 class Boundary(StrEnum):
-    """Whose doing a failure was."""
+    """The part that a failure came from."""
 
     ENVIRONMENT = "environment"
     """Environment code raised, or its settings leave no room for a turn."""
     REWARD = "reward"
-    """A reward or metric function raised, or gave something that is no number."""
+    """A reward or metric function raised, or returned something that is not a number."""
     ENDPOINT = "endpoint"
-    """An inference server did not answer as it must."""
+    """An inference server failed, or gave an invalid answer."""
     PROCESS = "process"
     """The environment's process died, hung or ran out of memory."""
     TIMEOUT = "timeout"
@@ -39,7 +39,7 @@ BY_ERROR = {
     EnvironmentProcessError.__name__: Boundary.PROCESS,
     MemoryError.__name__: Boundary.PROCESS,
 }
-"""Name of the exception, which opens `Rollout.error`, -> boundary."""
+"""Name of the exception, with which `Rollout.error` begins -> boundary."""
 
 
 def boundary_of(rollout: Rollout) -> Boundary:
@@ -54,7 +54,7 @@ def boundary_of(rollout: Rollout) -> Boundary:
 
 
 def require_scored(groups: Sequence[Group]) -> None:
-    """Raise TelescopeError with the commonest error when every rollout of a batch failed."""
+    """Raise TelescopeError with the most common error when every rollout of a batch failed."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if any(rollout.reward is not None for rollout in rollouts):
         return

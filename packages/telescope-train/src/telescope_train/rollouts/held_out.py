@@ -1,7 +1,7 @@
-"""Keeping evals out of training: `separate_eval_samples`, by example id.
+"""Keep the examples of evals out of training: `separate_eval_samples`, by example id.
 
-Ids decide, not places in a list and not the names in the settings, so an example is held out
-even where both splits come from one source, or where it is trained on under another name.
+Examples are compared by id, not by index or by the name of the environment in the settings. So an
+example is held out even if both splits come from one source, or if training uses another name.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ _AT_A_TIME = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """What one environment must not give to training."""
+    """The examples of one environment that must not be trained on."""
 
     ids: frozenset[str] = frozenset()
     indices: frozenset[int] = field(default_factory=frozenset[int])
-    """Of those, the ones found in the training split: all of them in a finite one, and in an
-    endless one those at the indices that the evals use."""
+    """Where they are in the training split. In a finite split these are all of them; in an endless
+    one, those at the indices that the evals use."""
 
 
 def eval_split(entry: EvalEntry, description: EnvironmentDescription) -> Split:
-    """Return the split an eval plays: training's own where that is all there is, held out of it."""
+    """Return the split that an eval plays: the training split if there is no other."""
     if entry.separate_eval_samples and Split.EVAL not in description.num_examples:
         return Split.TRAIN
     return Split.EVAL
@@ -41,7 +41,7 @@ async def hold_out(
     descriptions: Mapping[str, EnvironmentDescription],
     records: Mapping[str, EnvironmentRecord],
 ) -> dict[str, HeldOut]:
-    """Return training environment -> what is held out of it; reads the examples' ids once."""
+    """Return what is held out of each training environment; reads the ids of its examples once."""
     found: dict[str, HeldOut] = {}
     for entry in config.environments:
         ids: set[str] = set()
@@ -67,7 +67,7 @@ def held_out_problems(
 ) -> Iterator[str]:
     """Yield the evals whose `separate_eval_samples` would have no effect.
 
-    An environment without a record is a problem of its own, told where environments are opened.
+    An environment without a record is a problem of its own, reported where environments are opened.
     """
     trained = {_environment_id(records, one) for one in config.environments}
     for entry in _separated(config):

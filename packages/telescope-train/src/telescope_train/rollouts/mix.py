@@ -17,7 +17,7 @@ from telescope_train.rollouts.sampler import RolloutSampler, SamplerSettings, Tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """What is trained on."""
+    """The environments that are trained on, by the names of their entries."""
 
     playing: Mapping[str, TrainingEnvironment]
     descriptions: Mapping[str, EnvironmentDescription]
@@ -104,6 +104,6 @@ def _train_size(description: EnvironmentDescription) -> int | None:
 
 
 def _still_to_look_for(held: HeldOut | None, description: EnvironmentDescription) -> frozenset[str]:
-    """Return the ids that a draw may still bring: of an endless split not all were looked at."""
+    """Return the ids that a draw may still bring up: an endless split cannot be searched."""
     is_endless = description.num_examples.get(Split.TRAIN) is None
     return held.ids if held is not None and is_endless else frozenset()

@@ -1,11 +1,9 @@
-"""What the sampler hands on: the batch of a step, and its own state in a checkpoint."""
+"""What the sampler returns: the batch of a step, and its own state for a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from telescope_core.types import (
-    Group,
-)
+from telescope_core.types import Group
 from telescope_train.rollouts.failures import Boundary
 
 
@@ -14,30 +12,32 @@ class SampledBatch:
     """The groups of one step."""
 
     groups: tuple[Group, ...]
+    """Those that are trained on, in the order in which they were drawn."""
     rejected: tuple[Group, ...] = ()
-    """Those that `should_accept_fn` turned down, their rollouts marked with the reason."""
+    """Groups that `should_accept_fn` rejected; their rollouts carry the reason."""
     failed_attempts: Mapping[Boundary, int] = field(default_factory=dict[Boundary, int])
-    """Attempts that failed, those included that another attempt made good."""
+    """Number of failed attempts by cause, including those that a later attempt replaced."""
     queues: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What was finished, played and waiting when the trainer asked for the batch."""
+    """Groups that were ready, and rollouts that were playing or waiting for a lane, when the
+    trainer asked for the batch."""
     workers: Mapping[str, float] = field(default_factory=dict[str, float])
-    """How the processes of each environment were then, as `name/what`."""
+    """State of the processes of each environment at that time, as `environment/number`."""
     duration_s: float
-    """From admission to the last reward."""
+    """Seconds from admission to the last reward."""
 
     @property
     def all_groups(self) -> tuple[Group, ...]:
-        """Accepted ones, then rejected ones."""
+        """The accepted groups, then the rejected ones."""
         return (*self.groups, *self.rejected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerState:
-    """Where sampling stands, in a form that outlives the process."""
+    """How far sampling has come, in a form that can be saved."""
 
     next_batch: int
-    """First batch that is admitted from here on."""
+    """Number of the first batch that is not admitted yet."""
     draw_position: int
-    """Examples drawn before its first one."""
+    """Number of examples drawn before the first one of that batch."""
     batches: Mapping[int, SampledBatch]
-    """Sampled by older weights and not yet trained on, by number."""
+    """Batches that older weights sampled and that are not trained on yet, by number."""

@@ -1,1 +1,1 @@
-"""Moving weights from the trainer to the inference servers, in place and versioned."""
+"""Transfer of weights from the trainer to the inference servers, in place and versioned."""

@@ -1,6 +1,6 @@
-"""Many small tensors as few large transfers: each transfer costs two processes a meeting.
+"""Many small tensors as few large transfers, because processes wait for each other in each.
 
-Sender and receiver form the same buckets, because both go by the sizes of the tensors alone.
+Sender and receivers form the same buckets, because both use only the sizes of the tensors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,15 +10,15 @@ import torch
 
 Item = TypeVar("Item")
 BUCKET_BYTES = 64 * 1024 * 1024
-"""A bucket is closed before it would grow beyond this; a larger tensor has one of its own."""
+"""A bucket is closed before it would grow beyond this; a larger tensor gets its own bucket."""
 _ALIGNMENT = 64
-"""Bytes; whatever the dtype, a tensor may begin there."""
+"""Bytes; tensors start at multiples of this, where a view of any dtype may begin."""
 
 
 def in_buckets(
     items: Iterable[Item], num_bytes: Callable[[Item], int], *, limit_bytes: int = BUCKET_BYTES
 ) -> Iterator[list[Item]]:
-    """Group `items` in their order; takes one bucket's items at a time."""
+    """Yield `items` in their order, grouped; reads only one bucket and one item ahead."""
     bucket: list[Item] = []
     total = 0
     for item in items:
@@ -33,7 +33,7 @@ def in_buckets(
 
 
 def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a uint8 vector that holds the contents of all `tensors`."""
+    """Return [bytes] uint8 with the contents of all `tensors`, each at an aligned offset."""
     flat = torch.empty(sum(_aligned(one.nbytes) for one in tensors), dtype=torch.uint8)
     offset = 0
     for tensor in tensors:
@@ -44,14 +44,14 @@ def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def empty(sizes: Sequence[int]) -> torch.Tensor:
-    """Return room for the contents of tensors of these sizes, in bytes."""
+    """Return [bytes] uint8 with room for tensors of these `sizes` in bytes."""
     return torch.empty(sum(_aligned(size) for size in sizes), dtype=torch.uint8)
 
 
 def unflattened(
     flat: torch.Tensor, forms: Sequence[tuple[torch.dtype, Sequence[int]]]
 ) -> list[torch.Tensor]:
-    """Return the tensors of these dtypes and shapes that `flattened` made `flat` of, as views."""
+    """Return the tensors that `flattened` put into `flat`, as views of these dtypes and shapes."""
     tensors: list[torch.Tensor] = []
     offset = 0
     for dtype, shape in forms:
@@ -62,7 +62,7 @@ def unflattened(
 
 
 def size_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
-    """Return the size of a tensor, in bytes."""
+    """Return the size of a tensor in bytes."""
     return dtype.itemsize * torch.Size(shape).numel()
 
 

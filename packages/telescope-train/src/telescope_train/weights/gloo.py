@@ -1,4 +1,4 @@
-"""`GlooPublisher`: trainer rank 0's side of a weight transfer over gloo."""
+"""`GlooPublisher`: the side of trainer rank 0 in a weight transfer over gloo."""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -15,6 +15,11 @@ from torch.distributed import (
 from telescope_train.weights.buckets import flattened, in_buckets
 
 TRANSFER_DEADLINE_S = 120.0
+"""Longest wait for the other side, in seconds.
+
+Shorter than the time that the other trainer ranks wait for rank 0 (`worker.COLLECTIVE_TIMEOUT_S`), so
+a lost server is reported as such and not as a dead rank.
+"""
 
 
 class GlooPublisher:
@@ -24,7 +29,7 @@ class GlooPublisher:
         self._group = GlooGroup(host=host, port=port, rank=0, world_size=world_size)
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Broadcast `tensors` in order; returns when all receivers have them."""
+        """Broadcast the tensors in order; returns when rank 0 has sent them all."""
         for bucket in in_buckets((tensor for _, tensor in tensors), lambda one: one.nbytes):
             self._group.broadcast(flattened(bucket))
 
@@ -33,7 +38,11 @@ class GlooGroup:
     """Broadcasts from rank 0 to all other ranks. Every wait ends after `TRANSFER_DEADLINE_S`."""
 
     def __init__(self, *, host: str, port: int, rank: int, world_size: int) -> None:
+        """Join the group; returns when all of its `world_size` members have joined."""
         timeout = timedelta(seconds=TRANSFER_DEADLINE_S)
+        # Put together by hand, as torch does inside: init_process_group allows one world per
+        # process, and both sides have theirs already, the trainer's ranks and vLLM's workers.
+        # No wait for workers here, because the group below waits for all members itself.
         # The tcp store must outlive the group: gloo keeps no reference to it.
         self._tcp_store = TCPStore(
             host, port, world_size, is_master=rank == 0, timeout=timeout, wait_for_workers=False
@@ -46,8 +55,9 @@ class GlooGroup:
         self._group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Send `tensor` from rank 0, or receive into it on the others. Returns when it is there."""
+        """Send `tensor` from rank 0, or receive into it on other ranks; returns when that is done."""
         options = BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
+        # wait() raises when the deadline has passed or another member has gone.
         self._group.broadcast([tensor], options).wait()

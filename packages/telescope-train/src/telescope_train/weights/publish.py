@@ -1,7 +1,7 @@
-"""One versioned weight update of all servers: pause, send, name the version, resume.
+"""A versioned weight update of all servers: pause, send, set the version, resume.
 
-A server resumes only after it has everything and knows its version; when a transfer fails, the
-servers stay paused and the run ends, so a half-received version is never served.
+A server resumes only after it has received everything and knows its version. If a transfer fails,
+the servers stay paused and the run ends, so partly received weights are never sampled from.
 """
 
 import asyncio
@@ -16,7 +16,9 @@ from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.wire import PAUSE_PATH
 
 InFlight = Literal["continue", "pause"]
+"""What requests in flight do: continue under the new weights, or end under the old ones first."""
 _PAUSE_MODES = {"continue": "keep", "pause": "wait"}
+"""The names of these two in vLLM."""
 
 
 class WeightPublisher:
@@ -29,9 +31,11 @@ class WeightPublisher:
         self._headers: list[TensorHeader] = []
 
     async def connect(self) -> None:
-        """Make the transfer group of trainer rank 0 and all servers."""
+        """Create the transfer group of trainer rank 0 and all servers."""
+        # Names, dtypes and shapes stay the same for the whole run, so they are asked for once.
         self._headers = await self._ranks.weight_headers()
         host, port = await self._ranks.meeting_point()
+        # Rank 0 is the trainer, and each server is one worker with one rank.
         world_size = 1 + len(self._pool.clients)
         joining = [
             client.control(
@@ -47,10 +51,13 @@ class WeightPublisher:
             )
             for index, client in enumerate(self._pool.clients)
         ]
+        # At the same time: no member's call returns before all others have joined.
         await _together(self._ranks.connect(host, port, world_size), *joining)
 
     async def publish(self, version: WeightVersion) -> None:
-        """Make `version` live everywhere; returns when every server samples from it."""
+        """Make `version` live on all servers; returns when every server samples from it."""
+        # First of all, because the next call takes the weights out of the layers: a forward pass
+        # after it would fail or mix two versions.
         await self._everywhere(PAUSE_PATH, query=self._pause_query, is_repeatable=True)
         await self._everywhere("/start_weight_update")
         header_rows = [asdict(header) for header in self._headers]
@@ -59,12 +66,16 @@ class WeightPublisher:
             "dtypes": [row["dtype"] for row in header_rows],
             "shapes": [row["shape"] for row in header_rows],
         }
+        # No retries from here on: a second start, update or finish would not do the same again.
         receiving = [
             client.control("/update_weights", {"update_info": update})
             for client in self._pool.clients
         ]
+        # At the same time: a broadcast ends only when every receiver takes part.
         await _together(self._ranks.send_weights(), *receiving)
         await self._everywhere("/finish_weight_update", {"weight_version": str(version)})
+        # While the servers are paused: from now on requests carry the new version in their cache
+        # salt, so none is answered from keys and values that old weights computed.
         self._pool.version = version
         await self._everywhere("/resume", is_repeatable=True)
 
@@ -83,5 +94,6 @@ class WeightPublisher:
 
 
 async def _together(*calls: Awaitable[None]) -> None:
-    """Await all; the first failure is raised at once."""
+    """Await all calls; the first failure is raised at once."""
+    # Nothing is cancelled: a broadcast in a rank cannot be interrupted and ends by its own deadline.
     await asyncio.gather(*calls)

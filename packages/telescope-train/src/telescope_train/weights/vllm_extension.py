@@ -1,7 +1,7 @@
-"""Loaded by vLLM into each of its workers: registers our weight-transfer engine `gloo`.
+"""vLLM loads this module into each of its workers: it registers the weight-transfer engine `gloo`.
 
-Importing this module registers the engine, because vLLM gives a worker extension no other hook
-before it creates the engine that its configuration names.
+The import registers the engine, because vLLM offers a worker extension no other hook before it
+creates the engine that its configuration names.
 """
 
 from collections.abc import Iterator
@@ -20,27 +20,33 @@ from telescope_train.weights.buckets import empty, in_buckets, size_bytes, unfla
 from telescope_train.weights.gloo import GlooGroup
 
 if torch.cpu._is_amx_tile_supported():
-    # Without this, a bfloat16 model on an AMX machine dies of SIGILL at its first request.
+    # The kernel grants AMX to a process on request. Without it a bfloat16 model on a machine with AMX
+    # dies of SIGILL at its first request.
     torch.cpu._init_amx()
 
 
 class WorkerExtension:
-    """Carries nothing: naming it makes vLLM import this module."""
+    """An empty class: naming it in vLLM's configuration makes vLLM import this module."""
 
 
 @dataclass
 class GlooInitInfo(WeightTransferInitInfo):
-    """Where the trainer waits, and which ranks this server's workers take."""
+    """Where trainer rank 0 waits, and which ranks this server's workers take."""
 
     host: str
     port: int
     world_size: int
+    """Members of the group: trainer rank 0 and all workers."""
     rank_offset: int
+    """The rank of this server's first worker."""
 
 
 @dataclass
 class GlooUpdateInfo(WeightTransferUpdateInfo):
-    """Name, dtype and shape of each tensor, in the order in which they are sent."""
+    """Name, dtype and shape of each tensor, in the order in which they are sent.
+
+    vLLM passes it as JSON, so dtypes are names and shapes are lists.
+    """
 
     names: list[str]
     dtypes: list[str]
@@ -48,13 +54,14 @@ class GlooUpdateInfo(WeightTransferUpdateInfo):
 
 
 class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
-    """Receives a whole model over gloo and loads it in place, layer by layer."""
+    """Receives weights over gloo and loads them in place, layer by layer."""
 
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
-        """Join the trainer's group."""
+        """Join the trainer's group; returns when all members have joined."""
+        # The number of this worker among those of its server, over data-parallel copies too.
         parallel = self.parallel_config
         rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
         self._group = GlooGroup(
@@ -65,28 +72,33 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         )
 
     def start_weight_update(self) -> None:
-        """Give every layer back its loadable form."""
+        """Bring every layer back into the form that weights are loaded into."""
+        # vLLM changes weights after loading (it packs and fuses them), so they cannot be overwritten
+        # with weights as Hugging Face stores them.
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive and load. vLLM's own version synchronises an accelerator, which a CPU lacks."""
+        """Receive and load weights; vLLM's own method needs an accelerator to synchronize with."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
-        """Load each tensor as it comes."""
+        """Load each tensor as it arrives."""
+        # A generator: the next bucket is received once the loader asks for it, so the model is never
+        # in memory twice.
         self.model.load_weights(self._receive(update_info))
 
     def finish_weight_update(self) -> None:
-        """Bring every layer back into its fast form, the tied head included."""
+        """Bring every layer into its fast form again, including a tied head."""
+        # The heads come last, because they are packed from embeddings that are in place by then.
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
         repack_heads(self.model)
 
     def shutdown(self) -> None:
-        """Leave the group."""
+        """Leave the transfer group."""
         self._group = None
 
     def _receive(self, info: GlooUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
@@ -95,6 +107,8 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         forms = [(getattr(torch, d), s) for d, s in zip(info.dtypes, info.shapes, strict=True)]
         named = zip(info.names, forms, strict=True)
         for bucket in in_buckets(named, lambda one: size_bytes(*one[1])):
+            # A new buffer for each bucket: the loaders keep views of it until their layer is
+            # complete, and the next broadcast would overwrite them.
             flat = empty([size_bytes(*form) for _, form in bucket])
             self._group.broadcast(flat)
             names = [name for name, _ in bucket]
@@ -104,17 +118,19 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
 def repack_heads(model: torch.nn.Module) -> None:
     """Rebuild the packed matrix of every embedding that also serves as the output head.
 
-    On CPU vLLM packs the head for its matrix multiplication. With tied embeddings the layerwise
-    reload renews the embedding and leaves that packed copy as it was, so the logits would go on
-    coming from old weights.
+    On the CPU vLLM packs the head for its matrix multiplication. With tied embeddings the layerwise
+    reload updates the embedding but not that packed copy, so the logits would still be computed
+    with the old weights.
     """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+            # The weight stays, because the embedding looks up its rows in it.
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
+# The module may be imported again in the same process, and registering twice is an error.
 if "gloo" not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine("gloo", GlooEngine)

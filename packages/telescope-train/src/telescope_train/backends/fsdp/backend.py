@@ -132,7 +132,7 @@ class FsdpBackend:
         """Step at rate 0 and compare checksums; copies would take as much memory as the weights."""
         assert self._progress.step == 0, "a step was taken already"
         before = self._checksums()
-        # At rate 0 AdamW multiplies weights by 1 - 0 * decay and adds 0, so no bit may change.
+        # At rate 0 AdamW multiplies weights by 1 - 0 * decay and adds 0, so no weight may change.
         set_learning_rate(self._optimizer, 0.0)
         self._clip(self._settings.trainer.grad_clip)
         self._optimizer.step()
@@ -152,8 +152,7 @@ class FsdpBackend:
 
     def _clip(self, max_norm: float) -> float:
         """Scale the gradient to a norm of at most `max_norm` (0 = any); returns its norm before."""
-        # Shards do not overlap, so the global square is the sum over ranks: one collective, where
-        # norms of DTensors would take one per parameter.
+        # Shards do not overlap, so the global square is the sum of the local ones: one collective.
         gradients = [
             local_part(parameter.grad)
             for parameter in self._policy.parameters()

@@ -73,5 +73,5 @@ def round_at_random(values: Tensor) -> Tensor:
     bits = values.view(torch.int32)
     noise = torch.randint(0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device)
     rounded = bits.add(noise).bitwise_and_(-(1 << 16)).view(torch.float32)
-    # Noise on the bits of an infinity would make it NaN, or a NaN of one kind another.
+    # Noise may carry the bits of a NaN over into those of a number.
     return torch.where(values.isfinite(), rounded, values).to(torch.bfloat16)

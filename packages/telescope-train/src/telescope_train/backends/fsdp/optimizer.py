@@ -44,8 +44,8 @@ def make_optimizer(
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Use `rate` from the next step on."""
-    # torchao keeps the rate in a tensor, because its compiled step would be compiled again for every
-    # new number. Replacing the tensor would undo that.
+    # torchao keeps the rate in a tensor, because its step is compiled and a new number would compile
+    # it again. So the tensor is filled, not replaced.
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
@@ -70,8 +70,8 @@ def load_adamw_8bit() -> type[torch.optim.Optimizer]:
     except ImportError as error:
         raise ConfigError(_AO_HINT) from error
 
-    # A checkpoint is staged through copies in CPU memory, for which torchao's moments lack these two
-    # operations.
+    # A checkpoint is staged through copies in CPU memory. They need these two operations, which
+    # torchao's moments lack.
     @OptimState8bit.implements([torch.ops.aten.clone.default])
     def _clone(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         moment = args[0]

@@ -43,7 +43,6 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
     )
     size = trainer.fsdp_context_parallel_size
     check_context(loaded.model, size)
-    # Before anything is sharded or replaced: the test builds its small copy from the plain model.
     attention = choose_attention(loaded.model, device, dtype, is_row_shared=size > 1)
     context = join_context(size)
     if trainer.use_lora:
@@ -60,7 +59,7 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
     if trainer.gradient_checkpointing:
         kind = "full" if trainer.gradient_checkpointing is True else trainer.gradient_checkpointing
         checkpoint_activations(decoder_layers(loaded.model), kind)
-    # eval(): the engine samples without dropout, and so must the policy that is compared with it.
+    # eval(): the engine samples without dropout. Only adapters may have some, through `dropout_on`.
     policy = PackedPolicy(
         loaded.model,
         chunk_size=trainer.entropy_chunk_size,

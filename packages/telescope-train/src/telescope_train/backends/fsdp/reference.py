@@ -68,8 +68,8 @@ class FrozenCopy:
 
     def update(self) -> None:
         """Copy this rank's shards."""
-        # Both are sharded alike, so nothing is gathered. copy_ rounds master weights to the dtype of
-        # the layers. Shards only: whole parameters are copies that the next reshard throws away.
+        # Both are sharded alike, so nothing is gathered; copy_ rounds master weights to the dtype of
+        # the layers. Resharded first, because writes to whole parameters would be lost.
         reshard(self._copy)
         reshard(self._policy)
         pairs = zip(self._copy.parameters(), self._policy.parameters(), strict=True)
@@ -108,7 +108,7 @@ class AdaptersAside:
             with adapters_off(self._policy.lm):
                 yield self._policy
             return
-        # Back in `finally`: after an error in the block the policy must not train these adapters.
+        # Put back even after an error, or the policy would go on with the reference's adapters.
         current = self._adapters()
         self._put(self._kept)
         try:

@@ -45,15 +45,15 @@ def shard(
         "mp_policy": precision,
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
-    # Layers come first, because the root takes the parameters that no module inside it has. So one
-    # layer at a time is whole. Embeddings and head, which may be tied, stay whole from the start of
-    # forward to its end. A single rank has nothing to free: resharding would only copy each layer
-    # again in backward.
+    # Layers come first, because the root takes the parameters that no module inside it has sharded.
+    # Layers are whole only while they run. FSDP keeps its root whole until backward is over, with
+    # the embeddings and the head, which may be tied. A single rank keeps its layers too: resharding
+    # would cost it another copy of each in backward.
     for layer in decoder_layers(policy.lm):
         fully_shard(layer, reshard_after_forward=dist.get_world_size() > 1, **arguments)
     fully_shard(policy, **arguments)
-    # FSDP divides by the number of ranks unless told otherwise. It would apply a factor through the
-    # reduction PREMUL_SUM, which gloo lacks; forcing plain sums keeps CPU and GPU alike.
+    # FSDP divides by the number of ranks unless it is given a factor. It applies a factor with the
+    # reduction PREMUL_SUM, which gloo does not have, unless plain sums are forced.
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -75,8 +75,8 @@ def whole(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return `value` whole on `device`, where the ranks communicate; every rank calls it."""
     if not isinstance(value, DTensor):
         return value.to(device)
-    # An offloaded shard is on the CPU, where NCCL cannot gather it. from_local gets shape and stride,
-    # because it would otherwise assume that all shards have the size of this one.
+    # An offloaded shard is on the CPU, where NCCL cannot gather it. from_local is told shape and
+    # stride, because it would otherwise assume that all shards are as large as this one.
     local = value.to_local()
     if local.device.type != device.type:
         value = DTensor.from_local(

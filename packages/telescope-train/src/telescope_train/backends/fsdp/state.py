@@ -25,7 +25,6 @@ from telescope_train.models.load import no_progress_bars
 from telescope_train.models.lora import ADAPTER_FOLDER, write_adapter
 
 _TRAINED = StateDictOptions(ignore_frozen_params=True)
-"""With LoRA the optimizer knows only adapters, and torch would look for the state of the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +103,8 @@ def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Opt
             f"{str(folder)!r} holds weights alone (checkpoint_save_training_state = false), so "
             "training cannot continue from it; use `telescope export`, and start from the export"
         )
-    # torch fills the tensors of an existing state in place and refuses keys that the checkpoint does
-    # not have, so the state is built from the keys that are there.
+    # torch fills an existing state in place and refuses keys that the checkpoint does not have, so
+    # the state is built from the keys that are there.
     state: dict[str, Any] = {
         "model": weights_of(policy),
         "progress": asdict(Progress()),

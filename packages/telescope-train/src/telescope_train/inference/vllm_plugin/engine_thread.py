@@ -82,7 +82,7 @@ class EngineThread(EngineCore):
         self._drain: tuple[Future[None], bool] | None = None
 
     def put(self, request: EngineCoreRequest, completion: GrowingCompletion | None = None) -> None:
-        """Schedule `request` before the next step; its tokens go to `completion` if there is one."""
+        """Schedule `request` before the next step; its tokens go to `completion` if given."""
         self._inbox.append((request, completion))
 
     def abort(self, request_ids: list[str]) -> None:
