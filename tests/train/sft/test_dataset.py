@@ -153,13 +153,13 @@ def test_a_folder_and_num_examples(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ([{"role": "user", "content": "a"}], r"row 1 of .*: has no message of the assistant"),
-        ([{"role": "assistant", "content": "a"}], r"row 1 of .*: begins with the assistant"),
+        ([{"role": "user", "content": "a"}], r"row 1 of .*: has no assistant message"),
+        ([{"role": "assistant", "content": "a"}], r"row 1 of .*: begins with an assistant message"),
         ([{"role": "human", "content": "a"}], r"row 1 of .*: expected messages with a role"),
         ([], r"row 1 of .*: expected a list of messages"),
         (
             [*conversation(1)[:2], {"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}],
-            r"row 1 of .*: expected tool calls as the chat API has them",
+            r"row 1 of .*: expected tool calls as in the chat API",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from telescope_train.step.metrics import first_and_last
 
 
 def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
-    """Return what `summary.json` holds."""
+    """Return the content of `summary.json`."""
     rows = folder.metrics()
     rewards = [reward for reward in reward_curve(rows) if reward is not None]
     mismatches = [row["mismatch/max"] for row in rows if row.get("mismatch/max") is not None]

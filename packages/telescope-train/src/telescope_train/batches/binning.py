@@ -40,9 +40,9 @@ def spread_over_ranks(lengths_N: NDArray[np.int64], *, seq_len: int, num_ranks: 
     # Ranks wait for each other in every round, so a round with an idle rank costs as much as a full
     # one: bins up to the next multiple of num_ranks are free.
     num_places = -(-_num_bins(patterns) // num_ranks) * num_ranks
-    # Bisect for the smallest capacity whose plan still fits into num_places bins. Below the mean of
-    # tokens per bin no plan can. First-fit decreasing is not monotonic in the capacity, so this may
-    # miss the smallest, but any plan that is kept fits.
+    # Bisect, from the mean of tokens per bin up, for the smallest capacity whose plan still fits
+    # into num_places bins. First-fit decreasing is not monotonic in the capacity, so this may miss
+    # the smallest, but any plan that is kept fits.
     enough, too_small = seq_len, -(-num_tokens // num_places) - 1
     # Capacities that are closer than this would even out next to nothing and cost a plan each.
     worth_trying = max(1, int(seq_len * FULL_ENOUGH))

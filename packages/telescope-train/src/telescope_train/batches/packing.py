@@ -84,6 +84,8 @@ def _batches(
     bins: Sequence[Bin],
 ) -> list[PackedBatch]:
     """Build the batches of all bins, as views of one array per field over the whole step."""
+    # In the order of the bins, so that each batch is a slice of every array and nothing is copied
+    # twice.
     order_N = np.concatenate(bins)
     ordered = [samples[i] for i in order_N.tolist()]
     lengths_N = lengths_N[order_N]

@@ -1,4 +1,5 @@
-"""Every setting of `telescope train`: name, type, default, and no more. Imports no torch.
+"""Every setting of `telescope train`: its name, type, default and description. Imports no torch.
 
-`telescope_train.plan` reads files into them, and `plan.checks` refuses what does not fit together.
+`telescope_train.plan` reads settings files, and `plan.checks` refuses settings that do not fit
+together.
 """

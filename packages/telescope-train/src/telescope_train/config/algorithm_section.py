@@ -11,9 +11,9 @@ class AlgorithmSection(Section):
     """How rewards become a loss."""
 
     algorithm: Annotated[str, Field(min_length=1)] = "grpo"
-    """Name of an installed algorithm, or `module:NAME` of one."""
+    """Name of an installed algorithm, or `module:NAME`."""
     advantage_norm: Literal["group", "batch"] = "group"
-    """Divide advantages by the standard deviation within the group, or over the batch."""
+    """Divide advantages by their standard deviation within the group, or over the batch."""
     use_ppo_clip: bool | None = None
     """Clip the ratio of new to old probability as PPO does; null = the algorithm's own."""
     clip_low: Ratio | None = None
@@ -25,16 +25,17 @@ class AlgorithmSection(Section):
     ppo_clip_ref_logprobs: Literal["rollout", "batch"] = "rollout"
     """Old log-probs of the ratio: the sampler's, or recomputed by the trainer for each batch."""
     use_tis: bool | None = None
-    """Weight tokens by the truncated ratio of trainer to sampler probability; null = where rollouts
-    can be older than the weights and the loss holds no ratio that corrects for it."""
+    """Weight tokens by the truncated ratio of trainer to sampler probability; null = only if
+    rollouts can be older than the weights and no ratio in the loss corrects for it."""
     tis_cap: Positive = 2.0
-    """Largest such weight, with `use_tis`."""
+    """Largest weight of a token, with `use_tis`."""
     tis_mode: Literal["truncate", "icepop"] = "truncate"
-    """What happens to weights above `tis_cap`: cut to it, or set to 0 (below `tis_floor` too)."""
+    """What happens to weights above `tis_cap`: `truncate` = they are cut to it, `icepop` = they
+    become 0, as do weights below `tis_floor`."""
     tis_floor: NotNegative = 0.0
-    """Weights below it become 0, with `tis_mode` icepop."""
+    """Weights below this become 0, with `tis_mode` icepop."""
     tis_logprob_clamp: Positive = 20.0
-    """Largest log of such a weight, and of its inverse, nats; with `use_tis`."""
+    """Largest absolute value of the log of such a weight, nats; with `use_tis`."""
     seq_is_masking: bool = False
     """Leave out samples whose geometric mean ratio of trainer to sampler is out of bounds."""
     seq_is_mask_low: Annotated[float, Field(gt=0, lt=1)] = 0.8
@@ -42,49 +43,53 @@ class AlgorithmSection(Section):
     seq_is_mask_high: Annotated[float, Field(gt=1)] = 1.2
     """Upper bound of that ratio, with `seq_is_masking`."""
     use_decoupled_loss: bool = False
-    """Take the ratio to recomputed log-probs and weight tokens by recomputed over sampler."""
+    """Use the ratio to recomputed log-probs, and weight tokens by the ratio of recomputed to
+    sampler probability."""
     recompute_logprob: bool = True
-    """Recompute log-probs before the first step of a batch where a loss needs them; off: the
-    sampler's stand in."""
+    """Recompute log-probs before the first step of a batch if the loss needs them; false = use the
+    sampler's instead."""
     behave_imp_weight_cap: Positive = 5.0
     """Tokens with a larger weight are left out, with `use_decoupled_loss`."""
     kl_penalty_tau: NotNegative = 0.0
     """Weight of the KL divergence from the reference model; 0 = no reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k2"
-    """Estimator of that divergence, with `kl_penalty_tau`."""
+    """Estimator of the KL divergence, with `kl_penalty_tau`."""
     entropy_coef: NotNegative = 0.0
     """Weight of the entropy bonus."""
     sapo_tau_pos: Positive = 1.0
-    """Steepness of SAPO's gate where the advantage is positive."""
+    """Steepness of SAPO's gate for tokens with a positive advantage."""
     sapo_tau_neg: Positive = 1.05
-    """Steepness of SAPO's gate elsewhere."""
+    """Steepness of SAPO's gate for all other tokens."""
     dr_grpo_loss_agg_mode: Literal["token_sum_norm", "token_mean"] = "token_sum_norm"
-    """Dr. GRPO divides by rollouts times `max_tokens`, or by the step's tokens."""
+    """What Dr. GRPO divides its loss by: `token_sum_norm` = rollouts times `max_tokens`,
+    `token_mean` = the step's tokens."""
     number_of_minibatches: Count = 1
-    """Optimizer steps that one batch is dealt into, whole groups each."""
+    """Optimizer steps into which one batch is divided, each with whole groups."""
     ppo_epochs: Count = 1
-    """How often the trainer goes through one batch."""
+    """How many times the trainer goes through one batch."""
     filter_overlong: bool = False
     """Do not train on rollouts that were cut by `max_tokens`; they stay in the group's baseline."""
     overlong_penalty_factor: NotNegative = 0.0
-    """Taken off the reward of a rollout that fills `max_tokens`; less for one that comes close."""
+    """Subtracted from the reward of a rollout that fills `max_tokens`; less is subtracted from one
+    that comes close."""
     overlong_buffer_tokens: Count = 256
     """Tokens before `max_tokens` over which the penalty grows, with `overlong_penalty_factor`."""
     filter_gibberish: bool = False
     """Do not train on rollouts in which a rare and nearly impossible token was sampled."""
     gibberish_token_threshold: Count = 100_000
-    """Token ids above it are rare, with `filter_gibberish`."""
+    """Token ids above this are rare, with `filter_gibberish`."""
     gibberish_logprob_offset: Positive = 2.0
-    """Nats below a uniform draw at which a token is nearly impossible, with `filter_gibberish`."""
+    """A token is nearly impossible if its log-prob is this many nats below that of a uniform draw,
+    with `filter_gibberish`."""
     filter_repetition: bool = False
     """Do not train on rollouts whose text repeats itself."""
     repetition_compression_threshold: Annotated[float, Field(gt=1)] = 10.0
-    """How many times smaller zlib makes such a text, with `filter_repetition`."""
+    """A text repeats itself if zlib makes it this many times smaller, with `filter_repetition`."""
 
     kl_in_reward: bool = False
-    """Take the KL to the reference model off the reward, instead of adding it to the loss."""
+    """Subtract the KL divergence from the reward instead of adding it to the loss."""
     reference_update_every: Index = 0
-    """Steps after which the reference model becomes the present one; 0 = it stays frozen."""
+    """Steps after which the reference model takes over the trained weights; 0 = it stays frozen."""
 
     @property
     def kl_in_loss(self) -> bool:

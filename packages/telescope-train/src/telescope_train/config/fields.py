@@ -1,4 +1,4 @@
-"""Types and base class that the sections of the config share."""
+"""The types and the base class that the sections of the config share."""
 
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class Section(BaseModel):
-    """A frozen section; unknown keys are refused, field docstrings become help texts."""
+    """A frozen section. Unknown keys are refused, and the docstrings of fields are help texts."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True

@@ -1,7 +1,7 @@
-"""Names people bring along: settings of later versions, and what other systems call ours.
+"""Names of settings that users may expect: those of later versions and those of other systems.
 
-None is accepted. A planned name is answered with "not available in this version", a foreign
-one with what it is called here. A `*` stands for any ending.
+None of them is accepted. For a planned name, the error is "not available in this version". For a
+foreign name, the error gives the name used here. A `*` stands for any ending.
 """
 
 _PLANNED = """
@@ -19,7 +19,7 @@ _PLANNED = """
 """
 
 PLANNED_NAMES = frozenset(_PLANNED.split())
-"""Settings and sections of Telescope that this version does not have."""
+"""Settings and sections that this version of Telescope does not have."""
 
 FOREIGN_NAMES = {
     "num_generations": "group_size",
@@ -32,7 +32,7 @@ FOREIGN_NAMES = {
     "lr_scheduler_type": "lr_scheduler",
     "max_steps": "number_of_steps",
 }
-"""Name elsewhere -> name here."""
+"""Name in other systems -> name here."""
 
 PLANNED_BACKENDS = ("megatron",)
 PLANNED_TRANSPORTS = ("nccl", "ipc", "disk")

@@ -1,4 +1,4 @@
-"""Where a run is written, and whether it can be."""
+"""The folder that a run is written to, and whether it can be created."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ def run_folder_problems(config: TrainConfig) -> list[str]:
     """Return why the run folder cannot be created; empty when it can."""
     folder = run_folder(config)
     if folder.is_dir() and any(folder.iterdir()):
-        return [f"the run folder {folder} is not empty; give another --name, or move it away"]
+        return [f"the run folder {folder} is not empty; give another --name, or move the folder"]
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent

@@ -1,7 +1,7 @@
-"""Every setting of `telescope train`: names, types, ranges and what each is for.
+"""Every setting of `telescope train`: its name, type, range and description.
 
-Which settings fit together is decided in `checks`. A leaf name is unique over all sections,
-so that it can be given without its section. Each field here is read somewhere in the trainer.
+`telescope_train.plan.checks` decides which settings fit together. A leaf name is unique over all
+sections, so it can be given without its section. Each field here is read somewhere in the trainer.
 """
 
 import re
@@ -24,21 +24,21 @@ from telescope_train.config.trainer_section import TrainerSection
 
 def _plain_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ValueError("expected letters, digits, '.', '_' and '-', a letter or digit first")
+        raise ValueError("expected letters, digits, '.', '_' and '-', with a letter or digit first")
     return name
 
 
 class RunSection(Section):
-    """What the run is called, where it is written and how long it is."""
+    """The name of the run, its folder and its length."""
 
     name: Annotated[str, AfterValidator(_plain_name)]
-    """Name of the run and of its folder under `output_dir`: letters, digits, `.`, `_`, `-`."""
+    """Name of the run and of its folder in `output_dir`: letters, digits, `.`, `_` and `-`."""
     output_dir: str = "runs"
     """Folder that holds the run folders."""
     seed: Index = 0
-    """Seeds the order of examples and every random generator of the trainer."""
+    """Seed of the order of examples and of every random generator of the trainer."""
     number_of_steps: Count
-    """Batches that are sampled, trained on and published."""
+    """Number of batches to sample and train on; new weights are published after each."""
     debug: bool = False
     """Write debug messages to the logs of every process."""
 
@@ -51,33 +51,34 @@ class ModelSection(Section):
     model_dtype: Dtype = "float32"
     """Type of the weights that the optimizer updates."""
     mixed_precision_dtype: Dtype | None = None
-    """Type used in forward and backward; null = bfloat16 on CUDA, float32 on CPU."""
+    """Type used in forward and backward passes; null = bfloat16 on CUDA, float32 on CPU."""
     chat_template: str | None = None
     """Jinja file that replaces the chat template of the model's tokenizer, or the name of a
-    shipped one: `chatml-keeps-thinking`."""
+    shipped template: `chatml-keeps-thinking`."""
     enable_thinking: bool | None = None
-    """Tell a chat template that asks for it whether the model is to think; null = do not say."""
+    """Value of `enable_thinking` for chat templates that read it: whether the model should think;
+    null = the template's default."""
     tool_call_parser: str = "auto"
-    """How tool calls are read from what is sampled: `auto` sees it from the chat template; `none`
-    leaves them in the text."""
+    """Parser of the tool calls in sampled text; `auto` chooses it by the chat template, `none`
+    leaves calls in the text."""
     reasoning_parser: str = "auto"
-    """How thinking is told from the answer: `auto` sees it from the chat template; `none` leaves
-    it in the text."""
+    """Parser that separates thinking from the answer; `auto` chooses it by the chat template,
+    `none` leaves thinking in the text."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
 
 
 class EnvironmentEntry(Section):
-    """One environment to train on; absent overrides take the value of `[rollout]`."""
+    """One environment to train on; settings that are left out take the value of `[rollout]`."""
 
     name: Annotated[str, Field(min_length=1)]
     """Installed id with an optional `@version`, or `module:Class`."""
     weight: float = 1.0
     """Share of the prompts relative to the other environments; above 0."""
     reward_min: float | None = None
-    """Reward that counts as 0; given together with `reward_max`."""
+    """Reward that is scaled to 0; set it together with `reward_max`."""
     reward_max: float | None = None
-    """Reward that counts as 1."""
+    """Reward that is scaled to 1; set it together with `reward_min`."""
     group_size: Count | None = None
     """Rollouts per prompt."""
     max_tokens: Count | None = None
@@ -87,9 +88,9 @@ class EnvironmentEntry(Section):
     env: dict[str, JsonValue] = Field(default_factory=dict)
     """Settings of the environment itself."""
     env_workers: Count | None = None
-    """Processes that play it."""
+    """Worker processes for this environment."""
     env_addresses: tuple[str, ...] = ()
-    """`host:port` of workers that run elsewhere; none is started here then."""
+    """`host:port` of workers that run elsewhere; if given, no worker is started here."""
 
 
 class RolloutSection(Section):
@@ -98,7 +99,7 @@ class RolloutSection(Section):
     group_size: Count = 8
     """Rollouts per prompt; their rewards are compared with one another."""
     prompts_batch_size_for_trainer: Count = 16
-    """Groups in one optimizer step."""
+    """Groups in the batch of one step."""
     temperature: NotNegative = 1.0
     """Sampling temperature; above 0."""
     max_tokens: Count = 256
@@ -106,18 +107,18 @@ class RolloutSection(Section):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end a turn."""
     interleaved_rollouts: bool = True
-    """Reuse the sampled token ids of earlier turns; false = tokenize every prompt anew."""
+    """Reuse the sampled token ids of earlier turns; false = tokenize every prompt again."""
     rollout_timeout_s: Positive = 300.0
-    """Seconds a rollout may take, rewards included; then it counts as failed."""
+    """Seconds that a rollout may take, rewards included; a slower one counts as failed."""
     env_workers: Count = 1
-    """Processes that play each environment."""
+    """Worker processes for each environment."""
     env_isolation: Literal["auto", "process", "none"] = "auto"
-    """Where environments run: in processes of their own, or in the driver; `auto` = installed ones
-    in processes, `module:Class` in the driver."""
+    """Where environments run: `process` = in processes of their own, `none` = in the driver,
+    `auto` = installed environments in processes and `module:Class` in the driver."""
     env_memory_limit_mb: Annotated[int, Field(ge=64)] | None = None
-    """Memory of one environment process, MiB; null = what the machine has."""
+    """Memory limit of one environment process, MiB; null = no limit but the machine's memory."""
     discard_group_zero_advantage: bool = True
-    """Leave out groups whose rollouts all got the same reward; they carry no gradient."""
+    """Leave out groups whose rollouts all got the same reward, because they have no gradient."""
     should_accept_fn: str | None = None
     """`has_signal`, or `module:function`: judges each group; new draws replace rejected ones."""
 
@@ -126,58 +127,60 @@ class SchedulingSection(Section):
     """How far sampling may run ahead of training."""
 
     max_async_rollout: Index = 1
-    """Steps that sampling may be ahead; 0 = exactly synchronous."""
+    """Steps that sampling may be ahead of training; 0 = exactly synchronous."""
     in_flight_update: Literal["continue", "pause"] = "continue"
-    """What running requests do while weights change: go on, or wait for the new weights."""
+    """What happens to running requests when weights change: `continue` = they go on with the new
+    weights, `pause` = they end with the old weights first."""
     max_concurrent_prompts_per_server: Count = 32
-    """Groups in flight on one inference server."""
+    """Most groups that are played at the same time for each inference server."""
 
 
 class InferenceSection(Section):
-    """The vLLM servers that write rollouts."""
+    """The vLLM servers that sample rollouts."""
 
     inference_num_workers: Count = 1
-    """Servers; one per GPU where there are GPUs."""
+    """Number of servers; each one takes a GPU if there are GPUs."""
     inference_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Address the servers listen on."""
+    """Address on which the servers listen."""
     inference_base_port: Port = 8100
     """Port of the first server; the others take the ports after it."""
     gateway_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Address of this machine at which programs of environments reach the model."""
+    """Address of this machine at which programs that environments start reach the model."""
     gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of the same; 0 = a free one."""
+    """Port at `gateway_host`; 0 = a free one."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of a GPU's memory that vLLM may use; without a GPU it has no meaning."""
+    """Share of a GPU's memory that vLLM may use; has no meaning without a GPU."""
     max_model_len: Count | None = None
-    """Tokens of prompt and answer together; null = the smaller of `seq_len` and the model's own."""
+    """Most tokens of prompt and answer together; null = the smaller of `seq_len` and the model's
+    own limit."""
     max_num_seqs: Count = 256
-    """Requests one server works on at a time."""
+    """Requests that one server works on at a time."""
 
 
 class WeightsSection(Section):
     """How new weights reach the servers."""
 
     weight_transport: str = "auto"
-    """Name of an installed transport; `auto` takes the fastest that this machine can use."""
+    """Name of an installed transport; `auto` = the fastest that works on this machine."""
 
 
 class CheckpointSection(Section):
-    """When and where the state of the run is saved, and what a run continues from."""
+    """When and where the state of the run is saved, and where a run continues from."""
 
     checkpoint_every: Index = 0
     """Steps between checkpoints; 0 = only at the end."""
     checkpoint_dir: str | None = None
-    """Folder for checkpoints, one folder per run in it; null = `checkpoints` in the run folder."""
+    """Folder for checkpoints, with one folder per run; null = `checkpoints` in the run folder."""
     checkpoint_save_training_state: bool = True
-    """Save all that a run needs to continue; false = weights alone, for `telescope export`."""
+    """Save everything that a run needs to continue; false = weights alone, to export."""
     checkpoint_keep_last: Count | None = None
-    """Newest checkpoints to keep while the run goes on; null = all of them."""
+    """How many of the newest checkpoints to keep while the run goes on; null = all of them."""
     checkpoint_keep_every: Count | None = None
-    """Keep the checkpoints of steps that are a multiple of this as well."""
+    """Also keep the checkpoints of steps that are a multiple of this."""
     resume_from_checkpoint: Annotated[str, Field(min_length=1)] | None = None
     """Checkpoint to continue from: its folder, or `latest` for this run's newest."""
     allow_changed_environments: bool = False
-    """Continue with other code of an environment than the run had; its rewards may not compare."""
+    """Continue although an environment's code has changed; its rewards may not be comparable."""
 
 
 class EvalEntry(Section):
@@ -188,14 +191,14 @@ class EvalEntry(Section):
     eval_every: Index = 0
     """Steps between evaluations during training; 0 = none."""
     num_samples: Count = 64
-    """Held-out examples."""
+    """Number of held-out examples."""
     separate_eval_samples: bool = False
-    """Keep these examples, by their ids, out of training; an environment without an eval split
-    gives its first training examples."""
+    """Keep these examples, by their ids, out of training; if the environment has no eval split,
+    they are its first training examples."""
     rollouts: Count = 4
     """Rollouts per example."""
     pass_k: Annotated[tuple[Count, ...], Field(min_length=1)] = (1,)
-    """Values of k to report pass@k for; none above `rollouts`."""
+    """Values of k for which pass@k is reported; none above `rollouts`."""
     temperature: NotNegative = 1.0
     """Sampling temperature; 0 = greedy."""
     max_tokens: Count | None = None
@@ -203,11 +206,11 @@ class EvalEntry(Section):
     env: dict[str, JsonValue] = Field(default_factory=dict)
     """Settings of the environment itself."""
     env_addresses: tuple[str, ...] = ()
-    """`host:port` of workers that run elsewhere; none is started here then."""
+    """`host:port` of workers that run elsewhere; if given, no worker is started here."""
 
 
 class EvalsSection(Section):
-    """What is measured on held-out examples, and when."""
+    """Which evaluations on held-out examples are run, and when."""
 
     eval_before_training: bool = False
     """Run every evaluation with the initial weights."""
@@ -218,16 +221,16 @@ class EvalsSection(Section):
 
 
 class RaySection(Section):
-    """The cluster that the processes are placed on."""
+    """The cluster on which the processes are placed."""
 
     ray_address: str | None = None
     """Address of a running Ray cluster; null = start one on this machine."""
     ray_placement_timeout_s: Positive = 300.0
-    """Seconds to wait for the cluster to have room."""
+    """Seconds to wait until the cluster has room."""
     ray_inference_cpus_per_worker: Positive = 1.0
-    """CPUs reserved for each inference server; without a GPU, also the threads it computes with."""
+    """CPUs reserved for each inference server; without a GPU, also its number of threads."""
     ray_trainer_cpus_per_worker: Positive = 1.0
-    """CPUs reserved for each trainer process, and the threads it computes with on a CPU."""
+    """CPUs reserved for each trainer process; without a GPU, also its number of threads."""
 
 
 class TrainConfig(Section):
@@ -248,6 +251,6 @@ class TrainConfig(Section):
 
     @property
     def num_optimizer_steps(self) -> int:
-        """Optimizer steps of the whole run, where no minibatch is left empty."""
+        """Optimizer steps of the whole run, if no minibatch is left empty."""
         section = self.algorithm
         return self.run.number_of_steps * section.number_of_minibatches * section.ppo_epochs

@@ -1,4 +1,4 @@
-"""The settings of `[trainer]`: the optimizer and the processes it runs in."""
+"""The settings of `[trainer]`: the optimizer and the trainer processes."""
 
 from typing import Annotated, Literal
 
@@ -8,19 +8,19 @@ from telescope_train.config.fields import Count, Index, NotNegative, Positive, R
 
 
 class TrainerSection(Section):
-    """The optimizer and the processes it runs in."""
+    """The optimizer and the trainer processes."""
 
     train_backend: str = "fsdp"
     """Name of an installed backend."""
     trainer_num_workers: Count = 1
-    """Trainer processes (ranks); one per GPU where there are GPUs."""
+    """Number of trainer processes (ranks); each one takes a GPU if there are GPUs."""
     optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit"] = "adamw"
     """AdamW with moments of 32, 16 or 8 bits; `adamw_8bit` needs a GPU and torchao."""
     optimizer_cpu_offload: bool = False
     """Keep weights, gradients and optimizer state in CPU memory and step there; needs a GPU."""
     gradient_checkpointing: bool | Literal["full", "selective"] = True
-    """Compute activations again in backward instead of keeping them: all of them (`full`, true),
-    or all but those of attention and matrix products (`selective`)."""
+    """Recompute activations in the backward pass instead of keeping them: all of them (`full`,
+    true), or all except those of attention and matrix products (`selective`)."""
     learning_rate: Positive = 1e-6
     """Peak learning rate of AdamW."""
     weight_decay: NotNegative = 0.0
@@ -28,33 +28,33 @@ class TrainerSection(Section):
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the first and second moment; each at least 0 and below 1."""
     adam_eps: Positive = 1e-8
-    """Added to the denominator of Adam."""
+    """Added to the denominator of AdamW's update."""
     grad_clip: NotNegative = 1.0
-    """Largest global gradient norm; 0 = measure it and do not clip."""
+    """Largest global gradient norm; 0 = measure the norm but do not clip."""
     lr_scheduler: Literal["constant", "none", "linear", "cosine"] = "constant"
     """Shape of the learning rate after warm-up; `none` has no warm-up either."""
     warmup_steps: Index = 0
     """Optimizer steps over which the learning rate rises from 0."""
     min_lr_ratio: Ratio = 0.0
-    """Share of the peak at which `linear` and `cosine` end."""
+    """Share of the peak learning rate at which `linear` and `cosine` end."""
     seq_len: Count = 4096
     """Tokens in one packed sequence; a longer sample cannot be trained on."""
     entropy_chunk_size: Count = 1024
-    """Tokens whose logits exist at one time while log-probs and entropy are computed."""
+    """Tokens whose logits are held at one time while log-probs and entropy are computed."""
     pad_to_multiple_of: Count = 1
     """Pad the end of each packed sequence to a multiple of this many tokens."""
     compile: bool = False
-    """Compile the decoder layers; the first steps take minutes longer, and it needs a compiler."""
+    """Compile the decoder layers; needs a compiler, and the first steps take minutes longer."""
     fsdp_context_parallel_size: Count = 1
-    """Ranks that share each packed sequence, a slice of its tokens each."""
+    """Ranks that share each packed sequence; each takes a slice of its tokens."""
     use_lora: bool = False
-    """Freeze the model and train adapters of low rank beside its matrices."""
+    """Freeze the model and train low-rank adapters beside its matrices."""
     lora_rank: Count = 16
     """Rank of each adapter, with `use_lora`."""
     lora_alpha: Positive = 32.0
     """Adapters are scaled by this over `lora_rank`."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of an adapter's inputs that is dropped at random in training."""
+    """Share of an adapter's inputs that is dropped at random during training."""
     lora_target_modules: Annotated[tuple[str, ...], Field(min_length=1)] = (
         "q_proj",
         "k_proj",

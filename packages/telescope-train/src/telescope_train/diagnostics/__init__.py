@@ -1,1 +1,1 @@
-"""What is wrong, before, during and after a run. Runs in the driver and in the ranks."""
+"""Checks that find what is wrong before and during a run. Runs in the driver and in the ranks."""

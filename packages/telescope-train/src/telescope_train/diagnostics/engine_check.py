@@ -1,7 +1,8 @@
-"""What a run proves before training once servers are up: engine and trainer agree on log-probs.
+"""The check before training that inference engine and trainer agree on log-probs.
 
-A few short answers are sampled through the run's own policy and template, then scored by the
-trainer. A wrong temperature, template, dtype or set of weights shows here and not as a slow drift.
+A few short answers are sampled through the run's own policy and template, and then scored by the
+trainer. A wrong temperature, template, dtype or set of weights shows up here instead of as a slow
+drift.
 """
 
 import asyncio
@@ -21,9 +22,11 @@ from telescope_train.diagnostics.rank_checks import SelfTest
 
 PROMPTS = ("2 + 2 =", "one, two, three", "Hello!", "a b c d")
 MAX_TOKENS = 8
+"""Most tokens of each answer."""
 DEADLINE_S = 120.0
+"""Seconds that all answers together may take."""
 LIMITS = {"float32": 1e-3, "bfloat16": 5e-2}
-"""Type that either side computes in -> mean difference, nats, that rounding explains."""
+"""Type that both sides compute in -> largest mean difference, nats, that rounding explains."""
 
 
 async def check_engine(
@@ -34,9 +37,10 @@ async def check_engine(
     *,
     dtype: str,
 ) -> SelfTest:
-    """Return how far apart the log-probs are on average over the tokens of a few answers.
+    """Return the mean difference of the log-probs, nats, over the tokens of a few answers.
 
-    `logprobs` is the trainer's. Raises ConfigError when that is more than rounding explains.
+    `logprobs` is the trainer's function. Raises ConfigError if the difference is larger than
+    rounding explains, and EndpointError if the servers do not answer in time.
     """
     kinds = list(sampling.values())
     asked = [(prompt, kinds[n % len(kinds)]) for n, prompt in enumerate(PROMPTS)]
@@ -63,8 +67,9 @@ async def check_engine(
         value=mean_difference(shards, await logprobs(shards)),
         limit=LIMITS[dtype],
         unit="nats on average",
-        remedy="the servers do not sample from the model that is trained, or not as its log-probs "
-        "say; compare model, chat_template and mixed_precision_dtype of the two",
+        remedy="the servers sample from another model than the one in training, or not with the "
+        "log-probs that they report; compare model, chat_template and mixed_precision_dtype of "
+        "the two",
     ).require()
 
 

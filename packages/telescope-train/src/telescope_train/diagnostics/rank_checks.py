@@ -1,8 +1,9 @@
-"""What a trainer rank proves at its start, before a wrong number can be trained on in silence.
+"""Checks of a trainer rank at its start, so that no wrong number is trained on silently.
 
-Packing samples does not change their log-probs (attention that ignores the sample boundaries, or a
-head that does more than a product, would); a forward pass with a gradient gives the numbers of one
-without; a step at learning rate 0 moves no weight. What needs an engine is in `engine_check`.
+Packing samples must not change their log-probs. It would, if attention ignored the boundaries of
+samples, or if the output head did more than a matrix product. A forward pass with a gradient must
+give the same numbers as one without, and a step at learning rate 0 must not move any weight. Checks
+that need an inference engine are in `engine_check`.
 """
 
 from dataclasses import dataclass, replace
@@ -16,34 +17,36 @@ from telescope_train.batches.batch import PackedBatch, TrainingSample
 from telescope_train.batches.packing import pack
 
 LENGTHS = (23, 9)
+"""Tokens of the samples that are checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTest:
-    """One thing that was measured before training."""
+    """One measurement that was made before training."""
 
     name: str
     value: float
+    """The measured value, in `unit`."""
     limit: float
-    """Largest value that is sound."""
+    """Largest value that passes, in `unit`."""
     unit: str
     remedy: str
-    """What is wrong when the value is larger, and what to do."""
+    """What is wrong if the value is larger, and what to do."""
     note: str = ""
-    """What else should be known."""
+    """Anything else that a reader should know."""
 
     @property
     def is_passed(self) -> bool:
-        """Whether the value is within the limit; a value that is not finite is not."""
+        """Whether the value is within the limit; NaN and infinity never are."""
         return self.value <= self.limit
 
     @property
     def text(self) -> str:
-        """Name and value, for people."""
+        """Name and value in a form for people."""
         return f"{self.name} ({self.value:.2g} {self.unit})"
 
     def require(self) -> "SelfTest":
-        """Return this test; raises ConfigError when it is not passed."""
+        """Return this test; raises ConfigError if it has not passed."""
         if not self.is_passed:
             raise ConfigError(
                 f"self-test {self.name!r}: expected at most {self.limit:g} {self.unit}, got "
@@ -55,11 +58,11 @@ class SelfTest:
 def check_rank(
     backend: TrainerBackend, *, vocab_size: int, tolerance: float, exactness: float | None
 ) -> list[SelfTest]:
-    """Run every check of a rank and return what was measured; ConfigError for the first that fails.
+    """Run every check of a rank; returns what was measured, or raises ConfigError at a failure.
 
-    `tolerance`, nats, is for two ways to the same number, `exactness` for the same way twice; None
-    where dropout makes each forward pass with a gradient another one. Every rank calls it, and the
-    backend must not have taken a step yet.
+    `tolerance`: largest difference, nats, between two ways to compute the same number. `exactness`:
+    largest difference of importance weights from 1; None if dropout makes every forward pass with
+    a gradient different. Every rank calls this, and before the backend has taken a step.
     """
     difference = check_packing(backend, vocab_size=vocab_size, tolerance=tolerance)
     batch = _batch([_sample(np.random.default_rng(0), length, vocab_size) for length in LENGTHS])
@@ -98,7 +101,7 @@ def check_rank(
                 limit=exactness,
                 unit="away from 1 before any step",
                 remedy="a forward pass with a gradient differs from one without; turn off compile "
-                "and gradient_checkpointing, and report the model",
+                "and gradient_checkpointing, and report the model to the developers",
             ).require()
         )
     tests.append(
@@ -107,16 +110,17 @@ def check_rank(
             value=float(backend.rehearse_step()),
             limit=0.0,
             unit="weight tensors changed",
-            remedy="the optimizer moves weights on its own; use optimizer = 'adamw' and report it",
+            remedy="the optimizer moves weights on its own; use optimizer = 'adamw' and report "
+            "this to the developers",
         ).require()
     )
     return tests
 
 
 def check_packing(backend: TrainerBackend, *, vocab_size: int, tolerance: float) -> float:
-    """Compare a packed forward with one-by-one forwards; returns the largest difference, nats.
+    """Compare packed samples with single ones; returns the largest log-prob difference, nats.
 
-    Raises ConfigError when it exceeds `tolerance`. Every rank calls it.
+    Raises ConfigError if it exceeds `tolerance`, nats. Every rank calls this.
     """
     generator = np.random.default_rng(0)
     samples = [_sample(generator, length, vocab_size) for length in LENGTHS]
@@ -127,7 +131,7 @@ def check_packing(backend: TrainerBackend, *, vocab_size: int, tolerance: float)
         raise ConfigError(
             f"the model's log-probs of packed samples differ from those of single ones by "
             f"{difference:.3g} nats (at most {tolerance:g} is expected): its attention or its "
-            "output head works in a way this backend does not know; train another model"
+            "output head works in a way that this backend does not support; train another model"
         )
     return difference
 

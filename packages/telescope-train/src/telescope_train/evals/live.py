@@ -1,4 +1,4 @@
-"""Evals on the run's own servers: the same code as `telescope eval`, over token-exact policies."""
+"""Evals on the run's own servers, with the code of `telescope eval` and token-exact policies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,19 +16,20 @@ AFTER = "after"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveEvals:
-    """The evals of a run. `run` plays those that are due and records them."""
+    """The evals of a run. `run` plays evals and records them."""
 
     config: TrainConfig
     environments: Mapping[str, EnvironmentClient]
-    """By the name of the eval entry."""
+    """Name of the eval entry -> its environment."""
     policies: PolicySource
     folder: RunFolder
     concurrency: int
+    """Most rollouts that are played at the same time."""
 
     async def run(
         self, entries: Sequence[EvalEntry], tag: str, *, on_progress: Callable[[str], None]
     ) -> dict[str, EvalResult]:
-        """Play `entries` one after the other; returns results by environment."""
+        """Play `entries` one after the other; returns the results by environment."""
         results: dict[str, EvalResult] = {}
         for entry in entries:
             on_progress(f"eval {tag}: {entry.name}")
@@ -72,7 +73,7 @@ class LiveEvals:
 def eval_settings(
     entry: EvalEntry, config: TrainConfig, *, concurrency: int, split: Split = Split.EVAL
 ) -> EvalSettings:
-    """Return what `entry` asks for."""
+    """Return the settings of the eval `entry`; what it leaves out comes from `[rollout]`."""
     return EvalSettings(
         num_examples=entry.num_samples,
         rollouts=entry.rollouts,

@@ -24,8 +24,8 @@ from telescope_train.inference.wire import (
     column,
 )
 
-# As long as the ranks may take to send (`weights.gloo.TRANSFER_DEADLINE_S`), because the servers
-# answer `/update_weights` only once they have received everything.
+# The limit of each wait of a weight transfer as well (`weights.gloo.TRANSFER_DEADLINE_S`), because
+# servers answer `/update_weights` only once they have received everything.
 CONTROL_DEADLINE_S = 120.0
 """Longest that a control call may take, its retries included, in seconds."""
 _PAUSES_S = (0.25, 0.5, 1.0)

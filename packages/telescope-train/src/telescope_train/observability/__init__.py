@@ -1,1 +1,1 @@
-"""What leaves a run for people: the view in the terminal. Runs in the driver."""
+"""What a run shows to people: the view in the terminal. Runs in the driver."""

@@ -1,6 +1,7 @@
-"""What a person sees of a run while it goes on, and at its end. Draws; computes no metric.
+"""What a person sees of a run while it goes on, and at its end. Shows metrics and computes none.
 
-On a terminal one panel of at most 24 lines is redrawn in place; elsewhere each step is one line.
+On a terminal, one panel of at most 24 lines is redrawn in place. Elsewhere each step prints one
+line.
 """
 
 import time
@@ -70,7 +71,7 @@ _TOPICS = (
 
 
 class LiveView:
-    """Shows the rows of a run as they come; use it as a context manager."""
+    """Shows the metrics of a run as they come; use it as a context manager."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class LiveView:
         console: Console | None = None,
         rows_before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """`rows_before`: of the steps that were done before, when a run is resumed."""
+        """`rows_before`: metrics of the steps that were done earlier, if a run is resumed."""
         self._total_steps = total_steps
         self._environments = list(environments)
         self._console = console or Console()
@@ -109,13 +110,13 @@ class LiveView:
             self._live = None
 
     def phase(self, text: str) -> None:
-        """Say what the run does now."""
+        """Show what the run does now."""
         self._phase = text
         if self._live is None:
             self._console.print(f"{self._elapsed()} {text}", highlight=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Say something that stays to be read, above the panel where there is one."""
+        """Print text that stays visible, above the panel if there is one."""
         self._console.print(f"{self._elapsed()} {text}", highlight=False, soft_wrap=True)
 
     def update(self, row: Mapping[str, Any]) -> None:
@@ -181,7 +182,7 @@ class LiveView:
 
 
 def _numbers(row: Mapping[str, Any]) -> Table:
-    """Return the numbers of one step, one topic per line."""
+    """Return the numbers of one step, with one topic per line."""
     grid = Table.grid(padding=(0, 2))
     for topic, entries in _TOPICS:
         cells = [
@@ -214,7 +215,7 @@ def _number(row: Mapping[str, Any], key: str, spec: str) -> str:
 def print_resume(
     step: int, checkpoint: str, changed: Sequence[str], *, console: Console | None = None
 ) -> None:
-    """Say what a run continues from, and which settings are not what they were."""
+    """Print what a run continues from, and which of its settings have changed."""
     console = console or Console()
     lines = [f"continuing from {checkpoint} ({step} steps done)"]
     if changed:
@@ -223,7 +224,7 @@ def print_resume(
 
 
 def print_summary(summary: Mapping[str, Any], *, console: Console | None = None) -> None:
-    """Print what came of a run, from the content of its `summary.json`."""
+    """Print the results of a run from the content of its `summary.json`."""
     console = console or Console()
     console.print(Text(f"\nrun {summary.get('name', '')} finished", style="bold"))
     first, last = summary.get("first_20_mean"), summary.get("last_20_mean")

@@ -1,4 +1,4 @@
-"""Before a run: settings from files and flags, whether they can work, and the dry run.
+"""Before a run: read settings from files and flags, check them, and show the dry run.
 
 Runs in the driver and imports neither torch nor transformers nor ray.
 """

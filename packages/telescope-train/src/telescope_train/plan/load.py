@@ -1,4 +1,4 @@
-"""From files and flags to a checked `TrainConfig`."""
+"""Reads settings files and flags into a checked `TrainConfig`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from telescope_train.plan.checks.config import check_config
 
 
 def load_train_config(files: Sequence[Path], flags: Sequence[str] = ()) -> TrainConfig:
-    """Return settings that fit together; raises ConfigError naming every one that does not."""
+    """Return settings that fit together; raises ConfigError that names all that do not."""
     config = load_config(
         TrainConfig, files, flags, known_names=PLANNED_NAMES, foreign_names=FOREIGN_NAMES
     )

@@ -1,4 +1,4 @@
-"""A plan as text for a terminal, at most 80 columns wide."""
+"""Renders a plan as text for a terminal, at most 80 columns wide."""
 
 import textwrap
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def _codes(plan: Plan) -> Iterator[str]:
             parts.append(f"digest {code.lock_digest[:12]}")
         yield _row(name, ", ".join(parts))
     if not plan.codes:
-        yield "  none of them is here"
+        yield "  none of them is on this machine"
 
 
 def _row(name: str, detail: str) -> str:

@@ -1,8 +1,8 @@
 """Which example comes next: a weighted, seeded draw over environments.
 
-Finite splits are visited without replacement, in a new order each epoch; endless ones in order.
-What replaces a rejected group is drawn beside that sequence: when groups are rejected depends on
-the clock, and must change neither what comes next nor which example replaces which.
+Finite splits are visited without replacement, in a new order in each epoch, and endless splits in
+order. The replacement of a rejected group is not drawn from that sequence. When a group is rejected
+depends on the clock, which must change neither the sequence nor the choice of replacements.
 """
 
 import random
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _BEYOND_ANY_RUN = (2**31, 2**32)
-"""Examples of an endless split that no run reaches in order."""
+"""Range of indices of an endless split that no run reaches in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,18 +23,19 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One environment's share."""
+    """One environment to draw from."""
 
     environment: str
     weight: float
+    """Share of the draws, relative to the other environments."""
     num_examples: int | None
-    """None = endless."""
+    """Size of the split; None = endless."""
     held_out: frozenset[int] = frozenset()
-    """Indices that are never drawn."""
+    """Indices of examples that are never drawn."""
 
 
 class ExampleDraw:
-    """Draws for ever. `position` counts draws; equal seeds and sources give equal sequences."""
+    """Draws without end. `position` counts draws; equal seeds and sources give equal sequences."""
 
     def __init__(self, sources: Sequence[Source], *, seed: int) -> None:
         self._sources = {source.environment: source for source in sources}
@@ -55,9 +56,10 @@ class ExampleDraw:
         return Drawn(environment=name, example_index=self._index(name, taken))
 
     def replacement(self, rejected: Drawn, group_id: str) -> Drawn:
-        """Return what is played as `group_id`, in the place of `rejected`.
+        """Return the example that is played as `group_id`, in the place of `rejected`.
 
-        Follows from the seed and `group_id` alone. Another example, unless there is only one.
+        It follows from the seed, `group_id` and `rejected` alone, and is a different example
+        unless there is only one.
         """
         chance = random.Random(f"replacement/{self._seed}/{group_id}")
         names = list(self._sources)
@@ -71,13 +73,13 @@ class ExampleDraw:
         return Drawn(environment=name, example_index=index + (index >= rejected.example_index))
 
     def skip_to(self, position: int) -> None:
-        """Draw and drop until `position` draws were made."""
+        """Draw and discard examples until `position` draws were made."""
         while self.position < position:
             self.next()
 
     @property
     def taken(self) -> Mapping[str, int]:
-        """How many examples each environment gave so far."""
+        """How many examples were drawn from each environment so far."""
         return dict(self._taken)
 
     def _index(self, name: str, taken: int) -> int:
@@ -95,7 +97,7 @@ class ExampleDraw:
 
 
 def _skipping(taken: int, held_out: frozenset[int]) -> int:
-    """Return index number `taken` of those that are not held out."""
+    """Return the index at position `taken` among the indices that are not held out."""
     index = taken
     for held in sorted(held_out):
         index += held <= index

@@ -1,7 +1,7 @@
-"""Checkpoints of `telescope sft`: where training continues, and saving between steps.
+"""Checkpoints of `telescope sft`: saving between steps, and where training continues.
 
-The folders are those of `telescope train`; where the data stands follows from the seed and the
-number of steps done, so nothing of it is saved.
+The folders have the form of those of `telescope train`. The position in the data follows from the
+seed and the number of steps done, so it is not saved.
 """
 
 import json
@@ -23,8 +23,8 @@ MAY_DIFFER = frozenset(
         "resume_from_checkpoint",
     }
 )
-"""Settings that a resumed training may change; with another of the rest, the weights or the place
-in the data would mean something else."""
+"""Settings that may change when training is resumed. If one of the others changed, the weights or
+the position in the data would mean something else."""
 
 
 def log_folder(config: SftConfig) -> Path:
@@ -34,10 +34,10 @@ def log_folder(config: SftConfig) -> Path:
 
 
 def sft_resume_point(config: SftConfig) -> RunCheckpoint | None:
-    """Return the checkpoint to continue from; None for a start from the beginning.
+    """Return the checkpoint to continue from; None if training starts from the beginning.
 
-    Raises ConfigError when there is none, when settings differ that must not, and when a start
-    from the beginning would mix its checkpoints with older ones.
+    Raises ConfigError if there is no such checkpoint, if settings differ that must be the same, or
+    if a start from the beginning would mix its checkpoints with older ones.
     """
     own = log_folder(config) / "checkpoints"
     found, given = complete_checkpoints(own), config.resume_from_checkpoint
@@ -45,13 +45,13 @@ def sft_resume_point(config: SftConfig) -> RunCheckpoint | None:
         if not found:
             raise ConfigError(
                 f"resume_from_checkpoint = {LATEST!r}: {str(own)!r} holds no complete checkpoint; "
-                "remove the setting to start from the beginning, or give the folder of one"
+                "remove the setting to start from the beginning, or give the folder of a checkpoint"
             )
         return _checked(found[-1], config)
     if found:
         raise ConfigError(
             f"{str(own)!r} holds checkpoints of an earlier training; continue the newest with "
-            f"resume_from_checkpoint = {LATEST!r}, or choose another output, or delete them"
+            f"resume_from_checkpoint = {LATEST!r}, choose another output, or delete them"
         )
     return None if given is None else _checked(read_checkpoint(Path(given).expanduser()), config)
 
@@ -60,7 +60,8 @@ def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
     where, before = str(checkpoint.path), checkpoint.manifest.config.get("sft")
     if before is None:
         raise ConfigError(
-            f"{where!r} is of `telescope train`; export it, and give the export as model"
+            f"{where!r} is a checkpoint of `telescope train`; export it, and set model to the "
+            "exported folder"
         )
     now = config.model_dump(mode="json")
     changed = [
@@ -71,18 +72,18 @@ def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
     if changed:
         raise ConfigError(
             f"training can be resumed only with the model, examples, batch size and seed that it "
-            f"had in {where!r}; set these back:\n" + "\n".join(changed)
+            f"had in {where!r}; restore these settings:\n" + "\n".join(changed)
         )
     if checkpoint.step >= config.number_of_steps:
         raise ConfigError(
             f"{where!r} has {checkpoint.step} steps, and number_of_steps is "
-            f"{config.number_of_steps}: nothing is left to do; raise number_of_steps"
+            f"{config.number_of_steps}, so nothing is left to do; raise number_of_steps"
         )
     return checkpoint
 
 
 def rows_until(path: Path, step: int) -> list[str]:
-    """Return the lines of `metrics.jsonl` up to `step`: what came later is measured again."""
+    """Return the lines of `metrics.jsonl` up to `step`, because later steps are measured again."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [line for line in lines if json.loads(line)["step"] <= step]
 
@@ -94,7 +95,7 @@ def checkpointer(
     *,
     resumed_from: RunCheckpoint | None,
 ) -> Checkpointer:
-    """Return what saves the training between its steps."""
+    """Return the `Checkpointer` that saves the training between its steps."""
     run = SavedRun(
         name=Path(config.output).name,
         folder=(log_folder(config) / "checkpoints").absolute(),

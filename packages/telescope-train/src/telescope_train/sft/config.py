@@ -23,7 +23,7 @@ from telescope_train.plan.checks.checkpoint import checkpoint_problems
 
 
 class SftEnvironment(Section):
-    """One environment whose gold answers are learnt."""
+    """One environment whose gold answers are learned."""
 
     name: Annotated[str, Field(min_length=1)]
     """Installed id with an optional `@version`, or `module:Class`."""
@@ -41,13 +41,13 @@ class SftConfig(Section):
     make_tiny_model: bool = False
     """Write a new model of about 0.6M parameters, with a character tokenizer, to `model` first."""
     output: Annotated[str, Field(min_length=1)]
-    """Folder that the trained model is written to, in Hugging Face format."""
+    """Folder to which the trained model is written, in Hugging Face format."""
     environments: tuple[SftEnvironment, ...] = ()
-    """Environments whose gold answers are learnt; either these or a `dataset`."""
+    """Environments whose gold answers are learned; set either these or `dataset`."""
     dataset: Annotated[str, Field(min_length=1)] | None = None
     """Conversations to learn: a JSON Lines file, a folder, or an id on the Hugging Face Hub."""
     dataset_subset: str | None = None
-    """Which of several data sets under one name is meant."""
+    """Subset of a dataset on the Hub that has several."""
     dataset_split: str = "train"
     """Split of the dataset."""
     dataset_revision: str | None = None
@@ -55,9 +55,10 @@ class SftConfig(Section):
     messages_field: str = "messages"
     """Column with the conversations: lists of messages with role and content."""
     too_long: Literal["refuse", "truncate", "drop"] = "refuse"
-    """What becomes of a conversation of more than `seq_len` tokens; cuts and drops are counted."""
+    """What happens to a conversation of more than `seq_len` tokens; cut and dropped ones are
+    counted."""
     num_examples: Count | None = None
-    """Different examples to learn; null = 8192 gold answers, or the whole dataset."""
+    """Number of different examples to learn; null = 8192 gold answers, or the whole dataset."""
     number_of_steps: Count = 300
     """Optimizer steps."""
     batch_size: Count = 64
@@ -69,52 +70,52 @@ class SftConfig(Section):
     warmup_steps: Index = 10
     """Steps over which the learning rate rises from 0."""
     min_lr_ratio: Ratio = 0.1
-    """Share of the peak at which `linear` and `cosine` end."""
+    """Share of the peak learning rate at which `linear` and `cosine` end."""
     weight_decay: NotNegative = 0.01
     """Decoupled weight decay."""
     grad_clip: NotNegative = 1.0
-    """Largest global gradient norm; 0 = measure it and do not clip."""
+    """Largest global gradient norm; 0 = measure the norm but do not clip."""
     gradient_checkpointing: bool | Literal["full", "selective"] = True
-    """Compute activations again in backward instead of keeping them: all of them (`full`, true),
-    or all but those of attention and matrix products (`selective`)."""
+    """Recompute activations in the backward pass instead of keeping them: all of them (`full`,
+    true), or all except those of attention and matrix products (`selective`)."""
     seq_len: Count = 4096
     """Tokens in one packed sequence; a longer example is refused."""
     entropy_chunk_size: Count = 1024
-    """Tokens whose logits exist at one time."""
+    """Tokens whose logits are held at one time."""
     model_dtype: Dtype = "float32"
     """Type of the weights that the optimizer updates."""
     mixed_precision_dtype: Dtype | None = None
-    """Type used in forward and backward; null = bfloat16 on CUDA, float32 on CPU."""
+    """Type used in forward and backward passes; null = bfloat16 on CUDA, float32 on CPU."""
     chat_template: str | None = None
     """Jinja file that replaces the chat template of the model's tokenizer, or the name of a
-    shipped one: `chatml-keeps-thinking`."""
+    shipped template: `chatml-keeps-thinking`."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Stop when a sampled answer is expected to be the gold one this often."""
+    """Stop when a sampled answer is expected to be the gold answer with this probability."""
     num_held_out: Count = 128
-    """Further examples that are not learnt, to measure accuracy and loss on."""
+    """Number of further examples that are not learned, to measure accuracy and loss on."""
     loss_log_every: Count = 10
-    """Steps between measurements: rows of `metrics.jsonl`."""
+    """Steps between measurements; each is a row of `metrics.jsonl`."""
     checkpoint_every: Index = 0
-    """Steps between checkpoints, kept in `<output>-log/checkpoints`; 0 = none."""
+    """Steps between checkpoints, which are kept in `<output>-log/checkpoints`; 0 = none."""
     checkpoint_keep_last: Count | None = None
-    """Newest checkpoints to keep; null = all of them."""
+    """How many of the newest checkpoints to keep; null = all of them."""
     checkpoint_keep_every: Count | None = None
-    """Keep the checkpoints of steps that are a multiple of this as well."""
+    """Also keep the checkpoints of steps that are a multiple of this."""
     resume_from_checkpoint: Annotated[str, Field(min_length=1)] | None = None
     """Checkpoint to continue from: its folder, or `latest` for the newest of this output."""
     seed: Index = 0
-    """Seeds the model, the order of examples and every random generator."""
+    """Seed of the model, the order of examples and every random generator."""
 
 
 def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConfig:
-    """Return settings that fit together; raises ConfigError naming what does not."""
+    """Return settings that fit together; raises ConfigError naming those that do not."""
     config = load_config(SftConfig, files, flags)
     _check_source(config)
     names = [environment.name for environment in config.environments]
     if len(set(names)) != len(names):
-        raise ConfigError(f"environments: each can be named once, got {', '.join(names)}")
+        raise ConfigError(f"environments: each can be listed only once, got {', '.join(names)}")
     if config.lr_scheduler == "none" and "warmup_steps" in config.model_fields_set:
         raise ConfigError('lr_scheduler "none" has no warm-up; remove warmup_steps')
     if config.warmup_steps > config.number_of_steps:
@@ -125,12 +126,12 @@ def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConf
     for problem in checkpoint_problems(checkpoint_section(config), config.number_of_steps):
         raise ConfigError(problem.removeprefix("checkpoint."))
     if config.make_tiny_model and Path(config.model).resolve() == Path(config.output).resolve():
-        raise ConfigError("model and output must be two folders when make_tiny_model is set")
+        raise ConfigError("model and output must be different folders if make_tiny_model is set")
     return config
 
 
 def checkpoint_section(config: SftConfig) -> CheckpointSection:
-    """Return the settings of checkpoints as `telescope train` has them; what is unset stays so."""
+    """Return the checkpoint settings in the form of `telescope train`; unset ones stay unset."""
     names = ("checkpoint_every", "checkpoint_keep_last", "checkpoint_keep_every")
     return CheckpointSection(
         **{name: getattr(config, name) for name in names if was_set(config, name)}
@@ -138,11 +139,11 @@ def checkpoint_section(config: SftConfig) -> CheckpointSection:
 
 
 def _check_source(config: SftConfig) -> None:
-    """Raise ConfigError unless the examples come from one place and its settings are used."""
+    """Raise ConfigError unless there is one source of examples and its settings have an effect."""
     if bool(config.environments) == (config.dataset is not None):
         raise ConfigError(
-            "give either [[environments]], whose gold answers are learnt, or dataset, whose "
-            f"conversations are; got {'both' if config.environments else 'neither'}"
+            "set either [[environments]], whose gold answers are learned, or dataset, whose "
+            f"conversations are learned; got {'both' if config.environments else 'neither'}"
         )
     fields = ("dataset_subset", "dataset_split", "dataset_revision", "messages_field", "too_long")
     given = [field for field in fields if was_set(config, field)]

@@ -16,15 +16,15 @@ _FILES = (".json", ".jsonl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """One row."""
+    """One row of the dataset."""
 
     label: str
-    """How messages name it."""
+    """Name of the row in error messages."""
     messages: tuple[Message, ...]
 
 
 def read_conversations(config: SftConfig) -> list[Conversation]:
-    """Return every conversation of the dataset; raises ConfigError naming a row that is none."""
+    """Return all conversations of the dataset; raises ConfigError naming a row that is not one."""
     assert config.dataset is not None, "settings without a dataset have environments"
     rows = _load(config)
     if config.messages_field not in rows.column_names:
@@ -41,12 +41,12 @@ def read_conversations(config: SftConfig) -> list[Conversation]:
 
 
 def _load(config: SftConfig) -> Any:
-    """Return the rows: something with `column_names` and columns by name."""
+    """Return the rows: an object with `column_names` that gives columns by name."""
     try:
         import datasets
     except ImportError as error:
         raise ConfigError(
-            "a dataset is read with the package datasets, which is not installed; run: "
+            "reading a dataset needs the package datasets, which is not installed; run: "
             "pip install 'telescope-train[datasets]'"
         ) from error
     assert config.dataset is not None, "settings without a dataset have environments"
@@ -56,7 +56,7 @@ def _load(config: SftConfig) -> Any:
             if path.suffix not in _FILES:
                 raise ConfigError(
                     f"dataset {config.dataset!r} must end in {' or '.join(_FILES)} to be read "
-                    "as JSON Lines; rename it, or give a folder of parquet files"
+                    "as JSON Lines; rename the file, or give a folder of parquet files"
                 )
             return datasets.load_dataset(
                 "json", data_files={config.dataset_split: str(path)}, split=config.dataset_split
@@ -75,19 +75,19 @@ def _load(config: SftConfig) -> Any:
 
 
 def _messages(row: Any, label: str) -> tuple[Message, ...]:
-    """Return the conversation in `row`, up to the last thing the assistant said."""
+    """Return the conversation in `row`, up to the last message of the assistant."""
     if not isinstance(row, Sequence) or isinstance(row, str) or not row:
         raise ConfigError(f"{label}: expected a list of messages, got {_shown(row)}")
     messages = tuple(_message(fields, label) for fields in row)
     ends = [index for index, one in enumerate(messages) if one.role == "assistant"]
     if not ends:
         raise ConfigError(
-            f"{label}: has no message of the assistant, so nothing can be learnt from it; remove it"
+            f"{label}: has no assistant message, so nothing can be learned from it; remove the row"
         )
     if ends[0] == 0:
         raise ConfigError(
-            f"{label}: begins with the assistant, which nothing was said to; remove it, or "
-            "put a message before it"
+            f"{label}: begins with an assistant message that answers nothing; remove that message, "
+            "or put another message before it"
         )
     return messages[: ends[-1] + 1]
 
@@ -100,12 +100,12 @@ def _message(fields: Any, label: str) -> Message:
         )
     content = fields.get("content")
     if content is not None and not isinstance(content, str):
-        raise ConfigError(f"{label}: expected a content of text, got {_shown(content)}")
+        raise ConfigError(f"{label}: expected text as content, got {_shown(content)}")
     try:
         return message_from_json(fields)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{label}: expected tool calls as the chat API has them, with function.name and "
+            f"{label}: expected tool calls as in the chat API, with function.name and "
             f"function.arguments, got {_shown(fields.get('tool_calls'))}"
         ) from error
 

@@ -1,4 +1,4 @@
-"""Gold answers of environments, or conversations of a dataset, as samples to learn from."""
+"""Turns gold answers of environments, or conversations of a dataset, into samples to learn."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -18,30 +18,30 @@ from telescope_train.sft.config import SftConfig, SftEnvironment
 from telescope_train.sft.dataset import Conversation, read_conversations
 
 NUM_GOLDS = 8192
-"""Gold answers to learn unless the settings say otherwise."""
+"""How many gold answers are learned unless the settings set another number."""
 _CONCURRENT_GOLDS = 64
 Render = Callable[[Sequence[Sequence[Message]]], list[list[RenderedConversation]]]
-"""Conversations to the samples of each."""
+"""Function from conversations to the samples of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldSamples:
-    """What is learnt, and what is kept aside to measure on."""
+    """The samples to learn, and the samples that are held out to measure on."""
 
     learnt: list[TrainingSample]
     held_out: list[TrainingSample]
     num_truncated: int = 0
-    """Conversations that were cut to `seq_len`."""
+    """Number of conversations that were cut to `seq_len` tokens."""
     num_dropped: int = 0
-    """Conversations left out: longer than `seq_len`, or cut before the assistant's first word."""
+    """Number of conversations left out: too long, or cut before the first assistant token."""
 
 
 async def gold_samples(
     config: SftConfig, tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int] = ()
 ) -> GoldSamples:
-    """Draw gold answers by weight: what is learnt from train splits, the rest from eval splits.
+    """Take gold answers by weight: samples to learn from train splits, held-out from eval splits.
 
-    `end_ids` are the tokens that end a turn, beside the tokenizer's EOS.
+    `end_ids` are the tokens that end a turn, besides the tokenizer's EOS.
     """
     total_weight = sum(environment.weight for environment in config.environments)
     learnt, held_out = [], []
@@ -63,7 +63,7 @@ async def gold_samples(
 async def _golds(
     environment: SftEnvironment, wanted: Mapping[Split, int]
 ) -> dict[Split, list[Rollout]]:
-    """Return up to so many gold rollouts of each split; fewer where it is smaller."""
+    """Return the wanted number of gold rollouts of each split, or all if the split is smaller."""
     client = open_environment(environment.name, dict(environment.env))
     try:
         description = await client.describe()
@@ -74,7 +74,7 @@ async def _golds(
             if num_golds == 0:
                 raise ConfigError(
                     f"environment {environment.name!r} has no examples in its {split} split; "
-                    "the train split is learnt, the eval split measures"
+                    "the train split is learned, and the eval split is measured on"
                 )
             golds[split] = []
             for start in range(0, num_golds, _CONCURRENT_GOLDS):
@@ -91,7 +91,7 @@ async def _golds(
 def _checked(client: EnvironmentClient, rollout: Rollout | None, threshold: float) -> Rollout:
     if rollout is None:
         raise ConfigError(
-            f"environment {client.name!r} has no gold answers, so nothing can be learnt from it; "
+            f"environment {client.name!r} has no gold answers, so nothing can be learned from it; "
             "remove it from environments"
         )
     if rollout.status is RolloutStatus.FAILED:
@@ -126,9 +126,9 @@ def _samples(rollouts: Sequence[Rollout], render: Render, *, seq_len: int) -> li
 def dataset_samples(
     config: SftConfig, tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int] = ()
 ) -> GoldSamples:
-    """Read the dataset: some conversations, drawn by the seed, are held out, the rest learnt.
+    """Read the dataset. Some conversations, drawn by the seed, are held out; the rest is learned.
 
-    `end_ids` are the tokens that end a turn, beside the tokenizer's EOS.
+    `end_ids` are the tokens that end a turn, besides the tokenizer's EOS.
     """
     assert config.dataset is not None, "settings without a dataset have environments"
     conversations = read_conversations(config)
@@ -136,7 +136,7 @@ def dataset_samples(
     if len(conversations) <= num_held_out:
         raise ConfigError(
             f"dataset {config.dataset!r} has {len(conversations)} conversations and num_held_out "
-            f"is {num_held_out}: none would be left to learn; lower num_held_out"
+            f"is {num_held_out}, so none would be left to learn; lower num_held_out"
         )
     order = np.random.default_rng(config.seed).permutation(len(conversations))
     chosen = order if limit is None else order[: num_held_out + limit]
@@ -189,7 +189,7 @@ def _fitted(conversations: Sequence[Conversation], config: SftConfig, render: Re
 
 
 def _is_kept(part: RenderedConversation, config: SftConfig) -> bool:
-    """Whether a sample fits in `seq_len`, or may be cut and still has something to learn."""
+    """Return whether a sample fits in `seq_len`, or may be cut and still has tokens to learn."""
     if len(part.token_ids) <= config.seq_len:
         return True
     return config.too_long == "truncate" and bool(part.mask[: config.seq_len].any())

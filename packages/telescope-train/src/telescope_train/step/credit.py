@@ -128,6 +128,8 @@ def assign_credit(
         for key, rollouts in usable.items()
         for rollout, advantage in zip(rollouts, advantages[key].tolist(), strict=True)
     }
+    # Shaped rewards decide whether a group teaches: a penalty can tell equal rewards apart. A range
+    # in the config overrides the one that the environment declares.
     no_credit = too_few | {
         key: _reason(usable[key], {**rules.declared, **ranges})
         for key, advantages_G in advantages.items()
@@ -168,6 +170,8 @@ def assign_credit(
 
 def scored_rollouts(group: Group) -> list[Rollout]:
     """Return the kept rollouts of `group`, each of which has a reward."""
+    # A failure of an environment or a server says nothing about the policy. With a reward of 0 it
+    # would be learned as a bad answer.
     rollouts = [r for r in group.rollouts if r.status is RolloutStatus.KEPT]
     for rollout in rollouts:
         assert rollout.reward is not None, f"kept rollout {group.id}/{rollout.index} has no reward"
@@ -213,6 +217,7 @@ def _configured_ranges(config: TrainConfig) -> dict[str, RewardRange]:
 
 
 def _raw(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
+    # float64 costs nothing for one number per rollout, and means of rewards lose fewer bits.
     return np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
 
 

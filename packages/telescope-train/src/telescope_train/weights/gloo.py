@@ -17,8 +17,8 @@ from telescope_train.weights.buckets import flattened, in_buckets
 TRANSFER_DEADLINE_S = 120.0
 """Longest wait for the other side, in seconds.
 
-Shorter than the time that the other trainer ranks wait for rank 0 (`worker.COLLECTIVE_TIMEOUT_S`), so
-a lost server is reported as such and not as a dead rank.
+Shorter than `worker.COLLECTIVE_TIMEOUT_S`, for which the other trainer ranks wait for rank 0, so
+rank 0 reports a lost server before the others take it for dead.
 """
 
 
@@ -55,7 +55,7 @@ class GlooGroup:
         self._group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Send `tensor` from rank 0, or receive into it on other ranks; returns when that is done."""
+        """Send `tensor` from rank 0, or receive into it on the others; returns when done."""
         options = BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0

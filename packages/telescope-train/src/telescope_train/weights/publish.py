@@ -66,7 +66,7 @@ class WeightPublisher:
             "dtypes": [row["dtype"] for row in header_rows],
             "shapes": [row["shape"] for row in header_rows],
         }
-        # No retries from here on: a second start, update or finish would not do the same again.
+        # None of these calls is repeatable: vLLM refuses to start or finish an update twice.
         receiving = [
             client.control("/update_weights", {"update_info": update})
             for client in self._pool.clients
@@ -95,5 +95,5 @@ class WeightPublisher:
 
 async def _together(*calls: Awaitable[None]) -> None:
     """Await all calls; the first failure is raised at once."""
-    # Nothing is cancelled: a broadcast in a rank cannot be interrupted and ends by its own deadline.
+    # The others are not cancelled: a broadcast cannot be interrupted and has a deadline of its own.
     await asyncio.gather(*calls)

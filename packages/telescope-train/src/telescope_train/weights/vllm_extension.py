@@ -20,8 +20,8 @@ from telescope_train.weights.buckets import empty, in_buckets, size_bytes, unfla
 from telescope_train.weights.gloo import GlooGroup
 
 if torch.cpu._is_amx_tile_supported():
-    # The kernel grants AMX to a process on request. Without it a bfloat16 model on a machine with AMX
-    # dies of SIGILL at its first request.
+    # Linux grants AMX to a process on request only. Without this, a bfloat16 model on a machine
+    # with AMX dies of SIGILL at its first request.
     torch.cpu._init_amx()
 
 
@@ -73,8 +73,8 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
 
     def start_weight_update(self) -> None:
         """Bring every layer back into the form that weights are loaded into."""
-        # vLLM changes weights after loading (it packs and fuses them), so they cannot be overwritten
-        # with weights as Hugging Face stores them.
+        # vLLM processes weights after loading (on the CPU it packs matrices), so weights as Hugging
+        # Face stores them cannot be written over the result.
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
@@ -85,8 +85,8 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
         """Load each tensor as it arrives."""
-        # A generator: the next bucket is received once the loader asks for it, so the model is never
-        # in memory twice.
+        # From a generator: the next bucket is received when the loader asks for it, so the model is
+        # never in memory twice.
         self.model.load_weights(self._receive(update_info))
 
     def finish_weight_update(self) -> None:
@@ -131,6 +131,6 @@ def repack_heads(model: torch.nn.Module) -> None:
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
-# The module may be imported again in the same process, and registering twice is an error.
+# Registering a name twice is an error, for example if the module is reloaded.
 if "gloo" not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine("gloo", GlooEngine)

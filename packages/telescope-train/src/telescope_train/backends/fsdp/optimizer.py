@@ -44,8 +44,8 @@ def make_optimizer(
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Use `rate` from the next step on."""
-    # torchao keeps the rate in a tensor, because its step is compiled and a new number would compile
-    # it again. So the tensor is filled, not replaced.
+    # torchao keeps the rate in a tensor, because its step is compiled and would be compiled again
+    # for every new number. So the tensor is filled, not replaced.
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)

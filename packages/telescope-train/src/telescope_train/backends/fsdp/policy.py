@@ -42,6 +42,7 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         trust_remote_code=settings.model.trust_remote_code,
     )
     size = trainer.fsdp_context_parallel_size
+    # First, because a size that does not fit would only show as a wrong shape in attention.
     check_context(loaded.model, size)
     attention = choose_attention(loaded.model, device, dtype, is_row_shared=size > 1)
     context = join_context(size)

@@ -68,8 +68,8 @@ class FrozenCopy:
 
     def update(self) -> None:
         """Copy this rank's shards."""
-        # Both are sharded alike, so nothing is gathered; copy_ rounds master weights to the dtype of
-        # the layers. Resharded first, because writes to whole parameters would be lost.
+        # Both are sharded alike, so nothing is gathered; copy_ rounds master weights to the dtype
+        # of the layers. Resharded first, because writes to whole parameters would be lost.
         reshard(self._copy)
         reshard(self._policy)
         pairs = zip(self._copy.parameters(), self._policy.parameters(), strict=True)
@@ -118,6 +118,7 @@ class AdaptersAside:
 
     def update(self) -> None:
         """Keep a copy of the adapters as they are now."""
+        # The frozen weights below them never change, so adapters are all that a copy needs.
         self._kept = self._adapters()
 
     def state(self) -> dict[str, Any]:

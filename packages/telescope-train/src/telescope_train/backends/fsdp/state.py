@@ -110,6 +110,7 @@ def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Opt
         "progress": asdict(Progress()),
     }
     if any(key.startswith("optimizer.") for key in keys):
+        # For want of moments to fill, torch takes a step here, at rate 0 with gradients of 0.
         state["optimizer"] = get_optimizer_state_dict(policy, optimizer, options=_TRAINED)
     has_random_state = any(key.startswith(f"{_random_key()}.") for key in keys)
     if has_random_state:

@@ -72,8 +72,8 @@ class EngineThread(EngineCore):
         self, vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool
     ) -> None:
         super().__init__(vllm_config, executor_class, log_stats)
-        # Appending to a deque and taking from it are atomic. With a lock, the event loop would
-        # have to wait for the step in progress before it could queue a request.
+        # Appending to a deque and taking from it are atomic, so the event loop can queue requests
+        # without a lock while a step runs.
         self._inbox: deque[tuple[EngineCoreRequest, GrowingCompletion | None]] = deque()
         self._aborts: deque[list[str]] = deque()
         self._completions = GrowingCompletions()
@@ -92,7 +92,6 @@ class EngineThread(EngineCore):
     def turn(self) -> EngineStep:
         """Take in what was queued and step once."""
         self._admit()
-        # Blocks this thread alone: the event loop runs on whenever torch releases the interpreter.
         outputs, model_executed = self.step_fn()
         self.post_step(model_executed)
         # Outputs are keyed by client, and this process is client 0, the only one.
@@ -107,7 +106,6 @@ class EngineThread(EngineCore):
             # The requests wait for another thread, for example for one that compiles a grammar.
             # Stepping on without a pause would take the interpreter away from it.
             time.sleep(_IDLE_S)
-        # Requests that were queued during the step also count, or nobody would step for them.
         has_more = has_work or bool(self._inbox) or bool(self._aborts)
         return EngineStep(ready, self._completions.ended(), has_more)
 
@@ -119,8 +117,8 @@ class EngineThread(EngineCore):
         With `wait` it returns a future, which completes when the running requests have ended.
         """
         if mode == "abort":
-            # Requests that are still queued are aborted as well. Otherwise they would be sampled
-            # after the pause, although their callers were told that the pause aborts everything.
+            # Requests that are still queued are taken in first, so that they are aborted as well
+            # and not sampled after the pause.
             self._admit()
             self._abort_all()
         if mode != "wait":
@@ -130,7 +128,6 @@ class EngineThread(EngineCore):
         self.scheduler.set_pause_state(PauseState.PAUSED_NEW)
         self._drain = (Future(), clear_cache)
         future = self._drain[0]
-        # An idle engine has nothing to drain, and need not wait for another step to find out.
         self._end_drain()
         return future
 
@@ -166,7 +163,6 @@ class EngineThread(EngineCore):
             try:
                 self.add_request(*self.preprocess_add_request(request))
             except Exception:
-                # As in vLLM's engine process, a request that cannot be added fails alone.
                 logger.exception("cannot add request %s", request.request_id)
                 self._end([request.request_id], FinishReason.ERROR)
                 continue

@@ -105,6 +105,7 @@ class _Probe:
         generator = torch.Generator().manual_seed(0)
         ids = [torch.randint(PROBE_VOCAB, (length,), generator=generator) for length in LENGTHS]
         self._ids = [one.to(needs.device) for one in ids]
+        # Alone in a row a sample has nothing to mix with, so this is the truth to compare with.
         one_by_one = [self._run(SDPA, [ids]) for ids in self._ids]
         self._hidden_TH = torch.cat([hidden_TH for hidden_TH, _ in one_by_one])
         self._gradient = sum(gradient for _, gradient in one_by_one)
@@ -133,6 +134,7 @@ class _Probe:
         self._lm.set_attn_implementation(kind.implementation)
         positions_T = np.concatenate([np.arange(len(one)) for one in ids])
         sequences = find_sequences(positions_T, self._needs.device)
+        # The embeddings' gradient passes through every layer, so it shows a wrong backward in any.
         weight = self._lm.get_input_embeddings().weight
         weight.grad = None
         with torch.enable_grad():

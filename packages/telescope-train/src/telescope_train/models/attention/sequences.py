@@ -25,6 +25,7 @@ class Sequences:
 
 def find_sequences(positions_T: NDArray[np.integer], device: torch.device) -> Sequences:
     """Describe a row whose positions restart at 0 for every sequence."""
+    # Computed in numpy and moved once: on a GPU, finding zeros would make the host wait.
     starts = np.append(np.flatnonzero(positions_T == 0), len(positions_T))
     return Sequences(
         positions_T=torch.tensor(positions_T, dtype=torch.long).to(device),

@@ -1,1 +1,1 @@
-"""Which settings fit together. Pure; every message says what to change."""
+"""Which settings fit together. Pure; every message tells what to change."""

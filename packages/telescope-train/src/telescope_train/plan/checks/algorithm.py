@@ -20,7 +20,7 @@ TWICE = "which would count the ratio to the sampler twice"
 
 
 def algorithm_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield what does not fit in `[algorithm]`."""
+    """Yield a message for each problem in `[algorithm]`."""
     try:
         algorithm = load_algorithm(config.algorithm.algorithm)
     except ConfigError as error:
@@ -41,7 +41,7 @@ def algorithm_problems(config: TrainConfig) -> Iterator[str]:
 def _effects(
     section: AlgorithmSection, algorithm: Algorithm
 ) -> Iterator[tuple[tuple[str, ...], str | None]]:
-    """Yield settings and why they have no effect and what to do; None where they have one."""
+    """Yield settings, each with why it has no effect and what to do; None if it has one."""
     name = algorithm.name
     is_clipped = bool(resolved(section, algorithm).use_ppo_clip)
     for field in OWN_SETTINGS:
@@ -79,7 +79,7 @@ def _ratio_effects(
         yield (
             ("ppo_clip_ref_logprobs",),
             (
-                "with use_decoupled_loss, whose ratio is always to recomputed log-probs: "
+                "with use_decoupled_loss, which always uses the ratio to recomputed log-probs: "
                 "set use_decoupled_loss = false"
             ),
         )
@@ -89,7 +89,7 @@ def _ratio_effects(
         (
             None
             if is_weighted
-            else "without a weight to bound: set use_decoupled_loss and recompute_logprob to true"
+            else "without a weight to cap: set use_decoupled_loss and recompute_logprob to true"
         ),
     )
     is_read = section.use_decoupled_loss or section.ppo_clip_ref_logprobs == "batch"
@@ -126,8 +126,8 @@ def _conflicts(section: AlgorithmSection, algorithm: Algorithm) -> Iterator[str]
         )
     if settings.clip_low == 1 and (settings.use_ppo_clip or algorithm.name == "gspo"):
         yield (
-            "algorithm.clip_low must be below 1, got 1: a ratio never falls below 0, so its lower "
-            "side would never bind; use the algorithm's own, or a value such as 0.2"
+            "algorithm.clip_low must be below 1, got 1: a ratio never falls below 0, so the lower "
+            "bound would never apply; use the algorithm's own, or a value such as 0.2"
         )
     if section.use_tis:
         yield from _tis_conflicts(section)

@@ -7,7 +7,7 @@ from telescope_train.config.schema import CheckpointSection
 
 
 def checkpoint_problems(section: CheckpointSection, number_of_steps: int) -> Iterator[str]:
-    """Yield what does not fit in `[checkpoint]`."""
+    """Yield a message for each problem in `[checkpoint]`."""
     if section.allow_changed_environments and section.resume_from_checkpoint is None:
         yield (
             "checkpoint.allow_changed_environments has no effect without resume_from_checkpoint; "
@@ -24,19 +24,19 @@ def checkpoint_problems(section: CheckpointSection, number_of_steps: int) -> Ite
     if section.checkpoint_every > number_of_steps:
         yield (
             f"checkpoint.checkpoint_every ({section.checkpoint_every}) is never reached in "
-            f"{number_of_steps} steps; lower it, or remove it: the last step is "
-            "always saved"
+            f"{number_of_steps} steps; lower it, or remove it (the last step is "
+            "always saved)"
         )
     every = section.checkpoint_keep_every
     if every is None:
         return
     if section.checkpoint_keep_last is None:
         yield (
-            "checkpoint.checkpoint_keep_every has no effect without checkpoint_keep_last: all "
-            "checkpoints are kept; set checkpoint_keep_last, or remove checkpoint_keep_every"
+            "checkpoint.checkpoint_keep_every has no effect without checkpoint_keep_last, because "
+            "all checkpoints are kept; set checkpoint_keep_last, or remove checkpoint_keep_every"
         )
     elif every % section.checkpoint_every:
         yield (
             f"checkpoint.checkpoint_keep_every ({every}) must be a multiple of checkpoint_every "
-            f"({section.checkpoint_every}), or the steps it names have no checkpoint"
+            f"({section.checkpoint_every}), because only those steps have a checkpoint; change one"
         )

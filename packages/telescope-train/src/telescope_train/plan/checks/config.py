@@ -1,7 +1,7 @@
-"""Which settings fit together. Pure; every message says what to change.
+"""Which settings fit together. Pure; every message tells what to change.
 
-A setting that would have no effect is refused when the user gave it, so that nothing is
-accepted and ignored.
+A setting that would have no effect is refused if the user gave it, so that no setting is accepted
+and then ignored.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ def _environment_problems(config: TrainConfig) -> Iterator[str]:
     for name in sorted(name for name, count in names.items() if count > 1):
         yield (
             f"environments: {name!r} is listed {names[name]} times; "
-            "keep one entry and give it the sum of the weights"
+            "keep one entry and set its weight to the sum of the weights"
         )
     if config.rollout.temperature == 0:
         yield _temperature_problem("rollout.temperature")
@@ -64,14 +64,14 @@ def _environment_problems(config: TrainConfig) -> Iterator[str]:
 def _temperature_problem(where: str) -> str:
     return (
         f"{where} must be above 0 in training, got 0: greedy rollouts of one prompt are all the "
-        "same and teach nothing; use 1.0 (evals may use 0)"
+        "same, so nothing can be learned from them; use 1.0 (evals may use 0)"
     )
 
 
 def _reward_range_problems(entry: EnvironmentEntry, where: str) -> Iterator[str]:
     if (entry.reward_min is None) != (entry.reward_max is None):
         given, missing = ("reward_min", "reward_max")[:: 1 if entry.reward_max is None else -1]
-        yield f"{where}: {given} needs {missing} as well; give both, or neither"
+        yield f"{where}: {given} needs {missing} as well; set both, or neither"
         return
     low, high = entry.reward_min or 0.0, entry.reward_max or 0.0
     if entry.reward_min is not None and low >= high:
@@ -100,8 +100,8 @@ def max_tokens_problems(config: TrainConfig, limit: int, which: str) -> Iterator
     for where, max_tokens in lengths.items():
         if max_tokens >= limit:
             yield (
-                f"{where} ({max_tokens}) must be below {which} ({limit}), which holds the prompt "
-                f"as well; lower max_tokens or raise {which.rpartition('.')[2]}"
+                f"{where} ({max_tokens}) must be below {which} ({limit}), which includes the "
+                f"prompt; lower max_tokens or raise {which.rpartition('.')[2]}"
             )
 
 
@@ -126,7 +126,7 @@ def _eval_problems(config: TrainConfig) -> Iterator[str]:
         if not around and not entry.eval_every:
             yield (
                 f"{where}: would never run; set eval_every, eval_before_training or "
-                "eval_after_training, or remove it"
+                "eval_after_training, or remove the evaluation"
             )
 
 
@@ -142,7 +142,7 @@ def _gateway_problems(config: TrainConfig) -> Iterator[str]:
     if section.gateway_port and first <= section.gateway_port <= last:
         yield (
             f"inference.gateway_port ({section.gateway_port}) is a port of the inference servers "
-            f"({first} to {last}); use another one, or 0 for any that is free"
+            f"({first} to {last}); use another port, or 0 for any free one"
         )
 
 

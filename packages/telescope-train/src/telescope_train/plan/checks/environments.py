@@ -10,7 +10,7 @@ from telescope_train.rollouts.environments import starts_processes
 
 
 def process_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield what does not fit in where environments run."""
+    """Yield a message for each problem in the settings of where environments run."""
     section = config.rollout
     started = [
         entry
@@ -45,6 +45,6 @@ def _entry_problems(
     is_given = isinstance(entry, EnvironmentEntry) and entry.env_workers is not None
     if is_given and not starts_processes(entry, isolation):
         yield (
-            f"{where}: env_workers has no effect: it starts no process here; set env_isolation = "
-            "'process', or remove env_workers (and env_addresses, where it has them)"
+            f"{where}: env_workers has no effect: the environment starts no process here; set "
+            "env_isolation = 'process', or remove env_workers (and env_addresses, if it has any)"
         )

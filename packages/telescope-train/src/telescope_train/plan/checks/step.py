@@ -22,7 +22,7 @@ SWITCHES = {
 
 
 def step_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield what does not fit in how a step is made of its batch."""
+    """Yield a message for each problem in the settings of a step."""
     section = config.algorithm
     for field, (switch, remedy) in SWITCHES.items():
         if was_set(section, field) and getattr(section, field) and not getattr(section, switch):
@@ -89,5 +89,5 @@ def _overlong_problems(config: TrainConfig) -> Iterator[str]:
         if buffer >= limit:
             yield (
                 f"algorithm.overlong_buffer_tokens ({buffer}) must be below {where} ({limit}), or "
-                "every answer is penalised; lower it, or raise max_tokens"
+                "every answer is penalized; lower it, or raise max_tokens"
             )

@@ -7,7 +7,7 @@ from telescope_train.config.schema import TrainConfig
 
 
 def trainer_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield what does not fit in `[trainer]`."""
+    """Yield a message for each problem in `[trainer]`."""
     section = config.trainer
     for index, beta in enumerate(section.adam_betas):
         if not 0 <= beta < 1:
@@ -29,7 +29,7 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
         )
     if section.compile and section.gradient_checkpointing == "selective":
         yield (
-            "trainer.compile chooses itself what a layer keeps for backward, so "
+            "trainer.compile chooses by itself what a layer keeps for the backward pass, so "
             "gradient_checkpointing = 'selective' would have no effect; use 'full', or turn one off"
         )
     yield from _lora_problems(config)
@@ -37,7 +37,8 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
     if section.trainer_num_workers % size:
         yield (
             f"trainer.trainer_num_workers ({section.trainer_num_workers}) must be a multiple of "
-            f"fsdp_context_parallel_size ({size}): that many ranks share a sequence; change one"
+            f"fsdp_context_parallel_size ({size}), because that many ranks share a sequence; "
+            "change one"
         )
     last_port = config.inference.inference_base_port + config.inference.inference_num_workers - 1
     if last_port > 65535:
