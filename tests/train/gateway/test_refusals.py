@@ -8,7 +8,7 @@ from test_openai_client import ASK, TOOLS, client_of
 
 from telescope_core.types import Message, Sampling, ToolCall
 from telescope_train.gateway.messages import read_messages
-from telescope_train.gateway.refusal import Refusal
+from telescope_train.gateway.reply import Refusal
 from telescope_train.gateway.request import LABELS, READ, read_request
 from telescope_train.gateway.request import NEUTRAL as NEUTRAL_VALUES
 

@@ -5,7 +5,7 @@ import sys
 
 COUNT = """
 import resource
-from telescope_train.trainer.allocator import keep_freed_memory
+from telescope_train.trainer.worker import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -11,8 +11,11 @@ Deviation: x is first cut to +-tis_logprob_clamp.
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from telescope_train.algorithms.ratios import proximal_logprobs
+from telescope_train.algorithms.ratios import proximal_logprobs, sequence_mean
 from telescope_train.algorithms.terms import Terms, above, below
+
+if TYPE_CHECKING:
+    from telescope_train.config.algorithm_section import AlgorithmSection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,3 +53,16 @@ def behavior_weights(terms: Terms, config: "AlgorithmSection") -> Correction:
     is_out_T = above(weights_T, config.behave_imp_weight_cap)
     metrics = {"behave_imp_weight/capped_fraction": is_out_T}
     return Correction(weights_T.mul_(1 - is_out_T), metrics)
+
+
+def sequence_mask(terms: Terms, config: "AlgorithmSection") -> Correction:
+    """Return 0 for the tokens of samples whose probability has moved too far, else 1.
+
+    A sample is kept if seq_is_mask_low <= exp(mean_t (l - b)) <= seq_is_mask_high, over its trained
+    tokens. Token weights were stamped before the forward pass and do not change, so a masked
+    sample still counts in the denominator. Each chain of a rollout is judged by itself.
+    """
+    ratios_T = sequence_mean(terms.log_ratios_T.detach(), terms).exp_()
+    low, high = config.seq_is_mask_low, config.seq_is_mask_high
+    is_out_T = below(ratios_T, low).add_(above(ratios_T, high))
+    return Correction(1 - is_out_T, {"seq_is_mask/fraction": is_out_T})

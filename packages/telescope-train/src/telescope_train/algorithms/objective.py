@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from telescope_train.algorithms.importance_sampling import (
     Correction,
     behavior_weights,
+    sequence_mask,
     tis_weights,
 )
 from telescope_train.algorithms.kl import reference_kl
 from telescope_train.algorithms.record import Algorithm, Weighting, load_algorithm
-from telescope_train.algorithms.sequence_masking import sequence_mask
 from telescope_train.algorithms.terms import Terms, TokenLoss, all_true, metric_sums
 
 if TYPE_CHECKING:

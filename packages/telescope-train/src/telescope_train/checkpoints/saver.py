@@ -6,15 +6,18 @@ everything is on disk, the folder is renamed into place. A failure is raised at 
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from transformers import AutoConfig, GenerationConfig
 
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.records.folders import partial_folder, put_in_place, remove_folder, sweep
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import Ranks
-from telescope_train.checkpoints.description import save_model_description
+from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.checkpoints.folders import (
     FINAL,
     CheckpointManifest,
@@ -24,6 +27,7 @@ from telescope_train.checkpoints.folders import (
     write_manifest,
 )
 from telescope_train.config.schema import CheckpointSection, ModelSection, TrainConfig
+from telescope_train.models.location import locate_model
 from telescope_train.rollouts.sampled import SamplerState
 
 _POLL_S = 0.2
@@ -176,3 +180,15 @@ class Checkpointer:
             never=self._resumed_from,
         ):
             remove_folder(one.path)
+
+
+def save_model_description(folder: Path, settings: ModelSection) -> None:
+    """Write the description to `folder`, so that the weights can become a model again anywhere."""
+    location = locate_model(settings.model)
+    trust = settings.trust_remote_code
+    AutoConfig.from_pretrained(location, trust_remote_code=trust).save_pretrained(folder)
+    with suppress(OSError):  # a model need not have a generation config
+        GenerationConfig.from_pretrained(location).save_pretrained(folder)
+    load_tokenizer(
+        settings.model, chat_template=settings.chat_template, trust_remote_code=trust
+    ).save_pretrained(folder)

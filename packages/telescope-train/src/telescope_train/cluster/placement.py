@@ -1,9 +1,25 @@
 """Where the processes of a run go: what each one needs, and its place on the cluster."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from telescope_train.cluster.ray_cluster import Bundle, placed, reserve
+import ray
+from ray.exceptions import GetTimeoutError
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from telescope_core.errors import ConfigError
 from telescope_train.config.schema import TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """What one process needs."""
+
+    cpus: float
+    """CPUs that Ray reserves; they need not be whole."""
+    gpus: int = 0
 
 
 class Places(NamedTuple):
@@ -31,3 +47,41 @@ def place_processes(config: TrainConfig, device: str) -> Places:
     places = [placed(room, index, bundle) for index, bundle in enumerate(bundles)]
     num_servers = config.inference.inference_num_workers
     return Places(places[:num_servers], places[num_servers:])
+
+
+def reserve(bundles: Sequence[Bundle], *, deadline_s: float) -> PlacementGroup:
+    """Reserve room for all `bundles` at once.
+
+    Raises ConfigError if the cluster has no room within `deadline_s` seconds.
+    """
+    # All or nothing: actors that are placed one by one could fill the cluster before the last of
+    # them has room, and the run would wait for it without an error.
+    group = placement_group(
+        [
+            {"CPU": bundle.cpus, "GPU": bundle.gpus} if bundle.gpus else {"CPU": bundle.cpus}
+            for bundle in bundles
+        ],
+        strategy="PACK",
+    )
+    try:
+        ray.get(group.ready(), timeout=deadline_s)
+    except GetTimeoutError:
+        cpus = sum(bundle.cpus for bundle in bundles)
+        gpus = sum(bundle.gpus for bundle in bundles)
+        raise ConfigError(
+            f"the Ray cluster had no room for {len(bundles)} processes ({cpus:g} CPUs, {gpus} "
+            f"GPUs) within {deadline_s:g} s; it has {ray.cluster_resources()}. Add nodes, lower "
+            "trainer_num_workers or inference_num_workers, or raise ray_placement_timeout_s"
+        ) from None
+    return group
+
+
+def placed(group: PlacementGroup, index: int, bundle: Bundle) -> dict[str, Any]:
+    """Return the actor options that put an actor into bundle `index`."""
+    return {
+        "num_cpus": bundle.cpus,
+        "num_gpus": bundle.gpus,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=index
+        ),
+    }

@@ -1,18 +1,15 @@
-"""The Ray cluster of a run: join one or start one, and reserve room on it."""
+"""The Ray cluster of a run: join one or start one, and await the answers of its processes."""
 
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError
-from ray.util.placement_group import PlacementGroup, placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
+from telescope_train.cluster.placement import Bundle
 from telescope_train.config.schema import RaySection
 
 # Only batches, log-probs and answers pass through Ray; weights do not. By default Ray would take
@@ -22,15 +19,6 @@ OBJECT_STORE_BYTES = 512 * 2**20
 ANSWER_DEADLINE_S = 1800.0
 """Longest that a single call of a rank or a server may take, in seconds; one step of a large model
 fits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
-    """What one process needs."""
-
-    cpus: float
-    """CPUs that Ray reserves; they need not be whole."""
-    gpus: int = 0
 
 
 @contextmanager
@@ -69,44 +57,6 @@ def ray_cluster(section: RaySection, bundles: Sequence[Bundle], *, debug: bool) 
         yield
     finally:
         ray.shutdown()
-
-
-def reserve(bundles: Sequence[Bundle], *, deadline_s: float) -> PlacementGroup:
-    """Reserve room for all `bundles` at once.
-
-    Raises ConfigError if the cluster has no room within `deadline_s` seconds.
-    """
-    # All or nothing: actors that are placed one by one could fill the cluster before the last of
-    # them has room, and the run would wait for it without an error.
-    group = placement_group(
-        [
-            {"CPU": bundle.cpus, "GPU": bundle.gpus} if bundle.gpus else {"CPU": bundle.cpus}
-            for bundle in bundles
-        ],
-        strategy="PACK",
-    )
-    try:
-        ray.get(group.ready(), timeout=deadline_s)
-    except GetTimeoutError:
-        cpus = sum(bundle.cpus for bundle in bundles)
-        gpus = sum(bundle.gpus for bundle in bundles)
-        raise ConfigError(
-            f"the Ray cluster had no room for {len(bundles)} processes ({cpus:g} CPUs, {gpus} "
-            f"GPUs) within {deadline_s:g} s; it has {ray.cluster_resources()}. Add nodes, lower "
-            "trainer_num_workers or inference_num_workers, or raise ray_placement_timeout_s"
-        ) from None
-    return group
-
-
-def placed(group: PlacementGroup, index: int, bundle: Bundle) -> dict[str, Any]:
-    """Return the actor options that put an actor into bundle `index`."""
-    return {
-        "num_cpus": bundle.cpus,
-        "num_gpus": bundle.gpus,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(
-            placement_group=group, placement_group_bundle_index=index
-        ),
-    }
 
 
 async def answer(reference: Any, *, process: str) -> Any:

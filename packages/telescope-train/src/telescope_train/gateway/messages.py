@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from telescope_core.types import Message, Role, ToolCall
-from telescope_train.gateway.refusal import Refusal, unsupported, wrong
+from telescope_train.gateway.reply import Refusal, unsupported, wrong
 
 _ROLES: dict[str, Role] = {
     "system": "system",

@@ -11,7 +11,7 @@ from typing import Any, cast
 from telescope_core.errors import nearest
 from telescope_core.types import JsonValue, Message, Sampling
 from telescope_train.gateway.messages import read_messages
-from telescope_train.gateway.refusal import Refusal, unsupported, wrong
+from telescope_train.gateway.reply import Refusal, unsupported, wrong
 
 LABELS = frozenset(
     {

@@ -14,8 +14,7 @@ from aiohttp import web
 from telescope_core.errors import ConfigError, ContextLengthError, EndpointError
 from telescope_core.protocols import Policy
 from telescope_core.types import ChatEndpoint, Sampling
-from telescope_train.gateway.refusal import Refusal
-from telescope_train.gateway.reply import event_stream, reply_json
+from telescope_train.gateway.reply import Refusal, event_stream, reply_json
 from telescope_train.gateway.request import read_request
 from telescope_train.gateway.session import Session, ended
 

@@ -5,7 +5,7 @@ import weakref
 
 from telescope_core.protocols import Policy
 from telescope_core.types import ChatEndpoint, Completion, Sampling
-from telescope_train.gateway.refusal import Refusal
+from telescope_train.gateway.reply import Refusal
 from telescope_train.gateway.request import ChatRequest
 
 

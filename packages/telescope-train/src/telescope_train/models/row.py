@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from telescope_train.batches.batch import PackedBatch
-from telescope_train.models.attention.sequences import Sequences, find_sequences
+from telescope_train.models.attention.blocks import Sequences, find_sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

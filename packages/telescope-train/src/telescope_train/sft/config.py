@@ -19,7 +19,7 @@ from telescope_train.config.fields import (
     was_set,
 )
 from telescope_train.config.schema import CheckpointSection
-from telescope_train.plan.checks.checkpoint import checkpoint_problems
+from telescope_train.plan.checks.trainer import checkpoint_problems
 
 
 class SftEnvironment(Section):

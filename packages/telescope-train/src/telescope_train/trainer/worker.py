@@ -3,6 +3,8 @@
 Every method is collective: all ranks call it in the same order.
 """
 
+import ctypes
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -30,9 +32,19 @@ from telescope_train.backends.seeding import seed_everything
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.diagnostics.rank_checks import check_rank
-from telescope_train.trainer.allocator import keep_freed_memory
 from telescope_train.trainer.old_logprobs import with_old_logprobs
 from telescope_train.weights.gloo import GlooPublisher
+
+_M_TRIM_THRESHOLD = -1
+
+_M_TOP_PAD = -2
+
+_M_MMAP_MAX = -4
+
+# mallopt takes an int, so this is the largest threshold there is.
+_KEPT_BYTES = 2**31 - 1
+
+_GROWTH_BYTES = 64 * 2**20
 
 COLLECTIVE_TIMEOUT_S = 600.0
 """Seconds; a rank that keeps the others waiting longer is taken for dead."""
@@ -283,3 +295,23 @@ def _exactness(settings: BackendSettings) -> float | None:
 def _tolerance(settings: BackendSettings) -> float:
     """Return the largest difference, nats, that rounding explains in the dtype of the layers."""
     return 0.25 if settings.compute_dtype == "bfloat16" else 1e-3
+
+
+def keep_freed_memory() -> None:
+    """Keep freed memory in this process instead of giving it back to the system.
+
+    glibc returns each large block at once and asks for it again, so a training step on the CPU
+    spends a fifth of its time in page faults. Does nothing if the C library is not glibc.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    for option, value in (
+        (_M_MMAP_MAX, 0),
+        (_M_TRIM_THRESHOLD, _KEPT_BYTES),
+        (_M_TOP_PAD, _GROWTH_BYTES),
+    ):
+        mallopt(option, value)

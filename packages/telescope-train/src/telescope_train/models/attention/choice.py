@@ -16,13 +16,13 @@ import torch
 from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
+from telescope_train.models.attention.blocks import find_sequences
 from telescope_train.models.attention.kinds import (
     ATTENTION_KINDS,
     SDPA,
     AttentionKind,
     AttentionNeeds,
 )
-from telescope_train.models.attention.sequences import find_sequences
 
 LENGTHS = (19, 13)
 """Tokens of the two samples: unequal, so that mixing them up shows."""

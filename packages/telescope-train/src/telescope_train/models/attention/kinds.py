@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from telescope_train.models.attention.blocks import PACKED_ATTENTION, register_packed_attention
-from telescope_train.models.attention.sequences import Sequences
+from telescope_train.models.attention.blocks import (
+    PACKED_ATTENTION,
+    Sequences,
+    register_packed_attention,
+)
 from telescope_train.models.attention.varlen import (
     VARLEN_ATTENTION,
     has_varlen,

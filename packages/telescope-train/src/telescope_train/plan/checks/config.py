@@ -14,10 +14,9 @@ from telescope_train.chat.formats.choose import AUTO
 from telescope_train.config.names import PLANNED_BACKENDS, PLANNED_TRANSPORTS
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.plan.checks.algorithm import algorithm_problems
-from telescope_train.plan.checks.checkpoint import checkpoint_problems
 from telescope_train.plan.checks.environments import process_problems
 from telescope_train.plan.checks.step import step_problems
-from telescope_train.plan.checks.trainer import trainer_problems
+from telescope_train.plan.checks.trainer import checkpoint_problems, trainer_problems
 
 _PARSERS = {"tool_call_parser": TOOL_CALL_PARSERS, "reasoning_parser": REASONING_PARSERS}
 
