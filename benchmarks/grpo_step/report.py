@@ -104,9 +104,9 @@ def picture(workload: str, steps: Steps) -> str:
             xs=list(range(1, len(values) + 1)),
             values=smooth(values),
             faint_values=values,
-            colour=colour,
+            color=color,
         )
-        for colour, (side, values) in enumerate(curves.items())
+        for color, (side, values) in enumerate(curves.items())
     ]
     label = f"mean reward by step, workload {workload}"
     chart = line_chart(series, label=label, x_label="step", size=(760, 340), with_legend=True)

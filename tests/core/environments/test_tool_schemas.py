@@ -14,7 +14,7 @@ from telescope_core.environments.tool_functions import BadArgumentsError, tool_f
 from telescope_core.errors import EnvironmentLoadError
 
 
-class Colour(enum.Enum):
+class Color(enum.Enum):
     RED = "red"
     BLUE = "blue"
 
@@ -38,7 +38,7 @@ class Size:
 
 def paint(
     where: Place,
-    colour: Colour = Colour.RED,
+    color: Color = Color.RED,
     times: Annotated[int, Field(ge=1, le=9, description="How often.")] = 1,
     mode: Literal["fast", "slow"] = "fast",
     size: Size | None = None,
@@ -55,14 +55,14 @@ def paint(
     Args:
         where: The place,
             on two lines.
-        colour (Colour): Its colour.
+        color (Color): Its color.
         times: Not used, because the annotation says it.
         json: A parameter called like a method of pydantic.
 
     Returns:
         where: not a parameter.
     """
-    return f"{where.title} {where.at} {colour} {times} {mode} {size} {notes} {json} {episode}"
+    return f"{where.title} {where.at} {color} {times} {mode} {size} {notes} {json} {episode}"
 
 
 def parameters(function):
@@ -95,11 +95,11 @@ def test_a_schema_comes_from_signature_and_docstring():
                             },
                         },
                     },
-                    "colour": {
+                    "color": {
                         "type": "string",
                         "enum": ["red", "blue"],
                         "default": "red",
-                        "description": "Its colour.",
+                        "description": "Its color.",
                     },
                     "times": {
                         "type": "integer",
@@ -147,13 +147,13 @@ def test_a_schema_comes_from_signature_and_docstring():
 async def test_arguments_arrive_as_the_types_that_were_declared():
     written = {
         "where": {"title": "hall"},
-        "colour": "blue",
+        "color": "blue",
         "size": {"width": 2, "height": 3},
         "json": {"a": 1},
     }
     said = await tool_from(paint).run(json.dumps(written), "this rollout")
     assert said == (
-        "hall (0, 0) Colour.BLUE 1 fast Size(width=2, height=3) [] {'a': 1.0} this rollout"
+        "hall (0, 0) Color.BLUE 1 fast Size(width=2, height=3) [] {'a': 1.0} this rollout"
     )
 
 
@@ -165,7 +165,7 @@ async def test_arguments_arrive_as_the_types_that_were_declared():
             '{"where": {"title": "x"}, "times": 10}',
             "times: Input should be less than or equal to 9",
         ),
-        ('{"where": {"title": "x"}, "colour": "green"}', "colour: Input should be 'red' or 'blue'"),
+        ('{"where": {"title": "x"}, "color": "green"}', "color: Input should be 'red' or 'blue'"),
         ('{"where": {"title": "x"}, "episode": 1}', "episode: Extra inputs are not permitted"),
         ("[]", "arguments: Input should be an object"),
     ],
@@ -207,7 +207,7 @@ def test_other_docstring_forms_and_methods():
         (None, "null"),
         (Size(1, 2), '{"width": 1, "height": 2}'),
         (Place(title="x"), '{"title": "x", "at": [0, 0]}'),
-        ({"colour": Colour.RED, "who": "Zo\u00eb"}, '{"colour": "red", "who": "Zo\u00eb"}'),
+        ({"color": Color.RED, "who": "Zo\u00eb"}, '{"color": "red", "who": "Zo\u00eb"}'),
         (float("nan"), "NaN"),
     ],
 )

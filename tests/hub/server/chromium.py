@@ -84,7 +84,7 @@ class Browser:
         )
 
     def prefer(self, scheme: str) -> None:
-        """Ask for the `light` or `dark` colours."""
+        """Ask for the `light` or `dark` colors."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
 

@@ -89,12 +89,12 @@ def advantages(algorithm: str, rollouts: list[Rollout], norm: str) -> list[float
         return [r - (sum(group) - r) / (len(group) - 1) for r, group in pairs]
     if algorithm == "maxrl":
         return [(r - mean(group)) / mean(group) if mean(group) else 0.0 for r, group in pairs]
-    centred = [r - mean(group) for r, group in pairs]
+    centered = [r - mean(group) for r, group in pairs]
     if algorithm == "dr_grpo":
-        return centred
+        return centered
     if algorithm == "reinforce_pp_baseline" or norm == "batch":
-        return [value / (deviation(centred) + 1e-4) for value in centred]
-    return [c / (deviation(g) + 1e-4) for c, g in zip(centred, peers, strict=True)]
+        return [value / (deviation(centered) + 1e-4) for value in centered]
+    return [c / (deviation(g) + 1e-4) for c, g in zip(centered, peers, strict=True)]
 
 
 def weight(algorithm: str, s: dict, rollouts: list[Rollout], one: Rollout, limit: int) -> float:

@@ -83,10 +83,10 @@ def credit(*groups: Group, declared=None, temperatures=None, kl=None, **settings
 
 def slow_advantages(rewards_by_group: list[list[float]], norm: str) -> list[float]:
     """The formulas, one number at a time."""
-    centred = [[r - statistics.fmean(rewards) for r in rewards] for rewards in rewards_by_group]
-    every = [value for values in centred for value in values]
+    centered = [[r - statistics.fmean(rewards) for r in rewards] for rewards in rewards_by_group]
+    every = [value for values in centered for value in values]
     result = []
-    for rewards, values in zip(rewards_by_group, centred, strict=True):
+    for rewards, values in zip(rewards_by_group, centered, strict=True):
         deviation = statistics.stdev(rewards if norm == "group" else every)
         result += [value / (deviation + 1e-4) for value in values]
     return result

@@ -34,10 +34,10 @@ class DeclaredEntry(NamedTuple):
 
 def version_of(name: str) -> str | None:
     """Return the version of the installed package `name`; None when it is not installed."""
-    wanted = _normalised(name)
+    wanted = _normalized(name)
     for folder in _metadata_folders():
         stem = os.path.basename(folder).rpartition(".")[0]
-        if _normalised(stem.partition("-")[0]) == wanted:
+        if _normalized(stem.partition("-")[0]) == wanted:
             found = _distribution(folder)
             if found is not None:
                 return found.version
@@ -52,7 +52,7 @@ def entries_of(group: str) -> list[DeclaredEntry]:
         own = _distribution(folder) if f"[{group}]" in text else None
         if own is not None:
             entries = [DeclaredEntry(*pair, own) for pair in _pairs(text, group)]
-            found.setdefault(_normalised(own.name), entries)
+            found.setdefault(_normalized(own.name), entries)
     return [entry for entries in found.values() for entry in entries]
 
 
@@ -100,5 +100,5 @@ def _text(path: str) -> str:
         return ""
 
 
-def _normalised(name: str) -> str:
+def _normalized(name: str) -> str:
     return _SEPARATORS.sub("-", name).lower()

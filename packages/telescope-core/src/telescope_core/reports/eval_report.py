@@ -75,7 +75,7 @@ def _estimates(result: EvalResult) -> str:
     reward = ""
     if result.reward is not None and result.reward_max > result.reward_min:
         e = result.reward
-        row = IntervalRow(label="reward", mean=e.mean, low=e.low, high=e.high, colour=1)
+        row = IntervalRow(label="reward", mean=e.mean, low=e.low, high=e.high, color=1)
         span = (result.reward_min, result.reward_max)
         chart = interval_chart([row], label="Mean reward", x_range=span)
         reward = html.figure("Mean reward", chart)

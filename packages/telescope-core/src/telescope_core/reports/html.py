@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from telescope_core.records.rows import RolloutRow
-from telescope_core.reports.style import NUM_COLOURS, PAGE_STYLE
+from telescope_core.reports.style import NUM_COLORS, PAGE_STYLE
 from telescope_core.types import Message
 
 _LONGEST_TEXT = 4000
@@ -38,8 +38,8 @@ def figure(title: str, chart: str, *, note: str = "", extra: str = "") -> str:
 def keys(entries: Sequence[tuple[str, int]]) -> str:
     """Return a legend from pairs of (text, color index)."""
     items = (
-        f'<li><span class="key c{colour % NUM_COLOURS}"></span>{escape(text)}</li>'
-        for text, colour in entries
+        f'<li><span class="key c{color % NUM_COLORS}"></span>{escape(text)}</li>'
+        for text, color in entries
     )
     return f'<ul class="keys">{"".join(items)}</ul>'
 

@@ -1,6 +1,6 @@
 """CSS for report pages and charts, in light and dark mode."""
 
-NUM_COLOURS = 6
+NUM_COLORS = 6
 
 _LIGHT = (
     "--page:#ffffff;--card:#f7f8fa;--line:#dfe3e8;--text:#1b2129;--soft:#5b6673;--good:#00664a;"
@@ -10,10 +10,10 @@ _DARK = (
     "--page:#12161c;--card:#1a2028;--line:#313a45;--text:#e6eaef;--soft:#a2adba;--good:#58d3ad;"
     "--bad:#ffa06b;--c0:#62b8f0;--c1:#f2a35e;--c2:#4fcba4;--c3:#e79fc8;--c4:#e2cf5a;--c5:#a2adba"
 )
-_COLOURS = "".join(
+_COLORS = "".join(
     f".line.c{i}{{stroke:var(--c{i})}}.dot.c{i},.fill.c{i}{{fill:var(--c{i})}}"
     f".whisker.c{i}{{stroke:var(--c{i})}}.key.c{i}{{background:var(--c{i})}}"
-    for i in range(NUM_COLOURS)
+    for i in range(NUM_COLORS)
 )
 CHART_STYLE = (
     f":root{{{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
@@ -22,7 +22,7 @@ CHART_STYLE = (
     ".grid{stroke:var(--line);stroke-width:1}.axis{stroke:var(--soft);stroke-width:1}"
     ".line{fill:none;stroke-width:2.25;stroke-linejoin:round;stroke-linecap:round}"
     ".line.faint{stroke-width:1;opacity:.38}.whisker{stroke-width:2.25;stroke-linecap:round}"
-    f".dot{{stroke:var(--page);stroke-width:1.5}}{_COLOURS}"
+    f".dot{{stroke:var(--page);stroke-width:1.5}}{_COLORS}"
 )
 PAGE_STYLE = (
     CHART_STYLE

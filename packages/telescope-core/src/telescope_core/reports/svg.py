@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from telescope_core.reports.style import CHART_STYLE, NUM_COLOURS
+from telescope_core.reports.style import CHART_STYLE, NUM_COLORS
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 40
 _TICK_LENGTH = 4
@@ -24,7 +24,7 @@ class Series:
     values: Sequence[float | None]
     faint_values: Sequence[float | None] = ()
     """Raw values drawn faintly behind a smoothed line; empty = none."""
-    colour: int = 0
+    color: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class IntervalRow:
     mean: float
     low: float | None
     high: float | None
-    colour: int = 0
+    color: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +83,8 @@ def line_chart(
     )
     parts = [_grid(frame, ticks), _x_axis(frame, x_label)]
     for line in series:
-        parts.append(_path(frame, line.xs, line.faint_values, f"line faint c{_colour(line)}"))
-        parts.append(_path(frame, line.xs, line.values, f"line c{_colour(line)}"))
+        parts.append(_path(frame, line.xs, line.faint_values, f"line faint c{_color(line)}"))
+        parts.append(_path(frame, line.xs, line.values, f"line c{_color(line)}"))
         parts.append(_last_point(frame, line))
     if with_legend:
         parts.append(_legend(series))
@@ -120,17 +120,17 @@ def interval_chart(
 
 
 def _interval(row: IntervalRow, x: Callable[[float], float], *, y: float, width: int) -> str:
-    colour = f"c{row.colour % NUM_COLOURS}"
+    color = f"c{row.color % NUM_COLORS}"
     parts = [f'<text class="name" x="{_RIGHT}" y="{y - 13}">{escape(row.label)}</text>']
     text = f"{row.mean:.3f}"
     if row.low is not None and row.high is not None:
         text += f" ({row.low:.3f} to {row.high:.3f})"
         ends = f'x1="{x(row.low):.1f}" x2="{x(row.high):.1f}"'
-        parts.append(f'<line class="whisker {colour}" {ends} y1="{y}" y2="{y}"/>')
+        parts.append(f'<line class="whisker {color}" {ends} y1="{y}" y2="{y}"/>')
         for end in (row.low, row.high):
             at = f'x1="{x(end):.1f}" x2="{x(end):.1f}"'
-            parts.append(f'<line class="whisker {colour}" {at} y1="{y - 5}" y2="{y + 5}"/>')
-    parts.append(f'<circle class="dot {colour}" cx="{x(row.mean):.1f}" cy="{y}" r="5"/>')
+            parts.append(f'<line class="whisker {color}" {at} y1="{y - 5}" y2="{y + 5}"/>')
+    parts.append(f'<circle class="dot {color}" cx="{x(row.mean):.1f}" cy="{y}" r="5"/>')
     parts.append(
         f'<text class="tick" x="{width - _RIGHT}" y="{y - 13}" text-anchor="end">{text}</text>'
     )
@@ -146,7 +146,7 @@ def stacked_bar(parts: Sequence[tuple[str, float]], *, label: str, width: int = 
         length = size / total * width
         title = f"<title>{escape(name)}: {size / total:.0%}</title>"
         pieces.append(
-            f'<rect class="fill c{index % NUM_COLOURS}" x="{x:.1f}" y="0" '
+            f'<rect class="fill c{index % NUM_COLORS}" x="{x:.1f}" y="0" '
             f'width="{max(0.0, length - 2):.1f}" height="34">{title}</rect>'
         )
         x += length
@@ -189,7 +189,7 @@ def _legend(series: Sequence[Series]) -> str:
     parts: list[str] = []
     x = _LEFT + 12.0
     for line in series:
-        parts.append(f'<circle class="dot c{_colour(line)}" cx="{x:.0f}" cy="{_TOP + 10}" r="5"/>')
+        parts.append(f'<circle class="dot c{_color(line)}" cx="{x:.0f}" cy="{_TOP + 10}" r="5"/>')
         parts.append(
             f'<text class="name" x="{x + 10:.0f}" y="{_TOP + 14}">{escape(line.name)}</text>'
         )
@@ -253,7 +253,7 @@ def _last_point(frame: _Frame, line: Series) -> str:
     x, value = known[-1]
     at = f'cx="{frame.x(x):.1f}" cy="{frame.y(value):.1f}"'
     title = f"<title>{escape(line.name)}: {value:.3f} at {x:g}</title>"
-    return f'<circle class="dot c{_colour(line)}" {at} r="3.5">{title}</circle>'
+    return f'<circle class="dot c{_color(line)}" {at} r="3.5">{title}</circle>'
 
 
 def _svg(
@@ -286,5 +286,5 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return (0.0 if 0.0 <= low <= 0.5 * high else low), high
 
 
-def _colour(line: Series) -> int:
-    return line.colour % NUM_COLOURS
+def _color(line: Series) -> int:
+    return line.color % NUM_COLORS

@@ -53,7 +53,7 @@ def reward_svg(run: RunFolder) -> str:
     rows = run.metrics()
     names = environment_names(rows)
     chart = line_chart(
-        [reward_series(rows, name, colour) for colour, name in enumerate(names)],
+        [reward_series(rows, name, color) for color, name in enumerate(names)],
         label=f"Training reward over steps: {', '.join(names)}",
         x_label="step",
         size=(760, 300),

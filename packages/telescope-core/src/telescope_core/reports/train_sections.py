@@ -47,8 +47,8 @@ def reward_section(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the reward curve of each environment."""
     names = environment_names(rows)
     figures: list[str] = []
-    for colour, name in enumerate(names):
-        series = reward_series(rows, name, colour)
+    for color, name in enumerate(names):
+        series = reward_series(rows, name, color)
         chart = line_chart([series], label=f"Training reward of {name}", x_label="step")
         figures.append(html.figure(name, chart, note=_edge_note(reward_curve(rows, name))))
     if not figures:
@@ -61,7 +61,7 @@ def reward_section(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def reward_series(rows: Sequence[Mapping[str, Any]], name: str, colour: int) -> Series:
+def reward_series(rows: Sequence[Mapping[str, Any]], name: str, color: int) -> Series:
     """Return the smoothed reward of one environment, with the raw values drawn behind it."""
     values = reward_curve(rows, name)
     return Series(
@@ -69,7 +69,7 @@ def reward_series(rows: Sequence[Mapping[str, Any]], name: str, colour: int) -> 
         xs=_steps(rows),
         values=moving_average(values, window=_window(len(rows))),
         faint_values=values,
-        colour=colour,
+        color=color,
     )
 
 
@@ -92,10 +92,10 @@ def eval_section(changes: Sequence[BeforeAfter], environments: Sequence[str]) ->
     for index, change in enumerate(changes):
         # An environment keeps the color of its reward curve.
         known = change.name in environments
-        colour = environments.index(change.name) if known else index
+        color = environments.index(change.name) if known else index
         rows = [
-            IntervalRow(label=label, mean=e.mean, low=e.low, high=e.high, colour=tint)
-            for label, e, tint in (("before", change.before, 5), ("after", change.after, colour))
+            IntervalRow(label=label, mean=e.mean, low=e.low, high=e.high, color=tint)
+            for label, e, tint in (("before", change.before, 5), ("after", change.after, color))
             if e is not None
         ]
         label = f"Held-out {change.measure} of {change.name}, before and after"
@@ -118,8 +118,8 @@ def time_section(rows: Sequence[Mapping[str, Any]]) -> str:
     if not total:
         return ""
     legend = [
-        (f"{text} {size / total:.0%} ({format_duration(size)})", colour)
-        for colour, (text, size) in enumerate(seconds)
+        (f"{text} {size / total:.0%} ({format_duration(size)})", color)
+        for color, (text, size) in enumerate(seconds)
     ]
     bar = stacked_bar(seconds, label="Where the time went: " + ", ".join(t for t, _ in legend))
     return f"<h2>Where the time went</h2><figure>{bar}{html.keys(legend)}</figure>"

@@ -32,7 +32,7 @@ def without_norm(
     return advantage
 
 
-def centred(rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]) -> NDArray[np.float64]:
+def centered(rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]) -> NDArray[np.float64]:
     """Subtract the mean of the group; exactly 0 where all rewards of a group are equal.
 
     Raises ValueError for a group of one rollout, which has nothing to be compared with.
@@ -41,10 +41,10 @@ def centred(rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]) -> NDAr
     if sizes_G.size and sizes_G.min() < 2:
         raise ValueError(f"expected groups of at least 2 rollouts, got one of {sizes_G.min()}")
     means_G = np.bincount(group_N, weights=rewards_N) / sizes_G
-    centred_N = rewards_N - means_G[group_N]
+    centered_N = rewards_N - means_G[group_N]
     # The mean of equal floats may differ from them in the last bit. Exact zeros matter: credit
     # discards the groups whose advantages are all 0.
-    return np.where(equal_in_group(rewards_N, group_N), 0.0, centred_N)
+    return np.where(equal_in_group(rewards_N, group_N), 0.0, centered_N)
 
 
 def equal_in_group(
@@ -64,32 +64,32 @@ def normalized(
     With `norm` = "group" it is the deviation of the group's rewards, with "batch" that of all
     centered rewards of the batch.
     """
-    centred_N = centred(rewards_N, groups_N)
+    centered_N = centered(rewards_N, groups_N)
     if norm == "batch":
-        return centred_N / (_deviation(centred_N) + STD_FLOOR)
+        return centered_N / (_deviation(centered_N) + STD_FLOOR)
     if norm != "group":
         raise unknown_name("advantage_norm", norm, ("group", "batch"))
     _, group_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
-    std_G = np.sqrt(np.bincount(group_N, weights=centred_N**2) / (sizes_G - 1))
-    return centred_N / (std_G[group_N] + STD_FLOOR)
+    std_G = np.sqrt(np.bincount(group_N, weights=centered_N**2) / (sizes_G - 1))
+    return centered_N / (std_G[group_N] + STD_FLOOR)
 
 
 def whitened(rewards_N: NDArray[np.float64]) -> NDArray[np.float64]:
     """Shift and scale to mean 0 and standard deviation 1 (ddof 1) over the whole batch."""
     if not rewards_N.size or (rewards_N == rewards_N[0]).all():
         return np.zeros_like(rewards_N)
-    centred_N = rewards_N - rewards_N.mean()
-    return centred_N / (_deviation(centred_N) + STD_FLOOR)
+    centered_N = rewards_N - rewards_N.mean()
+    return centered_N / (_deviation(centered_N) + STD_FLOOR)
 
 
 def leave_one_out(
     rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Subtract the mean of the other rollouts of the group."""
-    centred_N = centred(rewards_N, groups_N)
+    centered_N = centered(rewards_N, groups_N)
     _, group_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
     # r - mean of the G - 1 others = (r - mean of all G) * G / (G - 1).
-    return centred_N * (sizes_G / (sizes_G - 1))[group_N]
+    return centered_N * (sizes_G / (sizes_G - 1))[group_N]
 
 
 def relative_to_mean(
@@ -104,11 +104,11 @@ def relative_to_mean(
             f"expected rewards of at least 0, got {rewards_N.min():g}: advantages are divided by "
             "the mean reward; give the environment's reward_min and reward_max, or use grpo"
         )
-    centred_N = centred(rewards_N, groups_N)
+    centered_N = centered(rewards_N, groups_N)
     _, group_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
     means_N = (np.bincount(group_N, weights=rewards_N) / sizes_G)[group_N]
-    return np.divide(centred_N, means_N, out=np.zeros_like(centred_N), where=means_N > 0)
+    return np.divide(centered_N, means_N, out=np.zeros_like(centered_N), where=means_N > 0)
 
 
-def _deviation(centred_N: NDArray[np.float64]) -> float:
-    return float(np.sqrt((centred_N**2).sum() / max(centred_N.size - 1, 1)))
+def _deviation(centered_N: NDArray[np.float64]) -> float:
+    return float(np.sqrt((centered_N**2).sum() / max(centered_N.size - 1, 1)))

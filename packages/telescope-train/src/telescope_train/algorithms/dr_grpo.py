@@ -7,14 +7,14 @@ Deviations: the clip is a setting and off by default; dr_grpo_loss_agg_mode = "t
 by the step's tokens instead.
 """
 
-from telescope_train.algorithms.advantages import centred, without_norm
+from telescope_train.algorithms.advantages import centered, without_norm
 from telescope_train.algorithms.policy_gradient import policy_gradient
 from telescope_train.algorithms.record import Algorithm
 
 ALGORITHM = Algorithm(
     name="dr_grpo",
     paper="arXiv:2503.20783",
-    advantage=without_norm(centred),
+    advantage=without_norm(centered),
     loss=policy_gradient,
     weighting="constant",
     use_ppo_clip=False,
