@@ -2,7 +2,7 @@
 
 A run is built from parts, and each part is a context that opens and closes itself:
 
-    Ray cluster -> servers and ranks -> gateway and policies -> sampler and checkpointer -> the loop
+    Ray cluster -> gateway -> servers and ranks -> policies -> sampler and checkpointer -> the loop
 
 The parts close in the opposite order, whatever ends the run. While the loop works, the processes
 are watched, so that a death is reported as the cause and not as the failures that follow from it.
@@ -87,27 +87,30 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
         renderer = _renderer(prepared, folder, view)
         view.phase("starting inference servers and trainer ranks")
         async with (
+            _gateway(prepared) as gateway,
             _processes(prepared, folder) as processes,
-            _policies(prepared, processes.servers, renderer) as policies,
+            _policies(prepared, processes.servers, renderer, gateway) as policies,
         ):
-            opened = _Opened(prepared, folder, view, processes, policies)
+            opened = _Opened(
+                prepared=prepared, folder=folder, view=view, processes=processes, policies=policies
+            )
             watches = [processes.servers.watch(), processes.ranks.watch()]
             await supervised(_train(opened), watches)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Processes:
     servers: ServerGroup
     ranks: RayRanks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Policies:
     pool: ServerPool
     source: TokenPolicySource
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
     """What is open while the loop works."""
 
@@ -125,6 +128,20 @@ def _renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -> Renderer
     view.phase(report.text)
     folder.note_chat_template(report.row())
     return renderer
+
+
+@asynccontextmanager
+async def _gateway(prepared: Prepared) -> AsyncIterator[Gateway]:
+    """Listen for environments whose programs speak HTTP; first, as a port may be taken."""
+    inference = prepared.config.inference
+    gateway = Gateway(
+        model=SERVED_MODEL_NAME, host=inference.gateway_host, port=inference.gateway_port
+    )
+    try:
+        await gateway.start()
+        yield gateway
+    finally:
+        await gateway.close()
 
 
 @asynccontextmanager
@@ -150,23 +167,19 @@ async def _processes(prepared: Prepared, folder: RunFolder) -> AsyncIterator[_Pr
                 num_threads=num_threads,
             ),
         )
-        yield _Processes(servers, ranks)
+        yield _Processes(servers=servers, ranks=ranks)
     finally:
         await servers.close()
+        await ranks.close()
 
 
 @asynccontextmanager
 async def _policies(
-    prepared: Prepared, servers: ServerGroup, renderer: Renderer
+    prepared: Prepared, servers: ServerGroup, renderer: Renderer, gateway: Gateway
 ) -> AsyncIterator[_Policies]:
-    """Connect to the servers, and listen for environments whose programs speak HTTP."""
-    inference = prepared.config.inference
-    gateway = Gateway(
-        model=SERVED_MODEL_NAME, host=inference.gateway_host, port=inference.gateway_port
-    )
+    """Connect to the servers, on behalf of the environments."""
     pool = ServerPool(servers.base_urls)
     try:
-        await gateway.start()
         source = TokenPolicySource(
             pool,
             renderer,
@@ -174,13 +187,12 @@ async def _policies(
             interleaved=prepared.config.rollout.interleaved_rollouts,
             gateway=gateway,
         )
-        yield _Policies(pool, source)
+        yield _Policies(pool=pool, source=source)
     finally:
         # Environments first: they hold the rollouts that would still ask.
         for client in prepared.environments.opened.clients:
             await client.close()
         await pool.close()
-        await gateway.close()
 
 
 async def _train(opened: _Opened) -> None:

@@ -7,12 +7,14 @@ name of a method of `TrainerWorker`. `RayRanks` and `LocalRanks` differ in nothi
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
+from ray.exceptions import RayError
 
 from telescope_train.backends.protocol import BackendSettings, TensorHeader
 from telescope_train.batches.batch import Shards, StepPlan
@@ -56,7 +58,7 @@ class AllRanks:
     def __init__(
         self, ranks: Sequence[Rank], facts: Sequence[RankFacts] = (), *, sharing: int = 1
     ) -> None:
-        """`sharing`: neighbouring ranks that take the same rows (context parallelism)."""
+        """`sharing`: neighboring ranks that take the same rows (context parallelism)."""
         self._ranks = list(ranks)
         self._sharing = sharing
         self.facts = list(facts)
@@ -237,7 +239,8 @@ class RayRanks(AllRanks):
     async def close(self) -> None:
         """End the processes. Idempotent."""
         for one in self._processes:
-            ray.kill(one.actor)
+            with suppress(RayError):  # a node that died has taken the rank with it
+                ray.kill(one.actor)
 
 
 class _LocalRank:
