@@ -210,6 +210,7 @@ class Rollout:
     messages: tuple[Message, ...] = ()
     """The whole conversation, prompt first."""
     turns: tuple[Turn, ...] = ()
+    """The model calls, in order."""
     stop_reason: StopReason = StopReason.COMPLETED
     status: RolloutStatus = RolloutStatus.KEPT
     status_reason: str = ""
@@ -264,6 +265,7 @@ class Group:
     environment: str
     example_id: str
     rollouts: tuple[Rollout, ...]
+    """[G] in the order of their indices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,8 +275,11 @@ class EnvironmentDescription:
     name: str
     version: str
     reward_min: float
+    """Lowest possible reward."""
     reward_max: float
+    """Highest possible reward."""
     success_threshold: float
+    """Rewards from here on count as solved in pass@k."""
     num_examples: Mapping[Split, int | None]
     """Number of examples in each split that it has; None = endless."""
     network: Literal["none", "load", "always"]

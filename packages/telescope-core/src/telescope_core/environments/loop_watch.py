@@ -30,6 +30,7 @@ class Block:
     """One period in which some code blocked an event loop."""
 
     duration_s: float
+    """How long the event loop stood still."""
     culprit: str
     """`function (file:line)` of the innermost frame of the author's code."""
     stack: str

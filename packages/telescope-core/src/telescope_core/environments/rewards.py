@@ -29,6 +29,7 @@ class ScoreFunction:
     name: str
     kind: Kind
     weight: float = 0.0
+    """Factor in the sum of rewards."""
     range: MetricRange = field(default_factory=MetricRange)
     """Limits and direction of a metric."""
     takes_episode: bool = False

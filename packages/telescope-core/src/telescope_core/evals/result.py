@@ -28,8 +28,11 @@ class TaskScore:
 
     example_id: str
     rewards: tuple[float, ...]
+    """Rewards of the rollouts that were scored."""
     num_solved: int
+    """Rollouts at or above the success threshold."""
     num_failed: int
+    """Rollouts without a reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +54,9 @@ class EvalResult:
     num_rollouts: int
     """Number of rollouts requested: examples times rollouts per example."""
     num_scored: int
+    """Rollouts with a reward."""
     num_failed: int
+    """Rollouts without a reward."""
     num_truncated: int
     """Scored rollouts with a turn that was cut by `max_tokens`."""
     num_retried: int

@@ -11,6 +11,7 @@ class EvalSettings:
     """An eval plays examples 0 .. num_examples - 1 of a split, `rollouts` times each."""
 
     num_examples: int
+    """Examples that are played, from the first one on."""
     rollouts: int
     """Rollouts per example."""
     ks: tuple[int, ...] = (1,)

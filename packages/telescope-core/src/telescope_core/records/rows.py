@@ -24,7 +24,9 @@ class RolloutRow:
     error: str | None = None
     stop_reason: StopReason = StopReason.COMPLETED
     reward: float | None = None
+    """None if the rollout failed."""
     advantage: float | None = None
+    """None where none was computed, as in evals."""
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -32,6 +34,7 @@ class RolloutRow:
     info: tuple[TurnInfo, ...] = ()
     messages: tuple[Message, ...] = ()
     num_turns: int = 0
+    """Model calls."""
     num_prompt_tokens: int = 0
     """Prompt tokens of the last turn, which usually has the longest prompt."""
     num_completion_tokens: int = 0

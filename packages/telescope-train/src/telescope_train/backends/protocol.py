@@ -41,6 +41,7 @@ class BackendSettings:
     algorithm: AlgorithmSection | None
     """None = supervised training on the negative log-likelihood of the trained tokens."""
     seed: int
+    """Seeds the generators of each rank, together with its number."""
     number_of_steps: int
     """Optimizer steps after which the learning-rate schedule ends."""
     device: Device = field(default_factory=machine_device)
@@ -71,6 +72,7 @@ class GradientResult:
     loss: float
     """The weighted sum whose gradient was taken."""
     metrics: dict[str, MetricSum]
+    """Sums over all trained tokens, by metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,7 @@ class UpdateResult:
     gradient_norm: float
     """Global L2 norm before clipping."""
     learning_rate: float
+    """The rate that the step used."""
     is_skipped: bool
     """The norm was not finite, so weights and optimizer did not change."""
 
@@ -93,6 +96,7 @@ class TensorHeader:
     dtype: str
     """Name of the torch dtype, such as `float32` or `bfloat16`."""
     shape: tuple[int, ...]
+    """Sizes in each dimension, of the whole tensor."""
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> "TensorHeader":

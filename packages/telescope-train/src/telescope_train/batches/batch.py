@@ -33,6 +33,7 @@ class TrainingSample:
     """Version of the weights that sampled the last of its trained tokens."""
     group_id: str
     rollout_index: int
+    """Position of the rollout in its group."""
     environment: str
 
     def __post_init__(self) -> None:
@@ -63,6 +64,7 @@ class PackedBatch:
     """Samples laid end to end: one forward and backward pass of one rank. T = tokens in it."""
 
     token_ids_T: NDArray[np.int32]
+    """[T] ids; padding at the end."""
     positions_T: NDArray[np.int32]
     """[T] 0, 1, 2 ... restarting at each sample."""
     sequence_ids_T: NDArray[np.int32]

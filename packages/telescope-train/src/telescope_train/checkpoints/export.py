@@ -45,6 +45,7 @@ class Exported:
     step: int
     """Number of steps done when its checkpoint was written."""
     num_parameters: int
+    """Numbers in the exported weights."""
     num_files: int
     """Number of files that hold weights."""
 

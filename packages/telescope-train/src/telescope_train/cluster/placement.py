@@ -20,6 +20,7 @@ class Bundle:
     cpus: float
     """CPUs that Ray reserves; they need not be whole."""
     gpus: int = 0
+    """Whole GPUs."""
 
 
 class Places(NamedTuple):

@@ -27,6 +27,7 @@ class ModelFacts:
     kv_values_per_token: int | None
     """Numbers in the key-value cache for one token, over all layers."""
     hidden_size: int | None = None
+    """Width of the hidden states."""
     num_body_parameters: int | None = None
     """Parameters in all layers and the final norm, without embeddings and output head."""
     num_head_parameters: int | None = None

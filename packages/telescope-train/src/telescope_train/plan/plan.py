@@ -25,6 +25,7 @@ class ProcessPlan:
 
     name: str
     count: int
+    """Number of processes of this kind."""
     detail: str
 
 
@@ -37,7 +38,9 @@ class EnvironmentShare:
     share: float
     """Of the prompts, 0 to 1."""
     groups: float
+    """Prompts per step, on average."""
     group_size: int
+    """Rollouts of one prompt."""
 
     @property
     def rollouts(self) -> float:
@@ -52,6 +55,7 @@ class EvalPlan:
     name: str
     when: str
     num_rollouts: int
+    """Rollouts each time it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +65,22 @@ class Plan:
     run_folder: str
     model: str
     num_parameters: int | None
+    """None = not known before the model is downloaded."""
     num_steps: int
+    """Steps of the run."""
     algorithm: str
     age_of_rollouts: str
     """How much older than the weights they train, and what corrects for it."""
     replies: str
     """How what the model writes is read."""
     max_model_len: int
+    """Tokens of prompt and answer together."""
     groups_per_step: int
+    """Prompts of one step."""
     rollouts_per_step: float
+    """Rollouts of one step, on average."""
     max_tokens_per_step: int
+    """Tokens of one step if every rollout is as long as it may be."""
     processes: tuple[ProcessPlan, ...]
     environments: tuple[EnvironmentShare, ...]
     codes: Mapping[str, EnvironmentRecord]

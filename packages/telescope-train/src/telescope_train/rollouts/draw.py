@@ -19,6 +19,7 @@ class Drawn:
 
     environment: str
     example_index: int
+    """Index in the training split of the environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

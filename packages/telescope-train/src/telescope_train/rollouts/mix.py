@@ -20,7 +20,9 @@ class Mix:
     """The environments that are trained on, by the names of their entries."""
 
     playing: Mapping[str, TrainingEnvironment]
+    """How each environment is played, by name."""
     descriptions: Mapping[str, EnvironmentDescription]
+    """What each environment declares, by name."""
     held_out: Mapping[str, HeldOut]
     """By environment; only where an eval asks for it."""
 

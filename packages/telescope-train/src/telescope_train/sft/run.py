@@ -237,11 +237,13 @@ class HeldOutFit:
     """How likely the assistant's words of some held-out examples are, at temperature 1."""
 
     num: int
+    """Examples measured."""
     num_expected: float
     """Of them that sampling is expected to write exactly."""
     nll: float
     """Negative log-likelihood, summed, nats."""
     num_tokens: int
+    """Tokens of the assistant in them."""
 
 
 async def measure_held_out(

@@ -35,6 +35,7 @@ class Machine:
     seq_len: int
     """Most tokens in one packed batch."""
     hidden_size: int
+    """Width of the hidden states, which decides what attention costs."""
     gpu_name: str | None
     """Of each trainer rank; None on CPU."""
     ranks_per_shard: int = 1

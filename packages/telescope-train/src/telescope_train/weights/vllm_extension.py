@@ -51,6 +51,7 @@ class GlooUpdateInfo(WeightTransferUpdateInfo):
     names: list[str]
     dtypes: list[str]
     shapes: list[list[int]]
+    """Sizes of each tensor in each dimension."""
 
 
 class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
