@@ -57,7 +57,7 @@ def test_a_dataset_is_learnt_and_what_was_cut_is_said(tmp_path):
     flags = ("--dataset", "conversations.jsonl", "--too_long", "truncate")
     done = telescope_sft("chat.toml", *flags, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "longer than seq_len: 1 cut, 0 dropped" in done.stdout
+    assert "longer than seq_len: 1 truncated, 0 dropped" in done.stdout
     assert (tmp_path / "warm" / "config.json").is_file()
 
 

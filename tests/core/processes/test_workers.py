@@ -156,7 +156,7 @@ async def test_a_frozen_process_is_noticed(workers):
     frozen[0].suspend()
     lost = await task
     assert "sent nothing for" in lost.error
-    assert "it played g3/0" in lost.error
+    assert "it was playing g3/0" in lost.error
     assert lost.status_reason == "EnvironmentProcessError"
 
 
@@ -339,7 +339,7 @@ def broken_interpreter(tmp_path, monkeypatch):
         location = EnvironmentLocation(
             id="acme/toy", version="1", factory="worker_toys:Echo", interpreter=str(path)
         )
-        monkeypatch.setattr("telescope_core.locate.locate_environment", lambda name: location)
+        monkeypatch.setattr("telescope_core.open.locate_environment", lambda name: location)
 
     return use
 
