@@ -87,7 +87,9 @@ def test_a_downgrade_by_a_changed_lock_is_refused_at_resume(install):
     lock(newer)
     save_checkpoint(config_of())
     lock(older)
-    with pytest.raises(ConfigError, match="the code of the environments differs from what") as refused:
+    with pytest.raises(
+        ConfigError, match="the code of the environments differs from what"
+    ) as refused:
         resume_point(config_of(), records_of(config_of()))
     for text in (
         "acme/toy: version: 0.2.0 -> 0.1.0",
