@@ -26,7 +26,7 @@ from telescope_train.loop import LoopParts, train
 from telescope_train.models.facts import read_model_facts
 from telescope_train.models.tiny import END, character_tokenizer
 from telescope_train.plan.load import load_train_config
-from telescope_train.rollouts.environments import find_environments
+from telescope_train.rollouts import environments
 from telescope_train.rollouts.mix import make_sampler, training_environments
 from telescope_train.step.credit import CreditRules, RewardRange
 from telescope_train.step.throughput import Machine
@@ -134,7 +134,7 @@ def config_of(folder: Path, model: Path, *flags: str) -> TrainConfig:
 
 def records_of(config: TrainConfig) -> dict[str, EnvironmentRecord]:
     """Return the code that the names in the settings mean now."""
-    return {one.entry.name: one.record for one in find_environments(config)}
+    return environments.records_of(environments.find_environments(config)[0])
 
 
 def settings_of(config: TrainConfig) -> BackendSettings:

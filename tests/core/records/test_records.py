@@ -16,6 +16,7 @@ import pytest
 from telescope_core.errors import ConfigError
 from telescope_core.records import RolloutRow, RunFolder, RunState, row_of
 from telescope_core.records.files import append_json_line, read_json_lines
+from telescope_core.records.folders import whole_folder
 from telescope_core.records.rows import row_from_json, row_to_json
 from telescope_core.types import (
     Completion,
@@ -260,3 +261,22 @@ def test_row_defaults_record_a_rollout_that_never_began():
         step=0, environment="e", example_id="", group_id="g", index=0, status=RolloutStatus.FAILED
     )
     assert (row.prompt_text, row.completion_text, row.reward) == ("", "", None)
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    place = tmp_path / "model"
+    with whole_folder(place) as partial:
+        (partial / "first").touch()
+        assert not place.exists()
+
+    def fail():
+        with whole_folder(place) as partial:
+            (partial / "second").touch()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "first"]
+    with whole_folder(place) as partial:
+        (partial / "third").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "third"]

@@ -17,7 +17,7 @@ from telescope_train.checkpoints.folders import CheckpointManifest
 from telescope_train.checkpoints.resume import resume_point
 from telescope_train.config.schema import TrainConfig
 from telescope_train.plan.load import load_train_config
-from telescope_train.rollouts.environments import find_environments
+from telescope_train.rollouts import environments
 
 __all__ = ["home", "install", "telescope"]
 
@@ -64,7 +64,7 @@ def config_of(*flags: str) -> TrainConfig:
 
 
 def records_of(config: TrainConfig) -> dict[str, EnvironmentRecord]:
-    return {one.entry.name: one.record for one in find_environments(config)}
+    return environments.records_of(environments.find_environments(config)[0])
 
 
 def save_checkpoint(config: TrainConfig) -> None:

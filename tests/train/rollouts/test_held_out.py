@@ -18,8 +18,8 @@ from telescope_core.records import RunFolder
 from telescope_core.scripted import ScriptedClient
 from telescope_train.evals.live import LiveEvals
 from telescope_train.plan.load import load_train_config
+from telescope_train.rollouts import environments
 from telescope_train.rollouts.draw import ExampleDraw, Source
-from telescope_train.rollouts.environments import find_environments
 from telescope_train.rollouts.held_out import held_out_problems
 from telescope_train.rollouts.mix import make_sampler, training_environments
 
@@ -99,7 +99,7 @@ separate_eval_samples = {str(separate).lower()}
 
 
 def records_of(config):
-    return {one.entry.name: one.record for one in find_environments(config)}
+    return environments.records_of(environments.find_environments(config)[0])
 
 
 async def trained_and_evaluated(environment_class, config, tmp_path):

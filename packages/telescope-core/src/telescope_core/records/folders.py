@@ -1,8 +1,8 @@
 """Atomic files and folders: written under a temporary name, then renamed.
 
-`whole_file` is for one file. A folder that several processes fill is written to `partial_folder`
-and then renamed by `put_in_place`. After a crash the old content is still there, and beside it may
-be leftovers whose names begin with a dot, which readers ignore.
+`whole_file` and `whole_folder` are for one writer. A folder that several processes fill is written
+to `partial_folder` and then renamed by `put_in_place`. After a crash the old content is still
+there, and beside it may be leftovers whose names begin with a dot, which readers ignore.
 """
 
 import os
@@ -25,6 +25,22 @@ def whole_file(path: Path) -> Generator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Generator[Path]:
+    """Give an empty folder to fill; it replaces `path` when the block ends without an error.
+
+    After an error `path` is as it was, and what was written is deleted.
+    """
+    partial = partial_folder(path)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        put_in_place(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def partial_folder(path: Path) -> Path:

@@ -21,7 +21,7 @@ from telescope_train.models.location import require_replaceable
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def folder_of_all_ranks(folder: Path) -> Iterator[Path]:
     """Yield a folder to write to; it replaces `folder` when every rank has finished.
 
     A crash leaves the old `folder`, or none, and a `.partial` folder beside it.
@@ -81,7 +81,7 @@ def start_saving(folder: str | Path, state: dict[str, Any]) -> Saving:
 
 def save_state(folder: str | Path, state: dict[str, Any]) -> None:
     """Write `state` (sharded tensors, tensors, plain values) to `folder`."""
-    with whole_folder(Path(folder)) as partial:
+    with folder_of_all_ranks(Path(folder)) as partial:
         start_saving(partial, state).wait()
 
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from telescope_core.errors import ConfigError, TelescopeError
-from telescope_core.records.folders import partial_folder, put_in_place
+from telescope_core.records.folders import whole_folder
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.config.schema import ModelSection, TrainerSection
 from telescope_train.models.load import load_model, no_progress_bars, torch_dtype
@@ -63,22 +63,19 @@ def export_checkpoint(
     settings = ModelSection.model_validate(config["model"])
     trainer = TrainerSection.model_validate(config["trainer"])
     wanted = torch_dtype(dtype or settings.model_dtype)
-    partial = partial_folder(output)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    weights = read_weights(checkpoint.state_path)
-    if trainer.use_lora:
-        weights = _merge(weights, settings, trainer, adapter_folder=partial / ADAPTER_FOLDER)
-    weights = {name: value.to(wanted) for name, value in weights.items()}
-    model = _model_with(weights, checkpoint, wanted)
-    for path in checkpoint.model_path.iterdir():
-        shutil.copy2(path, partial / path.name)
-    with no_progress_bars():
-        model.save_pretrained(partial, max_shard_size=max_shard_size)
-    kept = checkpoint.model_path / "generation_config.json"
-    if kept.is_file():
-        shutil.copy2(kept, partial / kept.name)
-    put_in_place(output)
+    with whole_folder(output) as partial:
+        weights = read_weights(checkpoint.state_path)
+        if trainer.use_lora:
+            weights = _merge(weights, settings, trainer, adapter_folder=partial / ADAPTER_FOLDER)
+        weights = {name: value.to(wanted) for name, value in weights.items()}
+        model = _model_with(weights, checkpoint, wanted)
+        for path in checkpoint.model_path.iterdir():
+            shutil.copy2(path, partial / path.name)
+        with no_progress_bars():
+            model.save_pretrained(partial, max_shard_size=max_shard_size)
+        kept = checkpoint.model_path / "generation_config.json"
+        if kept.is_file():
+            shutil.copy2(kept, partial / kept.name)
     return Exported(
         path=output,
         step=checkpoint.step,

@@ -3,7 +3,6 @@
 The quickstart and the tests train it: it takes the real code paths in seconds instead of hours.
 """
 
-import shutil
 import string
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from telescope_core.records.folders import partial_folder, put_in_place
+from telescope_core.records.folders import whole_folder
 from telescope_train.models.load import no_progress_bars
 from telescope_train.models.location import require_replaceable
 
@@ -37,14 +36,10 @@ def make_tiny_model(folder: str | Path, *, seed: int) -> Path:
     """
     folder = Path(folder)
     require_replaceable(folder)
-    partial = partial_folder(folder)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    tokenizer = character_tokenizer()
-    tokenizer.save_pretrained(partial)
-    with no_progress_bars():
+    with whole_folder(folder) as partial, no_progress_bars():
+        tokenizer = character_tokenizer()
+        tokenizer.save_pretrained(partial)
         _random_model(tokenizer, seed).save_pretrained(partial)
-    put_in_place(folder)
     return folder
 
 

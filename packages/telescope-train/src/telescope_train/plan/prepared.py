@@ -60,7 +60,7 @@ def prepare(config: TrainConfig) -> Prepared:
         facts = read_model_facts(config.model.model, output_dir=config.run.output_dir)
     except TelescopeError as error:
         problems.append(str(error))
-    limit = max_model_len(config, facts)
+    limit = _max_model_len(config, facts)
     problems += _length_problems(config, facts, limit)
     problems += _step_problems(config, facts)
     problems += template_problems(config.model)
@@ -86,7 +86,7 @@ def prepare(config: TrainConfig) -> Prepared:
     )
 
 
-def max_model_len(config: TrainConfig, facts: ModelFacts) -> int:
+def _max_model_len(config: TrainConfig, facts: ModelFacts) -> int:
     """Return the tokens of prompt and answer together that servers and trainer allow."""
     given = config.inference.max_model_len
     own = facts.max_positions or config.trainer.seq_len

@@ -65,10 +65,7 @@ class RunEnvironments:
     @property
     def records(self) -> dict[str, EnvironmentRecord]:
         """Return which code each environment is, by the names of entries."""
-        records: dict[str, EnvironmentRecord] = {}
-        for one in self.found:
-            records.setdefault(one.entry.name, one.record)
-        return records
+        return records_of(self.found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +82,7 @@ def prepare_environments(config: TrainConfig) -> RunEnvironments:
 
     Nothing is raised, and no process is left running. All checks that start one run at once.
     """
-    found, problems = _find(config)
+    found, problems = find_environments(config)
     clients: dict[str, EnvironmentClient] = {}
     for one in found:
         try:
@@ -98,12 +95,16 @@ def prepare_environments(config: TrainConfig) -> RunEnvironments:
     )
 
 
-def find_environments(config: TrainConfig) -> list[FoundEnvironment]:
-    """Return those that are installed, importable or played elsewhere."""
-    return _find(config)[0]
+def records_of(found: Iterable[FoundEnvironment]) -> dict[str, EnvironmentRecord]:
+    """Return which code each environment is, by the names of entries."""
+    records: dict[str, EnvironmentRecord] = {}
+    for one in found:
+        records.setdefault(one.entry.name, one.record)
+    return records
 
 
-def _find(config: TrainConfig) -> tuple[list[FoundEnvironment], list[str]]:
+def find_environments(config: TrainConfig) -> tuple[list[FoundEnvironment], list[str]]:
+    """Return those that are installed, importable or played elsewhere, and why others are not."""
     found: list[FoundEnvironment] = []
     problems: list[str] = []
     for entry in _distinct(config):

@@ -257,14 +257,19 @@ class _LocalRank:
     async def address(self) -> tuple[str, int]:
         return "127.0.0.1", free_port()
 
+    def close(self) -> None:
+        self._thread.shutdown()  # a call in progress ends first
+        self._worker.close()
+
 
 class LocalRanks(AllRanks):
     """A single rank in this process."""
 
     def __init__(self, worker: TrainerWorker) -> None:
         self.worker = worker
-        super().__init__([_LocalRank(worker)], [RankFacts.of(worker)])
+        self._rank = _LocalRank(worker)
+        super().__init__([self._rank], [RankFacts.of(worker)])
 
     async def close(self) -> None:
         """Leave the process group. Idempotent."""
-        self.worker.close()
+        self._rank.close()

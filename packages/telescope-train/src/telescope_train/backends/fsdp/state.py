@@ -17,7 +17,11 @@ from torch.distributed.checkpoint.state_dict import (
 from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
-from telescope_train.backends.distributed_checkpoint import load_state, saved_keys, whole_folder
+from telescope_train.backends.distributed_checkpoint import (
+    folder_of_all_ranks,
+    load_state,
+    saved_keys,
+)
 from telescope_train.backends.seeding import random_state, set_random_state
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.config.schema import ModelSection
@@ -133,7 +137,7 @@ def export(
     adapter: dict[str, Tensor],
 ) -> None:
     """Write a Hugging Face folder on rank 0, complete or not at all; every rank calls it."""
-    with whole_folder(Path(folder)) as partial:
+    with folder_of_all_ranks(Path(folder)) as partial:
         if dist.get_rank() != 0:
             return
         with no_progress_bars():
