@@ -76,6 +76,6 @@ def backend_settings(model: Path, **trainer: Any) -> BackendSettings:
 
 async def connected(pool: ServerPool, ranks: LocalRanks) -> WeightPublisher:
     """Return a publisher from `ranks` to the servers of `pool`."""
-    publisher = WeightPublisher(pool, ranks, in_flight="continue")
+    publisher = WeightPublisher(pool, ranks, in_flight="pause")
     await publisher.connect()
     return publisher

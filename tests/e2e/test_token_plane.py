@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from array import array
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,14 @@ import pytest
 from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling
 from telescope_train.inference.client import Generation, TokenClient, parse_reply
-from telescope_train.inference.wire import PAUSE_PATH, TOKEN_PLANE_PATH
+from telescope_train.inference.wire import (
+    PAUSE_AND_CLEAR,
+    PAUSE_AND_KEEP,
+    PAUSE_PATH,
+    TOKEN_PLANE_PATH,
+    CancelRequest,
+    TokenRequest,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -62,12 +70,12 @@ async def test_a_generation_has_a_logprob_for_each_token(client: TokenClient) ->
 
 
 async def test_tokens_keep_the_version_they_were_sampled_under(client: TokenClient) -> None:
-    await client.control(PAUSE_PATH, query="?mode=keep")
+    await client.control(PAUSE_PATH, query=f"?{PAUSE_AND_KEEP}")
     await client.control("/update_weight_version", {"new_version": "7"})
     waiting = asyncio.create_task(generate(client, LENGTH))
     await client.control("/resume")
     await until_running(client, 1)
-    await client.control(PAUSE_PATH, query="?mode=keep")
+    await client.control(PAUSE_PATH, query=f"?{PAUSE_AND_KEEP}")
     assert not waiting.done(), "the request ended before the version changed"
     await client.control("/update_weight_version", {"new_version": "8"})
     await client.control("/resume")
@@ -136,21 +144,25 @@ async def test_an_engine_that_fails_fails_what_waits_for_it() -> None:
         await core.complete(request)
 
 
-async def test_a_draining_pause_lets_running_requests_end(client: TokenClient) -> None:
+@pytest.mark.parametrize("query", [PAUSE_AND_CLEAR, PAUSE_AND_KEEP])
+async def test_a_pause_stops_requests_and_lets_them_go_on(client: TokenClient, query: str) -> None:
     running = asyncio.create_task(generate(client, LENGTH))
     await until_running(client, 1)
-    await asyncio.wait_for(client.control(PAUSE_PATH, query="?mode=wait"), DEADLINE_S)
+    await asyncio.wait_for(client.control(PAUSE_PATH, query=f"?{query}"), DEADLINE_S)
     later = asyncio.create_task(generate(client, 2))
-    assert len((await asyncio.wait_for(running, DEADLINE_S)).token_ids) == LENGTH
+    # The server goes on answering while the engine stands still.
+    await num_running(client)
+    assert not running.done()
     assert not later.done()
     await client.control("/resume")
+    assert len((await asyncio.wait_for(running, DEADLINE_S)).token_ids) == LENGTH
     assert len((await asyncio.wait_for(later, DEADLINE_S)).token_ids) == 2
 
 
 async def test_an_aborting_pause_ends_requests_as_failures(client: TokenClient) -> None:
     running = asyncio.create_task(generate(client, LENGTH))
     await until_running(client, 1)
-    await client.control(PAUSE_PATH, query="?mode=abort")
+    await client.control("/pause", query="?mode=abort")
     with pytest.raises(EndpointError, match="abort"):
         await asyncio.wait_for(running, DEADLINE_S)
     await client.control("/resume")
@@ -158,9 +170,25 @@ async def test_an_aborting_pause_ends_requests_as_failures(client: TokenClient) 
 
 
 async def test_an_unknown_kind_of_pause_is_refused(client: TokenClient) -> None:
-    with pytest.raises(EndpointError, match="abort, keep or wait"):
-        await client.control(PAUSE_PATH, query="?mode=later")
+    with pytest.raises(EndpointError, match=r"cache=clear or \?cache=keep"):
+        await client.control(PAUSE_PATH, query="?cache=later")
     assert (await generate(client, 1)).finish_reason == "length"
+
+
+async def test_a_request_cancelled_in_its_own_frame_leaves_nothing_behind(
+    client: TokenClient,
+) -> None:
+    plane = await client._open_plane()
+    encoded = msgspec.Raw(msgspec.msgpack.encode({"max_tokens": LENGTH}))
+    frame = [
+        TokenRequest(10_000, array("i", PROMPT).tobytes(), encoded, cache_salt="", priority=0),
+        CancelRequest(10_000),
+    ]
+    await plane._send(frame)
+    # The same number again: it is answered as one that was never used.
+    await plane._send([TokenRequest(10_000, b"", encoded, cache_salt="", priority=0)])
+    assert len((await generate(client, 3)).token_ids) == 3
+    await until_running(client, 0)
 
 
 async def test_cancelled_requests_free_their_slots(client: TokenClient) -> None:

@@ -4,23 +4,30 @@ import asyncio
 import random
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 from tests.e2e.conftest import backend_settings, connected, local_ranks
+from tests.e2e.test_token_plane import DEADLINE_S, PROMPT, until_running
 
 from telescope_core.types import Completion, Message, Rollout, Sampling, Turn
 from telescope_train.algorithms import load_algorithm
-from telescope_train.batches.batch import StepPlan
+from telescope_train.batches.batch import StepPlan, TrainingSample
 from telescope_train.batches.packing import pack
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.batches.weighting import token_weights
 from telescope_train.chat.renderer import load_renderer
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.wire import TokenReply
+from telescope_train.trainer.ranks import LocalRanks
+from telescope_train.weights.publish import WeightPublisher
 
 pytestmark = pytest.mark.engine
 
 NUM_UPDATES = 20
 TEMPERATURE = 0.8
+LENGTH = 200
 
 
 def rollout_of(completion: Completion, *, index: int) -> Rollout:
@@ -39,6 +46,45 @@ async def sample(policies: TokenPolicySource, rng: random.Random) -> list[Comple
             for i, text in enumerate(prompts)
         )
     )
+
+
+async def reply_across(pool: ServerPool, publisher: WeightPublisher, version: int) -> TokenReply:
+    """Publish `version` while a long answer is sampled; returns the answer."""
+    (client,) = pool.clients
+    plane = await client._open_plane()
+    params = {"max_tokens": LENGTH, "logprobs": 0, "ignore_eos": True, "detokenize": False}
+    encoded = msgspec.Raw(msgspec.msgpack.encode({**params, "temperature": TEMPERATURE}))
+    answer = asyncio.create_task(
+        plane.request(PROMPT, sampling=encoded, cache_salt=f"v{pool.version}", priority=0)
+    )
+    await until_running(client, 1)
+    await publisher.publish(version)
+    reply = await asyncio.wait_for(answer, DEADLINE_S)
+    assert [span.version for span in reply.versions] == [str(version - 1), str(version)]
+    return reply
+
+
+async def mismatch_after_update(ranks: LocalRanks, reply: TokenReply) -> float:
+    """Return the largest difference to the trainer's log-probs, nats, after the new weights."""
+    written = np.frombuffer(reply.token_ids, dtype=np.int32)
+    prompt = np.array(PROMPT, dtype=np.int32)
+    behavior = np.frombuffer(reply.logprobs, dtype=np.float32)
+    sample = TrainingSample(
+        token_ids=np.concatenate([prompt, written]),
+        mask=np.arange(len(prompt) + len(written)) >= len(prompt),
+        behavior_logprobs=np.concatenate([np.full(len(prompt), np.nan, np.float32), behavior]),
+        advantage=1.0,
+        temperature=TEMPERATURE,
+        oldest_version=0,
+        newest_version=0,
+        group_id="g",
+        rollout_index=0,
+        environment="toy",
+    )
+    shards = pack([sample], np.ones(1, dtype=np.float32), seq_len=1024, num_ranks=1)
+    ((logprobs_T,),) = await ranks.logprobs(shards)
+    first = len(prompt) + reply.versions[1].start
+    return float(np.abs(logprobs_T[first : len(sample)] - sample.behavior_logprobs[first:]).max())
 
 
 async def test_engine_and_trainer_agree_over_many_updates(
@@ -70,5 +116,16 @@ async def test_engine_and_trainer_agree_over_many_updates(
             await publisher.publish(version + 1)
         assert max(mismatches) <= 1e-3, mismatches
         assert fresh_pool.version == NUM_UPDATES
+        # The trainer is ahead of the servers from here on: each publish below changes the weights.
+        keeping = WeightPublisher(fresh_pool, ranks, in_flight="continue")
+        keeping._headers = publisher._headers
+        off: dict[str, float] = {}
+        for version, (name, one) in enumerate({"pause": publisher, "continue": keeping}.items()):
+            await ranks.train_step(StepPlan(minibatches=[shards], order=[0]), NUM_UPDATES + version)
+            reply = await reply_across(fresh_pool, one, NUM_UPDATES + version + 1)
+            off[name] = await mismatch_after_update(ranks, reply)
+        # What is computed again is exactly what the new weights say. What is kept is not, and the
+        # log-probs that were recorded are still those that were sampled from.
+        assert off["pause"] <= 1e-3 < off["continue"], off
     finally:
         await ranks.close()

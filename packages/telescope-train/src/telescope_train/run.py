@@ -27,7 +27,7 @@ from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.checkpoints.resume import open_run_folder
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.cluster.placement import bundles_of, place_processes
-from telescope_train.cluster.ray_cluster import ray_cluster
+from telescope_train.cluster.ray_cluster import cluster_has_gpus, ray_cluster
 from telescope_train.cluster.supervision import supervised
 from telescope_train.diagnostics.engine_check import check_engine
 from telescope_train.diagnostics.step_rules import diagnoses
@@ -37,7 +37,7 @@ from telescope_train.inference.fleet import ServerGroup, server_settings
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.recorded import RecordedEnvironment
-from telescope_train.inference.server import SERVED_MODEL_NAME, STARTUP_DEADLINE_S
+from telescope_train.inference.server import SERVED_MODEL_NAME
 from telescope_train.loop import LoopParts, train
 from telescope_train.observability.terminal import LiveView, print_resume, print_summary
 from telescope_train.plan.prepared import Prepared
@@ -66,6 +66,8 @@ def run_training(prepared: Prepared) -> dict[str, Any]:
     try:
         bundles = bundles_of(config, prepared.device)
         with ray_cluster(config.ray, bundles, debug=config.run.debug), rare_collections():
+            if config.ray.ray_address is not None:
+                prepared = prepared.on_cluster(has_gpus=cluster_has_gpus())
             asyncio.run(_run(prepared, folder))
     except BaseException as error:
         folder.fail(_reason(error))
@@ -157,11 +159,16 @@ async def _processes(prepared: Prepared, folder: RunFolder) -> AsyncIterator[_Pr
         log_folder=folder.logs_path.absolute(),
     )
     servers = ServerGroup.start(settings, places.servers)
-    ranks = RayRanks.start(places.ranks, sharing=config.trainer.fsdp_context_parallel_size)
+    ranks = RayRanks.start(
+        places.ranks,
+        timeout_s=config.ray.worker_progress_timeout_s,
+        sharing=config.trainer.fsdp_context_parallel_size,
+    )
+    silence_s = config.inference.inference_startup_timeout_s
     num_threads = max(1, int(config.ray.ray_trainer_cpus_per_worker))
     try:
         await asyncio.gather(
-            supervised(servers.wait_until_healthy(STARTUP_DEADLINE_S), [servers.watch()]),
+            supervised(servers.wait_until_healthy(silence_s), [servers.watch()]),
             ranks.open(
                 BackendSettings.from_config(config, device=prepared.device),
                 num_threads=num_threads,

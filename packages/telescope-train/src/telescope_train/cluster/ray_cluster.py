@@ -1,12 +1,17 @@
 """The Ray cluster of a run: join one or start one, and await the answers of its processes."""
 
 import asyncio
+import math
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import ray
+from ray.exceptions import RayError
 
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_train.cluster.placement import Bundle
@@ -16,9 +21,16 @@ from telescope_train.config.schema import RaySection
 # 30 % of the machine's memory for its store.
 OBJECT_STORE_BYTES = 512 * 2**20
 """Size of Ray's object store on a cluster that is started here."""
-ANSWER_DEADLINE_S = 1800.0
-"""Longest that a single call of a rank or a server may take, in seconds; one step of a large model
-fits."""
+MAX_TEMP_PATH = 30
+"""Characters of the longest temporary folder in which Ray's sockets have room for their paths."""
+
+
+class Watched(Protocol):
+    """A process that says whether it moves on."""
+
+    async def signs_of_life(self) -> int:
+        """Return a number that changes whenever the process has made progress."""
+        ...
 
 
 @contextmanager
@@ -35,43 +47,132 @@ def ray_cluster(section: RaySection, bundles: Sequence[Bundle], *, debug: bool) 
         "log_to_driver": debug,
         "logging_level": "INFO" if debug else "ERROR",
     }
-    if section.ray_address is None:
-        # Ray only counts CPUs and does not bind processes to them. A machine with fewer cores than
-        # the run has processes still works, so it is declared large enough for all of them.
-        needed = sum(bundle.cpus for bundle in bundles)
-        options["num_cpus"] = max(os.cpu_count() or 1, int(needed + 0.999))
-        options["object_store_memory"] = OBJECT_STORE_BYTES
-        # After a driver is killed, Ray's agents live on for as long as they try to reach its head
-        # process again.
-        options["_system_config"] = {"gcs_rpc_server_reconnect_timeout_s": 5}
-    else:
-        options["address"] = section.ray_address
-    try:
-        ray.init(**options)
-    except ConnectionError as error:
-        raise ConfigError(
-            f"cannot reach the Ray cluster at ray_address = {section.ray_address!r}: {error}; "
-            "start it with `ray start --head`, or leave ray_address out to start one here"
-        ) from error
+    with _connected(section.ray_address, bundles, options):
+        yield
+
+
+@contextmanager
+def _connected(
+    address: str | None, bundles: Sequence[Bundle], options: dict[str, Any]
+) -> Iterator[None]:
+    if address is not None:
+        _init(options | {"address": address})
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    folder = _session_folder()
+    _init(options | _own_cluster(bundles, folder))
     try:
         yield
     finally:
         ray.shutdown()
+    # Only after a run that went well: Ray's own logs are in there, and may hold the cause of a
+    # failure.
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-async def answer(reference: Any, *, process: str) -> Any:
+def _own_cluster(bundles: Sequence[Bundle], folder: Path) -> dict[str, Any]:
+    """Return the options of a cluster that is started here and that nobody else joins."""
+    # Ray only counts CPUs and does not bind processes to them. A machine with fewer cores than
+    # the run has processes still works, so it is declared large enough for all of them.
+    needed = sum(bundle.cpus for bundle in bundles)
+    return {
+        # Without an address, Ray follows `RAY_ADDRESS`, and the note that a `ray start` leaves in
+        # its folder even when that cluster is long gone.
+        "address": "local",
+        "_temp_dir": str(folder),
+        "num_cpus": max(os.cpu_count() or 1, math.ceil(needed)),
+        "object_store_memory": OBJECT_STORE_BYTES,
+        # After a driver is killed, Ray's agents live on for as long as they try to reach its head
+        # process again.
+        "_system_config": {"gcs_rpc_server_reconnect_timeout_s": 5},
+    }
+
+
+def _session_folder() -> Path:
+    """Return a new folder for the sockets and logs of a cluster."""
+    # The path of a socket may have 107 characters, of which Ray uses about 70.
+    parent = tempfile.gettempdir()
+    if len(parent) > MAX_TEMP_PATH:
+        parent = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="telescope-ray-", dir=parent))
+
+
+def _init(options: dict[str, Any]) -> None:
+    """Start or join a cluster; raises ConfigError with Ray's reason if that fails."""
+    address = options["address"]
+    try:
+        ray.init(**options)
+    # What Ray raises depends on the step that failed: these are all that its code and libraries
+    # use for an address that cannot be read, a cluster that is gone, and processes that do not
+    # start.
+    except (ConnectionError, OSError, RuntimeError, ValueError, RayError) as error:
+        ray.shutdown()  # it may have started some of its processes
+        if address == "local":
+            raise ConfigError(
+                f"cannot start Ray on this machine: {error}; its logs are in "
+                f"{options['_temp_dir']}. Look for free memory, free space there and a limit on "
+                "processes, or set ray_address to a cluster that runs already"
+            ) from error
+        raise ConfigError(
+            f"cannot reach the Ray cluster at ray_address = {address!r}: {error}; "
+            "start it with `ray start --head`, or leave ray_address out to start one here"
+        ) from error
+
+
+def cluster_has_gpus() -> bool:
+    """Return whether any node of the connected cluster has a GPU."""
+    return ray.cluster_resources().get("GPU", 0.0) > 0
+
+
+async def answer(
+    reference: Any, *, process: str, watched: Watched | None = None, timeout_s: float
+) -> Any:
     """Await an actor's answer. Its death or silence is raised as ProcessDiedError with `process`.
 
-    An error of Telescope that the actor raised is raised as it is.
+    Silence is `timeout_s` seconds without an answer in which `watched` shows no sign of life
+    either. An error of Telescope that the actor raised is raised as it is.
     """
     # Ray reports an actor's death by itself. The deadline is for an actor that lives but hangs.
+    waiting = asyncio.ensure_future(_result(reference))
+    signs: int | None = None
     try:
-        async with asyncio.timeout(ANSWER_DEADLINE_S):
-            return await reference
-    except TimeoutError:
-        raise ProcessDiedError(
-            f"{process} gave no answer for {ANSWER_DEADLINE_S:g} s; see its log in the run folder"
-        ) from None
+        while True:
+            done, _ = await asyncio.wait([waiting], timeout=timeout_s)
+            if done:
+                return _shown(waiting, process)
+            before, signs = signs, await _signs_of_life(watched, timeout_s)
+            # The first look has nothing to compare with, so a process that stands still from the
+            # start is found after two timeouts.
+            if signs is None or signs == before:
+                raise ProcessDiedError(
+                    f"{process} made no progress for {timeout_s:g} s; see its log in the run "
+                    "folder, or raise worker_progress_timeout_s"
+                )
+    finally:
+        waiting.cancel()
+
+
+async def _result(reference: Any) -> Any:
+    return await reference
+
+
+async def _signs_of_life(watched: Watched | None, timeout_s: float) -> int | None:
+    if watched is None:
+        return None
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await watched.signs_of_life()
+    except (TimeoutError, RayError):
+        return None  # a death is the answer's to report
+
+
+def _shown(answered: "asyncio.Future[Any]", process: str) -> Any:
+    """Return the answer, or raise what a user should see instead of Ray's error."""
+    try:
+        return answered.result()
     except ray.exceptions.RayActorError as error:
         raise ProcessDiedError(
             f"{process} died: {str(error).splitlines()[0]}; "

@@ -128,9 +128,10 @@ class SchedulingSection(Section):
 
     max_async_rollout: Index = 1
     """Steps that sampling may be ahead of training; 0 = exactly synchronous."""
-    in_flight_update: Literal["continue", "pause"] = "continue"
-    """What happens to running requests when weights change: `continue` = they go on with the new
-    weights, `pause` = they end with the old weights first."""
+    in_flight_update: Literal["pause", "continue"] = "pause"
+    """What running requests do when weights change: `pause` = they stop, compute their tokens so
+    far again under the new weights, and go on, `continue` = they go on from what the old weights
+    have computed. That saves the work, but their log-probs are then those of a mixture."""
     max_concurrent_prompts_per_server: Count = 32
     """Most groups that are played at the same time for each inference server."""
 
@@ -144,6 +145,9 @@ class InferenceSection(Section):
     """Address on which the servers listen."""
     inference_base_port: Port = 8100
     """Port of the first server; the others take the ports after it."""
+    inference_startup_timeout_s: Positive = 300.0
+    """Seconds that a starting server may stay silent, in its log and to health checks, before the
+    run gives up on it."""
     gateway_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address of this machine at which programs that environments start reach the model."""
     gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0
@@ -224,9 +228,13 @@ class RaySection(Section):
     """The cluster on which the processes are placed."""
 
     ray_address: str | None = None
-    """Address of a running Ray cluster; null = start one on this machine."""
+    """Address of a running Ray cluster; null = start one of the run's own on this machine, whatever
+    other clusters are there."""
     ray_placement_timeout_s: Positive = 300.0
     """Seconds to wait until the cluster has room."""
+    worker_progress_timeout_s: Positive = 1800.0
+    """Seconds without any progress after which a trainer process is taken for dead. A call may take
+    any time as long as batches, weights or files move on."""
     ray_inference_cpus_per_worker: Positive = 1.0
     """CPUs reserved for each inference server; without a GPU, also its number of threads."""
     ray_trainer_cpus_per_worker: Positive = 1.0

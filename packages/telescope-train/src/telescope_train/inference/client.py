@@ -133,6 +133,9 @@ class TokenClient:
         # the lock, and then they find it open.
         async with self._opening:
             if self._plane is None or not self._plane.is_open:
+                if self._plane is not None:
+                    # Its socket and tasks would stay open for as long as the run lasts.
+                    await self._plane.close()
                 url = f"{self.base_url}{TOKEN_PLANE_PATH}"
                 try:
                     # Compression is off: token ids shrink too little to pay for it on a fast link.
@@ -189,12 +192,16 @@ class Plane:
     ) -> TokenReply:
         """Send one request and wait for its reply; raises EndpointError if the plane is lost."""
         number = next(self._numbers)
+        ids = array("i", prompt_ids).tobytes()
+        request = TokenRequest(number, ids, sampling, cache_salt=cache_salt, priority=priority)
+        if request.num_bytes > MAX_FRAME_BYTES:
+            raise EndpointError(
+                f"a prompt of {len(prompt_ids)} tokens does not fit into one message to "
+                f"{self._url}, which holds {MAX_FRAME_BYTES} bytes; expected a shorter prompt"
+            )
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        ids = array("i", prompt_ids).tobytes()
-        self._outbox.put(
-            TokenRequest(number, ids, sampling, cache_salt=cache_salt, priority=priority)
-        )
+        self._outbox.put(request)
         try:
             return await future
         except asyncio.CancelledError:
@@ -225,6 +232,10 @@ class Plane:
     async def _read(self) -> None:
         try:
             async for message in self._socket:
+                if message.type is not aiohttp.WSMsgType.BINARY:
+                    # aiohttp hands out its own errors this way, such as a frame above the limit.
+                    self._fail(f"it sent a {message.type.name} message ({message.data})")
+                    return
                 for reply in self._decoder.decode(message.data):
                     # A reply may cross a cancellation on its way. Its future is then gone, or is
                     # canceled and not yet removed; setting it would raise and end the reader.
@@ -286,12 +297,17 @@ def parse_reply(reply: TokenReply, base_url: str) -> Generation:
             "one log-prob per token was expected"
         )
     versions = [parse_version(span.version) for span in reply.versions]
+    if not versions:
+        raise EndpointError(
+            f"{base_url} did not say which weights sampled a request; expected at least one "
+            "version span. Start servers through Telescope, with the vLLM release it names"
+        )
     return Generation(
         token_ids=token_ids,
         logprobs=logprobs,
         finish_reason=cast(Literal["stop", "length"], reply.finish_reason),
-        oldest_version=min(versions, default=0),
-        newest_version=max(versions, default=0),
+        oldest_version=min(versions),
+        newest_version=max(versions),
     )
 
 

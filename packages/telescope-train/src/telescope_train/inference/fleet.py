@@ -1,10 +1,11 @@
 """The inference servers of a run. A Ray actor on each server's node starts it and watches it."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
@@ -15,6 +16,16 @@ from telescope_train.inference.server import ServerProcess, ServerSettings
 
 WATCH_EVERY_S = 1.0
 """Seconds between two rounds of questions to the keepers."""
+KEEPER_DEADLINE_S = 600.0
+"""Longest that a keeper may take for an answer, its own start included, in seconds."""
+
+
+class Startup(NamedTuple):
+    """How far a server is."""
+
+    is_healthy: bool
+    log_bytes: int
+    """Size of its log, which grows while it does something."""
 
 
 # The server is a child of an actor and not of the driver: Ray places actors on any node, and ends
@@ -31,9 +42,9 @@ class ServerKeeper:
         """Return the process id of the server."""
         return self._server.pid
 
-    def is_healthy(self) -> bool:
-        """Whether the server answers; raises ProcessDiedError if it has ended."""
-        return self._server.is_healthy()
+    def startup(self) -> Startup:
+        """Return how far the server is; raises ProcessDiedError if it has ended."""
+        return Startup(self._server.is_healthy(), self._server.log_bytes())
 
     def check(self) -> None:
         """Raise ProcessDiedError if the server or its engine has ended."""
@@ -53,10 +64,11 @@ class ServerHandle:
     keeper: Any
     """Ray's handle of the server's `ServerKeeper`."""
 
-    @property
-    def label(self) -> str:
-        """The name of the keeper in messages."""
-        return f"the keeper of inference server {self.settings.base_url}"
+    async def ask(self, question: str) -> Any:
+        """Return the answer of the keeper's method `question`."""
+        process = f"the keeper of inference server {self.settings.base_url}"
+        reference = getattr(self.keeper, question).remote()
+        return await answer(reference, process=process, timeout_s=KEEPER_DEADLINE_S)
 
 
 class ServerGroup:
@@ -83,19 +95,12 @@ class ServerGroup:
         """Addresses of all servers."""
         return [server.settings.base_url for server in self.servers]
 
-    async def wait_until_healthy(self, deadline_s: float) -> None:
+    async def wait_until_healthy(self, silence_s: float) -> None:
         """Return once every server answers its health check.
 
-        Raises ProcessDiedError if one ends, or if not all are healthy after `deadline_s` seconds.
+        Raises ProcessDiedError if one ends, or writes nothing to its log for `silence_s` seconds.
         """
-        try:
-            async with asyncio.timeout(deadline_s):
-                await asyncio.gather(*(_until_healthy(server) for server in self.servers))
-        except TimeoutError:
-            raise ProcessDiedError(
-                f"the inference servers were not all healthy within {deadline_s:g} s; "
-                f"their logs are in {self.servers[0].settings.log_path.parent}"
-            ) from None
+        await asyncio.gather(*(_until_healthy(server, silence_s) for server in self.servers))
 
     async def watch(self) -> None:
         """Never return; raises ProcessDiedError as soon as a server has ended."""
@@ -103,7 +108,7 @@ class ServerGroup:
         # Ray's. So the keepers are asked. If a keeper itself is dead, `answer` raises for it.
         while True:
             for server in self.servers:
-                await answer(server.keeper.check.remote(), process=server.label)
+                await server.ask("check")
             await asyncio.sleep(WATCH_EVERY_S)
 
     async def close(self) -> None:
@@ -118,8 +123,19 @@ class ServerGroup:
         )
 
 
-async def _until_healthy(server: ServerHandle) -> None:
-    while not await answer(server.keeper.is_healthy.remote(), process=server.label):  # noqa: ASYNC110 (another process: there is no event to wait for)
+async def _until_healthy(server: ServerHandle, silence_s: float) -> None:
+    # A server says in its log what it is doing: it downloads, loads each file, compiles, captures
+    # graphs. A large model may take any time for that, while one that hangs falls silent.
+    log_bytes, spoke_at_s = -1, time.monotonic()
+    while not (now := await server.ask("startup")).is_healthy:
+        if now.log_bytes != log_bytes:
+            log_bytes, spoke_at_s = now.log_bytes, time.monotonic()
+        elif time.monotonic() - spoke_at_s > silence_s:
+            raise ProcessDiedError(
+                f"inference server at {server.settings.base_url} did not become healthy, and wrote "
+                f"nothing to its log for {silence_s:g} s; its log is {server.settings.log_path}. "
+                "Look there for what it waits for, or raise inference_startup_timeout_s"
+            )
         await asyncio.sleep(0.1)
 
 

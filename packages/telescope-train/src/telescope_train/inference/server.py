@@ -205,6 +205,10 @@ class ServerProcess:
         except OSError:  # it does not listen yet, or the answer is not 200
             return False
 
+    def log_bytes(self) -> int:
+        """Return the size of the log."""
+        return os.fstat(self._log.fileno()).st_size
+
     def wait_until_healthy(self, deadline_s: float = STARTUP_DEADLINE_S) -> None:
         """Return once it answers; raises ProcessDiedError if it ends, or after `deadline_s`."""
         give_up_s = time.monotonic() + deadline_s

@@ -1,25 +1,45 @@
 """The frames of the token plane: many generations over one WebSocket, columns instead of objects.
 
 A client's frame is a list of requests and cancellations, and a server's frame is a list of
-replies. Everything that became ready since the last frame travels together, so a thousand short
-rollouts cost only a few frames. Token ids are columns of little-endian int32 and log-probs are
-columns of float32; neither is ever a list.
+replies. Everything that became ready since the last frame travels together, in frames of bounded
+size: one that is too large for its receiver would close the connection, and fail every request on
+it. Token ids are columns of little-endian int32, log-probs of float32; neither is ever a list.
 """
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 TOKEN_PLANE_PATH = "/telescope/v1/tokens"
 PAUSE_PATH = "/telescope/v1/pause"
-"""Does what vLLM's `/pause?mode=` does, without its sleep of 20 ms after the engine has paused."""
+"""Stops the engine between two steps and keeps its requests, until `/resume`. vLLM's own `/pause`
+sleeps for 20 ms after the engine has paused, and always drops the caches."""
+PAUSE_AND_CLEAR = "cache=clear"
+"""The query that drops all caches, so that running requests compute their prefix again."""
+PAUSE_AND_KEEP = "cache=keep"
+"""The query that leaves the running requests what they have computed."""
+PAUSE_QUERIES = (PAUSE_AND_CLEAR, PAUSE_AND_KEEP)
+FRAME_BYTES = 4 * 2**20
+"""A frame holds items of at most this size together, or one item that is larger by itself."""
 MAX_FRAME_BYTES = 256 * 2**20
-"""Largest frame that the client accepts from a server; aiohttp's own limit is 4 MiB."""
+"""Largest frame that either end accepts: a prompt or an answer of 32 million tokens."""
+_ITEM_OVERHEAD_BYTES = 64
+"""More than the numbers, tags and lengths of an item take on the wire."""
 
-Item = TypeVar("Item")
+
+class SizedItem(Protocol):
+    """What an outbox sends."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Upper limit of its size on the wire, in bytes."""
+        ...
+
+
+Item = TypeVar("Item", bound=SizedItem)
 
 
 class TokenRequest(msgspec.Struct, frozen=True, array_like=True, tag="r"):
@@ -36,11 +56,23 @@ class TokenRequest(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     priority: int
     """Requests with a lower priority are scheduled first."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Upper limit of its size on the wire, in bytes."""
+        salt_bytes = 4 * len(self.cache_salt)
+        sampling_bytes = len(bytes(self.sampling))
+        return len(self.prompt_ids) + sampling_bytes + salt_bytes + _ITEM_OVERHEAD_BYTES
+
 
 class CancelRequest(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """Stop request `id` and free its slot. It gets no reply; unknown ids are ignored."""
 
     id: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Upper limit of its size on the wire, in bytes."""
+        return _ITEM_OVERHEAD_BYTES
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +99,12 @@ class TokenReply(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
     """Why the request failed; the columns are empty then."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Upper limit of its size on the wire, in bytes."""
+        columns_bytes = len(self.token_ids) + len(self.logprobs) + 4 * len(self.error)
+        return columns_bytes + (1 + len(self.versions)) * _ITEM_OVERHEAD_BYTES
+
 
 ClientFrame = list[TokenRequest | CancelRequest]
 ServerFrame = list[TokenReply]
@@ -79,8 +117,25 @@ def column(typecode: str, content: bytes) -> "array[int] | array[float]":
     return values
 
 
+def frames(items: Sequence[Item], *, max_bytes: int = FRAME_BYTES) -> Iterator[list[Item]]:
+    """Split `items` into frames of at most `max_bytes`, in their order.
+
+    An item that is larger than that has a frame of its own.
+    """
+    frame: list[Item] = []
+    frame_bytes = 0
+    for item in items:
+        if frame and frame_bytes + item.num_bytes > max_bytes:
+            yield frame
+            frame, frame_bytes = [], 0
+        frame.append(item)
+        frame_bytes += item.num_bytes
+    if frame:
+        yield frame
+
+
 class Outbox(Generic[Item]):
-    """Collects items, and sends those that have gathered as one frame, in the order they came."""
+    """Collects items, and sends those that have gathered together, in the order they came."""
 
     def __init__(self, send: Callable[[list[Item]], Awaitable[None]]) -> None:
         self._send = send
@@ -100,4 +155,5 @@ class Outbox(Generic[Item]):
             # is put during the send sets the event again and goes out with the next frame.
             self._has_items.clear()
             items, self._items = self._items, []
-            await self._send(items)
+            for frame in frames(items):
+                await self._send(frame)

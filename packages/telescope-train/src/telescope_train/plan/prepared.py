@@ -5,7 +5,7 @@ Everything else gets it from `Prepared`, so nothing is read a second time or can
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_train.chat.template import template_problems
@@ -45,6 +45,17 @@ class Prepared:
     def dtype(self) -> str:
         """Name of the dtype that layers compute in."""
         return compute_dtype(self.config.model.mixed_precision_dtype, self.device)
+
+    def on_cluster(self, *, has_gpus: bool) -> "Prepared":
+        """Return this with the device of a cluster, which may differ from that of this machine.
+
+        Raises ConfigError if the settings do not fit the device.
+        """
+        device: Device = "cuda" if has_gpus else "cpu"
+        problems = tuple(_device_problems(self.config, device))
+        found = replace(self, device=device, problems=problems)
+        found.require_sound()
+        return found
 
     def require_sound(self) -> None:
         """Raise ConfigError with one line for each problem."""
@@ -142,4 +153,9 @@ def _device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
         yield (
             "trainer.optimizer_cpu_offload has no effect without a GPU: everything is in CPU "
             "memory already; remove it"
+        )
+    if "gpu_memory_utilization" in config.inference.model_fields_set:
+        yield (
+            "inference.gpu_memory_utilization has no effect without a GPU: on CPU, vLLM reserves "
+            "VLLM_CPU_KVCACHE_SPACE GiB, an environment variable; remove the setting"
         )

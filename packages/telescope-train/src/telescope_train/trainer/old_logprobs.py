@@ -6,15 +6,30 @@ columns of the PackedBatches. So every epoch and minibatch sees the same numbers
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from telescope_train.backends.protocol import TrainerBackend
+import numpy as np
+from numpy.typing import NDArray
+
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.config.schema import AlgorithmSection
 
 
+class LogprobSource(Protocol):
+    """A trainer rank, as far as it computes log-probs."""
+
+    def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Return logprobs_T [T], nats, of each batch."""
+        ...
+
+    def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Return logprobs_T [T], nats, of each batch under the reference model."""
+        ...
+
+
 def with_old_logprobs(
     minibatches: Sequence[Sequence[PackedBatch]],
-    backend: TrainerBackend,
+    rank: LogprobSource,
     algorithm: AlgorithmSection | None,
 ) -> list[list[PackedBatch]]:
     """Return this rank's share of each minibatch with the columns that `algorithm` needs.
@@ -28,7 +43,7 @@ def with_old_logprobs(
         shares = [
             [
                 replace(batch, proximal_logprobs_T=logprobs_T)
-                for batch, logprobs_T in zip(batches, backend.logprobs(batches), strict=True)
+                for batch, logprobs_T in zip(batches, rank.logprobs(batches), strict=True)
             ]
             for batches in shares
         ]
@@ -36,9 +51,7 @@ def with_old_logprobs(
         shares = [
             [
                 replace(batch, reference_logprobs_T=logprobs_T)
-                for batch, logprobs_T in zip(
-                    batches, backend.reference_logprobs(batches), strict=True
-                )
+                for batch, logprobs_T in zip(batches, rank.reference_logprobs(batches), strict=True)
             ]
             for batches in shares
         ]

@@ -21,9 +21,11 @@ from telescope_train.batches.batch import Shards, StepPlan
 from telescope_train.cluster.ports import free_port
 from telescope_train.cluster.ray_cluster import answer
 from telescope_train.diagnostics.rank_checks import SelfTest
-from telescope_train.trainer.worker import TrainerWorker
+from telescope_train.trainer.worker import Progress, TrainerWorker
 
 WATCH_EVERY_S = 1.0
+WATCHING = "watching"
+"""Name of the thread of a rank that answers questions about its progress."""
 
 
 class RankFacts(NamedTuple):
@@ -162,6 +164,13 @@ class RankActor:
 
     def __init__(self) -> None:
         self._worker: TrainerWorker | None = None
+        self._progress = Progress()
+
+    # In a thread of its own, so that it answers while a call computes.
+    @ray.method(concurrency_group=WATCHING)
+    def signs_of_life(self) -> int:
+        """Return a number that grows with every batch, tensor and file that is done."""
+        return self._progress.count
 
     def address(self) -> tuple[str, int]:
         """Return (host, free port) of this node."""
@@ -169,7 +178,7 @@ class RankActor:
 
     def open(self, settings: BackendSettings, **placement: Any) -> RankFacts:
         """Load the model."""
-        self._worker = TrainerWorker(settings, **placement)
+        self._worker = TrainerWorker(settings, progress=self._progress, **placement)
         return RankFacts.of(self._worker)
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -181,9 +190,10 @@ class RankActor:
 class _RayRank:
     """A `RankActor`, seen from the driver."""
 
-    def __init__(self, actor: Any, number: int) -> None:
+    def __init__(self, actor: Any, number: int, timeout_s: float) -> None:
         self.actor = actor
         self._process = f"trainer rank {number}"
+        self._timeout_s = timeout_s
 
     async def call(self, name: str, *arguments: Any) -> Any:
         return await self.answer(self.actor.call.remote(name, *arguments))
@@ -192,21 +202,34 @@ class _RayRank:
         return await self.answer(self.actor.address.remote())
 
     async def answer(self, reference: Any) -> Any:
-        return await answer(reference, process=self._process)
+        return await answer(
+            reference, process=self._process, watched=self, timeout_s=self._timeout_s
+        )
+
+    async def signs_of_life(self) -> int:
+        return await self.actor.signs_of_life.remote()
 
 
 class RayRanks(AllRanks):
     """One Ray actor for each rank."""
 
-    def __init__(self, actors: Sequence[Any], *, sharing: int = 1) -> None:
-        self._processes = [_RayRank(actor, number) for number, actor in enumerate(actors)]
+    def __init__(self, actors: Sequence[Any], *, timeout_s: float, sharing: int = 1) -> None:
+        self._processes = [
+            _RayRank(actor, number, timeout_s) for number, actor in enumerate(actors)
+        ]
         super().__init__(self._processes, sharing=sharing)
 
     @classmethod
-    def start(cls, places: Sequence[dict[str, Any]], *, sharing: int = 1) -> "RayRanks":
-        """Start one process per place; `open` loads the model."""
-        actor_class = ray.remote(RankActor)
-        return cls([actor_class.options(**place).remote() for place in places], sharing=sharing)
+    def start(
+        cls, places: Sequence[dict[str, Any]], *, timeout_s: float, sharing: int = 1
+    ) -> "RayRanks":
+        """Start one process per place; `open` loads the model.
+
+        A rank that makes no progress for `timeout_s` seconds is taken for dead.
+        """
+        actor_class = ray.remote(concurrency_groups={WATCHING: 1})(RankActor)
+        actors = [actor_class.options(**place).remote() for place in places]
+        return cls(actors, timeout_s=timeout_s, sharing=sharing)
 
     async def open(self, settings: BackendSettings, *, num_threads: int) -> None:
         """Load the model on every rank, each with `num_threads` threads on a CPU."""

@@ -6,9 +6,11 @@ Every method is collective: all ranks call it in the same order.
 import ctypes
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +37,8 @@ from telescope_train.diagnostics.rank_checks import check_rank
 from telescope_train.trainer.old_logprobs import with_old_logprobs
 from telescope_train.weights.gloo import GlooPublisher
 
+Item = TypeVar("Item")
+
 _M_TRIM_THRESHOLD = -1
 
 _M_TOP_PAD = -2
@@ -52,6 +56,41 @@ NEVER_SAMPLED = -2
 """A weight version that no token has, for the weights between optimizer steps of one batch."""
 
 
+@dataclass(slots=True)
+class Progress:
+    """Counts what a rank has done, so that others can tell slow from stuck."""
+
+    count: int = 0
+    """Batches and tensors so far."""
+
+    def each(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield `items`, and count each one when the next is asked for."""
+        for item in items:
+            yield item
+            self.count += 1
+
+    def over(self, batches: Sequence[PackedBatch]) -> "CountedBatches":
+        """Return `batches` such that a loop over them counts each one."""
+        return CountedBatches(batches, self)
+
+
+class CountedBatches(Sequence[PackedBatch]):
+    """Batches whose use counts as progress."""
+
+    def __init__(self, batches: Sequence[PackedBatch], progress: Progress) -> None:
+        self._batches = batches
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        return self._progress.each(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._batches[index]
+
+
 class TrainerWorker:
     """One rank of the trainer. Call `close` when done; a process can have one at a time."""
 
@@ -64,12 +103,14 @@ class TrainerWorker:
         master_address: str = "127.0.0.1",
         master_port: int | None = None,
         num_threads: int = 1,
+        progress: Progress | None = None,
     ) -> None:
         """Join the other ranks, load the model and run the self-tests.
 
         `master_port` is needed for more than one rank. `num_threads` limits CPU threads, because
-        ranks and inference servers share the cores.
+        ranks and inference servers share the cores. `progress` is read in another thread.
         """
+        self._progress = progress or Progress()
         self._algorithm = settings.algorithm
         self._device = _device(settings)
         self._saving: Saving | None = None
@@ -118,7 +159,7 @@ class TrainerWorker:
         if not order:
             raise ValueError("expected at least one optimizer step, got an empty order; skip it")
         started_s = time.perf_counter()
-        shares = with_old_logprobs(minibatches, self.backend, self._algorithm)
+        shares = with_old_logprobs(minibatches, self, self._algorithm)
         prepared_s = time.perf_counter()
         gradients: list[GradientResult] = []
         updates: list[UpdateResult] = []
@@ -126,7 +167,8 @@ class TrainerWorker:
         for number, index in enumerate(order):
             # Only the first step sees the weights that the engine sampled from.
             present = version if number == 0 else NEVER_SAMPLED
-            gradients.append(self.backend.accumulate_gradient(shares[index], version=present))
+            share = self._progress.over(shares[index])
+            gradients.append(self.backend.accumulate_gradient(share, version=present))
             before_s = time.perf_counter()
             updates.append(self.backend.apply_gradient())
             optimizer_s += time.perf_counter() - before_s
@@ -139,7 +181,7 @@ class TrainerWorker:
 
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Return logprobs_T [T], nats, of each batch under the reference model; see `logprobs`."""
-        return self.backend.reference_logprobs(batches)
+        return self.backend.reference_logprobs(self._progress.over(batches))
 
     def update_reference(self) -> None:
         """Make the current weights the reference model."""
@@ -147,18 +189,18 @@ class TrainerWorker:
 
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Return logprobs_T [T], nats, of each batch; 0 where a token is not trained on."""
-        return self.backend.logprobs(batches)
+        return self.backend.logprobs(self._progress.over(batches))
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, whole CPU tensor), tied tensors once.
 
         Every rank must exhaust it, because each tensor is gathered when it is asked for.
         """
-        return self.backend.export_weights()
+        return self._progress.each(self.backend.export_weights())
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Like `export_weights`, for the tensors that can differ from the initial model only."""
-        return self.backend.transfer_weights()
+        return self._progress.each(self.backend.transfer_weights())
 
     def weight_headers(self) -> list[TensorHeader]:
         """Describe the tensors that `send_weights` sends."""

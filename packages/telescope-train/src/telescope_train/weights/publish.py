@@ -13,12 +13,12 @@ from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import Ranks, TensorHeader
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.wire import PAUSE_PATH
+from telescope_train.inference.wire import PAUSE_AND_CLEAR, PAUSE_AND_KEEP, PAUSE_PATH
 
 InFlight = Literal["continue", "pause"]
-"""What requests in flight do: continue under the new weights, or end under the old ones first."""
-_PAUSE_MODES = {"continue": "keep", "pause": "wait"}
-"""The names of these two in vLLM."""
+"""Whether requests in flight keep what the old weights computed of their prefix (`continue`), or
+compute it again under the new ones (`pause`)."""
+_PAUSE_QUERIES = {"continue": PAUSE_AND_KEEP, "pause": PAUSE_AND_CLEAR}
 
 
 class WeightPublisher:
@@ -27,7 +27,7 @@ class WeightPublisher:
     def __init__(self, pool: ServerPool, ranks: Ranks, *, in_flight: InFlight) -> None:
         self._pool = pool
         self._ranks = ranks
-        self._pause_query = f"?mode={_PAUSE_MODES[in_flight]}"
+        self._pause_query = f"?{_PAUSE_QUERIES[in_flight]}"
         self._headers: list[TensorHeader] = []
 
     async def connect(self) -> None:

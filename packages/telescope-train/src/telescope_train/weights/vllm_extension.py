@@ -59,6 +59,8 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
 
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
+    _group: GlooGroup | None = None
+    """None before `init_transfer_engine` and after `shutdown`."""
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join the trainer's group; returns when all members have joined."""

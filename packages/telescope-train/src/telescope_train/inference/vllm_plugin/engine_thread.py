@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -63,7 +62,7 @@ class EngineStep(NamedTuple):
 
 
 class EngineThread(EngineCore):
-    """The engine with the parts that vLLM's engine process would add: queues and a draining pause.
+    """The engine with what vLLM's engine process would add: queues, and aborts at a pause.
 
     All methods run in the engine's thread, except `put` and `abort`, which any thread may call.
     """
@@ -79,7 +78,6 @@ class EngineThread(EngineCore):
         self._completions = GrowingCompletions()
         self._held = HeldOutputs()
         self._ready: list[EngineCoreOutputs] = []
-        self._drain: tuple[Future[None], bool] | None = None
 
     def put(self, request: EngineCoreRequest, completion: GrowingCompletion | None = None) -> None:
         """Schedule `request` before the next step; its tokens go to `completion` if given."""
@@ -99,7 +97,6 @@ class EngineThread(EngineCore):
             step = outputs[0]
             step.outputs = self._completions.take(step.outputs, step.weight_version)
             self._ready += self._held.release(step)
-        self._end_drain()
         ready, self._ready = self._ready, []
         has_work = self.scheduler.has_requests() or bool(self.batch_queue)
         if has_work and not model_executed:
@@ -112,31 +109,13 @@ class EngineThread(EngineCore):
     def pause_scheduler(
         self, mode: PauseMode = "abort", clear_cache: bool = True
     ) -> Future[None] | None:
-        """Pause as vLLM's engine process does.
-
-        With `wait` it returns a future, which completes when the running requests have ended.
-        """
+        """Pause as vLLM's engine process does; `wait` is refused, because nothing would step."""
         if mode == "abort":
             # Requests that are still queued are taken in first, so that they are aborted as well
             # and not sampled after the pause.
             self._admit()
             self._abort_all()
-        if mode != "wait":
-            return super().pause_scheduler(mode, clear_cache)
-        # The base class refuses `wait` in-process, where nothing would step while the caller
-        # waits. Here the client goes on stepping while `call_utility_async` awaits the future.
-        self.scheduler.set_pause_state(PauseState.PAUSED_NEW)
-        self._drain = (Future(), clear_cache)
-        future = self._drain[0]
-        self._end_drain()
-        return future
-
-    def _end_drain(self) -> None:
-        if self._drain is None or self.scheduler.has_requests() or self.batch_queue:
-            return
-        (future, clear_cache), self._drain = self._drain, None
-        self._finish_pause(clear_cache)
-        future.set_result(None)
+        return super().pause_scheduler(mode, clear_cache)
 
     def _abort_all(self) -> None:
         """Abort every request and end its output or completion."""
@@ -279,10 +258,6 @@ class EngineThreadClient(AsyncMPClient):
         # The call may have resumed the scheduler, or aborted requests whose ends are still to be
         # handed out. Nobody else would wake `get_output_async` for them.
         self._has_work.set()
-        # A draining pause. A later step completes its future, in the engine's thread. Waiting for
-        # it in that thread would be a deadlock, so it is awaited here.
-        if isinstance(result, Future):
-            return await asyncio.wrap_future(result)
         return result
 
     async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:

@@ -22,7 +22,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from telescope_train.inference.vllm_plugin.completions import GrowingCompletion
 from telescope_train.inference.vllm_plugin.engine_thread import EngineThreadClient
 from telescope_train.inference.wire import (
+    PAUSE_AND_CLEAR,
     PAUSE_PATH,
+    PAUSE_QUERIES,
     TOKEN_PLANE_PATH,
     ClientFrame,
     Outbox,
@@ -60,16 +62,13 @@ class TokenPlane:
 
 
 async def _pause(engine: Any, query: str, send: Send) -> None:
-    """Pause between two steps, and answer once the engine is paused.
-
-    With `wait`, it answers once all running requests have ended.
-    """
-    mode = query.removeprefix("mode=")
-    known = mode in ("abort", "keep", "wait")
+    """Pause between two steps, and answer once the engine is paused."""
+    known = query in PAUSE_QUERIES
     if known:
-        # The caches are cleared, because they hold what the old weights computed.
-        await engine.engine_core.pause_scheduler_async(mode=mode, clear_cache=True)
-    body = b"{}" if known else b'{"error": "expected ?mode=abort, keep or wait"}'
+        clear_cache = query == PAUSE_AND_CLEAR
+        await engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache)
+    expected = " or ".join(f"?{one}" for one in PAUSE_QUERIES)
+    body = b"{}" if known else msgspec.json.encode({"error": f"expected {expected}"})
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": 200 if known else 400, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -120,9 +119,13 @@ class PlaneConnection:
     def _take(self, frame: ClientFrame) -> None:
         for item in frame:
             if isinstance(item, TokenRequest):
-                self._running[item.id] = asyncio.create_task(self._answer(item))
-            elif (task := self._running.get(item.id)) is not None:
-                task.cancel()
+                task = asyncio.create_task(self._answer(item))
+                self._running[item.id] = task
+                # A callback and not a `finally` of the task: a task that is canceled before its
+                # first step, by the same frame, never runs any of its code.
+                task.add_done_callback(lambda _, number=item.id: self._running.pop(number, None))
+            elif (running := self._running.get(item.id)) is not None:
+                running.cancel()
 
     async def _answer(self, request: TokenRequest) -> None:
         try:
@@ -131,8 +134,6 @@ class PlaneConnection:
         except Exception as error:  # noqa: BLE001 - a boundary: the client is told
             text = f"{type(error).__name__}: {error}"
             self._outbox.put(TokenReply(request.id, error=text))
-        finally:
-            del self._running[request.id]
 
     async def _sample(self, request: TokenRequest) -> TokenReply:
         prompt_ids = array("i")

@@ -1,0 +1,119 @@
+"""A run's own Ray beside any other, joining one, and waiting for processes that may be stuck."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import pytest
+import ray
+
+from telescope_core.errors import ConfigError, ProcessDiedError
+from telescope_train.cluster import ray_cluster as module
+from telescope_train.cluster.placement import Bundle
+from telescope_train.cluster.ray_cluster import answer, ray_cluster
+from telescope_train.config.schema import RaySection
+
+BUNDLES = [Bundle(cpus=1.0)]
+DEADLINE_S = 60.0
+SHORT_S = 0.001
+"""So short that it has passed whenever the event loop looks."""
+
+
+@pytest.mark.engine
+def test_a_run_starts_its_own_ray_whatever_others_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ray looks for the note of a `ray start` in its temporary folder, and in this variable. Both
+    # name a cluster that is long gone.
+    short = Path(tempfile.mkdtemp(prefix="tt-", dir="/tmp"))
+    (short / "ray").mkdir()
+    (short / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    monkeypatch.setenv("RAY_TMPDIR", str(short))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with ray_cluster(RaySection(), BUNDLES, debug=False):
+        assert ray.cluster_resources()["CPU"] >= 1
+        folder = Path(ray._private.worker._global_node.get_session_dir_path()).parent
+        assert folder.name.startswith("telescope-ray-")
+    assert not folder.exists(), "a run that went well leaves no folder of Ray's behind"
+    assert not ray.is_initialized()
+
+
+@pytest.mark.engine
+def test_a_cluster_that_is_not_there_is_one_message() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"cannot reach the Ray cluster at ray_address = '127"),
+        ray_cluster(RaySection(ray_address="127.0.0.1:1"), BUNDLES, debug=False),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("error", [RuntimeError, OSError, ConnectionError, ValueError])
+def test_a_ray_that_does_not_start_is_one_message(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise error("no room for the raylet")
+
+    monkeypatch.setattr(module.ray, "init", fail)
+    with (
+        pytest.raises(ConfigError, match=r"cannot start Ray on this machine: no room") as caught,
+        ray_cluster(RaySection(), BUNDLES, debug=False),
+    ):
+        pass
+    (folder,) = [word.rstrip(".") for word in str(caught.value).split() if "telescope-ray-" in word]
+    Path(folder).rmdir()
+
+
+def test_a_long_path_of_temporary_files_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/somewhere/" + "deep/" * 20)
+    folder = module._session_folder()
+    folder.rmdir()
+    assert len(str(folder.parent)) <= module.MAX_TEMP_PATH
+
+
+class Worker:
+    """Shows `signs`, one after the other, and then the last one for ever."""
+
+    def __init__(self, *signs: int) -> None:
+        self._signs = list(signs)
+        self.num_asked = 0
+
+    async def signs_of_life(self) -> int:
+        self.num_asked += 1
+        return self._signs.pop(0) if len(self._signs) > 1 else self._signs[0]
+
+
+async def test_a_call_may_last_as_long_as_its_process_moves_on() -> None:
+    result = asyncio.get_running_loop().create_future()
+    worker = Worker(*range(50))
+    waiting = asyncio.create_task(
+        answer(result, process="rank 0", watched=worker, timeout_s=SHORT_S)
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        while worker.num_asked < 40:
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        result.set_result("done")
+        assert await waiting == "done"
+
+
+@pytest.mark.parametrize("worker", [Worker(7), Worker(1, 2, 3, 3), None])
+async def test_a_process_that_stands_still_is_reported(worker: Worker | None) -> None:
+    never = asyncio.get_running_loop().create_future()
+    with pytest.raises(ProcessDiedError, match=r"rank 3 made no progress for 0\.001 s"):
+        await asyncio.wait_for(
+            answer(never, process="rank 3", watched=worker, timeout_s=SHORT_S), DEADLINE_S
+        )
+
+
+async def test_a_process_that_does_not_even_say_so_is_reported() -> None:
+    class Hung:
+        async def signs_of_life(self) -> int:
+            await asyncio.Event().wait()
+            return 0
+
+    never = asyncio.get_running_loop().create_future()
+    with pytest.raises(ProcessDiedError, match="rank 3 made no progress"):
+        await asyncio.wait_for(
+            answer(never, process="rank 3", watched=Hung(), timeout_s=SHORT_S), DEADLINE_S
+        )

@@ -1,0 +1,181 @@
+"""The token plane's frames: bounded in size, answered or refused one by one, closed when lost."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from aiohttp import WSMsgType, web
+from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telescope_core.errors import EndpointError
+from telescope_core.types import Sampling
+from telescope_train.inference import client as client_module
+from telescope_train.inference.client import Generation, TokenClient
+from telescope_train.inference.wire import (
+    FRAME_BYTES,
+    TOKEN_PLANE_PATH,
+    CancelRequest,
+    ClientFrame,
+    TokenReply,
+    TokenRequest,
+    VersionSpan,
+    frames,
+)
+
+DEADLINE_S = 60.0
+UVICORN_LIMIT_BYTES = 16 * 2**20
+PARAMS = msgspec.Raw(msgspec.msgpack.encode({"max_tokens": 7, "stop": ["a", "\u00e9"]}))
+
+Serve = Callable[[web.WebSocketResponse], Awaitable[None]]
+
+
+def request(number: int, length: int) -> TokenRequest:
+    ids = array("i", [1] * length).tobytes()
+    return TokenRequest(number, ids, PARAMS, cache_salt="v\u00e9", priority=-3)
+
+
+def reply(number: int, length: int = 1, **others: object) -> TokenReply:
+    values = {"finish_reason": "stop", "versions": (VersionSpan("default", 0),), **others}
+    ids, logprobs = array("i", [2] * length), array("f", [-1.0] * length)
+    return TokenReply(number, ids.tobytes(), logprobs.tobytes(), **values)  # type: ignore[arg-type]
+
+
+@given(lengths=st.lists(st.integers(0, 400), max_size=40), limit=st.integers(1, 3_000))
+def test_frames_hold_all_items_in_order_and_stay_below_their_limit(
+    lengths: list[int], limit: int
+) -> None:
+    items = [request(number, length) for number, length in enumerate(lengths)]
+    found = list(frames(items, max_bytes=limit))
+    assert [item for frame in found for item in frame] == items
+    assert all(found)
+    for frame in found:
+        assert len(frame) == 1 or sum(item.num_bytes for item in frame) <= limit
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        request(2**40, 0),
+        request(3, 70_000),
+        CancelRequest(2**40),
+        reply(2**40, 70_000),
+        reply(1, 0, error="\u20ac" * 900, finish_reason=""),
+        reply(1, 9, versions=tuple(VersionSpan(str(2**40 + n), 2**30) for n in range(50))),
+    ],
+)
+def test_an_item_says_at_least_its_size_on_the_wire(
+    item: TokenRequest | CancelRequest | TokenReply,
+) -> None:
+    # The frame adds its own head, of at most 5 bytes.
+    assert len(msgspec.msgpack.encode([item])) - 5 <= item.num_bytes
+
+
+@asynccontextmanager
+async def plane_server(serve: Serve, *, limit: int) -> AsyncIterator[TokenClient]:
+    """A server whose token plane is `serve`, and a client of it."""
+
+    async def handle(http: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(max_msg_size=limit)
+        await socket.prepare(http)
+        await serve(socket)
+        return socket
+
+    app = web.Application()
+    app.router.add_get(TOKEN_PLANE_PATH, handle)
+    server = TestServer(app)
+    await server.start_server()
+    client = TokenClient(f"http://127.0.0.1:{server.port}")
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield client
+    finally:
+        await client.close()
+        await server.close()
+
+
+async def answer_all(socket: web.WebSocketResponse) -> None:
+    decoder = msgspec.msgpack.Decoder(ClientFrame)
+    async for message in socket:
+        frame = decoder.decode(message.data)
+        done = [reply(item.id) for item in frame if isinstance(item, TokenRequest)]
+        await socket.send_bytes(msgspec.msgpack.encode(done))
+
+
+async def sample(client: TokenClient, prompt_length: int) -> Generation:
+    return await client.generate(
+        [1] * prompt_length, Sampling(max_tokens=4), stop_token_ids=[], cache_salt="v0"
+    )
+
+
+async def test_three_hundred_long_prompts_at_once_are_all_answered() -> None:
+    # 300 prompts of 16k tokens are 19 MiB, more than a server of uvicorn takes in one frame.
+    async with plane_server(answer_all, limit=UVICORN_LIMIT_BYTES) as client:
+        found = await asyncio.gather(*(sample(client, 16_384) for _ in range(300)))
+    assert len(found) == 300
+    assert FRAME_BYTES < UVICORN_LIMIT_BYTES
+
+
+async def test_a_prompt_above_the_limit_is_refused_for_itself_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_FRAME_BYTES", 8_000)
+    async with plane_server(answer_all, limit=UVICORN_LIMIT_BYTES) as client:
+        small = [sample(client, 100) for _ in range(5)]
+        results = await asyncio.gather(sample(client, 5_000), *small, return_exceptions=True)
+    assert isinstance(results[0], EndpointError)
+    assert "5000 tokens" in str(results[0])
+    assert all(isinstance(one, Generation) for one in results[1:])
+
+
+async def test_a_reply_that_names_no_weights_is_an_error_of_the_server() -> None:
+    async def forget_versions(socket: web.WebSocketResponse) -> None:
+        async for message in socket:
+            (item,) = msgspec.msgpack.Decoder(ClientFrame).decode(message.data)
+            await socket.send_bytes(msgspec.msgpack.encode([reply(item.id, versions=())]))
+
+    async with plane_server(forget_versions, limit=UVICORN_LIMIT_BYTES) as client:
+        with pytest.raises(EndpointError, match="which weights"):
+            await sample(client, 3)
+
+
+async def test_a_lost_connection_is_closed_before_it_is_replaced() -> None:
+    opened: list[web.WebSocketResponse] = []
+
+    async def text_first(socket: web.WebSocketResponse) -> None:
+        opened.append(socket)
+        if len(opened) > 1:
+            await answer_all(socket)
+            return
+        await socket.receive()
+        await socket.send_str("hello")
+        assert (await socket.receive()).type in (WSMsgType.CLOSE, WSMsgType.CLOSING)
+
+    async with plane_server(text_first, limit=UVICORN_LIMIT_BYTES) as client:
+        with pytest.raises(EndpointError, match="it sent a TEXT message"):
+            await sample(client, 3)
+        first = client._plane
+        assert first is not None
+        await sample(client, 3)
+        assert client._plane is not first
+        assert first._socket.closed
+        assert all(task.done() for task in first._tasks)
+        assert opened[0].closed
+
+
+async def test_a_frame_above_the_limit_fails_what_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def answer_at_length(socket: web.WebSocketResponse) -> None:
+        async for message in socket:
+            (item,) = msgspec.msgpack.Decoder(ClientFrame).decode(message.data)
+            await socket.send_bytes(msgspec.msgpack.encode([reply(item.id, 4_000)]))
+
+    monkeypatch.setattr(client_module, "MAX_FRAME_BYTES", 8_000)
+    async with plane_server(answer_at_length, limit=UVICORN_LIMIT_BYTES) as client:
+        with pytest.raises(EndpointError, match="lost the inference server"):
+            await sample(client, 3)
