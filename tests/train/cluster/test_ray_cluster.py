@@ -38,11 +38,25 @@ def test_a_run_starts_its_own_ray_whatever_others_left(
     assert not ray.is_initialized()
 
 
-@pytest.mark.engine
-def test_a_cluster_that_is_not_there_is_one_message() -> None:
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        (
+            "127.0.0.1:1",
+            r"cannot reach the Ray cluster at ray_address = '127\.0\.0\.1:1': .*refused",
+        ),
+        ("ray://127.0.0.1:1", r"cannot reach the Ray cluster at ray_address = 'ray://127"),
+        ("auto", r"cannot reach the Ray cluster at ray_address = 'auto': .*refused"),
+        ("somewhere", r"expected ray_address = 'host:port' of a running cluster, got 'somewhere'"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_one_message(
+    address: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with (
-        pytest.raises(ConfigError, match=r"cannot reach the Ray cluster at ray_address = '127"),
-        ray_cluster(RaySection(ray_address="127.0.0.1:1"), BUNDLES, debug=False),
+        pytest.raises(ConfigError, match=message),
+        ray_cluster(RaySection(ray_address=address), BUNDLES, debug=False),
     ):
         pass
 
@@ -72,26 +86,30 @@ def test_a_long_path_of_temporary_files_is_not_used(monkeypatch: pytest.MonkeyPa
 
 
 class Worker:
-    """Shows `signs`, one after the other, and then the last one for ever."""
+    """Shows `signs`, one after the other, and then the last one, or more if it `goes_on`."""
 
     def __init__(self, *signs: int) -> None:
         self._signs = list(signs)
-        self.num_asked = 0
+        self.goes_on = False
+        self.asked_often = asyncio.Event()
 
     async def signs_of_life(self) -> int:
-        self.num_asked += 1
-        return self._signs.pop(0) if len(self._signs) > 1 else self._signs[0]
+        if len(self._signs) == 1:
+            self.asked_often.set()
+            self._signs[0] += self.goes_on
+            return self._signs[0]
+        return self._signs.pop(0)
 
 
 async def test_a_call_may_last_as_long_as_its_process_moves_on() -> None:
     result = asyncio.get_running_loop().create_future()
     worker = Worker(*range(50))
+    worker.goes_on = True
     waiting = asyncio.create_task(
         answer(result, process="rank 0", watched=worker, timeout_s=SHORT_S)
     )
     async with asyncio.timeout(DEADLINE_S):
-        while worker.num_asked < 40:
-            await asyncio.sleep(0)
+        await worker.asked_often.wait()
         assert not waiting.done()
         result.set_result("done")
         assert await waiting == "done"

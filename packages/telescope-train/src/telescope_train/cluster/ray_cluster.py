@@ -4,6 +4,7 @@ import asyncio
 import math
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ray
+from ray._private.utils import read_ray_address
 from ray.exceptions import RayError
 
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
@@ -21,6 +23,8 @@ from telescope_train.config.schema import RaySection
 # 30 % of the machine's memory for its store.
 OBJECT_STORE_BYTES = 512 * 2**20
 """Size of Ray's object store on a cluster that is started here."""
+CONNECT_S = 10.0
+"""Longest wait for a connection to a cluster, in seconds."""
 MAX_TEMP_PATH = 30
 """Characters of the longest temporary folder in which Ray's sockets have room for their paths."""
 
@@ -56,6 +60,7 @@ def _connected(
     address: str | None, bundles: Sequence[Bundle], options: dict[str, Any]
 ) -> Iterator[None]:
     if address is not None:
+        _require_listening(address)
         _init(options | {"address": address})
         try:
             yield
@@ -71,6 +76,36 @@ def _connected(
     # Only after a run that went well: Ray's own logs are in there, and may hold the cause of a
     # failure.
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _require_listening(address: str) -> None:
+    """Raise ConfigError if nothing listens at `address`.
+
+    Ray tries for a minute to reach a cluster that is gone, and then ends this process without a
+    word.
+    """
+    place = address
+    if address == "auto":
+        # What Ray would follow: the variable, or the note of a `ray start` on this machine.
+        place = os.environ.get("RAY_ADDRESS") or read_ray_address() or ""
+    host, separator, port = place.rpartition("://")[2].rpartition(":")
+    if not separator or not port.isdecimal():
+        raise ConfigError(
+            f"expected ray_address = 'host:port' of a running cluster, got {address!r}"
+            + (", and no cluster was started on this machine" if address == "auto" else "")
+            + "; start one with `ray start --head`, which prints its address"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+    except OSError as error:
+        raise _unreachable(address, error) from None
+
+
+def _unreachable(address: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"cannot reach the Ray cluster at ray_address = {address!r}: {error}; "
+        "start it with `ray start --head`, or leave ray_address out to start one here"
+    )
 
 
 def _own_cluster(bundles: Sequence[Bundle], folder: Path) -> dict[str, Any]:
@@ -116,10 +151,7 @@ def _init(options: dict[str, Any]) -> None:
                 f"{options['_temp_dir']}. Look for free memory, free space there and a limit on "
                 "processes, or set ray_address to a cluster that runs already"
             ) from error
-        raise ConfigError(
-            f"cannot reach the Ray cluster at ray_address = {address!r}: {error}; "
-            "start it with `ray start --head`, or leave ray_address out to start one here"
-        ) from error
+        raise _unreachable(address, error) from error
 
 
 def cluster_has_gpus() -> bool:
