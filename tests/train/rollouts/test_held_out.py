@@ -11,6 +11,7 @@ from telescope_core import (
     ListSource,
     SingleTurnEnvironment,
     Split,
+    TelescopeError,
     reward,
 )
 from telescope_core.in_process import InProcessEnvironment
@@ -19,8 +20,8 @@ from telescope_core.scripted import ScriptedClient
 from telescope_train.evals.live import LiveEvals
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts import environments
-from telescope_train.rollouts.draw import ExampleDraw, Source
-from telescope_train.rollouts.held_out import held_out_problems
+from telescope_train.rollouts.draw import Drawn, ExampleDraw, Source
+from telescope_train.rollouts.held_out import HeldOut, held_out_problems, require_untrained
 from telescope_train.rollouts.mix import make_sampler, training_environments
 
 
@@ -102,6 +103,44 @@ def records_of(config):
     return environments.records_of(environments.find_environments(config)[0])
 
 
+def mixed_config(tmp_path, *, num_batches):
+    path = tmp_path / "run.toml"
+    path.write_text(f"""
+name = "held-out"
+number_of_steps = {num_batches}
+model = "a/b"
+output_dir = "{tmp_path / "runs"}"
+prompts_batch_size_for_trainer = 20
+group_size = 2
+max_async_rollout = 3
+should_accept_fn = "tests.train.rollouts.test_held_out:every_third_is_rejected"
+
+[[environments]]
+name = "toy:Shuffled"
+
+[[environments]]
+name = "toy:Repeats"
+weight = 0.5
+
+[[evals]]
+name = "toy:Shuffled"
+num_samples = 9
+eval_every = 50
+separate_eval_samples = true
+
+[[evals]]
+name = "toy:Repeats"
+num_samples = 4
+eval_every = 50
+separate_eval_samples = true
+""")
+    return load_train_config([path], [])
+
+
+def every_third_is_rejected(group):
+    return sum(map(ord, group.id)) % 3 != 0
+
+
 async def trained_and_evaluated(environment_class, config, tmp_path):
     """Return the example ids that training sampled, and those that the eval played."""
     name, eval_name = config.environments[0].name, config.evals.evals[0].name
@@ -136,6 +175,85 @@ async def test_an_eval_example_is_never_trained_on(environment, tmp_path):
     assert trained & evaluated == set()
 
 
+async def test_no_eval_example_in_two_thousand_accepted_groups(tmp_path):
+    config = mixed_config(tmp_path, num_batches=100)
+    classes = {"toy:Shuffled": Shuffled, "toy:Repeats": Repeats}
+    clients = {name: InProcessEnvironment(one(), name=name) for name, one in classes.items()}
+    evals = {name: InProcessEnvironment(one(), name=name) for name, one in classes.items()}
+    mix = await training_environments(config, clients, evals, records_of(config))
+    sampler = make_sampler(config, mix, ScriptedClient(["yes"]), num_servers=1)
+    accepted, rejected = [], []
+    for step in range(config.run.number_of_steps):
+        sampler.advance(step)
+        batch = await sampler.take(step)
+        accepted += batch.groups
+        rejected += batch.rejected
+    await sampler.close()
+    held_out = {(name, one) for name, held in mix.held_out.items() for one in held.ids}
+    trained = {(group.environment, group.example_id) for group in accepted}
+    assert len(accepted) == 2000
+    assert len(rejected) > 500
+    assert {name for name, _ in held_out} == set(classes)
+    assert trained & held_out == set()
+    # Every example that is left takes its turn, as a replacement too.
+    assert len([one for name, one in trained if name == "toy:Shuffled"]) == 30 - 9
+    for client in (*clients.values(), *evals.values()):
+        await client.close()
+
+
+async def test_an_environment_that_changes_its_examples_is_stopped(tmp_path):
+    asked = set()
+
+    class Swaps(Toy):
+        """Shows one example when asked, and plays another."""
+
+        def splits(self):
+            return (Split.TRAIN, Split.EVAL)
+
+        def examples(self, split):
+            def make(rng, index):
+                is_shown = split is Split.TRAIN and index not in asked
+                asked.add(index)
+                return Example(id=f"row-{index + 500 * is_shown}", prompt="p")
+
+            return GeneratedSource(make, seed=0)
+
+    with pytest.raises(TelescopeError, match=r"played example 'row-.*', which evals hold out"):
+        await trained_and_evaluated(Swaps, config_of(tmp_path, num_samples=40), tmp_path)
+
+
+async def test_only_the_examples_of_evals_are_read_at_the_start(tmp_path):
+    asked = []
+
+    class Large(Toy):
+        """A split that nobody should read as a whole."""
+
+        def examples(self, split):
+            class Rows:
+                num_examples = 1_000_000
+
+                def example(self, index):
+                    asked.append((split, index))
+                    return Example(id=f"{split}-{index}", prompt="p")
+
+            return Rows()
+
+    config = config_of(tmp_path)
+    client = InProcessEnvironment(Large(), name="toy:Toy")
+    await training_environments(
+        config, {"toy:Toy": client}, {"toy:Toy": client}, records_of(config)
+    )
+    await client.close()
+    assert sorted(asked) == [(Split.EVAL, index) for index in range(4)]
+
+
+def test_what_was_trained_on_cannot_be_held_out_when_a_run_goes_on():
+    held_out = {"a": HeldOut(ids=frozenset({"x", "y"}))}
+    require_untrained(held_out, {("a", "z"), ("b", "x")})
+    with pytest.raises(ConfigError, match=r"trained on 1 of them, such as 'y'"):
+        require_untrained(held_out, {("a", "y"), ("b", "x")})
+
+
 async def test_without_the_setting_one_source_is_used_for_both(tmp_path):
     config = config_of(tmp_path, separate=False)
     trained, evaluated = await trained_and_evaluated(OneList, config, tmp_path)
@@ -151,6 +269,7 @@ async def test_everything_that_is_left_is_trained_on(tmp_path):
     ("environment", "num_samples", "message"),
     [
         (OneList, 12, "evals hold out all 12 examples of 'toy:Toy'"),
+        (TrainOnly, 400, "evals hold out all 12 examples of 'toy:Toy'"),
         (EvalOnly, 4, "has no train split, only eval; use it in"),
         (Repeats, 400, "1000 draws in a row gave examples of evals"),
     ],
@@ -170,7 +289,26 @@ def test_names_of_one_environment_are_one_and_another_has_no_effect(tmp_path):
     assert "evals (countdown): separate_eval_samples has no effect" in problem
 
 
-def test_endless_draws_skip_what_is_held_out():
+@pytest.mark.parametrize("keeps_spares", [True, False])
+def test_draws_and_replacements_skip_what_is_held_out(keeps_spares):
     source = Source(environment="a", weight=1.0, num_examples=None, held_out=frozenset({0, 1, 4}))
-    draw = ExampleDraw([source], seed=0)
-    assert [draw.next().example_index for _ in range(5)] == [2, 3, 5, 6, 7]
+    draw = ExampleDraw([source], seed=0, keeps_spares=keeps_spares)
+    found = [draw.next().example_index for _ in range(5)]
+    assert found == ([2, 5, 7, 9, 11] if keeps_spares else [2, 3, 5, 6, 7])
+    if keeps_spares:
+        one = Drawn(environment="a", example_index=5, number=1)
+        spares = {draw.replacement(one, f"0.0-{n}").example_index for n in range(500)}
+        assert spares.isdisjoint({0, 1, 4, *found})
+        assert max(spares) < 200, "no replacement lies far beyond what the run has drawn"
+
+
+@pytest.mark.parametrize("size", [5, 6, 7])
+def test_replacements_in_a_finite_split_skip_what_is_held_out(size):
+    held = frozenset({0, 2, 3})
+    draw = ExampleDraw(
+        [Source(environment="a", weight=1.0, num_examples=size, held_out=held)], seed=0
+    )
+    for rejected in set(range(size)) - held:
+        one = Drawn(environment="a", example_index=rejected)
+        found = {draw.replacement(one, f"0.0-{n}").example_index for n in range(200)}
+        assert found == set(range(size)) - held - {rejected}

@@ -28,6 +28,7 @@ from telescope_core.scripted import ScriptedClient
 from telescope_train.rollouts.accept import AcceptFn
 from telescope_train.rollouts.draw import ExampleDraw, Source
 from telescope_train.rollouts.failures import MAX_DRAWS_PER_GROUP, Boundary, boundary_of
+from telescope_train.rollouts.held_out import TrainingExamples
 from telescope_train.rollouts.sampler import (
     RolloutSampler,
     SamplerSettings,
@@ -71,7 +72,8 @@ def sampler_over(
         rollout_timeout_s=5.0,
         accept=accept,
     )
-    return RolloutSampler({"echo": environment}, draw, client, settings)
+    examples = TrainingExamples(draw, {"echo": environment.client}, {})
+    return RolloutSampler({"echo": environment}, examples, client, settings)
 
 
 def echo(messages: Sequence[Message]) -> str:
@@ -181,7 +183,7 @@ async def test_rejected_groups_are_replaced_in_their_own_place(ahead: int) -> No
         (RolloutStatus.DISCARDED, "even")
     }
     in_order = [group for group in accepted + rejected if "-" not in group.id]
-    assert sorted(int(group.example_id) for group in in_order) == list(range(2 * GROUPS))
+    assert sorted(int(group.example_id) for group in in_order) == list(range(0, 4 * GROUPS, 2))
     ids = [group.id for group in accepted + rejected]
     assert len(set(ids)) == len(ids)
     await sampler.close()
@@ -240,7 +242,7 @@ async def test_a_group_that_failed_is_no_matter_of_acceptance() -> None:
     sampler = sampler_over(ScriptedClient(fails_on_first_example), ahead=0, accept=accept)
     sampler.advance(0)
     batch = await sampler.take(0)
-    assert asked == ["1"]
+    assert asked == ["2"]
     assert batch.rejected == ()
     await sampler.close()
 

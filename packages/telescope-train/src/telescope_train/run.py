@@ -24,7 +24,7 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batches.packing import Packing
 from telescope_train.chat.probe import probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
-from telescope_train.checkpoints.resume import open_run_folder
+from telescope_train.checkpoints.resume import open_run_folder, trained_before
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.cluster.placement import bundles_of, place_processes
 from telescope_train.cluster.ray_cluster import cluster_has_gpus, ray_cluster
@@ -41,6 +41,7 @@ from telescope_train.inference.server import SERVED_MODEL_NAME
 from telescope_train.loop import LoopParts, train
 from telescope_train.observability.terminal import LiveView, print_resume, print_summary
 from telescope_train.plan.prepared import Prepared
+from telescope_train.rollouts.held_out import require_untrained
 from telescope_train.rollouts.mix import Mix, make_sampler, training_environments
 from telescope_train.step.credit import credit_rules
 from telescope_train.step.throughput import Machine
@@ -219,6 +220,7 @@ async def _train(opened: _Opened) -> None:
     await publisher.connect()
     training = _recorded(environments.opened.training)
     mix = await training_environments(config, training, evals.environments, environments.records)
+    _note_examples(prepared, folder, mix)
     first_version = await _restore(prepared, ranks, publisher)
     packing = _packing(prepared, mix, ranks)
     await _prove(opened, mix, packing)
@@ -270,6 +272,15 @@ def _after_step(
         await checkpointer.after_step(step)
 
     return after_step
+
+
+def _note_examples(prepared: Prepared, folder: RunFolder, mix: Mix) -> None:
+    """Write down what evals hold out; refuse it if an earlier part of the run trained on it."""
+    point = prepared.resume
+    before = set[tuple[str, str]]() if point is None else trained_before(point, folder)
+    require_untrained(mix.held_out, before)
+    held_out = [(name, one) for name, held in mix.held_out.items() for one in held.ids]
+    folder.write_examples(held_out=held_out, trained_before=before)
 
 
 async def _restore(

@@ -16,6 +16,7 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
     rows = folder.metrics()
     rewards = [reward for reward in reward_curve(rows) if reward is not None]
     mismatches = [row["mismatch/max"] for row in rows if row.get("mismatch/max") is not None]
+    trained, held_out = folder.trained_examples(), folder.held_out_examples()
     seconds = sum(row.get("time/step_s") or 0.0 for row in rows)
     return {
         "name": config.run.name,
@@ -23,6 +24,11 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
         "steps": len(rows),
         **(first_and_last(rewards) if rewards else {}),
         "rewards": rewards,
+        "examples": {
+            "trained": len(trained),
+            "held_out": len(held_out),
+            "in_both": len(trained & held_out),
+        },
         "mismatch_max": max(mismatches, default=None),
         "seconds_training": seconds,
         "seconds_per_step": seconds / max(1, len(rows)),

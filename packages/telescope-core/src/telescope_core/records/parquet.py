@@ -3,7 +3,7 @@
 import json
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -56,17 +56,24 @@ def read_rows(paths: Iterable[Path]) -> list[RolloutRow]:
 
 def count_rows(paths: Iterable[Path]) -> Counter[tuple[str, RolloutStatus]]:
     """Return (environment, status) -> number of rows; reads only those two columns."""
+    pairs = _text_pairs(paths, "environment", "status")
+    return Counter((environment, RolloutStatus(status)) for environment, status in pairs)
+
+
+def examples_of_rows(paths: Iterable[Path]) -> set[tuple[str, str]]:
+    """Return (environment, example id) of all rows that name one; reads only those two columns."""
+    # A rollout that failed before it had its example names none.
+    return {pair for pair in _text_pairs(paths, "environment", "example_id") if pair[1]}
+
+
+def _text_pairs(paths: Iterable[Path], first: str, second: str) -> Iterator[tuple[str, str]]:
     arrow, parquet = _pyarrow()
-    counts: Counter[tuple[str, RolloutStatus]] = Counter()
     for path in paths:
         try:
-            table = parquet.read_table(path, columns=["environment", "status"])
+            table = parquet.read_table(path, columns=[first, second])
         except (arrow.ArrowException, OSError) as error:
             raise ConfigError(f"{path} is not a readable rollout file: {error}") from None
-        columns = (table.column(name).to_pylist() for name in ("environment", "status"))
-        pairs = zip(*columns, strict=True)
-        counts.update((environment, RolloutStatus(status)) for environment, status in pairs)
-    return counts
+        yield from zip(*(table.column(name).to_pylist() for name in (first, second)), strict=True)
 
 
 def _fields(row: RolloutRow) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,12 @@ from telescope_core.records.identity import (
     now,
     resumed_run_info,
 )
-from telescope_core.records.parquet import count_rows, read_rows, write_rows
+from telescope_core.records.parquet import (
+    count_rows,
+    examples_of_rows,
+    read_rows,
+    write_rows,
+)
 from telescope_core.records.rows import RolloutRow
 from telescope_core.types import JsonValue, RolloutStatus
 
@@ -183,6 +188,32 @@ class RunFolder:
         """Return (environment, status) -> number of rollouts, over all steps."""
         return count_rows(self._rollout_files(self.rollout_steps()))
 
+    def trained_examples(self, up_to_step: int | None = None) -> set[tuple[str, str]]:
+        """Return (environment, example id) of all that was played for training, by default ever.
+
+        What a run did that this one started from is included.
+        """
+        steps = [s for s in self.rollout_steps() if up_to_step is None or s <= up_to_step]
+        return examples_of_rows(self._rollout_files(steps)) | self._pairs("trained_before")
+
+    def held_out_examples(self) -> set[tuple[str, str]]:
+        """Return (environment, example id) of all that evals hold out of training."""
+        return self._pairs("held_out")
+
+    def write_examples(
+        self, *, held_out: Iterable[tuple[str, str]], trained_before: Iterable[tuple[str, str]]
+    ) -> None:
+        """Write `examples.json`: what evals hold out, and what an earlier run was trained on.
+
+        Both are pairs of (environment, example id), with the names of the run's settings.
+        """
+        fields = {"held_out": held_out, "trained_before": trained_before}
+        write_json(self.path / "examples.json", {k: _by_name(v) for k, v in fields.items()})
+
+    def _pairs(self, field: str) -> set[tuple[str, str]]:
+        named = (read_json(self.path / "examples.json") or {}).get(field, {})
+        return {(name, example_id) for name, ids in named.items() for example_id in ids}
+
     def eval_folders(self) -> list[Path]:
         """Return the folders of the run's evals, sorted by name."""
         return sorted(path for path in self.evals_path.glob("*") if path.is_dir())
@@ -225,6 +256,13 @@ class RunFolder:
 
     def _write_info(self, info: RunInfo) -> None:
         write_json(self.path / "run.json", info.model_dump(mode="json"))
+
+
+def _by_name(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, example_id in sorted(pairs):
+        found.setdefault(name, []).append(example_id)
+    return found
 
 
 def _require_ended(path: Path, info: RunInfo) -> None:

@@ -108,6 +108,12 @@ def open_run_folder(config: TrainConfig, point: ResumePoint | None, records: Rec
     return folder
 
 
+def trained_before(point: ResumePoint, folder: RunFolder) -> set[tuple[str, str]]:
+    """Return (environment, example id) of all that the checkpoint's weights were trained on."""
+    source = folder if point.is_same_run else _run_of(point.checkpoint)
+    return set() if source is None else source.trained_examples(point.checkpoint.step)
+
+
 def _opened(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
     path, settings = run_folder(config), config.model_dump(mode="json")
     if point is None:

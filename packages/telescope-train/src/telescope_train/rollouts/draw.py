@@ -3,14 +3,18 @@
 Finite splits are visited without replacement, in a new order in each epoch, and endless splits in
 order. The replacement of a rejected group is not drawn from that sequence. When a group is rejected
 depends on the clock, which must change neither the sequence nor the choice of replacements.
+
+`held_out.TrainingExamples` decides which draws may be played.
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_BEYOND_ANY_RUN = (2**31, 2**32)
-"""Range of indices of an endless split that no run reaches in order."""
+from telescope_core.errors import ConfigError
+
+_SPARES = 64
+"""Examples of an endless split that the first replacement of a run is chosen from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,8 @@ class Drawn:
     environment: str
     example_index: int
     """Index in the training split of the environment."""
+    number: int = 0
+    """Draws before this one; a replacement has the number of what it replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +38,45 @@ class Source:
     num_examples: int | None
     """Size of the split; None = endless."""
     held_out: frozenset[int] = frozenset()
-    """Indices of examples that are never drawn."""
+    """Indices of examples that are never drawn, as a replacement neither."""
+
+    def __post_init__(self) -> None:
+        """Refuse a split of which nothing is left."""
+        if self.num_examples == 0:
+            raise ConfigError(
+                f"the train split of {self.environment!r} has no examples; check its settings"
+            )
+        if self.num_left == 0:
+            raise ConfigError(
+                f"evals hold out all {self.num_examples} examples of {self.environment!r}, and "
+                "nothing is left to train on; lower num_samples, or turn separate_eval_samples off"
+            )
+
+    @property
+    def num_left(self) -> int | None:
+        """Examples that may be drawn; None = endless."""
+        if self.num_examples is None:
+            return None
+        return self.num_examples - sum(0 <= i < self.num_examples for i in self.held_out)
+
+    def index(self, place: int) -> int:
+        """Return the index at `place` among those that may be drawn, in their order."""
+        index = place
+        for held in sorted(self.held_out):
+            index += held <= index
+        return index
+
+    def place(self, index: int) -> int:
+        """Return the place of `index`, which may be drawn; the inverse of `index`."""
+        return index - sum(held < index for held in self.held_out)
 
 
 class ExampleDraw:
     """Draws without end. `position` counts draws; equal seeds and sources give equal sequences."""
 
-    def __init__(self, sources: Sequence[Source], *, seed: int) -> None:
+    def __init__(self, sources: Sequence[Source], *, seed: int, keeps_spares: bool = True) -> None:
+        """`keeps_spares`: leave every second example of endless splits to replacements."""
+        self._keeps_spares = keeps_spares
         self._sources = {source.environment: source for source in sources}
         self._seed = seed
         self._random = random.Random(f"draw/{seed}")
@@ -51,10 +89,10 @@ class ExampleDraw:
         names = list(self._sources)
         weights = [self._sources[name].weight for name in names]
         name = self._random.choices(names, weights)[0]
-        taken = self._taken[name]
+        index = self._index(name, self._taken[name])
         self._taken[name] += 1
         self.position += 1
-        return Drawn(environment=name, example_index=self._index(name, taken))
+        return Drawn(environment=name, example_index=index, number=self.position - 1)
 
     def replacement(self, rejected: Drawn, group_id: str) -> Drawn:
         """Return the example that is played as `group_id`, in the place of `rejected`.
@@ -65,13 +103,18 @@ class ExampleDraw:
         chance = random.Random(f"replacement/{self._seed}/{group_id}")
         names = list(self._sources)
         name = chance.choices(names, [self._sources[name].weight for name in names])[0]
-        size = self._sources[name].num_examples
-        if size is None:
-            return Drawn(environment=name, example_index=chance.randrange(*_BEYOND_ANY_RUN))
-        if name != rejected.environment or size == 1:
-            return Drawn(environment=name, example_index=chance.randrange(size))
-        index = chance.randrange(size - 1)
-        return Drawn(environment=name, example_index=index + (index >= rejected.example_index))
+        source = self._sources[name]
+        is_same = name == rejected.environment
+        if source.num_left is None:
+            place = _spare(rejected, chance)
+            if is_same and source.index(place) == rejected.example_index:
+                place += 2
+        elif is_same and source.num_left > 1:
+            place = chance.randrange(source.num_left - 1)
+            place += place >= source.place(rejected.example_index)
+        else:
+            place = chance.randrange(source.num_left)
+        return Drawn(environment=name, example_index=source.index(place), number=rejected.number)
 
     def skip_to(self, position: int) -> None:
         """Draw and discard examples until `position` draws were made."""
@@ -85,21 +128,21 @@ class ExampleDraw:
 
     def _index(self, name: str, taken: int) -> int:
         source = self._sources[name]
-        if source.num_examples is None:
-            return _skipping(taken, source.held_out)
-        size = source.num_examples - len(source.held_out)
-        epoch, offset = divmod(taken, size)
+        if source.num_left is None:
+            return source.index(2 * taken if self._keeps_spares else taken)
+        epoch, offset = divmod(taken, source.num_left)
         known = self._orders.get(name)
         if known is None or known[0] != epoch:
-            order = [i for i in range(source.num_examples) if i not in source.held_out]
+            order = [i for i in range(source.num_examples or 0) if i not in source.held_out]
             random.Random(f"order/{self._seed}/{name}/{epoch}").shuffle(order)
             known = self._orders[name] = (epoch, order)
         return known[1][offset]
 
 
-def _skipping(taken: int, held_out: frozenset[int]) -> int:
-    """Return the index at position `taken` among the indices that are not held out."""
-    index = taken
-    for held in sorted(held_out):
-        index += held <= index
-    return index
+def _spare(rejected: Drawn, chance: random.Random) -> int:
+    """Return the place of a spare example of an endless split: an odd one.
+
+    The choice grows with the run and not beyond it: to make example n, an environment may have to
+    make all those before it.
+    """
+    return 2 * chance.randrange(rejected.number + _SPARES) + 1

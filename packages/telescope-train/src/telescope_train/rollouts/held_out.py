@@ -2,19 +2,26 @@
 
 Examples are compared by id, not by index or by the name of the environment in the settings. So an
 example is held out even if both splits come from one source, or if training uses another name.
+`TrainingExamples` is the only way to an example that may be played for training.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from telescope_core.environment_record import EnvironmentRecord
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.protocols import EnvironmentClient
-from telescope_core.types import EnvironmentDescription, Split
+from telescope_core.types import EnvironmentDescription, Group, Split
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
+from telescope_train.rollouts.draw import Drawn, ExampleDraw
 
 _AT_A_TIME = 64
+
+
+MAX_HELD_OUT_DRAWS = 1000
+"""Draws in a row that may turn out to be examples of evals, before the run stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +30,75 @@ class HeldOut:
 
     ids: frozenset[str] = frozenset()
     indices: frozenset[int] = field(default_factory=frozenset[int])
-    """Where they are in the training split. In a finite split these are all of them; in an endless
-    one, those at the indices that the evals use."""
+    """Where some of them are in the training split: those that evals take from it by index. The
+    others are found when they are drawn."""
+
+
+class Cleared(NamedTuple):
+    """A draw that may be trained on."""
+
+    drawn: Drawn
+    held_out: frozenset[str]
+    """Ids that its environment must not give for it."""
+
+    def require(self, group: Group) -> Group:
+        """Return `group`, which was played from this draw, if none of its examples is held out.
+
+        Raises TelescopeError otherwise: the environment gave another example than it had shown.
+        """
+        for example_id in {group.example_id, *(one.example_id for one in group.rollouts)}:
+            if example_id in self.held_out:
+                raise TelescopeError(
+                    f"{self.drawn.environment!r} played example {example_id!r}, which evals hold "
+                    f"out, as example {self.drawn.example_index} of its train split, where it had "
+                    "shown another one. Its examples must be the same at every call; run "
+                    "`telescope env validate`"
+                )
+        return group
+
+
+class TrainingExamples:
+    """Decides what is trained on: the draws in order, and what takes the place of others."""
+
+    def __init__(
+        self,
+        draw: ExampleDraw,
+        clients: Mapping[str, EnvironmentClient],
+        held_out: Mapping[str, HeldOut],
+    ) -> None:
+        self.draw = draw
+        self._clients = clients
+        self._held_out = held_out
+
+    def next(self) -> Drawn:
+        """Return the next draw in order; `cleared` makes it one that may be played."""
+        return self.draw.next()
+
+    async def cleared(self, drawn: Drawn, group_id: str) -> Cleared:
+        """Return `drawn`, or what takes its place if it is an example of an eval.
+
+        Raises ConfigError if nothing else seems to be there.
+        """
+        for number in range(MAX_HELD_OUT_DRAWS):
+            held = self._held_out.get(drawn.environment, HeldOut()).ids
+            if not held:
+                return Cleared(drawn, held)
+            client = self._clients[drawn.environment]
+            example = await client.example(Split.TRAIN, drawn.example_index)
+            if example.id not in held:
+                return Cleared(drawn, held)
+            # Not the next draw in order: many groups get here at once, and which one comes first
+            # must not decide what the others play.
+            drawn = self.draw.replacement(drawn, f"{group_id}/{number}")
+        raise ConfigError(
+            f"{MAX_HELD_OUT_DRAWS} draws in a row gave examples of evals, which "
+            f"separate_eval_samples keeps out of training; {drawn.environment!r} seems to have no "
+            "others: lower num_samples"
+        )
+
+    async def after_rejection(self, rejected: Cleared, group_id: str) -> Cleared:
+        """Return what is played as `group_id`, in the place of `rejected`."""
+        return await self.cleared(self.draw.replacement(rejected.drawn, group_id), group_id)
 
 
 def eval_split(entry: EvalEntry, description: EnvironmentDescription) -> Split:
@@ -41,25 +115,47 @@ async def hold_out(
     descriptions: Mapping[str, EnvironmentDescription],
     records: Mapping[str, EnvironmentRecord],
 ) -> dict[str, HeldOut]:
-    """Return what is held out of each training environment; reads the ids of its examples once."""
+    """Return what is held out of each training environment; reads the examples of the evals."""
     found: dict[str, HeldOut] = {}
     for entry in config.environments:
         ids: set[str] = set()
+        indices: set[int] = set()
         for eval_entry in _separated(config):
             if _environment_id(records, eval_entry) == _environment_id(records, entry):
                 client = evals[eval_entry.name]
-                split = eval_split(eval_entry, await client.describe())
-                ids.update(await _ids(client, split, range(eval_entry.num_samples)))
+                description = await client.describe()
+                split = eval_split(eval_entry, description)
+                played = range(_num_played(eval_entry, description.num_examples[split]))
+                ids.update(await _ids(client, split, played))
+                if split is Split.TRAIN and eval_entry.env == entry.env:
+                    indices.update(played)
         if ids:
             size = descriptions[entry.name].num_examples.get(Split.TRAIN)
-            held = await _found_in(training[entry.name], frozenset(ids), size)
-            if size is not None and len(held.indices) == size:
-                raise ConfigError(
-                    f"evals hold out all {size} examples of {entry.name!r}, and nothing is left to "
-                    "train on; lower num_samples, or turn separate_eval_samples off"
-                )
-            found[entry.name] = held
+            if size is not None and len(ids) >= size:
+                # Nothing may be left. Only then is every training example read.
+                here = await _ids(training[entry.name], Split.TRAIN, range(size))
+                indices.update(index for index, name in enumerate(here) if name in ids)
+            found[entry.name] = HeldOut(ids=frozenset(ids), indices=frozenset(indices))
     return found
+
+
+def require_untrained(held_out: Mapping[str, HeldOut], trained: Set[tuple[str, str]]) -> None:
+    """Raise ConfigError if evals hold out what `trained` has: (entry, example id) of earlier steps.
+
+    This happens when a resumed run evaluates on other examples than before.
+    """
+    for name, held in held_out.items():
+        both = sorted(one for one in held.ids if (name, one) in trained)
+        if both:
+            raise ConfigError(
+                f"evals hold out {len(held.ids)} examples of {name!r}, but the run that is resumed "
+                f"has trained on {len(both)} of them, such as {both[0]!r}; evaluate on the same "
+                "examples as before, or turn separate_eval_samples off"
+            )
+
+
+def _num_played(entry: EvalEntry, size: int | None) -> int:
+    return entry.num_samples if size is None else min(entry.num_samples, size)
 
 
 def held_out_problems(
@@ -89,13 +185,6 @@ def _environment_id(
 
 def _separated(config: TrainConfig) -> list[EvalEntry]:
     return [entry for entry in config.evals.evals if entry.separate_eval_samples]
-
-
-async def _found_in(client: EnvironmentClient, ids: frozenset[str], size: int | None) -> HeldOut:
-    indices = range(len(ids) if size is None else size)
-    here = await _ids(client, Split.TRAIN, indices)
-    held = (index for index, name in zip(indices, here, strict=True) if name in ids)
-    return HeldOut(ids=ids, indices=frozenset(held))
 
 
 async def _ids(client: EnvironmentClient, split: Split, indices: Sequence[int]) -> list[str]:

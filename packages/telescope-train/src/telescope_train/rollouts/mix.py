@@ -11,7 +11,7 @@ from telescope_core.types import EnvironmentDescription, Sampling, Split
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.draw import ExampleDraw, Source
-from telescope_train.rollouts.held_out import HeldOut, hold_out
+from telescope_train.rollouts.held_out import HeldOut, TrainingExamples, hold_out
 from telescope_train.rollouts.sampler import RolloutSampler, SamplerSettings, TrainingEnvironment
 
 
@@ -46,7 +46,6 @@ async def training_environments(
                 client=clients[entry.name],
                 group_size=entry.group_size or config.rollout.group_size,
                 sampling=sampling_of(entry, config),
-                held_out=_still_to_look_for(held_out.get(entry.name), descriptions[entry.name]),
             )
             for entry in config.environments
         },
@@ -78,12 +77,16 @@ def make_sampler(
         )
         for entry in config.environments
     ]
+    accept = config.rollout.should_accept_fn
+    draw = ExampleDraw(
+        sources, seed=config.run.seed, keeps_spares=accept is not None or bool(mix.held_out)
+    )
+    clients = {name: one.client for name, one in mix.playing.items()}
     largest_group = max(one.group_size for one in mix.playing.values())
     groups_at_a_time = config.scheduling.max_concurrent_prompts_per_server * num_servers
-    accept = config.rollout.should_accept_fn
     return RolloutSampler(
         mix.playing,
-        ExampleDraw(sources, seed=config.run.seed),
+        TrainingExamples(draw, clients, mix.held_out),
         policies,
         SamplerSettings(
             num_batches=config.run.number_of_steps,
@@ -103,9 +106,3 @@ def _train_size(description: EnvironmentDescription) -> int | None:
             f"{', '.join(description.num_examples) or 'none'}; use it in [[evals]]"
         )
     return description.num_examples[Split.TRAIN]
-
-
-def _still_to_look_for(held: HeldOut | None, description: EnvironmentDescription) -> frozenset[str]:
-    """Return the ids that a draw may still bring up: an endless split cannot be searched."""
-    is_endless = description.num_examples.get(Split.TRAIN) is None
-    return held.ids if held is not None and is_endless else frozenset()

@@ -4,7 +4,7 @@
         |  admits batch b once version b - max_async_rollout is live
         v
     _fill, a task per place          waits for its group; after a rejection it draws again
-        |  one example each, from `draw`
+        |  one example each, from `TrainingExamples`
         v
     _play_group                      waits for all rollouts of the group, then for group rewards
         |
@@ -26,7 +26,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from telescope_core.attempts import play_with_attempts
-from telescope_core.errors import ConfigError
 from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
 from telescope_core.types import (
     Group,
@@ -36,17 +35,15 @@ from telescope_core.types import (
     WeightVersion,
 )
 from telescope_train.rollouts.accept import AcceptFn, discarded, is_scored, rejection
-from telescope_train.rollouts.draw import Drawn, ExampleDraw
+from telescope_train.rollouts.draw import Drawn
 from telescope_train.rollouts.failures import (
     Boundary,
     boundary_of,
     require_draws_left,
     require_scored,
 )
+from telescope_train.rollouts.held_out import Cleared, TrainingExamples
 from telescope_train.rollouts.sampled import SampledBatch, SamplerState
-
-MAX_HELD_OUT_DRAWS = 1000
-"""Draws in a row that may turn out to be examples of evals, before the run stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +54,6 @@ class TrainingEnvironment:
     group_size: int
     """Rollouts of one example."""
     sampling: Sampling
-    held_out: frozenset[str] = frozenset()
-    """Ids of examples that are drawn again when they come up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +93,12 @@ class RolloutSampler:
     def __init__(
         self,
         environments: Mapping[str, TrainingEnvironment],
-        draw: ExampleDraw,
+        examples: TrainingExamples,
         policies: PolicySource,
         settings: SamplerSettings,
     ) -> None:
         self._environments = environments
-        self._draw = draw
+        self._examples = examples
         self._policies = policies
         self._settings = settings
         self._lanes = asyncio.Semaphore(settings.max_concurrent_rollouts)
@@ -123,10 +118,10 @@ class RolloutSampler:
             batch = self._next_batch
             # A checkpoint goes back to this position, so it is noted before the first draw.
             self._admitted[batch] = _Admission(
-                version=version, draw_position=self._draw.position, at_s=time.monotonic()
+                version=version, draw_position=self._examples.draw.position, at_s=time.monotonic()
             )
             self._batches[batch] = [
-                asyncio.create_task(self._fill(batch, position, self._draw.next()))
+                asyncio.create_task(self._fill(batch, position, self._examples.next()))
                 for position in range(self._settings.groups_per_batch)
             ]
             self._next_batch += 1
@@ -157,7 +152,7 @@ class RolloutSampler:
         return SamplerState(
             next_batch=next_batch,
             draw_position=(
-                self._admitted[next_batch].draw_position if begun else self._draw.position
+                self._admitted[next_batch].draw_position if begun else self._examples.draw.position
             ),
             batches={**self._restored, **dict(zip(older, sampled, strict=True))},
         )
@@ -165,7 +160,7 @@ class RolloutSampler:
     def restore(self, state: SamplerState) -> None:
         """Continue from `state`; only before the first `advance`."""
         assert self._next_batch == 0, "restore comes before advance"
-        self._draw.skip_to(state.draw_position)
+        self._examples.draw.skip_to(state.draw_position)
         self._next_batch = state.next_batch
         self._restored = dict(state.batches)
 
@@ -212,9 +207,9 @@ class RolloutSampler:
         accept = self._settings.accept
         group_id = f"{batch}.{position}"
         num_draws = 1
+        cleared = await self._examples.cleared(drawn, group_id)
         while True:
-            drawn = await self._not_held_out(drawn)
-            group = await self._play_group(batch, group_id, drawn)
+            group = await self._play_group(batch, group_id, cleared)
             reason = rejection(group, accept) if accept and is_scored(group) else None
             if reason is None:
                 return group
@@ -226,26 +221,10 @@ class RolloutSampler:
             # comes next depends on the place, not on which group was rejected first.
             num_draws += 1
             group_id = f"{batch}.{position}-{num_draws}"
-            drawn = self._draw.replacement(drawn, group_id)
+            cleared = await self._examples.after_rejection(cleared, group_id)
 
-    async def _not_held_out(self, drawn: Drawn) -> Drawn:
-        """Return `drawn`, or the next draw that is no example of an eval."""
-        # Only endless splits get here: of a finite one, `draw` leaves held-out examples out.
-        for _ in range(MAX_HELD_OUT_DRAWS):
-            environment = self._environments[drawn.environment]
-            if not environment.held_out:
-                return drawn
-            example = await environment.client.example(Split.TRAIN, drawn.example_index)
-            if example.id not in environment.held_out:
-                return drawn
-            drawn = self._draw.next()
-        raise ConfigError(
-            f"{MAX_HELD_OUT_DRAWS} draws in a row gave examples of evals, which "
-            f"separate_eval_samples keeps out of training; {drawn.environment!r} seems to have no "
-            "others: lower num_samples"
-        )
-
-    async def _play_group(self, batch: int, group_id: str, drawn: Drawn) -> Group:
+    async def _play_group(self, batch: int, group_id: str, cleared: Cleared) -> Group:
+        drawn = cleared.drawn
         environment = self._environments[drawn.environment]
         rollouts = await asyncio.gather(
             *(
@@ -259,6 +238,7 @@ class RolloutSampler:
             example_id=next((r.example_id for r in rollouts if r.example_id), ""),
             rollouts=tuple(rollouts),
         )
+        cleared.require(group)
         return await environment.client.score_group(Split.TRAIN, drawn.example_index, group)
 
     async def _play(
