@@ -8,7 +8,9 @@ from telescope_core import (
     ConfigError,
     Example,
     GeneratedSource,
+    Group,
     ListSource,
+    Rollout,
     SingleTurnEnvironment,
     Split,
     TelescopeError,
@@ -21,7 +23,7 @@ from telescope_train.evals.live import LiveEvals
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts import environments
 from telescope_train.rollouts.draw import Drawn, ExampleDraw, Source
-from telescope_train.rollouts.held_out import HeldOut, held_out_problems, require_untrained
+from telescope_train.rollouts.held_out import Cleared, HeldOut, held_out_problems, require_untrained
 from telescope_train.rollouts.mix import make_sampler, training_environments
 
 
@@ -201,25 +203,16 @@ async def test_no_eval_example_in_two_thousand_accepted_groups(tmp_path):
         await client.close()
 
 
-async def test_an_environment_that_changes_its_examples_is_stopped(tmp_path):
-    asked = set()
+def test_a_group_of_another_example_than_was_shown_is_refused():
+    cleared = Cleared(Drawn(environment="a", example_index=7), frozenset({"row-3"}))
 
-    class Swaps(Toy):
-        """Shows one example when asked, and plays another."""
+    def group(example_id):
+        one = Rollout(environment="a", example_id=example_id, group_id="g", index=0)
+        return Group(id="g", environment="a", example_id=example_id, rollouts=(one,))
 
-        def splits(self):
-            return (Split.TRAIN, Split.EVAL)
-
-        def examples(self, split):
-            def make(rng, index):
-                is_shown = split is Split.TRAIN and index not in asked
-                asked.update([index] if split is Split.TRAIN else [])
-                return Example(id=f"row-{index + 500 * is_shown}", prompt="p")
-
-            return GeneratedSource(make, seed=0)
-
-    with pytest.raises(TelescopeError, match=r"played example 'row-.*', which evals hold out"):
-        await trained_and_evaluated(Swaps, config_of(tmp_path, num_samples=40), tmp_path)
+    assert cleared.require(group("row-9")).example_id == "row-9"
+    with pytest.raises(TelescopeError, match=r"played example 'row-3', .* as example 7 of"):
+        cleared.require(group("row-3"))
 
 
 async def test_only_the_examples_of_evals_are_read_at_the_start(tmp_path):
