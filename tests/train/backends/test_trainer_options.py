@@ -16,6 +16,8 @@ from telescope_train.backends.fsdp import optimizer
 from telescope_train.backends.fsdp.low_precision_adamw import LowPrecisionAdamW, round_at_random
 from telescope_train.backends.fsdp.optimizer import make_optimizer
 from telescope_train.config.schema import AlgorithmSection, TrainerSection
+from telescope_train.models import packed
+from telescope_train.models.logprobs import chunked_logprobs
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))
@@ -129,6 +131,27 @@ def test_a_master_weight_moves_where_a_bfloat16_one_would_not(tiny, start):
     moved = (after - before).abs()
     assert 0 < moved.max() <= 1.1e-6
     assert torch.equal(after.bfloat16(), before.bfloat16())
+
+
+def test_temperatures_are_not_rounded_with_the_activations(tiny, start, monkeypatch):
+    seen = []
+
+    def spy(hidden, weight, targets, temperatures, **options):
+        seen.append((hidden.dtype, weight.dtype, temperatures, options["wide_logits"]))
+        return chunked_logprobs(hidden, weight, targets, temperatures, **options)
+
+    monkeypatch.setattr(packed, "chunked_logprobs", spy)
+    settings = backend_settings(tiny)
+    mixed = settings.model.model_copy(update={"mixed_precision_dtype": "bfloat16"})
+    worker = start(replace(settings, model=mixed))
+    seen.clear()
+    (batch, *_) = grpo_batches(seq_len=128)[0]
+    worker.logprobs([replace(batch, temperatures_T=np.full_like(batch.temperatures_T, 0.7))])
+    ((hidden_dtype, weight_dtype, temperatures_M, is_wide),) = seen
+    assert hidden_dtype == weight_dtype == torch.bfloat16
+    assert temperatures_M.dtype == torch.float32
+    assert set(temperatures_M.tolist()) == {float(np.float32(0.7))}
+    assert is_wide
 
 
 def test_a_forward_leaves_no_rounded_copy_behind(tiny, start):

@@ -61,9 +61,8 @@ def test_gradients_of_both_are_right_in_float64(entropy_grad):
 
     def both(hidden, weight):
         found = chunked_logprobs(
-            *(hidden, weight, targets_T, temperatures_T),
+            *(hidden, weight[: V - 2], targets_T, temperatures_T),
             chunk_size=3,
-            vocab_size=V - 2,
             entropy_grad=entropy_grad,
         )
         return tuple(found) if entropy_grad else found.logprobs_T
@@ -120,7 +119,7 @@ def test_a_shift_of_all_logits_changes_nothing(shift):
 def test_rows_beyond_the_vocabulary_have_no_probability_and_no_gradient():
     hidden_TH, weight_VH, targets_T, temperatures_T = inputs()
     arguments = targets_T, temperatures_T
-    padded = chunked_logprobs(hidden_TH, weight_VH, *arguments, chunk_size=4, vocab_size=V - 2)
+    padded = chunked_logprobs(hidden_TH, weight_VH[: V - 2], *arguments, chunk_size=4)
     cut = naive(hidden_TH, weight_VH[: V - 2], *arguments)
     torch.testing.assert_close(tuple(padded), cut)
     padded.logprobs_T.sum().backward()
@@ -133,9 +132,7 @@ def test_a_token_outside_the_vocabulary_is_refused(wrong):
     hidden_TH, weight_VH, targets_T, temperatures_T = inputs()
     targets_T[3] = wrong
     with pytest.raises(ValueError, match=rf"from 0 to {V - 3}, got .*{wrong}"):
-        chunked_logprobs(
-            *(hidden_TH, weight_VH, targets_T, temperatures_T), chunk_size=4, vocab_size=V - 2
-        )
+        chunked_logprobs(*(hidden_TH, weight_VH[: V - 2], targets_T, temperatures_T), chunk_size=4)
 
 
 def test_no_tokens_have_no_log_probs():
@@ -160,7 +157,9 @@ def test_only_what_needs_a_gradient_gets_one():
 @pytest.mark.usefixtures("_block_size")
 def test_reductions_are_wide_for_a_narrow_model():
     hidden_TH, weight_VH, *arguments = inputs(torch.bfloat16, vocab=4000, hidden=16)
-    logprobs_T, entropy_T = chunked_logprobs(hidden_TH, weight_VH, *arguments, chunk_size=4)
+    logprobs_T, entropy_T = chunked_logprobs(
+        hidden_TH, weight_VH, *arguments, chunk_size=4, wide_logits=False
+    )
     assert logprobs_T.dtype == entropy_T.dtype == torch.float32
     logits_TV = (hidden_TH @ weight_VH.T).double()
     exact_T, exact_entropy_T = naive(logits_TV, torch.eye(4000).double(), *arguments)
@@ -168,6 +167,17 @@ def test_reductions_are_wide_for_a_narrow_model():
     torch.testing.assert_close(entropy_T.double(), exact_entropy_T, atol=1e-5, rtol=0)
     logprobs_T.sum().backward()
     assert hidden_TH.grad.dtype == weight_VH.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("_block_size")
+def test_wide_logits_are_those_of_the_weights_without_a_rounding():
+    narrow = inputs(torch.bfloat16, vocab=4000, hidden=64)
+    exact_T, exact_entropy_T = naive(narrow[0].double(), narrow[1].double(), *narrow[2:])
+    wide = chunked_logprobs(*narrow, chunk_size=4)
+    torch.testing.assert_close(wide.logprobs_T.double(), exact_T, atol=1e-4, rtol=0)
+    torch.testing.assert_close(wide.entropy_T.double(), exact_entropy_T, atol=1e-4, rtol=0)
+    rounded = chunked_logprobs(*narrow, chunk_size=4, wide_logits=False)
+    assert (rounded.logprobs_T - exact_T).abs().max() > 1e-3, "this is what it would cost"
 
 
 def test_the_gradient_of_a_narrow_model_is_as_exact_as_its_numbers():

@@ -52,6 +52,9 @@ class ModelSection(Section):
     """Type of the weights that the optimizer updates."""
     mixed_precision_dtype: Dtype | None = None
     """Type used in forward and backward passes; null = bfloat16 on CUDA, float32 on CPU."""
+    fp32_lm_head: bool = True
+    """Compute logits in float32 where layers compute in less, in the trainer and in the servers;
+    false = round them to the type of the layers."""
     chat_template: str | None = None
     """Jinja file that replaces the chat template of the model's tokenizer, or the name of a
     shipped template: `chatml-keeps-thinking`."""

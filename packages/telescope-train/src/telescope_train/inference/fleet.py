@@ -162,6 +162,7 @@ def server_settings(
             gpu_memory_utilization=inference.gpu_memory_utilization,
             weight_transport="gloo" if transport == "auto" else transport,
             trust_remote_code=model.trust_remote_code,
+            fp32_lm_head=model.fp32_lm_head,
         )
         for index in range(inference.inference_num_workers)
     ]

@@ -64,6 +64,8 @@ class ServerSettings:
     weight_transport: str | None = None
     """Name of a vLLM weight-transfer engine; None = the weights never change."""
     trust_remote_code: bool = False
+    fp32_lm_head: bool = False
+    """Compute logits in float32 whatever the `dtype`."""
 
     @property
     def base_url(self) -> str:
@@ -83,6 +85,8 @@ class ServerSettings:
             *("--enable-scale-out", "--disable-uvicorn-access-log"),
             *("--middleware", _TOKEN_PLANE, "--scheduling-policy", "priority"),
         ]
+        if self.fp32_lm_head and self.dtype != "float32":
+            arguments += ["--hf-overrides", json.dumps({"head_dtype": "float32"})]
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
         if self.device == "cpu":

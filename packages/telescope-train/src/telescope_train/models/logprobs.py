@@ -2,8 +2,8 @@
 
 Logits exist for one block of tokens and vocabulary at a time, in forward and again in backward,
 small enough for the cache of a CPU. Forward folds each block into a running maximum and two sums
-per token. Reductions are float32 or wider whatever the model's dtype: in bfloat16 the log-softmax
-of a large vocabulary is off by a hundredth of a nat on average.
+per token. Reductions are float32 or wider whatever the model's dtype, and so are the logits with
+`wide_logits`: one rounding to bfloat16 costs a log-prob a hundredth of a nat on average.
 Letters: T tokens, C tokens of a block, H hidden size, V vocabulary, W vocabulary of a block.
 """
 
@@ -30,24 +30,23 @@ class TokenLogprobs(NamedTuple):
 
 def chunked_logprobs(
     hidden_TH: Tensor,
-    lm_head_weight: Tensor,
+    weight_VH: Tensor,
     targets_T: Tensor,
     temperatures_T: Tensor,
     *,
     chunk_size: int,
-    vocab_size: int | None = None,
     entropy_grad: bool = False,
+    wide_logits: bool = True,
 ) -> TokenLogprobs:
     """Return log softmax(hidden @ weight.T / temperature) at the targets, and the entropy.
 
-    Entry t scores `targets_T[t]` from `hidden_TH[t]`: the caller shifts. The head is [V, H] and has
-    no bias. Gradients reach it and the hidden states; the entropy has one only with `entropy_grad`.
-    Rows of the head beyond `vocab_size` are padding and have no probability. A block has at most
-    `chunk_size` tokens. Peak memory beyond inputs and outputs: two blocks, and in backward `[T, H]`
-    and `[W, H]` in float32.
+    Entry t scores `targets_T[t]` from `hidden_TH[t]`: the caller shifts. The head is [V, H], with no
+    rows of padding, which would get a probability, and no bias. Gradients reach it and the
+    hidden states; the entropy has one only with `entropy_grad`. A block has at most `chunk_size`
+    tokens. `wide_logits` keeps logits in float32 where the model is narrower; without it they are
+    rounded to the model's dtype first, as in an engine that does so. Peak memory beyond inputs and
+    outputs: two blocks, and in backward `[T, H]` and `[W, H]` in float32.
     """
-    # Cut outside the Function: autograd then fills the gradient of the padding rows with zeros.
-    weight_VH = lm_head_weight if vocab_size is None else lm_head_weight[:vocab_size]
     # A target outside would be in no block, and its logit would silently stay 0.
     if bool((~_is_inside(targets_T, len(weight_VH))).any()):
         raise ValueError(
@@ -55,7 +54,11 @@ def chunked_logprobs(
             f"{int(targets_T.max())}; the samples come from a model with a larger vocabulary"
         )
     logprobs_T, entropy_T = _ChunkedLogprobs.apply(
-        hidden_TH, weight_VH, targets_T.long(), temperatures_T, (chunk_size, entropy_grad)
+        hidden_TH,
+        weight_VH,
+        targets_T.long(),
+        temperatures_T,
+        _Options(chunk_size, entropy_grad, wide_logits),
     )
     return TokenLogprobs(logprobs_T, entropy_T)
 
@@ -71,10 +74,24 @@ def _block_width(chunk_size: int, num_tokens: int, device: torch.device) -> int:
     return max(1, block // max(1, min(chunk_size, num_tokens)))
 
 
-def _logits(hidden_CH: Tensor, weight_WH: Tensor, temperatures_C: Tensor) -> Tensor:
-    """Return the logits [C, W]: the product in the model's dtype as in the engine, then wide."""
-    logits_CW = hidden_CH @ weight_WH.T
-    wide = torch.promote_types(logits_CW.dtype, torch.float32)
+class _Options(NamedTuple):
+    chunk_size: int
+    entropy_grad: bool
+    wide_logits: bool
+
+
+def _logits(
+    hidden_CH: Tensor, weight_WH: Tensor, temperatures_C: Tensor, *, is_wide: bool
+) -> Tensor:
+    """Return the logits [C, W], in float32 or wider."""
+    wide = torch.promote_types(hidden_CH.dtype, torch.float32)
+    if not is_wide or hidden_CH.dtype == wide:
+        logits_CW = hidden_CH @ weight_WH.T
+    elif hidden_CH.is_cuda:
+        # The tensor cores multiply bfloat16 exactly and add up in float32 anyway.
+        logits_CW = torch.mm(hidden_CH, weight_WH.T, out_dtype=wide)
+    else:
+        logits_CW = hidden_CH.to(wide) @ weight_WH.to(wide).T
     # Widened before the division by the temperature, as in vLLM's sampler.
     return logits_CW.to(wide).div_(temperatures_C.to(wide).unsqueeze(1))
 
@@ -128,17 +145,22 @@ class _ChunkedLogprobs(torch.autograd.Function):
         weight_VH: Tensor,
         targets_T: Tensor,
         temperatures_T: Tensor,
-        options: tuple[int, bool],
+        options: _Options,
     ) -> tuple[Tensor, Tensor]:
         num_tokens = len(hidden_TH)
-        ctx.chunk_size, ctx.entropy_grad = options
+        ctx.chunk_size, ctx.entropy_grad, ctx.wide_logits = options
         ctx.width = _block_width(ctx.chunk_size, num_tokens, hidden_TH.device)
         # Vocabulary outside, tokens inside: a slice of the weight serves all tokens before the next
         # one, and backward can finish the slice's gradient with a sum of only [W, H].
         running = _Running(num_tokens, hidden_TH)
         for words in _slices(len(weight_VH), ctx.width):
             for chunk in _slices(num_tokens, ctx.chunk_size):
-                logits_CW = _logits(hidden_TH[chunk], weight_VH[words], temperatures_T[chunk])
+                logits_CW = _logits(
+                    hidden_TH[chunk],
+                    weight_VH[words],
+                    temperatures_T[chunk],
+                    is_wide=ctx.wide_logits,
+                )
                 running.add(chunk, logits_CW, targets_T[chunk] - words.start)
         log_sum_T = running.sum_T.log()
         normaliser_T = running.largest_T + log_sum_T
@@ -165,7 +187,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             weight_WH = weight_VH[words]
             sum_WH = torch.zeros_like(weight_WH, dtype=grad_T.dtype) if for_weight else None
             for chunk in _slices(len(hidden_TH), ctx.chunk_size):
-                logits_CW = _logits(hidden_TH[chunk], weight_WH, temperatures_T[chunk])
+                logits_CW = _logits(
+                    hidden_TH[chunk], weight_WH, temperatures_T[chunk], is_wide=ctx.wide_logits
+                )
                 # The normalizer from forward gives log p without a pass over the whole vocabulary.
                 log_CW = logits_CW.sub_(normaliser_T[chunk].unsqueeze(1))
                 if ctx.entropy_grad:

@@ -41,11 +41,13 @@ class PackedPolicy(torch.nn.Module):
         chunk_size: int,
         vocab_size: int,
         entropy_grad: bool = False,
+        wide_logits: bool = True,
     ) -> None:
         """Wrap `lm`.
 
         `chunk_size` is the most tokens in a block of logits. `entropy_grad` is for a loss that
-        differentiates the entropy, which costs memory and time.
+        differentiates the entropy, which costs memory and time. `wide_logits` keeps logits in
+        float32 where layers compute in less.
         """
         super().__init__()
         # chunked_logprobs multiplies by the weight alone, so a bias would silently be left out.
@@ -57,6 +59,7 @@ class PackedPolicy(torch.nn.Module):
         self._chunk_size = chunk_size
         self._vocab_size = vocab_size
         self._entropy_grad = entropy_grad
+        self._wide_logits = wide_logits
         self.use_attention(SDPA)
 
     def use_attention(self, kind: AttentionKind, context: ContextGroup | None = None) -> None:
@@ -87,12 +90,13 @@ class PackedPolicy(torch.nn.Module):
         places = ((predictors_M >= mine.start) & (predictors_M < mine.stop)).nonzero()[:, 0]
         logprobs, entropy = chunked_logprobs(
             output.last_hidden_state[0].index_select(0, predictors_M[places] - mine.start),
-            self.lm.get_output_embeddings().weight,
+            # Rows of padding have no probability; autograd fills their gradient with zeros.
+            self.lm.get_output_embeddings().weight[: self._vocab_size],
             row.token_ids_T[row.trained_M[places]],
             row.temperatures_M[places],
             chunk_size=self._chunk_size,
-            vocab_size=self._vocab_size,
             entropy_grad=self._entropy_grad,
+            wide_logits=self._wide_logits,
         )
         if self._context is None:
             return TrainedLogprobs(logprobs, entropy)

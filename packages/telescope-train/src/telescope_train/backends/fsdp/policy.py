@@ -66,6 +66,7 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         chunk_size=trainer.entropy_chunk_size,
         vocab_size=loaded.vocab_size,
         entropy_grad=settings.algorithm is not None and settings.algorithm.entropy_coef > 0,
+        wide_logits=settings.model.fp32_lm_head,
     ).eval()
     policy.use_attention(attention.kind, context)
     shard(policy, device, dtype, offload=trainer.optimizer_cpu_offload)
@@ -89,6 +90,7 @@ def load_reference(
         loaded.model,
         chunk_size=settings.trainer.entropy_chunk_size,
         vocab_size=loaded.vocab_size,
+        wide_logits=settings.model.fp32_lm_head,
     ).eval()
     policy.requires_grad_(False)
     policy.use_attention(like.attention.kind, like.context)

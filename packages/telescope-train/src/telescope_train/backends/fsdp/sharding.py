@@ -1,5 +1,7 @@
 """Shard a policy over all ranks with FSDP2, and gather whole values again."""
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -42,7 +44,6 @@ def shard(
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     arguments = {
         "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
-        "mp_policy": precision,
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
     # Layers come first, because the root takes the parameters that no module inside it has sharded.
@@ -50,8 +51,15 @@ def shard(
     # the embeddings and the head, which may be tied. A single rank keeps its layers too: resharding
     # would cost it another copy of each in backward.
     for layer in decoder_layers(policy.lm):
-        fully_shard(layer, reshard_after_forward=dist.get_world_size() > 1, **arguments)
-    fully_shard(policy, **arguments)
+        fully_shard(
+            layer,
+            reshard_after_forward=dist.get_world_size() > 1,
+            mp_policy=precision,
+            **arguments,
+        )
+    # The root is given a row: its tokens, and the temperatures that its log-probs are divided by.
+    # FSDP would round the temperatures like activations, 0.7 to 0.69921875.
+    fully_shard(policy, mp_policy=replace(precision, cast_forward_inputs=False), **arguments)
     # FSDP divides by the number of ranks unless it is given a factor. It applies a factor with the
     # reduction PREMUL_SUM, which gloo does not have, unless plain sums are forced.
     for module in policy.modules():
