@@ -58,9 +58,10 @@ WITHOUT_RATIO = {
     "tis_clamped": {"use_tis": True, "tis_logprob_clamp": 0.5, "tis_cap": 1.2},
     "icepop": {"use_tis": True, "tis_mode": "icepop", "tis_floor": 0.7, "tis_cap": 1.5},
 }
-CLIP = {"use_ppo_clip": True}
+CLIP = {"use_ppo_clip": True, "clip_ratio_c": 1e38}
 CLIPPED = {
     "clip": CLIP,
+    "clip_by_default": {"use_ppo_clip": True},
     "clip_wide": {**CLIP, "clip_low": 0.6, "clip_high": 1.5},
     "clip_dual": {**CLIP, "clip_ratio_c": 1.5},
     **{f"clip_{name}": {**CLIP, **form} for name, form in WITH_RATIO.items()},

@@ -123,8 +123,8 @@ def clipped(ratio: float, advantage: float, s: dict) -> tuple[float, float]:
     loss, slope = -ratio * advantage, -ratio * advantage
     if bounded * advantage < ratio * advantage:
         loss, slope = -bounded * advantage, 0.0
-    c = s["clip_ratio_c"]
-    if c is not None and advantage < 0 and loss > -c * advantage:
+    c = 3.0 if s["clip_ratio_c"] is None else s["clip_ratio_c"]
+    if advantage < 0 and loss > -c * advantage:
         loss, slope = -c * advantage, 0.0
     return loss, slope
 

@@ -25,7 +25,7 @@ from slow import Rollout, Token  # noqa: E402
 
 from telescope_train.config.schema import AlgorithmSection  # noqa: E402
 
-CLIP = {"use_ppo_clip": True}
+CLIP = {"use_ppo_clip": True, "clip_ratio_c": 1e38}
 GSPO = {"loss_type": "grpo", "level": "sequence"}
 CASES = {
     "grpo, tokens alike": (CLIP, {"loss_type": "dapo"}),
@@ -44,11 +44,11 @@ CASES = {
         {"algorithm": "dr_grpo", **CLIP},
         {"loss_type": "dr_grpo", "max_completion_length": LIMIT},
     ),
-    "dapo": ({"algorithm": "dapo"}, {"loss_type": "dapo", "high": 0.28}),
+    "dapo": ({"algorithm": "dapo", "clip_ratio_c": 1e38}, {"loss_type": "dapo", "high": 0.28}),
     "cispo": ({"algorithm": "cispo"}, {"loss_type": "cispo", "high": 5.0}),
-    "gspo": ({"algorithm": "gspo"}, {**GSPO, "low": 3e-4, "high": 4e-4}),
+    "gspo": ({"algorithm": "gspo", "clip_ratio_c": 1e38}, {**GSPO, "low": 3e-4, "high": 4e-4}),
     "gspo, wide": (
-        {"algorithm": "gspo", "clip_low": 0.3, "clip_high": 0.5},
+        {"algorithm": "gspo", "clip_low": 0.3, "clip_high": 0.5, "clip_ratio_c": 1e38},
         {**GSPO, "low": 0.3, "high": 0.5},
     ),
     "sapo": ({"algorithm": "sapo"}, {"loss_type": "sapo"}),

@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cases import ALGORITHMS, LIMIT, forms_of, loss_of, section_of, terms_of, weights_of
 from slow import Rollout, Token
 
-from telescope_train.algorithms.kl import kl_estimate
+from telescope_train.algorithms import loss_function
+from telescope_train.algorithms.kl import estimator_of, kl_estimate
 from telescope_train.algorithms.terms import Terms, shared_metrics
 from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
 from telescope_train.config.schema import AlgorithmSection
@@ -217,6 +218,73 @@ def test_gradients_of_kl_estimators_are_as_documented(estimator):
     value = (sampled * kl_estimate(policy - reference, estimator)).sum().item()
     divergence = (sampled * (policy - reference)).sum().item()
     assert estimator == "k2" or value == pytest.approx(divergence)
+
+
+def kl_gradients(estimator):
+    """Return exact gradients over eight outcomes: as a reward, and of KL(policy, reference)."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(8, dtype=torch.float64, generator=generator).requires_grad_()
+    reference = torch.randn(8, dtype=torch.float64, generator=generator).log_softmax(0)
+    policy = logits.log_softmax(0)
+    sampled = policy.detach().exp()
+    # The policy gradient of the reward -k is the mean of -k * grad(log pi).
+    values = kl_estimate((policy - reference).detach(), estimator)
+    as_reward = torch.autograd.grad((sampled * values * policy).sum(), logits, retain_graph=True)
+    divergence = (policy.exp() * (policy - reference)).sum()
+    return as_reward[0], torch.autograd.grad(divergence, logits)[0]
+
+
+def test_only_k1_has_the_gradient_of_the_divergence_in_a_reward():
+    used = estimator_of(AlgorithmSection(kl_penalty_tau=0.1, kl_in_reward=True))
+    torch.testing.assert_close(*kl_gradients(used))
+    for other in ("k2", "k3"):
+        assert torch.cosine_similarity(*kl_gradients(other), dim=0) < 0.99
+
+
+OUTLIERS = [-100.0, -81.0, -40.0, -10.0, 0.0, 3.0, 10.0, 40.0, 60.0, 79.0, 81.0, 100.0]
+LARGEST_SHARE = 6 / 200
+"""Of the gradient that a single token of 200 may have."""
+
+
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+@pytest.mark.parametrize("log_ratio", OUTLIERS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"algorithm": name} for name in ALGORITHMS),
+        {"use_ppo_clip": True},
+        {"use_ppo_clip": True, "use_decoupled_loss": True},
+        {"use_tis": True},
+        {"use_tis": True, "tis_mode": "icepop"},
+    ],
+    ids=lambda settings: "+".join(map(str, settings.values())),
+)
+def test_no_token_outweighs_all_others(settings, log_ratio, advantage):
+    """Ten samples of twenty tokens with as many good as bad ones, one token far from the others."""
+    logprobs_T = torch.full((200,), -120.0, dtype=torch.float32)
+    behavior_T = logprobs_T.clone()
+    behavior_T[7] -= log_ratio
+    logprobs_T.requires_grad_()
+    signs_T = torch.arange(200).div(20, rounding_mode="floor").remainder(2) * 2.0 - 1.0
+    terms = Terms(
+        logprobs_T=logprobs_T,
+        behavior_logprobs_T=behavior_T,
+        # The samples that the engine disagrees on with the trainer, where the loss recomputes them.
+        proximal_logprobs_T=behavior_T.clone(),
+        advantages_T=-advantage * signs_T,
+        mask_T=torch.ones(200, dtype=torch.bool),
+        sequence_ids_T=torch.arange(200).div(20, rounding_mode="floor"),
+        entropy_T=torch.zeros(200),
+    )
+    assert terms.advantages_T[7] == advantage
+    found = loss_function(AlgorithmSection(**settings))(terms)
+    (gradient_T,) = torch.autograd.grad(found.loss_T.sum(), logprobs_T)
+    assert found.loss_T.isfinite().all()
+    assert gradient_T.isfinite().all()
+    assert gradient_T.abs().sum() > 0
+    # A ratio of a whole sample acts on all its tokens alike, so its share is that of a sample.
+    largest = gradient_T.abs().max() / gradient_T.abs().sum()
+    assert largest <= LARGEST_SHARE, f"one token of 200 has {largest:.1%} of the gradient"
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

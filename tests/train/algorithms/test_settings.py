@@ -57,7 +57,7 @@ NO_EFFECT: dict[str, list[tuple[list[str], str]]] = {
     "use_ppo_clip": [(["--algorithm", name], "true") for name in ("cispo", "gspo", "sapo")],
     "clip_low": [([], "0.1"), (SAPO, "0.1"), (["--algorithm", "dapo", CLIP, "false"], "0.1")],
     "clip_high": [([], "0.1"), (SAPO, "0.1")],
-    "clip_ratio_c": [([], "3"), (["--algorithm", "cispo"], "3"), (GSPO, "3"), (SAPO, "3")],
+    "clip_ratio_c": [([], "3"), (["--algorithm", "cispo"], "3"), (SAPO, "3")],
     "ppo_clip_ref_logprobs": [([], "batch"), ([CLIP, "--use_decoupled_loss"], "batch")],
     "tis_cap": [([IN_STEP], "3"), ([CLIP], "3")],
     "tis_mode": [([IN_STEP], "icepop")],
@@ -155,7 +155,8 @@ def test_a_setting_without_effect_is_refused_with_the_fix(field):
 
 def test_a_refused_value_would_indeed_have_changed_nothing():
     """Past the checks, the same value changes no advantage and no loss."""
-    some = AlgorithmSection(clip_low=0.1, clip_high=0.1, clip_ratio_c=2.0, use_ppo_clip=True)
+    set_ones = {"clip_low": 0.1, "clip_high": 0.1, "clip_ratio_c": 2.0, "kl_estimator": "k2"}
+    some = AlgorithmSection(**set_ones, use_ppo_clip=True)
     cases = [(field, *case) for field in NO_EFFECT for case in NO_EFFECT[field]]
     for field, flags, value in cases:
         if value == "true":
@@ -200,6 +201,11 @@ def test_a_refused_value_would_indeed_have_changed_nothing():
             "algorithm.kl_in_reward would push rewards below 0",
         ),
         (["--algorithm", "nowhere:MINE"], "cannot import 'nowhere'"),
+        (
+            ["--kl_penalty_tau", "0.1", "--kl_in_reward", "--kl_estimator", "k3"],
+            "in a reward only k1 has its gradient; remove kl_estimator",
+        ),
+        (["--kl_penalty_tau", "0.1", "--kl_estimator", "k1"], "whose gradient is 0 on average"),
         (["--clip_ratio_c", "1"], "clip_ratio_c: expected greater than 1, got 1"),
     ],
 )

@@ -6,7 +6,8 @@ With d = l - f, policy minus reference, in nats, per token:
     k3    exp(-d) - 1 + d
 Averaged over the policy's own samples, k1 and k3 equal the KL divergence. In a loss only the
 gradient counts. On average the gradient of k2 is that of KL(policy, reference), the gradient of k3
-is that of KL(reference, policy), and the gradient of k1 is 0, so k1 has no effect there.
+is that of KL(reference, policy), and the gradient of k1 is 0. In a reward the value multiplies the
+gradient of the log-prob, and only k1 gives that of KL(policy, reference).
 """
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -17,7 +18,14 @@ from telescope_train.algorithms.terms import MAX_LOG_RATIO, Terms, all_true
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from telescope_train.config.algorithm_section import AlgorithmSection
+
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
+
+
+def estimator_of(section: "AlgorithmSection") -> Estimator:
+    """Return the estimator of the settings; by default one whose gradient is KL's where it is."""
+    return section.kl_estimator or ("k1" if section.kl_in_reward else "k2")
 
 
 def kl_estimate(difference_T: "Tensor", estimator: Estimator) -> "Tensor":

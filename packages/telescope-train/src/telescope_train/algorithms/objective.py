@@ -16,7 +16,8 @@ from telescope_train.algorithms.importance_sampling import (
     sequence_mask,
     tis_weights,
 )
-from telescope_train.algorithms.kl import reference_kl
+from telescope_train.algorithms.kl import estimator_of, reference_kl
+from telescope_train.algorithms.policy_gradient import DUAL_CLIP
 from telescope_train.algorithms.record import Algorithm, Weighting, load_algorithm
 from telescope_train.algorithms.terms import Terms, TokenLoss, all_true, metric_sums
 
@@ -34,10 +35,13 @@ def resolved(section: "AlgorithmSection", algorithm: Algorithm) -> "AlgorithmSec
     """Return `section` with the algorithm's own defaults where it has null."""
     defaults = {
         name: getattr(algorithm, name)
-        for name in ("use_ppo_clip", "clip_low", "clip_high")
+        for name in ("use_ppo_clip", "clip_low", "clip_high", "clip_ratio_c")
         if getattr(section, name) is None
     }
-    return section.model_copy(update=defaults)
+    found = section.model_copy(update=defaults)
+    if found.use_ppo_clip and found.clip_ratio_c is None:
+        return found.model_copy(update={"clip_ratio_c": DUAL_CLIP})
+    return found
 
 
 def weighting_of(section: "AlgorithmSection", algorithm: Algorithm) -> Weighting:
@@ -57,7 +61,7 @@ def objective(terms: Terms, *, algorithm: Algorithm, config: "AlgorithmSection")
     loss_T = policy_T
     values["loss/policy"] = policy_T
     if config.kl_in_loss:
-        penalty_T = config.kl_penalty_tau * reference_kl(terms, config.kl_estimator)
+        penalty_T = config.kl_penalty_tau * reference_kl(terms, estimator_of(config))
         loss_T, values["loss/kl"] = loss_T + penalty_T, penalty_T
     if config.entropy_coef:
         bonus_T = config.entropy_coef * terms.entropy_T

@@ -22,14 +22,18 @@ WITHIN = 0.999 * math.exp(MAX_LOG_RATIO)
 """Ratios above it were cut off by `ratios`, so they no longer follow the policy.
 
 The factor leaves room for the rounding of exp() in float32."""
+DUAL_CLIP = 3.0
+"""The default of `clip_ratio_c`: what arXiv:1912.09729 uses.
+
+Where the advantage is negative, PPO's own bound holds only ratios that are too low. One token of
+200 that the policy has made e^10 times as probable would have all of the gradient."""
 
 
 def policy_gradient(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
     """Return -A log pi of each token, or the clipped surrogate where `use_ppo_clip` is set."""
     if not config.use_ppo_clip:
         return TokenLoss(loss_T=-terms.advantages_T * terms.logprobs_T)
-    clipped = clipped_surrogate(ratios(terms, config), terms, config)
-    return clipped if config.clip_ratio_c is None else _dual_clip(clipped, terms, config)
+    return dual_clipped(clipped_surrogate(ratios(terms, config), terms, config), terms, config)
 
 
 def clipped_surrogate(ratios_T: "Tensor", terms: Terms, config: "AlgorithmSection") -> TokenLoss:
@@ -71,8 +75,14 @@ def with_slope(values_T: "Tensor", slopes_T: "Tensor", terms: Terms) -> "Tensor"
     return torch.addcmul(values_T, slopes_T, zeros_T)
 
 
-def _dual_clip(clipped: TokenLoss, terms: Terms, config: "AlgorithmSection") -> TokenLoss:
-    assert config.clip_ratio_c is not None
+def dual_clipped(clipped: TokenLoss, terms: Terms, config: "AlgorithmSection") -> TokenLoss:
+    """Return `clipped` with the loss of tokens with A < 0 held at -clip_ratio_c * A, if it is set.
+
+    The bounds of PPO leave such a token's ratio open upwards, so one of them could have all of the
+    gradient.
+    """
+    if config.clip_ratio_c is None:
+        return clipped
     ceiling_T = -config.clip_ratio_c * terms.advantages_T
     is_cut_T = (terms.advantages_T < 0) & (clipped.loss_T > ceiling_T)
     fraction = metric_sums({"clip_fraction/dual": is_cut_T}, terms.mask_T)

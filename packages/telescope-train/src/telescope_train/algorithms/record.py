@@ -47,6 +47,8 @@ class Algorithm:
     """The lower bound of ratios is 1 - clip_low. Used if the config sets none; None = no bounds."""
     clip_high: float | None = None
     """The upper bound of ratios is 1 + clip_high; likewise."""
+    clip_ratio_c: float | None = None
+    """The dual clip of a loss of its own; None = it has none. Used if the config sets none."""
     reads: frozenset[str] = frozenset()
     """The settings among `OWN_SETTINGS` that it reads."""
     min_group_size: int = 2

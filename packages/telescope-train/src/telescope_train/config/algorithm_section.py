@@ -21,7 +21,9 @@ class AlgorithmSection(Section):
     clip_high: NotNegative | None = None
     """Upper clip distance; null = the algorithm's own."""
     clip_ratio_c: Annotated[float, Field(gt=1)] | None = None
-    """Dual clip: the loss of a token with a negative advantage A is at most this times -A."""
+    """Dual clip: the loss of a token with a negative advantage A is at most this times -A; null = 3
+    with `use_ppo_clip` and for GSPO. A large number turns it off, and then a single token may
+    outweigh all others."""
     ppo_clip_ref_logprobs: Literal["rollout", "batch"] = "rollout"
     """Old log-probs of the ratio: the sampler's, or recomputed by the trainer for each batch."""
     use_tis: bool | None = None
@@ -52,8 +54,9 @@ class AlgorithmSection(Section):
     """Tokens with a larger weight are left out, with `use_decoupled_loss`."""
     kl_penalty_tau: NotNegative = 0.0
     """Weight of the KL divergence from the reference model; 0 = no reference model."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k2"
-    """Estimator of the KL divergence, with `kl_penalty_tau`."""
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    """Estimator of the KL divergence, with `kl_penalty_tau`; null = the one whose gradient is that
+    of the divergence: `k2` in the loss, `k1` in the reward."""
     entropy_coef: NotNegative = 0.0
     """Weight of the entropy bonus."""
     sapo_tau_pos: Positive = 1.0

@@ -40,8 +40,8 @@ def chunked_logprobs(
 ) -> TokenLogprobs:
     """Return log softmax(hidden @ weight.T / temperature) at the targets, and the entropy.
 
-    Entry t scores `targets_T[t]` from `hidden_TH[t]`: the caller shifts. The head is [V, H], with no
-    rows of padding, which would get a probability, and no bias. Gradients reach it and the
+    Entry t scores `targets_T[t]` from `hidden_TH[t]`: the caller shifts. The head is [V, H], with
+    no bias, and no rows of padding, which would get a probability. Gradients reach it and the
     hidden states; the entropy has one only with `entropy_grad`. A block has at most `chunk_size`
     tokens. `wide_logits` keeps logits in float32 where the model is narrower; without it they are
     rounded to the model's dtype first, as in an engine that does so. Peak memory beyond inputs and

@@ -1,6 +1,8 @@
 """`kl_in_reward`: a penalty on each reward for how far its rollout is from the reference model.
 
-The ranks compute the reference log-probs. They are compared with the sampler's log-probs.
+The ranks compute the reference log-probs. They are compared with the sampler's log-probs. A reward
+multiplies the gradient of a log-prob, and the mean of k1 times that gradient is the gradient of
+KL(policy, reference). With k2 or k3 it would be that of something else.
 """
 
 from collections import defaultdict
@@ -12,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from telescope_core.types import Group
-from telescope_train.algorithms.kl import Estimator, kl_estimate
+from telescope_train.algorithms.kl import Estimator, estimator_of, kl_estimate
 from telescope_train.batches.batch import PackedBatch, Shards
 from telescope_train.batches.packing import Packing, pack
 from telescope_train.batches.samples import samples_from_rollout
@@ -52,7 +54,7 @@ async def kl_penalties(
     penalties: defaultdict[RolloutKey, float] = defaultdict(float)
     for shard, answer in zip(shards, await reference_logprobs(shards), strict=True):
         for batch, reference_T in zip(shard, answer, strict=True):
-            sums_S = kl_per_sequence(batch, reference_T, section.kl_estimator)
+            sums_S = kl_per_sequence(batch, reference_T, estimator_of(section))
             first_S = np.flatnonzero((batch.positions_T == 0) & (batch.sequence_ids_T >= 0))
             for number, total in zip(batch.advantages_T[first_S], sums_S, strict=True):
                 key = samples[int(number)].rollout_key

@@ -53,7 +53,7 @@ def _effects(
         missing = f"with {name}, which clips nothing: use grpo with use_ppo_clip = true"
         yield ("clip_low", "clip_high"), None if has_bounds else missing
         dual = f"with {name}: a dual clip belongs to use_ppo_clip; use grpo with it"
-        yield ("clip_ratio_c",), dual
+        yield ("clip_ratio_c",), None if algorithm.clip_ratio_c is not None else dual
     elif not is_clipped:
         yield ("clip_low", "clip_high", "clip_ratio_c"), _unless("use_ppo_clip")
     yield from _ratio_effects(section, has_ratio(section, algorithm))
@@ -66,7 +66,10 @@ def _effects(
     bounds = None if section.seq_is_masking else _unless("seq_is_masking")
     yield ("seq_is_mask_low", "seq_is_mask_high"), bounds
     is_penalised = section.kl_penalty_tau > 0
-    yield ("kl_estimator",), None if is_penalised else "without kl_penalty_tau: set it above 0"
+    without = None if is_penalised else "without kl_penalty_tau: set it above 0"
+    if section.kl_in_loss and section.kl_estimator == "k1":
+        without = "as k1 in a loss, whose gradient is 0 on average: use k2, or set kl_in_reward"
+    yield ("kl_estimator",), without
 
 
 def _ratio_effects(
@@ -105,6 +108,12 @@ def _ratio_effects(
 
 
 def _conflicts(section: AlgorithmSection, algorithm: Algorithm) -> Iterator[str]:
+    if section.kl_in_reward and section.kl_estimator in ("k2", "k3"):
+        yield (
+            f"algorithm.kl_estimator = {section.kl_estimator!r} with kl_in_reward does not lower "
+            "the KL divergence: in a reward only k1 has its gradient; remove kl_estimator, or set "
+            "kl_in_reward = false"
+        )
     with_ratio = has_ratio(section, algorithm)
     settings = resolved(section, algorithm)
     loss = "use_ppo_clip" if settings.use_ppo_clip else f"the loss of {algorithm.name}"
