@@ -1,5 +1,7 @@
 """Optimisers, activation checkpointing, padding and the reference model of the FSDP backend."""
 
+import json
+import shutil
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -15,7 +17,9 @@ from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp import optimizer
 from telescope_train.backends.fsdp.low_precision_adamw import LowPrecisionAdamW, round_at_random
 from telescope_train.backends.fsdp.optimizer import make_optimizer
-from telescope_train.config.schema import AlgorithmSection, TrainerSection
+from telescope_train.chat.template import template_problems
+from telescope_train.chat.tokenizer import load_tokenizer
+from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
 from telescope_train.models import packed
 from telescope_train.models.logprobs import chunked_logprobs
 
@@ -131,6 +135,33 @@ def test_a_master_weight_moves_where_a_bfloat16_one_would_not(tiny, start):
     moved = (after - before).abs()
     assert 0 < moved.max() <= 1.1e-6
     assert torch.equal(after.bfloat16(), before.bfloat16())
+
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("form", ["text", "file"])
+def test_a_base_model_trains_with_the_template_of_the_settings(tiny, start, tmp_path, form):
+    base = tmp_path / "base"
+    shutil.copytree(tiny, base)
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    described = json.loads((base / "tokenizer_config.json").read_text())
+    described.pop("chat_template", None)
+    (base / "tokenizer_config.json").write_text(json.dumps(described))
+    file = tmp_path / "template.jinja"
+    file.write_text(TEMPLATE)
+    model = ModelSection(model=str(base), chat_template=TEMPLATE if form == "text" else str(file))
+    with pytest.raises(ConfigError, match="has no chat template; set chat_template"):
+        load_tokenizer(ModelSection(model=str(base)))
+    worker = start(replace(backend_settings(base), model=model))
+    worker.train_step(grpo_batches(seq_len=128)[0], version=0)
+    worker.save_pretrained(tmp_path / "export")
+    exported = load_tokenizer(ModelSection(model=str(tmp_path / "export")))
+    assert exported.chat_template == TEMPLATE
+    assert list(template_problems(model)) == []
 
 
 def test_temperatures_are_not_rounded_with_the_activations(tiny, start, monkeypatch):

@@ -12,6 +12,7 @@ from telescope_core.errors import ConfigError
 from telescope_core.types import Message
 from telescope_train.chat.supervised import render_conversations
 from telescope_train.chat.tokenizer import load_tokenizer
+from telescope_train.config.schema import ModelSection
 from telescope_train.models.attention.blocks import _packed_attention, packed_layout
 from telescope_train.models.cpu_kernels import _is_made_by_amd, replace_linears, replace_rms_norms
 from telescope_train.models.load import load_model
@@ -21,7 +22,7 @@ from telescope_train.models.tiny import make_tiny_model
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny):
-    return load_tokenizer(str(tiny))
+    return load_tokenizer(ModelSection(model=str(tiny)))
 
 
 def test_the_tiny_model_is_reproducible_and_small(tiny, tmp_path):
@@ -93,7 +94,7 @@ def test_a_template_that_rewrites_history_gives_several_samples(tokenizer, tiny,
         "{% if m.role == 'user' or loop.last %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    rewriting = load_tokenizer(str(tiny), chat_template=str(template))
+    rewriting = load_tokenizer(ModelSection(model=str(tiny), chat_template=str(template)))
     turns = [Message(role=role, content=role) for role in ("user", "assistant") * 2]
     (parts,) = render_conversations(rewriting, [turns])
     assert [rewriting.decode(part.token_ids) for part in parts] == [
@@ -104,7 +105,9 @@ def test_a_template_that_rewrites_history_gives_several_samples(tokenizer, tiny,
         assert rewriting.decode(part.token_ids[part.mask]) == "assistant<|end|>"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}<|end|>")
     with pytest.raises(ConfigError, match="does not continue its own generation prompt"):
-        render_conversations(load_tokenizer(str(tiny), chat_template=str(template)), [turns[:2]])
+        render_conversations(
+            load_tokenizer(ModelSection(model=str(tiny), chat_template=str(template))), [turns[:2]]
+        )
 
 
 def test_models_that_do_not_exist(tiny, tmp_path):
@@ -119,9 +122,9 @@ def test_models_that_do_not_exist(tiny, tmp_path):
     with pytest.raises(ConfigError, match="is a file"):
         locate_model(str(tiny / "config.json"))
     with pytest.raises(
-        ConfigError, match=r"chat_template must be a Jinja file .*\(chatml-keeps-thinking\)"
+        ConfigError, match=r"chat_template must be a Jinja file, .*\(chatml-keeps-thinking\)"
     ):
-        load_tokenizer(str(tiny), chat_template=str(tmp_path / "none.jinja"))
+        load_tokenizer(ModelSection(model=str(tiny), chat_template=str(tmp_path / "none.jinja")))
 
 
 def test_a_folder_with_a_broken_model(tmp_path):

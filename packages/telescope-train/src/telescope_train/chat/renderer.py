@@ -288,14 +288,12 @@ class Renderer:
 
 def load_renderer(model: ModelSection) -> Renderer:
     """Return the renderer of the config's model."""
-    tokenizer = load_tokenizer(
-        model.model, chat_template=model.chat_template, trust_remote_code=model.trust_remote_code
-    )
+    tokenizer = load_tokenizer(model)
     require_thinking_choice(model, template_text(tokenizer))
     thinking = {"enable_thinking": model.enable_thinking}
     return Renderer(
         tokenizer,
-        stop_token_ids=load_stop_ids(model.model),
+        stop_token_ids=load_stop_ids(model),
         arguments=thinking if model.enable_thinking is not None else None,
         tool_call_parser=model.tool_call_parser,
         reasoning_parser=model.reasoning_parser,

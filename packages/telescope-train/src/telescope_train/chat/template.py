@@ -24,12 +24,17 @@ SHIPPED_MARKS = {"chatml-keeps-thinking": ("<|im_start|>", "<|im_end|>")}
 
 
 def read_chat_template(name: str) -> str:
-    """Return the Jinja text of the shipped template `name`, or of the file at that path."""
+    """Return the Jinja text of the shipped template `name`, of the file there, or `name` itself.
+
+    What holds a Jinja expression or statement is the template itself.
+    """
+    if "{{" in name or "{%" in name:
+        return name
     shipped = {path.stem: path for path in _SHIPPED.glob("*.jinja")}
     path = shipped.get(name, Path(name).expanduser())
     if not path.is_file():
         raise ConfigError(
-            f"chat_template must be a Jinja file or a shipped template "
+            f"chat_template must be a Jinja file, the text of a template, or a shipped template "
             f"({', '.join(sorted(shipped))}), got {name!r}"
         )
     return path.read_text(encoding="utf-8")
@@ -56,7 +61,7 @@ def template_problems(model: ModelSection) -> Iterator[str]:
     if template == "":
         yield (
             f"model {model.model!r} has no chat template; set chat_template to the path of a "
-            "template"
+            "template, or to its text"
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from transformers import (
     AutoConfig,
@@ -15,25 +16,54 @@ from telescope_train.chat.template import SHIPPED_MARKS, read_chat_template
 from telescope_train.models.location import first_line, locate_model
 
 
-def load_tokenizer(
-    name: str, *, chat_template: str | None = None, trust_remote_code: bool = False
-) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of model `name`; `chat_template` names a template to use instead."""
-    location = locate_model(name)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"the tokenizer of model {name!r} cannot be loaded: {first_line(error)}"
-        ) from error
-    if chat_template is not None:
-        tokenizer.chat_template = read_chat_template(chat_template)
-        require_marks(tokenizer, chat_template)
+class ModelSettings(Protocol):
+    """The settings that a tokenizer depends on, wherever they are declared."""
+
+    @property
+    def model(self) -> str:
+        """Folder or Hub id of the model."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """What replaces the template of the model's own tokenizer."""
+        ...
+
+    @property
+    def trust_remote_code(self) -> bool:
+        """Whether Python code that comes with the model may run."""
+        ...
+
+
+# The settings as a whole, so that no caller can leave one out.
+def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the model with its chat template; ConfigError if it has none."""
+    tokenizer = _load(settings)
+    if settings.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(settings.chat_template)
+        require_marks(tokenizer, settings.chat_template)
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"model {name!r} has no chat template; set chat_template to the path of a template"
+            f"model {settings.model!r} has no chat template; set chat_template to the path of a "
+            "template, or to its text"
         )
     return tokenizer
+
+
+def vocabulary_size(settings: ModelSettings) -> int:
+    """Return the number of tokens of the model's tokenizer, with those that were added."""
+    return len(_load(settings))
+
+
+def _load(settings: ModelSettings) -> PreTrainedTokenizerBase:
+    location = locate_model(settings.model)
+    trust = settings.trust_remote_code
+    try:
+        return AutoTokenizer.from_pretrained(location, trust_remote_code=trust)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"the tokenizer of model {settings.model!r} cannot be loaded: {first_line(error)}"
+        ) from error
 
 
 def require_marks(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> None:
@@ -52,13 +82,13 @@ def require_marks(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> Non
         )
 
 
-def load_stop_ids(name: str) -> tuple[int, ...]:
-    """Return the ids of all tokens that end a generation of model `name`; loads no weights."""
-    location = locate_model(name)
+def load_stop_ids(settings: ModelSettings) -> tuple[int, ...]:
+    """Return the ids of all tokens that end a generation of the model; loads no weights."""
+    location, trust = locate_model(settings.model), settings.trust_remote_code
     configs: list[object] = []
     with suppress(OSError):  # a model need not have a generation config
         configs.append(GenerationConfig.from_pretrained(location))
-    configs.append(AutoConfig.from_pretrained(location))
+    configs.append(AutoConfig.from_pretrained(location, trust_remote_code=trust))
     return _stop_ids(configs)
 
 

@@ -189,6 +189,4 @@ def save_model_description(folder: Path, settings: ModelSection) -> None:
     AutoConfig.from_pretrained(location, trust_remote_code=trust).save_pretrained(folder)
     with suppress(OSError):  # a model need not have a generation config
         GenerationConfig.from_pretrained(location).save_pretrained(folder)
-    load_tokenizer(
-        settings.model, chat_template=settings.chat_template, trust_remote_code=trust
-    ).save_pretrained(folder)
+    load_tokenizer(settings).save_pretrained(folder)

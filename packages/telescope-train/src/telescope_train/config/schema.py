@@ -56,8 +56,8 @@ class ModelSection(Section):
     """Compute logits in float32 where layers compute in less, in the trainer and in the servers;
     false = round them to the type of the layers."""
     chat_template: str | None = None
-    """Jinja file that replaces the chat template of the model's tokenizer, or the name of a
-    shipped template: `chatml-keeps-thinking`."""
+    """What replaces the chat template of the model's tokenizer: a Jinja file, the text of a
+    template, or the name of a shipped one, `chatml-keeps-thinking`."""
     enable_thinking: bool | None = None
     """Value of `enable_thinking` for chat templates that read it: whether the model should think;
     null = the template's default."""

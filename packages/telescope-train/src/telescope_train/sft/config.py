@@ -87,8 +87,8 @@ class SftConfig(Section):
     mixed_precision_dtype: Dtype | None = None
     """Type used in forward and backward passes; null = bfloat16 on CUDA, float32 on CPU."""
     chat_template: str | None = None
-    """Jinja file that replaces the chat template of the model's tokenizer, or the name of a
-    shipped template: `chatml-keeps-thinking`."""
+    """What replaces the chat template of the model's tokenizer: a Jinja file, the text of a
+    template, or the name of a shipped one, `chatml-keeps-thinking`."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -83,7 +83,7 @@ def run_sft(
         require_replaceable(Path(config.model))
     point = sft_resume_point(config)
     tokenizer = _tokenizer(config)
-    ends = () if config.make_tiny_model else load_stop_ids(config.model)
+    ends = () if config.make_tiny_model else load_stop_ids(config)
     if config.dataset is not None:
         samples = dataset_samples(config, tokenizer, end_ids=ends)
     else:
@@ -128,11 +128,7 @@ async def _train_and_export(
 def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:
     """Return the tokenizer of the model, also of one that is still to be made."""
     if not config.make_tiny_model:
-        return load_tokenizer(
-            config.model,
-            chat_template=config.chat_template,
-            trust_remote_code=config.trust_remote_code,
-        )
+        return load_tokenizer(config)
     tokenizer = character_tokenizer()
     if config.chat_template is not None:
         tokenizer.chat_template = read_chat_template(config.chat_template)

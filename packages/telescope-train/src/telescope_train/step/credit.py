@@ -23,7 +23,7 @@ from telescope_train.batches.samples import (
     num_cuts_continued,
     samples_from_rollout,
 )
-from telescope_train.chat.tokenizer import load_tokenizer
+from telescope_train.chat.tokenizer import vocabulary_size
 from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.mix import Mix
 from telescope_train.step.filters import Filtered, filter_reason
@@ -73,7 +73,7 @@ def credit_rules(config: TrainConfig, mix: Mix, *, vocab_size: int | None) -> Cr
         algorithm=load_algorithm(config.algorithm.algorithm),
         config=config,
         sampling={name: one.sampling for name, one in mix.playing.items()},
-        vocab_size=vocab_size or len(load_tokenizer(config.model.model)),
+        vocab_size=vocab_size or vocabulary_size(config.model),
         declared={
             name: RewardRange(one.reward_min, one.reward_max)
             for name, one in mix.descriptions.items()

@@ -32,7 +32,7 @@ from telescope_train.backends.protocol import (
 )
 from telescope_train.backends.seeding import seed_everything
 from telescope_train.batches.batch import PackedBatch
-from telescope_train.chat.tokenizer import load_tokenizer
+from telescope_train.chat.tokenizer import vocabulary_size
 from telescope_train.diagnostics.rank_checks import check_rank
 from telescope_train.trainer.old_logprobs import with_old_logprobs
 from telescope_train.weights.gloo import GlooPublisher
@@ -125,7 +125,7 @@ class TrainerWorker:
             self.backend = backend_class(settings, _loss(settings), self._device)
             self.self_tests = check_rank(
                 self.backend,
-                vocab_size=len(load_tokenizer(settings.model.model)),
+                vocab_size=vocabulary_size(settings.model),
                 tolerance=_tolerance(settings),
                 exactness=_exactness(settings),
             )

@@ -144,12 +144,7 @@ def export(
             lm.save_pretrained(partial, state_dict=weights)
         if adapter:
             write_adapter(partial / ADAPTER_FOLDER, lm, adapter)
-        tokenizer = load_tokenizer(
-            settings.model,
-            chat_template=settings.chat_template,
-            trust_remote_code=settings.trust_remote_code,
-        )
-        tokenizer.save_pretrained(partial)
+        load_tokenizer(settings).save_pretrained(partial)
 
 
 def _random_key() -> str:
