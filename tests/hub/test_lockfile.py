@@ -18,14 +18,18 @@ from telescope_envs.lockfile import (
     write_lock,
 )
 
-LINES = ("six==1.17.0 --hash=sha256:" + "a" * 64, "tomli==2.0.1 ; python_full_version < '3.11'")
+LINES = (
+    "six==1.17.0 --hash=sha256:" + "a" * 64,
+    "tomli==2.0.1 ; python_full_version < '3.11' --hash=sha256:" + "b" * 64,
+)
 
 
 def entry(environment_id="acme/toy", **changes) -> LockedEnvironment:
+    module = "telescope_env_" + environment_id.replace("/", "_").replace("-", "_")
     fields = {
         "id": environment_id,
         "version": "0.1.0",
-        "wheel": "telescope_env_acme_toy-0.1.0-py3-none-any.whl",
+        "wheel": f"{module}-0.1.0-py3-none-any.whl",
         "sha256": "b" * 64,
         "registry": "/srv/registry",
         "protocol": "1.0-1.0",

@@ -49,7 +49,10 @@ def test_a_link_whose_folder_holds_another_environment_now(telescope, make_proje
 def test_the_same_name_and_version_of_another_registry_is_not_what_is_locked(install, tmp_path):
     """What is active came from elsewhere, with other bytes under the version that is locked."""
     ours = lock_of(toy_publication().release, str(tmp_path / "registry"))
-    install(registry=write_registry(tmp_path / "theirs").address, requirements=("six==1.16.0",))
+    install(
+        registry=write_registry(tmp_path / "theirs").address,
+        requirements=(f"six==1.16.0 --hash=sha256:{'a' * 64}",),
+    )
     lock(ours)
     with pytest.raises(EnvironmentLoadError, match="what the lock names is not installed"):
         locate_environment("acme/toy@0.1.0")
@@ -83,7 +86,10 @@ def save_checkpoint(config: TrainConfig) -> None:
 
 
 def test_a_downgrade_by_a_changed_lock_is_refused_at_resume(install):
-    older, newer = install("0.1.0", requirements=("six==1.16.0",)), install("0.2.0")
+    older, newer = (
+        install("0.1.0", requirements=(f"six==1.16.0 --hash=sha256:{'a' * 64}",)),
+        install("0.2.0"),
+    )
     lock(newer)
     save_checkpoint(config_of())
     lock(older)
@@ -110,17 +116,17 @@ def test_a_downgrade_by_a_changed_lock_is_refused_at_resume(install):
 
 
 def test_other_packages_under_the_same_version_are_refused_at_resume(install):
-    first = install("0.1.0", requirements=("six==1.17.0",))
+    first = install("0.1.0", requirements=(f"six==1.17.0 --hash=sha256:{'a' * 64}",))
     lock(first)
     save_checkpoint(config_of())
-    lock(install("0.1.0", requirements=("six==1.16.0",)))
+    lock(install("0.1.0", requirements=(f"six==1.16.0 --hash=sha256:{'a' * 64}",)))
     with pytest.raises(ConfigError, match=r"acme/toy: dependency six: 1\.17\.0 -> 1\.16\.0"):
         resume_point(config_of(), records_of(config_of()))
 
 
 def test_a_record_that_points_to_another_environments_files(install):
     """The record in a virtual environment must be of the digest that is locked."""
-    one, other = install(requirements=("six==1.16.0",)), install("0.2.0")
+    one, other = install(requirements=(f"six==1.16.0 --hash=sha256:{'a' * 64}",)), install("0.2.0")
     lock(one)
     assert locate_environment("toy").version == "0.1.0"
     shutil.copy(venv_folder(other) / "telescope.json", venv_folder(one) / "telescope.json")

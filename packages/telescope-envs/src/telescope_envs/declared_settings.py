@@ -1,13 +1,12 @@
 """The settings of an environment, read from its class by the interpreter that can import it."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.subprocesses import last_line, run_program
+from telescope_envs.subprocesses import last_line, passed_on, run_program
 
 _TIME_LIMIT_S = 60.0
 _PROGRAM = (
@@ -15,7 +14,6 @@ _PROGRAM = (
     "from telescope_core.locate import load_environment_class as load; "
     "print(json.dumps(load(sys.argv[1]).Config.model_json_schema()))"
 )
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +32,9 @@ def declared_settings(
     interpreter: str, factory: str, search_path: tuple[str, ...] = ()
 ) -> list[DeclaredSetting]:
     """Return the settings of `factory`; its code is imported by `interpreter`, not here."""
-    environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     done = run_program(
         [interpreter, "-B", "-P", "-c", _PROGRAM, factory, *search_path],
-        environ=environ,
+        environ=passed_on(),
         limit_s=_TIME_LIMIT_S,
         late=f"{factory} did not load within {_TIME_LIMIT_S:g} s",
     )

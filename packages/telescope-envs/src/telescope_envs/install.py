@@ -62,7 +62,7 @@ def install(
     if options.shared:
         if options.lock is not None:
             forget_in_lock(options.lock, release.id)
-        return _install_shared(registry, release, progress=progress)
+        return _install_shared(registry, release, options=options, progress=progress)
     done = install_isolated(registry, release, options=options, progress=progress)
     if before is not None and before.installation and before.interpreter == sys.executable:
         uninstall_distribution(before.distribution)
@@ -112,7 +112,9 @@ def forget_in_lock(path: Path, environment_id: str) -> None:
         change_lock(path, lambda lock: lock.without([environment_id]))
 
 
-def _install_shared(registry: Registry, release: Release, *, progress: Progress) -> Installed:
+def _install_shared(
+    registry: Registry, release: Release, *, options: InstallOptions, progress: Progress
+) -> Installed:
     """Install into this interpreter without changing the version of any installed package."""
     label = f"{release.id} {release.version}"
     remove_leftovers()
@@ -124,7 +126,7 @@ def _install_shared(registry: Registry, release: Release, *, progress: Progress)
         missing = missing_requirements(release.requires_dist)
         if missing:
             progress(f"{label}: {Step.DEPENDENCIES}: {', '.join(missing)}")
-            install_requirements(missing, needed_by=release.id)
+            install_requirements(missing, needed_by=release.id, allow_sdist=options.allow_sdist)
         progress(f"{label}: {Step.PROBE}")
         describe_wheel(wheel, release.factory)
         progress(f"{label}: {Step.WHEEL}")

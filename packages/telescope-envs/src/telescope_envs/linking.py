@@ -1,13 +1,12 @@
 """`link`: start using an environment from its project's folder, after checking that it works."""
 
-import os
 import sys
 from pathlib import Path
 
 from telescope_core.errors import EnvironmentLoadError
 from telescope_envs.linked import LinkedProject, read_project, write_link
 from telescope_envs.packages import missing_requirements
-from telescope_envs.subprocesses import last_line, run_program
+from telescope_envs.subprocesses import last_line, passed_on, run_program
 
 _LOAD_LIMIT_S = 120.0
 _LOAD = (
@@ -15,7 +14,6 @@ _LOAD = (
     "from telescope_core.locate import load_environment_class as load; "
     "load(sys.argv[1]).from_settings({})"
 )
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 
 
 def link(folder: Path) -> LinkedProject:
@@ -34,10 +32,9 @@ def link(folder: Path) -> LinkedProject:
 
 
 def _require_loads(project: LinkedProject) -> None:
-    environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     done = run_program(
         [sys.executable, "-B", "-P", "-c", _LOAD, project.factory, str(project.source)],
-        environ=environ,
+        environ=passed_on(),
         limit_s=_LOAD_LIMIT_S,
         late=f"{project.id} did not load within {_LOAD_LIMIT_S:g} s; its import must be quick",
     )

@@ -14,14 +14,23 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
+from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from telescope_core.errors import ConfigError, nearest
+from telescope_core.errors import ConfigError, RegistryError, nearest
 from telescope_envs.filelocks import locked
 from telescope_envs.inventory import LOCK_NAME, find_lock
-from telescope_envs.registry.records import Sha256
+from telescope_envs.registry.names import check_name, check_owner, module_name
+from telescope_envs.registry.records import ReleaseVersion, Sha256
 
 FORMAT_VERSION = 1
+REQUIREMENT_LINE = re.compile(
+    r"(?P<pin>[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._!+-]*)"
+    r"(?P<marker> ; [!-\[\]-~ ]+?)?"
+    r"(?P<hashes>( --hash=sha256:[0-9a-f]{64})+)"
+)
+"""One locked package, as a whole line. It has no line breaks and no backslash in it: uv reads the
+same line, and must not see more in it than this does."""
 _HEAD = "# Written by telescope; commit it. `telescope env sync` installs exactly this."
 _REMEDY = (
     "take the last good one from version control, or remove it and run telescope env install again"
@@ -44,9 +53,9 @@ class LockedEnvironment(_Locked):
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")]
     """`owner/name`."""
-    version: str
+    version: ReleaseVersion
     wheel: str
-    """File name."""
+    """File name, which follows from id and version."""
     sha256: Sha256
     """Digest of the wheel."""
     registry: str
@@ -68,6 +77,22 @@ class LockedEnvironment(_Locked):
         """sha256 of its wheel, requirements and Python: equal digests run the same bytes."""
         parts = (self.sha256, self.requirements_sha256, self.python)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    # A lock comes with a project that somebody else wrote. Its fields become paths and lines for
+    # uv, so each is exactly of the form that installing writes.
+    @model_validator(mode="after")
+    def _require_own_names(self) -> "LockedEnvironment":
+        owner, _, name = self.id.partition("/")
+        module = module_name(check_owner(owner), check_name(name))
+        wheel = f"{module}-{self.version}-py3-none-any.whl"
+        if self.wheel != wheel:
+            raise ValueError(f"wheel: expected {wheel!r}, got {self.wheel!r}")
+        for line in self.requirements:
+            if not is_requirement_line(line):
+                raise ValueError(
+                    f"requirements: expected name==version with hashes on one line, got {line!r}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _require_own_digest(self) -> "LockedEnvironment":
@@ -97,6 +122,18 @@ class Lock(_Locked):
         return Lock(environments=tuple(one for one in self.environments if one.id not in gone))
 
 
+def is_requirement_line(line: str) -> bool:
+    """Whether `line` locks one package, and says nothing else to a reader of requirements."""
+    found = REQUIREMENT_LINE.fullmatch(line)
+    if found is None:
+        return False
+    try:
+        Requirement(found["pin"] + (found["marker"] or ""))
+    except InvalidRequirement:
+        return False
+    return True
+
+
 def digest_of(requirements: Iterable[str]) -> str:
     """Return the sha256 of requirement lines."""
     return hashlib.sha256("".join(f"{line}\n" for line in requirements).encode()).hexdigest()
@@ -124,6 +161,8 @@ def read_lock(path: Path) -> Lock:
         lock = Lock.model_validate(table)
     except ValidationError as error:
         raise ConfigError(_what_is_wrong(error, text, path)) from None
+    except RegistryError as error:
+        raise ConfigError(f"{path}: {error}; {_REMEDY}") from None
     ids = [one.id for one in lock.environments]
     for twice in sorted({name for name in ids if ids.count(name) > 1}):
         raise ConfigError(f"{path}: holds {twice} twice; remove one, or {_REMEDY}")

@@ -18,27 +18,39 @@ _PIP_TO_UV = {
 }
 _FROM_FILES = {"find-links", "index-url", "cert"}
 _UV_INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
+_HANDED_ON = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "SYSTEMROOT", "NETRC"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+        *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "LD_LIBRARY_PATH", "CC", "CXX", "CFLAGS"),
+    }
+)
+"""Variables that uv, or a compiler that it starts, needs; those for proxies in any case."""
 _SEPARATOR = {"UV_FIND_LINKS": ","}
 
 
 def index_settings(environ: Mapping[str, str], *, has_index: bool = True) -> dict[str, str]:
-    """Return the variables to run uv with: all of `environ`, and pip's settings by uv's names.
+    """Return the variables to run uv with: what it reads of `environ`, and pip's by uv's names.
 
-    Without `has_index`, every variable that names an index is removed instead.
+    Tokens and keys of other programs are left out, because uv may run the build of a package.
+    Without `has_index`, every variable that names an index is left out as well.
     """
+    settings = {name: text for name, text in environ.items() if _is_handed_on(name)}
     if not has_index:
         return {
             name: text
-            for name, text in environ.items()
-            if name not in (*_UV_INDEXES, "UV_FIND_LINKS") and not name.startswith("PIP_")
+            for name, text in settings.items()
+            if name not in (*_UV_INDEXES, "UV_FIND_LINKS") and not name.startswith("UV_INDEX_")
         }
-    settings = dict(environ)
+    if settings.get("UV_FIND_LINKS"):
+        places = settings["UV_FIND_LINKS"].split(",")
+        settings["UV_FIND_LINKS"] = ",".join(_absolute(place) for place in places)
     names_index = any(environ.get(name) for name in _UV_INDEXES)
     for option, uv_name in _PIP_TO_UV.items():
         found = pip_setting(option, environ)
         is_index = uv_name in _UV_INDEXES
         if found and not environ.get(uv_name) and not (is_index and names_index):
-            settings[uv_name] = _SEPARATOR.get(uv_name, " ").join(found)
+            settings[uv_name] = _SEPARATOR.get(uv_name, " ").join(map(_absolute, found))
     return settings
 
 
@@ -69,6 +81,31 @@ def _pip_files(environ: Mapping[str, str]) -> list[Path]:
     files.append(Path(sys.prefix) / "pip.conf")
     chosen = environ.get("PIP_CONFIG_FILE", "")
     return [*files, Path(chosen)] if chosen else files
+
+
+def config_options(environ: Mapping[str, str]) -> list[str]:
+    """Return the options of uv that name its configuration: this user's, never a project's.
+
+    By itself uv also reads `uv.toml` and `[tool.uv]` of the folder it is started in and of those
+    above it, which may be a project that somebody else wrote.
+    """
+    home = Path(environ.get("HOME", "~")).expanduser()
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    chosen = environ.get("UV_CONFIG_FILE")
+    places = [Path(chosen)] if chosen else [config / "uv" / "uv.toml", Path("/etc/uv/uv.toml")]
+    found = next((place for place in places if place.is_file()), None)
+    return ["--no-config"] if found is None else ["--config-file", str(found.absolute())]
+
+
+def _is_handed_on(name: str) -> bool:
+    is_own = name.startswith(("UV_", "SSL_", "LC_", "XDG_")) and not name.startswith("UV_PUBLISH_")
+    is_config = name in ("UV_CONFIG_FILE", "UV_NO_CONFIG")
+    return (is_own and not is_config) or name.upper() in _HANDED_ON
+
+
+def _absolute(place: str) -> str:
+    """Return `place` so that it means the same in another folder."""
+    return place if "://" in place or not Path(place).exists() else str(Path(place).absolute())
 
 
 def _exists(place: str) -> bool:

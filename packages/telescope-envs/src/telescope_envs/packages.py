@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from telescope_core.errors import EnvironmentLoadError
 from telescope_envs.home import data_folder
-from telescope_envs.package_index import index_settings
+from telescope_envs.package_index import config_options, index_settings
 from telescope_envs.subprocesses import run_program
 
 _TIME_LIMIT_S = 900.0
@@ -62,11 +62,14 @@ class Uv:
 
     def _options(self) -> list[str]:
         if self.wheels is not None:
-            return ["--offline", "--no-config", "--no-index", "--find-links", str(self.wheels)]
+            found = str(self.wheels.absolute())
+            return ["--offline", "--no-config", "--no-index", "--find-links", found]
+        config = config_options(os.environ)
         if not self.offline:
-            return []
+            return config
         brought = packages_folder()
-        return ["--offline", *(("--find-links", str(brought)) if brought.is_dir() else ())]
+        links = ("--find-links", str(brought)) if brought.is_dir() else ()
+        return [*config, "--offline", *links]
 
 
 def packages_folder() -> Path:
@@ -109,16 +112,30 @@ def installed_pins() -> list[str]:
     return sorted({f"{info['name']}=={info['version']}" for info in found if info is not None})
 
 
-def install_requirements(requirements: Sequence[str], *, needed_by: str) -> None:
-    """Install `requirements` from the package index, without changing an installed version."""
+def install_requirements(
+    requirements: Sequence[str], *, needed_by: str, allow_sdist: Sequence[str] = ()
+) -> None:
+    """Install `requirements` from the package index, without changing an installed version.
+
+    Only `allow_sdist` may be built from source, because that runs their code.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         constraints = Path(scratch) / "installed.txt"
         constraints.write_text("".join(f"{pin}\n" for pin in installed_pins()))
         _here(
-            ["install", "--constraints", str(constraints), *requirements],
+            [
+                *("install", "--constraints", str(constraints), *wheels_only(allow_sdist)),
+                *requirements,
+            ],
             failure=f"{needed_by} needs {', '.join(requirements)}, which cannot be installed "
             "alongside the packages that are installed now",
         )
+
+
+def wheels_only(allow_sdist: Sequence[str]) -> list[str]:
+    """Return the options of uv and pip that refuse to build anything but `allow_sdist`."""
+    exceptions = [part for name in allow_sdist for part in ("--no-binary", name)]
+    return ["--only-binary", ":all:", *exceptions]
 
 
 def install_wheel(wheel: Path) -> None:

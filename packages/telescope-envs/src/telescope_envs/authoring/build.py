@@ -13,6 +13,7 @@ import sys
 import tempfile
 import tomllib
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ import uv
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryError
 from telescope_envs.authoring.sources import copy_sources
-from telescope_envs.package_index import index_settings
+from telescope_envs.package_index import config_options, index_settings
 from telescope_envs.packages import missing_requirements
 from telescope_envs.registry.wheel import WheelContents, read_wheel, record_hash
 from telescope_envs.subprocesses import run_program
@@ -112,7 +113,13 @@ def _run_backend(project: Path, copy: Path, out: Path, *, epoch: str) -> None:
     arguments = ["build", "--wheel", "--python", sys.executable, "--out-dir", str(out)]
     arguments += ["--no-create-gitignore", "--no-progress"]
     arguments += [] if isolated else ["--no-build-isolation"]
-    environ = index_settings(os.environ, has_index=True)
+    # The backend is the project's own code. It gets no token and no home, and the addresses of
+    # indexes, which may hold passwords, only where uv has to fetch what it is built with.
+    environ = index_settings(os.environ, has_index=isolated)
+    environ["UV_CACHE_DIR"] = _uv_cache(environ)
+    for name in ("HOME", "TMPDIR", "NETRC"):
+        environ.pop(name, None)
+    arguments += config_options(os.environ) if isolated else ["--no-config"]
     late = f"{project}: no wheel after {_TIME_LIMIT_S:g} s; check the network and the build backend"
     done = run_program(
         [uv.find_uv_bin(), *arguments, str(copy)],
@@ -123,6 +130,13 @@ def _run_backend(project: Path, copy: Path, out: Path, *, epoch: str) -> None:
     if done.returncode:
         words = done.stderr.strip().replace(str(copy), str(project))
         raise EnvironmentLoadError(f"{project} cannot be built. Output of uv:\n{words}")
+
+
+def _uv_cache(environ: Mapping[str, str]) -> str:
+    """Return the folder of uv's cache, which it would look for in the home."""
+    home = Path(environ.get("HOME", "~")).expanduser()
+    caches = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return environ.get("UV_CACHE_DIR") or str(caches / "uv")
 
 
 def _build_requirements(project: Path) -> list[str]:

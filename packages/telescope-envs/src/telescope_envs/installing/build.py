@@ -57,7 +57,11 @@ def venv_folder(locked: LockedEnvironment) -> Path:
 
     Its name holds the digest of its contents, so different contents never share a folder.
     """
-    return venvs_folder() / f"{key_of(locked.id)}--{locked.version}--{locked.digest[:_DIGITS]}"
+    folder = venvs_folder()
+    found = folder / f"{key_of(locked.id)}--{locked.version}--{locked.digest[:_DIGITS]}"
+    assert found.parent == folder, f"{found} is not directly in {folder}"
+    assert ".." not in found.parts, f"{found} leaves {folder}"
+    return found
 
 
 def python_of(folder: Path) -> Path:
@@ -89,7 +93,7 @@ def build_venv(plan: Plan, uv: Uv, *, options: InstallOptions, progress: Progres
         scratch.parent.mkdir(parents=True, exist_ok=True)
         _fill(scratch, plan, uv, options=options, progress=progress)
         progress(f"{plan.label}: {Step.PROBE}")
-        probe(python_of(scratch), plan.installation.release, heirs=uv.heirs)
+        probe(python_of(scratch), plan.installation.release)
         (scratch / _RECORD).write_text(plan.installation.model_dump_json(by_alias=True))
         if folder.exists():
             shutil.rmtree(folder)

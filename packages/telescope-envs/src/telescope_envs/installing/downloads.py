@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.installing.requirements import wheels_only
-from telescope_envs.packages import Uv
+from telescope_envs.packages import Uv, wheels_only
 from telescope_envs.subprocesses import last_line, run_program
 
 _TIME_LIMIT_S = 1800.0
@@ -35,7 +34,7 @@ def download_wheels(lines: Sequence[str], folder: Path, *, needed_by: str) -> No
         command = [
             *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
             *("--no-deps", "--require-hashes", *wheels_only(())),
-            *("--requirement", str(listed), "--dest", str(folder)),
+            *("--requirement", str(listed), "--dest", str(folder.absolute())),
         ]
         late = f"the packages of {needed_by} were not fetched within {_TIME_LIMIT_S:g} s"
         done = run_program(command, environ=environ, limit_s=_TIME_LIMIT_S, late=late)

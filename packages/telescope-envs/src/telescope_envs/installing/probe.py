@@ -1,32 +1,25 @@
 """Loading an installed environment in a clean process, and comparing it with its record."""
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from telescope_core.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.registry.records import Release
-from telescope_envs.subprocesses import last_line, run_program
+from telescope_envs.subprocesses import last_line, passed_on, run_program
 
 _TIME_LIMIT_S = 120.0
 _PROGRAM = Path(__file__).with_name("declare.py")
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
-"""Tokens, keys and the search path are not passed on, and its home is an empty folder."""
 
 
-def probe(python: Path, release: Release, *, heirs: tuple[int, ...] = ()) -> None:
+def probe(python: Path, release: Release) -> None:
     """Load `release` with `python`, and compare what it declares with its record.
 
     Raises EnvironmentLoadError if it cannot be loaded, RegistryError if the declarations differ.
     """
-    environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     command = [str(python), "-I", "-B", str(_PROGRAM), release.factory]
     late = f"{release.id} did not load within {_TIME_LIMIT_S:g} s; its import must be quick"
-    with tempfile.TemporaryDirectory() as home:
-        environ |= {"HOME": home, "TMPDIR": home}
-        done = run_program(command, environ=environ, limit_s=_TIME_LIMIT_S, late=late, heirs=heirs)
+    done = run_program(command, environ=passed_on(), limit_s=_TIME_LIMIT_S, late=late)
     if done.returncode:
         raise EnvironmentLoadError(
             f"{release.id} cannot be loaded in its own virtual environment: {last_line(done)}"

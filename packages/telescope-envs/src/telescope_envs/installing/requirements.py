@@ -12,21 +12,18 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import distribution, version
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from telescope_core.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.installing.steps import InstallOptions
-from telescope_envs.packages import Uv, installed_pins
+from telescope_envs.lockfile import is_requirement_line
+from telescope_envs.packages import Uv, installed_pins, wheels_only
 from telescope_envs.registry.records import Release
 
 CORE = "telescope-core"
 _OWN = frozenset({CORE, "telescope-envs", "telescope-train", "telescope-cli", "telescope-ui"})
 _ENVIRONMENTS = "telescope-env-"
-_LINE = re.compile(
-    r"(?P<pin>[A-Za-z0-9][A-Za-z0-9._-]*==[^\s;]+)(?P<marker> ; .+?)?"
-    r"(?P<hashes>( --hash=sha256:[0-9a-f]{64})+)"
-)
 _NO_WHEEL = re.compile(r"Wheels are required for `([^`]+)`|(\S+?)(?:==\S+)? has no usable wheels")
 
 
@@ -95,6 +92,15 @@ def install_requirements(
     """Install exactly `lines` for `python`, checking hashes, as hard links where possible."""
     if not lines:
         return
+    for line in lines:
+        assert is_requirement_line(line), f"a lock was read without its checks: {line!r}"
+        name = line.partition("==")[0]
+        _require_foreign(name, needed_by)
+        if canonicalize_name(name) == CORE:
+            raise RegistryError(
+                f"{needed_by} is locked with {CORE}, which no index may supply; take the last good "
+                "telescope.lock from version control, or install the environment again"
+            )
     with tempfile.TemporaryDirectory() as scratch:
         listed = Path(scratch) / "requirements.txt"
         listed.write_text("".join(f"{line}\n" for line in lines))
@@ -130,12 +136,6 @@ def serve(lines: Iterable[str], needs: Iterable[str]) -> bool:
     return True
 
 
-def wheels_only(allow_sdist: Sequence[str]) -> list[str]:
-    """Return the options of uv and pip that refuse to build anything but `allow_sdist`."""
-    exceptions = [part for name in allow_sdist for part in ("--no-binary", name)]
-    return ["--only-binary", ":all:", *exceptions]
-
-
 def _counts(text: str) -> bool:
     """Whether a requirement counts: it is not telescope-core, and not only for an extra."""
     requirement = Requirement(text)
@@ -146,21 +146,12 @@ def _lines(text: str, needed_by: str) -> tuple[str, ...]:
     joined = text.replace("\\\n", " ").splitlines()
     lines = [" ".join(line.split()) for line in joined if line.strip()]
     for line in lines:
-        found = _LINE.fullmatch(line)
-        if found is None or not _is_requirement(found["pin"] + (found["marker"] or "")):
+        if not is_requirement_line(line):
             raise EnvironmentLoadError(
                 f"the dependencies of {needed_by} cannot be locked: expected name==version with "
                 f"hashes, got {line.partition(' --hash')[0]!r}; it must come from a package index"
             )
     return tuple(sorted(lines))
-
-
-def _is_requirement(text: str) -> bool:
-    try:
-        Requirement(text)
-    except InvalidRequirement:
-        return False
-    return True
 
 
 def _require_foreign(name: str, needed_by: str) -> None:

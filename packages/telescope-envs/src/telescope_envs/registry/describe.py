@@ -1,13 +1,12 @@
 """Loads an environment from its wheel in a separate process and returns what it declares."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.subprocesses import last_line, run_program
+from telescope_envs.subprocesses import last_line, passed_on, run_program
 
 _TIME_LIMIT_S = 120.0
 _PROGRAM = (
@@ -15,8 +14,6 @@ _PROGRAM = (
     "from telescope_envs.installing.declare import declared; "
     "print(json.dumps(declared(sys.argv[2])))"
 )
-_PASSED_ON = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "SYSTEMROOT", "TEMP"}
-"""The environment variables passed to the process; tokens and keys are not among them."""
 
 
 def describe_wheel(wheel: Path, factory: str) -> dict[str, Any]:
@@ -24,10 +21,9 @@ def describe_wheel(wheel: Path, factory: str) -> dict[str, Any]:
 
     This runs the wheel's code in a subprocess, so inspect the wheel first.
     """
-    environ = {name: value for name, value in os.environ.items() if name in _PASSED_ON}
-    command = [sys.executable, "-P", "-c", _PROGRAM, str(wheel), factory]
+    command = [sys.executable, "-P", "-c", _PROGRAM, str(wheel.absolute()), factory]
     late = f"{wheel.name}: did not load within {_TIME_LIMIT_S:g} s; its import must be quick"
-    finished = run_program(command, environ=environ, limit_s=_TIME_LIMIT_S, late=late)
+    finished = run_program(command, environ=passed_on(), limit_s=_TIME_LIMIT_S, late=late)
     if finished.returncode:
         raise EnvironmentLoadError(f"{wheel.name} cannot be loaded: {last_line(finished)}")
     return json.loads(finished.stdout.splitlines()[-1])

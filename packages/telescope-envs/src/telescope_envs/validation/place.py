@@ -12,8 +12,8 @@ from packaging.metadata import parse_email
 
 from telescope_core.errors import TelescopeError
 from telescope_envs.installing.build import link_byte_code, link_distribution, python_of
-from telescope_envs.installing.requirements import CORE, direct_needs, wheels_only
-from telescope_envs.packages import Uv, installed_pins, missing_requirements
+from telescope_envs.installing.requirements import CORE, direct_needs
+from telescope_envs.packages import Uv, installed_pins, missing_requirements, wheels_only
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.processes import Place
 from telescope_envs.validation.subject import Subject

@@ -1,6 +1,7 @@
-"""The static level: the project's files and its wheel, without running any of its code.
+"""The static level: the project's files and its wheel, without importing any of its code.
 
-Building runs hatchling, the build backend of the project, but no code of the environment.
+Building the wheel runs the build backend that the project names, without tokens and without a home,
+but no code of the environment.
 """
 
 import io
