@@ -78,7 +78,7 @@ def test_a_lock_as_it_is_written_is_read(tmp_path: Path) -> None:
         ("requirements", [f"six==1.17.0 ; python_version > '3'\u2028-e . {HASH}"]),
         ("requirements", [f"six==1.17.0 \\\n {HASH}"]),
         ("requirements", [f"six==1.17.0 \\ {HASH}"]),
-        ("requirements", [f"six @ file:///tmp/evil.whl {HASH}"]),
+        ("requirements", [f"six @ https://evil.example/x.whl {HASH}"]),
         ("requirements", [f"-r /etc/passwd {HASH}"]),
         ("requirements", [f"--find-links=/tmp {HASH}"]),
         ("requirements", ["six==1.17.0"]),
