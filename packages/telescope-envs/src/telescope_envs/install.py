@@ -4,6 +4,7 @@ All checks run before the first change, so a bad wheel changes nothing.
 """
 
 import sys
+import sysconfig
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,10 +30,11 @@ from telescope_envs.installing.pipeline import (
     install_isolated,
 )
 from telescope_envs.installing.steps import InstallOptions, Progress, Step, silent
+from telescope_envs.installing.writing import write_wheel
 from telescope_envs.lockfile import change_lock, read_lock
 from telescope_envs.packages import (
     install_requirements,
-    install_wheel,
+    is_installed,
     missing_requirements,
     uninstall_distribution,
 )
@@ -40,6 +42,7 @@ from telescope_envs.registry.describe import describe_wheel
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolving import matches, parse_request
+from telescope_envs.registry.wheel import check_release, read_wheel
 
 
 def install(
@@ -130,7 +133,11 @@ def _install_shared(
         progress(f"{label}: {Step.PROBE}")
         describe_wheel(wheel, release.factory)
         progress(f"{label}: {Step.WHEEL}")
-        install_wheel(wheel)
+        contents = read_wheel(wheel.read_bytes(), release.wheel.filename)
+        check_release(contents, release)
+        if is_installed(release.distribution):
+            uninstall_distribution(release.distribution)
+        write_wheel(contents, Path(sysconfig.get_path("purelib")))
         write_record(
             Installation(registry=registry.address, installed_at=datetime.now(UTC), release=release)
         )

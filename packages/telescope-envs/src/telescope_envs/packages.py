@@ -138,12 +138,11 @@ def wheels_only(allow_sdist: Sequence[str]) -> list[str]:
     return ["--only-binary", ":all:", *exceptions]
 
 
-def install_wheel(wheel: Path) -> None:
-    """Install one local wheel, without dependencies and without the network."""
-    _here(
-        ["install", "--offline", "--no-index", "--no-deps", "--reinstall", str(wheel)],
-        failure=f"{wheel.name} cannot be installed",
-    )
+def is_installed(name: str) -> bool:
+    """Whether this interpreter has the distribution `name`, as folders show it now."""
+    plain = re.sub(r"[-_.]+", "_", name)
+    folders = [Path(entry) for entry in sys.path if entry]
+    return any(any(at.glob(f"{plain}-*.dist-info")) for at in folders)
 
 
 def uninstall_distribution(name: str) -> None:

@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import sysconfig
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distribution
@@ -22,8 +21,10 @@ from telescope_envs.installing.cache import key_of
 from telescope_envs.installing.probe import probe
 from telescope_envs.installing.requirements import CORE, install_requirements
 from telescope_envs.installing.steps import InstallOptions, Progress, Step
+from telescope_envs.installing.writing import write_wheel
 from telescope_envs.lockfile import LockedEnvironment
 from telescope_envs.packages import Uv
+from telescope_envs.registry.wheel import WheelContents, check_bytes, check_release, read_wheel
 
 BUILDING = ".building-"
 """Prefix of the name of an unfinished virtual environment; the environment's key follows."""
@@ -119,26 +120,19 @@ def _fill(folder: Path, plan: Plan, uv: Uv, *, options: InstallOptions, progress
     lines = plan.locked.requirements
     install_requirements(python, lines, uv, needed_by=plan.locked.id, options=options)
     progress(f"{plan.label}: {Step.WHEEL}")
-    _install_wheel(python, plan, uv)
+    write_wheel(inspected(plan), _site_packages(folder))
     link_distribution(distribution(CORE), _site_packages(folder))
     link_byte_code(_site_packages(folder))
 
 
-def _install_wheel(python: Path, plan: Plan, uv: Uv) -> None:
-    """Install the environment's wheel alone, without an index; uv checks its hash again."""
-    name = plan.installation.release.distribution
-    with tempfile.TemporaryDirectory() as scratch:
-        listed = Path(scratch) / "wheel.txt"
-        address = plan.wheel.resolve().as_uri()
-        listed.write_text(f"{name} @ {address} --hash=sha256:{plan.locked.sha256}\n")
-        Uv(offline=True, heirs=uv.heirs).run(
-            [
-                *("pip", "install", "--python", str(python), "--quiet", "--no-deps"),
-                *("--no-index", "--require-hashes", "--link-mode", "hardlink"),
-                *("--requirements", str(listed)),
-            ],
-            failure=f"{plan.wheel.name} cannot be installed",
-        )
+def inspected(plan: Plan) -> WheelContents:
+    """Return the contents of the wheel of `plan`, whose bytes are read once and checked again."""
+    data = plan.wheel.read_bytes()
+    release = plan.installation.release
+    check_bytes(data, release)
+    contents = read_wheel(data, release.wheel.filename)
+    check_release(contents, release)
+    return contents
 
 
 def link_distribution(found: Distribution, site_packages: Path) -> None:

@@ -6,15 +6,15 @@ would run code or write files outside the environment.
 """
 
 import base64
-import configparser
 import csv
 import hashlib
 import io
+import re
 import stat
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from unicodedata import normalize
 
@@ -23,13 +23,23 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from telescope_core.errors import RegistryError
+from telescope_envs.registry.archive import layout_problem
 from telescope_envs.registry.digests import check_bytes
 from telescope_envs.registry.names import ENTRY_POINT_GROUP
 from telescope_envs.registry.records import Release
 
 __all__ = ["WheelContents", "check_bytes", "check_release", "read_wheel", "record_hash"]
 
+_ENTRY_POINTS = re.compile(
+    rf"\n*\[{re.escape(ENTRY_POINT_GROUP)}\]\n+"
+    r"(?P<name>[A-Za-z0-9._-]+) ?= ?(?P<factory>[A-Za-z0-9_.]+:[A-Za-z0-9_.]+)\n*"
+)
 _MAX_FILES = 5000
+_MAX_DEPTH = 32
+"""Most folders in a path: some programs fail on paths that are much deeper, and cannot remove them.
+"""
+_MAX_COMPONENT = 200
+"""Most bytes in the name of a file or folder; file systems take 255."""
 _MAX_UNPACKED_BYTES = 200 * 1024 * 1024
 _MAX_RATIO = 100
 """Largest ratio of unpacked to packed size, for files that unpack to more than 1 MiB.
@@ -64,6 +74,8 @@ class WheelContents:
     metadata: bytes
     """The METADATA file."""
     metadata_sha256: str
+    files: Mapping[str, bytes] = field(repr=False)
+    """Path in the wheel -> content, of every file: what is installed is written from these."""
 
 
 def read_wheel(data: bytes, filename: str) -> WheelContents:
@@ -72,6 +84,7 @@ def read_wheel(data: bytes, filename: str) -> WheelContents:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             _check_container(archive, data, filename)
             _check_members(archive, filename)
+            _check_layout(archive, data, filename)
             files = _unpacked(archive, filename)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
         raise RegistryError(f"wheel {filename}: not a readable zip file: {error}") from error
@@ -83,7 +96,7 @@ def read_wheel(data: bytes, filename: str) -> WheelContents:
     _check_record(files, info_folder, filename)
     _check_is_pure(files, info_folder, filename)
     entry_name, factory = _entry_point(files, info_folder, filename)
-    contents = _contents(files[f"{info_folder}/METADATA"], module, entry_name, factory)
+    contents = _contents(files, info_folder, entry_name, factory)
     if (contents.distribution, contents.version) != (distribution, version):
         raise RegistryError(
             f"wheel {filename}: its METADATA is for {contents.distribution} {contents.version}; "
@@ -104,10 +117,10 @@ def check_release(contents: WheelContents, release: Release) -> None:
         "requires_dist": (sorted(release.requires_dist), sorted(contents.requires_dist)),
         "metadata_sha256": (release.wheel.metadata_sha256, contents.metadata_sha256),
     }
-    for field, (expected, got) in pairs.items():
+    for name, (expected, got) in pairs.items():
         if expected != got:
             raise RegistryError(
-                f"wheel {release.wheel.filename}: its {field} is {got!r}, but the registry says "
+                f"wheel {release.wheel.filename}: its {name} is {got!r}, but the registry says "
                 f"{expected!r}; do not install it, and tell the registry's maintainers"
             )
 
@@ -127,6 +140,15 @@ def _check_container(archive: zipfile.ZipFile, data: bytes, filename: str) -> No
     is_whole = data.startswith(b"PK\x03\x04") and data[-_END_BYTES:].startswith(b"PK\x05\x06")
     if not is_whole or archive.comment:
         raise RegistryError(f"wheel {filename}: has bytes before or after its zip archive")
+
+
+def _check_layout(archive: zipfile.ZipFile, data: bytes, filename: str) -> None:
+    problem = layout_problem(archive, data)
+    if problem is not None:
+        raise RegistryError(
+            f"wheel {filename}: its zip archive may be read differently by different programs: "
+            f"{problem}; build it again with an ordinary build backend"
+        )
 
 
 def _unpacked(archive: zipfile.ZipFile, filename: str) -> dict[str, bytes]:
@@ -183,6 +205,11 @@ def _check_path(path: str, filename: str, module: str, info_folder: str) -> None
             f"wheel {filename}: contains {path!r}; an environment may only contain {module}/ and "
             f"{info_folder}/"
         )
+    if len(parts) > _MAX_DEPTH or any(len(part.encode()) > _MAX_COMPONENT for part in parts):
+        raise RegistryError(
+            f"wheel {filename}: contains a path of {len(parts)} parts, {path[:60]!r}...; expected "
+            f"at most {_MAX_DEPTH} parts, each of at most {_MAX_COMPONENT} bytes"
+        )
     last = PurePosixPath(parts[-1])
     if last.suffix.lower() in _REFUSED_SUFFIXES or last.stem.lower() in _REFUSED_MODULES:
         raise RegistryError(
@@ -231,33 +258,32 @@ def _check_is_pure(files: Mapping[str, bytes], info_folder: str, filename: str) 
 
 
 def _entry_point(files: Mapping[str, bytes], info_folder: str, filename: str) -> tuple[str, str]:
-    parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
-    parser.optionxform = str  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        parser.read_string(_text(files, f"{info_folder}/entry_points.txt", filename))
-    except configparser.Error as error:
-        raise RegistryError(f"wheel {filename}: entry_points.txt: {error}") from error
-    entries = list(parser[ENTRY_POINT_GROUP].items()) if ENTRY_POINT_GROUP in parser else []
+    text = _text(files, f"{info_folder}/entry_points.txt", filename)
+    # The whole text, not a parser's reading of it: parsers differ in what ends a line.
+    found = _ENTRY_POINTS.fullmatch(text)
     module = info_folder.partition("-")[0]
-    if parser.sections() != [ENTRY_POINT_GROUP] or len(entries) != 1:
+    if found is None:
         raise RegistryError(
             f"wheel {filename}: expected one entry point, in group {ENTRY_POINT_GROUP}, and no "
-            f"scripts; got {parser.sections()} with {len(entries)} environments"
+            f"scripts; got {text[:300]!r}"
         )
-    name, factory = entries[0]
+    name, factory = found["name"], found["factory"]
     if factory.partition(":")[0].partition(".")[0] != module:
         raise RegistryError(f"wheel {filename}: entry point {factory!r} is not in {module}")
     return name, factory
 
 
-def _contents(metadata: bytes, module: str, entry_name: str, factory: str) -> WheelContents:
+def _contents(
+    files: Mapping[str, bytes], info_folder: str, entry_name: str, factory: str
+) -> WheelContents:
+    metadata = files[f"{info_folder}/METADATA"]
     raw, _ = parse_email(metadata)
     name = str(canonicalize_name(raw.get("name", "")))
     requires_dist = [_requirement(text, name) for text in raw.get("requires_dist", [])]
     return WheelContents(
         distribution=name,
         version=raw.get("version", ""),
-        module=module,
+        module=info_folder.partition("-")[0],
         entry_name=entry_name,
         factory=factory,
         summary=raw.get("summary", ""),
@@ -267,6 +293,7 @@ def _contents(metadata: bytes, module: str, entry_name: str, factory: str) -> Wh
         requires_dist=tuple(requires_dist),
         metadata=metadata,
         metadata_sha256=hashlib.sha256(metadata).hexdigest(),
+        files=files,
     )
 
 

@@ -1,0 +1,120 @@
+"""Reads the zip archive of a wheel, and takes only archives that every reader reads alike.
+
+A zip file says most things twice: in a header before each file, and in the directory at its end.
+Programs differ in which of the two they believe, in the extra fields they obey, and in how they
+treat bytes between files. So an archive must be laid out as the usual build backends do it: each
+file right after the one before, both descriptions the same, and nothing else in it.
+"""
+
+import struct
+import zipfile
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_LOCAL = struct.Struct("<4s5H3I2H")
+_LOCAL_MARK = b"PK\x03\x04"
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_CENTRAL_MARK = b"PK\x01\x02"
+_END = struct.Struct("<4s4H2IH")
+_END_MARK = b"PK\x05\x06"
+_IS_UTF8 = 0x800
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+class _Header(NamedTuple):
+    """What both descriptions of a file must agree on."""
+
+    flags: int
+    method: int
+    time: int
+    date: int
+    crc: int
+    packed_bytes: int
+    size: int
+    name: bytes
+
+
+def layout_problem(archive: zipfile.ZipFile, data: bytes) -> str | None:
+    """Return what makes the archive in `data` unlike that of a build backend; None if nothing."""
+    return next(_problems(archive, data), None)
+
+
+def _problems(archive: zipfile.ZipFile, data: bytes) -> Iterator[str]:
+    position = 0
+    members = archive.infolist()
+    for member in members:
+        name = member.orig_filename
+        if member.header_offset != position:
+            yield f"{name!r} does not follow the file before it"
+            return
+        if member.extra or member.comment or member.volume:
+            yield f"{name!r} has an extra field or a comment, which programs read differently"
+        if member.compress_type not in _METHODS:
+            yield f"{name!r} is packed by method {member.compress_type}, not stored or deflated"
+        if member.flag_bits & ~_IS_UTF8:
+            yield f"{name!r} has the flags {member.flag_bits:#x}; only UTF-8 names are known"
+        if len(data) < position + _LOCAL.size:
+            yield f"{name!r} is cut"
+            return
+        local, extra_bytes = _local_header(data, position)
+        if extra_bytes:
+            yield f"{name!r} has an extra field or a comment, which programs read differently"
+        if local != _central_header(member):
+            yield f"{name!r} is described differently before it and at the end"
+        position += _LOCAL.size + len(local.name) + extra_bytes + member.compress_size
+    yield from _directory_problems(data, archive)
+    yield from _end_problems(data, archive.start_dir, position, len(members))
+
+
+def _local_header(data: bytes, position: int) -> tuple[_Header, int]:
+    mark, _, flags, method, time, date, crc, packed, size, name_bytes, extra = _LOCAL.unpack_from(
+        data, position
+    )
+    start = position + _LOCAL.size
+    name = data[start : start + name_bytes] if mark == _LOCAL_MARK else b""
+    return _Header(flags, method, time, date, crc, packed, size, name), extra
+
+
+def _central_header(member: zipfile.ZipInfo) -> _Header:
+    year, month, day, hour, minute, second = member.date_time
+    return _Header(
+        member.flag_bits,
+        member.compress_type,
+        hour << 11 | minute << 5 | second // 2,
+        (year - 1980) << 9 | month << 5 | day,
+        member.CRC,
+        member.compress_size,
+        member.file_size,
+        member.orig_filename.encode("utf-8" if member.flag_bits & _IS_UTF8 else "cp437"),
+    )
+
+
+def _directory_problems(data: bytes, archive: zipfile.ZipFile) -> Iterator[str]:
+    """Yield what is wrong with the lengths in the directory, which zipfile reads leniently."""
+    position = archive.start_dir
+    for member in archive.infolist():
+        name = member.orig_filename
+        if len(data) < position + _CENTRAL.size:
+            yield f"{name!r} is cut in the directory"
+            return
+        mark, *_, name_bytes, extra, comment, disk, _, _, _ = _CENTRAL.unpack_from(data, position)
+        expected = len(_central_header(member).name)
+        if (mark, name_bytes, extra, comment, disk) != (_CENTRAL_MARK, expected, 0, 0, 0):
+            yield f"{name!r} has lengths in the directory that do not fit it"
+            return
+        position += _CENTRAL.size + name_bytes
+    if position + _END.size != len(data):
+        yield "it has bytes between its directory and its end"
+
+
+def _end_problems(data: bytes, directory: int, position: int, num_files: int) -> Iterator[str]:
+    if len(data) < _END.size or data[-_END.size :][:4] != _END_MARK:
+        yield "it has bytes after its end"
+        return
+    _, disk, first_disk, here, total, size, offset, comment = _END.unpack(data[-_END.size :])
+    if directory != position or offset != directory:
+        yield "it has bytes between its files and its directory"
+    if directory + size + _END.size != len(data):
+        yield "it has bytes between its directory and its end"
+    if (disk, first_disk, comment) != (0, 0, 0) or (here, total) != (num_files, num_files):
+        yield "its end does not describe it"
