@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from telescope_core.chains import sampled_tokens
 from telescope_core.environments.base import Environment
 from telescope_core.protocols import PlayRequest
 from telescope_core.rollout import play_rollout
@@ -82,9 +83,7 @@ class InProcessPolicy:
         return Completion(
             message=Message(role="assistant", content=text),
             finish_reason="stop" if has_ended else "length",
-            prompt_ids=tuple(prompt_ids),
-            completion_ids=tuple(ids[:size]),
-            logprobs=tuple(logprobs[:size]),
+            tokens=sampled_tokens(prompt_ids, ids[:size], logprobs[:size]),
             oldest_version=self._version,
             newest_version=self._version,
             num_prompt_tokens=len(prompt_ids),

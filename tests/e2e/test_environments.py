@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from telescope_core.chains import sampled_tokens
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.types import Completion, Message, Rollout, RolloutStatus, Turn
 from telescope_train.batches.samples import samples_from_rollout
@@ -152,16 +153,12 @@ def rollout_of(row: RolloutRow) -> Rollout:
             completion=Completion(
                 message=Message(role="assistant", content=""),
                 finish_reason="stop",
-                prompt_ids=prompt,
-                completion_ids=completion,
-                logprobs=logprobs,
+                tokens=tokens,
             ),
             started_s=0.0,
             ended_s=0.0,
         )
-        for prompt, completion, logprobs in zip(
-            row.prompt_ids, row.completion_ids, row.logprobs, strict=True
-        )
+        for tokens in row.tokens
     )
     return Rollout(
         environment=row.environment,
@@ -192,8 +189,10 @@ def test_a_mix_of_four_is_trained_on_exactly_what_the_server_sampled(
 
     record = server_record(environ)
     require_as_sampled(rows, record)
-    first, *others = rows[0].completion_ids
-    forged = replace(rows[0], completion_ids=([first[0] + 1, *first[1:]], *others))
+    first, *others = rows[0].tokens
+    wrong_ids = [first.completion_ids[0] + 1, *first.completion_ids[1:]]
+    wrong = sampled_tokens(first.prompt_ids, wrong_ids, first.logprobs)
+    forged = replace(rows[0], tokens=(wrong, *others))
     with pytest.raises(AssertionError, match="no request of the server"):
         require_as_sampled([forged], record)
 

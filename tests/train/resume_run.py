@@ -5,11 +5,11 @@ the rollout and the weights that were live when its batch was admitted.
 """
 
 import hashlib
-from array import array
 from pathlib import Path
 
 import numpy as np
 
+from telescope_core.chains import sampled_tokens
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.environments import SingleTurnEnvironment, reward
 from telescope_core.examples import GeneratedSource, ListSource
@@ -90,9 +90,7 @@ class _Scripted:
         return Completion(
             message=Message(role="assistant", content=text),
             finish_reason="stop",
-            prompt_ids=tuple(prompt),
-            completion_ids=array("i", ids),
-            logprobs=array("f", -4.6 + random.random(len(ids)) / 5),
+            tokens=sampled_tokens(prompt, ids, -4.6 + random.random(len(ids)) / 5),
             oldest_version=self.version,
             newest_version=self.version,
             num_prompt_tokens=len(prompt),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from toy_digits import LastDigit
 
+from telescope_core.chains import sampled_tokens
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import Policy
 from telescope_core.records import RunFolder
@@ -69,9 +70,11 @@ class ToyPolicies(ScriptedClient):
                 role="assistant", content=messages[-1].content[-2] if is_right else "x"
             ),
             finish_reason="stop" if generator.random() < 0.8 else "length",
-            prompt_ids=tuple(generator.integers(7, VOCAB, 5).tolist()),
-            completion_ids=tuple(generator.integers(7, VOCAB, num_tokens).tolist()),
-            logprobs=tuple((-4.6 - 0.1 * generator.random(num_tokens)).tolist()),
+            tokens=sampled_tokens(
+                generator.integers(7, VOCAB, 5).tolist(),
+                generator.integers(7, VOCAB, num_tokens).tolist(),
+                (-4.6 - 0.1 * generator.random(num_tokens)).tolist(),
+            ),
             num_prompt_tokens=5,
             num_completion_tokens=num_tokens,
         )

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from wire_cases import WireInThisProcess, request
 
+from telescope_core.chains import sampled_tokens
 from telescope_core.chat.client import ChatClient
 from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.in_process import InProcessEnvironment
@@ -25,6 +26,7 @@ from telescope_core.types import (
 )
 
 SECRET_IDS = (424242, 31337)
+SECRET = sampled_tokens((1, 2, 3), SECRET_IDS, (-0.125, -0.5))
 
 
 def here(name: str) -> InProcessEnvironment:
@@ -36,9 +38,7 @@ def sampled(text: str) -> Completion:
     return Completion(
         message=Message(role="assistant", content=text),
         finish_reason="stop",
-        prompt_ids=(1, 2, 3),
-        completion_ids=SECRET_IDS,
-        logprobs=(-0.125, -0.5),
+        tokens=SECRET,
         oldest_version=3,
         newest_version=4,
         num_prompt_tokens=3,
@@ -77,7 +77,7 @@ async def test_group_rewards_keep_the_tokens_of_the_host(wire):
     scored = await pool.score_group(Split.TRAIN, 0, group)
     assert scored == await local.score_group(Split.TRAIN, 0, group)
     assert [rollout.reward for rollout in scored.rollouts] == [2.0] * 3
-    assert scored.rollouts[0].turns[0].completion.completion_ids == SECRET_IDS
+    assert scored.rollouts[0].turns[0].completion.tokens == SECRET
 
 
 async def test_token_ids_and_logprobs_never_cross(wire, monkeypatch):
@@ -112,8 +112,7 @@ async def test_the_endpoint_of_a_policy_reaches_the_environment(wire):
 async def test_a_worker_cannot_make_up_turns_or_be_another_rollout(wire):
     played = await wire("Liar").play(request(2, rollout=3), ScriptedClient(["0"]).policy("r"))
     assert (played.environment, played.group_id, played.index) == ("toy", "g2", 3)
-    assert [turn.completion.completion_ids for turn in played.turns] == [()]
-    assert played.turns[0].completion.logprobs == ()
+    assert [turn.completion.tokens for turn in played.turns] == [None]
 
 
 async def test_what_a_policy_raises_is_the_reason_of_the_rollout(wire):

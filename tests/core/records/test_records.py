@@ -13,6 +13,7 @@ import numpy as np
 import pandas
 import pytest
 
+from telescope_core.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.records import RolloutRow, RunFolder, RunState, row_of
 from telescope_core.records.files import append_json_line, read_json_lines
@@ -42,9 +43,7 @@ def a_rollout(status=RolloutStatus.KEPT, **changes):
         completion=Completion(
             message=said,
             finish_reason="length",
-            prompt_ids=(1, 2),
-            completion_ids=(3, 4, 5),
-            logprobs=(-0.5, -0.25, 0.0),
+            tokens=sampled_tokens((1, 2), (3, 4, 5), (-0.5, -0.25, 0.0)),
             oldest_version=2,
             newest_version=3,
             num_prompt_tokens=2,
@@ -90,7 +89,7 @@ def test_row_keeps_the_rollout_and_survives_json():
     assert (row.num_turns, row.num_completion_tokens, row.is_truncated) == (1, 3, True)
     assert (row.oldest_version, row.newest_version, row.generate_s) == (2, 3, 0.5)
     assert (row.prompt_text, row.completion_text) == ("2+2=", "4")
-    assert row.completion_ids == ((3, 4, 5),)
+    assert row.completion_ids == (array("i", [3, 4, 5]),)
     assert row_from_json(json.loads(json.dumps(row_to_json(row)))) == row
 
 
@@ -113,39 +112,11 @@ def test_rollout_files_hold_every_status_in_one_schema(tmp_path):
     assert run.rollouts([2]) == []
 
 
-def test_tokens_are_written_from_arrays_as_from_tuples(tmp_path):
-    plain = a_rollout()
-    (turn,) = plain.turns
-    columns = replace(
-        turn.completion,
-        prompt_ids=array("i", turn.completion.prompt_ids),
-        completion_ids=array("i", turn.completion.completion_ids),
-        logprobs=array("f", turn.completion.logprobs),
-    )
-    turns = (replace(turn, completion=columns), turn, replace(turn, completion=columns))
-    rows = [
-        row_of(a_rollout(turns=turns), with_tokens=True),
-        row_of(a_failed_rollout(), with_tokens=True),
-        row_of(plain),
-    ]
-    run = RunFolder.create(tmp_path / "run", config={})
-    run.write_rollouts(1, rows)
-    three, none, unrecorded = run.rollouts()
-    assert three.prompt_ids == ((1, 2),) * 3
-    assert three.completion_ids == ((3, 4, 5),) * 3
-    assert three.logprobs == ((-0.5, -0.25, 0.0),) * 3
-    assert (none.completion_ids, unrecorded.completion_ids) == ((), None)
-    assert json.loads(json.dumps(row_to_json(rows[0])))["completion_ids"] == [[3, 4, 5]] * 3
-
-
 def test_writing_tokens_makes_no_object_per_token(tmp_path):
     num_tokens = 200_000
     (turn,) = a_rollout().turns
-    completion = replace(
-        turn.completion,
-        completion_ids=array("i", range(num_tokens)),
-        logprobs=array("f", bytes(4 * num_tokens)),
-    )
+    tokens = sampled_tokens((), array("i", range(num_tokens)), array("f", bytes(4 * num_tokens)))
+    completion = replace(turn.completion, tokens=tokens)
     row = row_of(a_rollout(turns=(replace(turn, completion=completion),)), with_tokens=True)
     run = RunFolder.create(tmp_path / "run", config={})
     run.write_rollouts(1, [row])

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from telescope_core.chains import sampled_tokens
 from telescope_core.errors import EndpointError
 from telescope_core.types import Completion, Message, Rollout, Turn
 from telescope_train.batches.samples import branched_fraction, samples_from_rollout
@@ -17,9 +18,7 @@ def turn(prompt_ids, completion_ids, *, logprobs=None, versions=(0, 0)) -> Turn:
     completion = Completion(
         message=Message(role="assistant", content=""),
         finish_reason="stop",
-        prompt_ids=tuple(prompt_ids),
-        completion_ids=tuple(completion_ids),
-        logprobs=tuple(logprobs),
+        tokens=sampled_tokens(prompt_ids, completion_ids, logprobs),
         oldest_version=versions[0],
         newest_version=versions[1],
     )

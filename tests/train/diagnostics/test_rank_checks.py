@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from telescope_core.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.types import Completion, Message, Sampling
 from telescope_train.batches.packing import Packing
@@ -103,9 +104,7 @@ class FromTheTrainer:
         self.answer = Completion(
             message=Message(role="assistant", content=""),
             finish_reason="stop",
-            prompt_ids=tuple(ids[:first]),
-            completion_ids=tuple(ids[first:]),
-            logprobs=tuple((logprobs_T[here][first:] + error).tolist()),
+            tokens=sampled_tokens(ids[:first], ids[first:], logprobs_T[here][first:] + error),
         )
 
     def policy(self, rollout_id, sampling=None):

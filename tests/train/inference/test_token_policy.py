@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from telescope_core import ConfigError
+from telescope_core.chains import sampled_tokens
 from telescope_core.errors import EndpointError
 from telescope_core.types import Message, Sampling
-from telescope_train.chat.chains import Chain, prompt_for
-from telescope_train.chat.renderer import Renderer
+from telescope_train.chat.conversations import Conversations
+from telescope_train.chat.renderer import Prompt, Renderer
 from telescope_train.inference.client import Generation, parse_reply, parse_version
 from telescope_train.inference.policy import TokenPolicy
 from telescope_train.inference.wire import TokenReply, VersionSpan
@@ -34,6 +35,13 @@ def renderer_with(template: str | None = None) -> Renderer:
     if template is not None:
         tokenizer.chat_template = template
     return Renderer(tokenizer, stop_token_ids=[tokenizer.eos_token_id])
+
+
+def answered(renderer: Renderer, prompt: Prompt, ids: Sequence[int], said: Message):
+    """Return the conversations of a rollout with one answer."""
+    conversations = Conversations(renderer)
+    conversations.add(prompt, said, sampled_tokens(prompt.token_ids, ids, [-1.0] * len(ids)))
+    return conversations
 
 
 class RecordingPool:
@@ -87,8 +95,8 @@ def test_ids_that_the_tokenizer_would_write_otherwise_are_kept() -> None:
     odd = (*renderer.encode("7"), 1, *renderer.stop_token_ids)  # 1 = unknown, which decodes away
     prompt = renderer.prompt([USER])
     said = renderer.parse(odd, prompt=prompt)
-    chain = Chain(prompt=prompt, completion_ids=odd, said=said)
-    ids = prompt_for(renderer, [chain], [USER, said, FOLLOW_UP]).token_ids
+    conversations = answered(renderer, prompt, odd, said)
+    ids = conversations.prompt_for([USER, said, FOLLOW_UP]).token_ids
     assert ids[: len(prompt.token_ids) + len(odd)] == (*prompt.token_ids, *odd)
 
 
@@ -108,9 +116,9 @@ def test_a_turn_cut_short_is_ended_by_the_template_once() -> None:
     renderer = renderer_with()
     cut = tuple(renderer.encode("12"))
     said = Message(role="assistant", content="12")
-    chain = Chain(prompt=renderer.prompt([USER]), completion_ids=cut, said=said)
+    conversations = answered(renderer, renderer.prompt([USER]), cut, said)
     messages = [USER, said, FOLLOW_UP]
-    prompt = prompt_for(renderer, [chain], messages)
+    prompt = conversations.prompt_for(messages)
     assert prompt.token_ids == renderer.prompt(messages).token_ids
     assert prompt.num_ends_added == 1
 
@@ -120,9 +128,9 @@ def test_a_template_that_rewrites_history_starts_a_new_chain() -> None:
     thought = (*renderer.encode("hm!2"), *renderer.stop_token_ids)
     first = renderer.prompt([USER])
     said = Message(role="assistant", content="hm!2")
-    chain = Chain(prompt=first, completion_ids=thought, said=said)
+    conversations = answered(renderer, first, thought, said)
     messages = [USER, said, FOLLOW_UP]
-    ids = prompt_for(renderer, [chain], messages).token_ids
+    ids = conversations.prompt_for(messages).token_ids
     assert ids == renderer.prompt(messages).token_ids
     kept = (*first.token_ids, *thought)
     assert ids[: len(kept)] != kept

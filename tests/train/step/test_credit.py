@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from telescope_core.chains import sampled_tokens
 from telescope_core.errors import UnknownNameError
 from telescope_core.types import (
     Completion,
@@ -41,9 +42,7 @@ def completion(num_tokens: int = 1, *, cut: bool = False) -> Completion:
     return Completion(
         message=Message(role="assistant", content=""),
         finish_reason="length" if cut else "stop",
-        prompt_ids=(1, 2),
-        completion_ids=(3,) * num_tokens,
-        logprobs=(-0.5,) * num_tokens,
+        tokens=sampled_tokens((1, 2), (3,) * num_tokens, (-0.5,) * num_tokens),
         num_completion_tokens=num_tokens,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from telescope_core.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.types import Completion, Group, Message, Rollout, RolloutStatus, Turn
 from telescope_train.config.schema import AlgorithmSection
@@ -24,8 +25,7 @@ def rollout(text="", ids=(3,), logprobs=(-0.5,), *, cut=False, reward=1.0) -> Ro
     completion = Completion(
         message=Message(role="assistant", content=text),
         finish_reason="length" if cut else "stop",
-        completion_ids=ids,
-        logprobs=logprobs,
+        tokens=sampled_tokens((), ids, logprobs),
     )
     turn = Turn(completion=completion, started_s=0.0, ended_s=1.0)
     return Rollout(

@@ -1,13 +1,17 @@
 """The types of Telescope: frozen data that flows from an environment to the gradient.
 
-Nothing here computes or does I/O. Standing letters: N rollouts, G group size, T packed tokens.
-Log-probs are in nats, times in seconds on the monotonic clock of the process that took them.
+Nothing here computes or does I/O; the module `chains` holds the tokens of turns. Standing letters:
+N rollouts, G group size, T packed tokens. Log-probs are in nats, times in seconds on the monotonic
+clock of the process that took them.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from telescope_core.chains import SampledTokens
 
 if TYPE_CHECKING:
     JsonValue: TypeAlias = (
@@ -136,19 +140,15 @@ class ChatEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The answer of a policy to one request; token fields are empty if the endpoint has none.
+    """The answer of a policy to one request.
 
     P prompt tokens, C completion tokens.
     """
 
     message: Message
     finish_reason: Literal["stop", "length", "tool_calls"]
-    prompt_ids: Sequence[int] = ()
-    """[P] exactly as the server saw them; a tuple, or `array("i")` with 4 bytes a token."""
-    completion_ids: Sequence[int] = ()
-    """[C] exactly as they were sampled, the token that ended the turn included."""
-    logprobs: Sequence[float] = ()
-    """[C] nats, of the distribution that was sampled from; a tuple or `array("f")`."""
+    tokens: SampledTokens | None = None
+    """Its token ids and log-probs, as a place in a chain; None if the endpoint has none."""
     oldest_version: WeightVersion = 0
     """Weights that sampled the first token."""
     newest_version: WeightVersion = 0
@@ -157,6 +157,21 @@ class Completion:
     """P, which is known even where the ids are not."""
     num_completion_tokens: int = 0
     """C, which is known even where the ids are not."""
+
+    @property
+    def prompt_ids(self) -> "array[int]":
+        """[P] exactly as the server saw them; a copy, empty if there are no tokens."""
+        return array("i") if self.tokens is None else self.tokens.prompt_ids
+
+    @property
+    def completion_ids(self) -> "array[int]":
+        """[C] exactly as sampled, the token that ended the turn included; a copy, or empty."""
+        return array("i") if self.tokens is None else self.tokens.completion_ids
+
+    @property
+    def logprobs(self) -> "array[float]":
+        """[C] nats, of the distribution that was sampled from; a copy, or empty."""
+        return array("f") if self.tokens is None else self.tokens.logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from telescope_core import (
     metric,
     reward,
 )
+from telescope_core.chains import sampled_tokens
 from telescope_core.environments.toolbox import ToolConfig
 
 
@@ -210,7 +211,7 @@ class Liar(Echo):
     async def play(self, episode):
         message = Message(role="assistant", content="mine")
         claimed = Completion(
-            message=message, finish_reason="stop", completion_ids=(1, 2), logprobs=(-1.0, -2.0)
+            message=message, finish_reason="stop", tokens=sampled_tokens((), (1, 2), (-1.0, -2.0))
         )
         episode.turns.append(Turn(completion=claimed, started_s=0.0, ended_s=1.0))
         return StopReason.COMPLETED

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from tests.train.chat.templates.families import Call, Family
 
+from telescope_core.chains import ChainRecorder, SampledTokens
 from telescope_core.types import Completion, Message, Rollout, Turn
-from telescope_train.chat.chains import Chain, prompt_for
+from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.renderer import Prompt
 
 TOOLS = [
@@ -81,22 +82,25 @@ def play(
     renderer = renderer or family.renderer()
     tools = TOOLS if any(isinstance(one, Reply) and one.calls for one in script) else []
     messages = [SYSTEM] if family.takes_system else []
-    prompts, turns, chains = list[Prompt](), list[tuple[int, ...]](), list[Chain]()
+    prompts, turns, places = list[Prompt](), list[tuple[int, ...]](), list[SampledTokens]()
+    conversations, recorder = Conversations(renderer), ChainRecorder()
     for one in script:
         if isinstance(one, str):
             messages.append(_of_environment(one, messages))
             continue
-        prompt = prompt_for(renderer, chains, messages, tools=tools)
+        prompt = conversations.prompt_for(messages, tools=tools)
         text = spell(family.write(one.thinking, one.content, one.calls))
         ids = tuple((tokenize or family.continue_with)(text))
         ends = [number for number, token in enumerate(ids) if token in renderer.stop_token_ids]
         ids = ids[: max(1, min(len(ids) - one.lost, ends[0] + 1 if ends else len(ids)))]
         said = renderer.parse(ids, tools=tools, prompt=prompt)
-        chains.append(Chain(prompt=prompt, completion_ids=ids, said=said))
+        logprobs = [-0.5 - 0.01 * number for number in range(len(ids))]
+        places.append(recorder.record(prompt.token_ids, ids, logprobs))
+        conversations.add(prompt, said, places[-1], tools=tools)
         prompts.append(prompt)
         turns.append(ids)
         messages.append(send_back(said))
-    rollout = _rollout(prompts, turns, renderer.stop_token_ids)
+    rollout = _rollout(places, renderer.stop_token_ids)
     return Played(prompts=prompts, turns=turns, messages=messages, rollout=rollout)
 
 
@@ -107,9 +111,7 @@ def _of_environment(text: str, messages: Sequence[Message]) -> Message:
     return Message(role="tool", content=text.removeprefix("tool:"), tool_call_id=call_id)
 
 
-def _rollout(
-    prompts: Sequence[Prompt], turns: Sequence[tuple[int, ...]], ends: Sequence[int]
-) -> Rollout:
+def _rollout(places: Sequence[SampledTokens], ends: Sequence[int]) -> Rollout:
     return Rollout(
         environment="toy",
         example_id="e",
@@ -120,14 +122,12 @@ def _rollout(
             Turn(
                 completion=Completion(
                     message=Message(role="assistant", content=""),
-                    finish_reason="stop" if ids[-1] in ends else "length",
-                    prompt_ids=prompt.token_ids,
-                    completion_ids=ids,
-                    logprobs=tuple(-0.5 - 0.01 * number for number in range(len(ids))),
+                    finish_reason="stop" if place.completion_ids[-1] in ends else "length",
+                    tokens=place,
                 ),
                 started_s=0.0,
                 ended_s=1.0,
             )
-            for prompt, ids in zip(prompts, turns, strict=True)
+            for place in places
         ),
     )

@@ -11,11 +11,12 @@ from tests.train.chat.templates.families import BY_NAME, FAMILIES
 from tests.train.chat.templates.play import ADD_THEM, SCENARIOS, THOUGHT, TOOLS, Reply, play
 from tests.train.chat.templates.tokenizers_made_here import one_by_one
 
+from telescope_core.chains import sampled_tokens
 from telescope_core.errors import ConfigError, UnknownNameError
 from telescope_core.types import Message
 from telescope_train.batches.samples import num_cuts_continued, samples_from_rollout
 from telescope_train.chat import renderer as renderer_module
-from telescope_train.chat.chains import Chain, prompt_for
+from telescope_train.chat.conversations import Conversations
 
 WITH_TOOLS = [
     pytest.param(family, id=family.name) for family in FAMILIES if "tools" in family.chains
@@ -172,8 +173,10 @@ def test_broken_arguments_come_back_to_the_model_and_the_rollout_goes_on(family)
         Message(role="tool", content="error: no JSON", tool_call_id=call.id)
         for call in said.tool_calls
     ] or [Message(role="user", content="that is no call")]
-    chain = Chain(prompt=first, completion_ids=ids, said=said)
-    prompt = prompt_for(renderer, [chain], [*asked, said, *answers], tools=TOOLS)
+    conversations = Conversations(renderer)
+    tokens = sampled_tokens(first.token_ids, ids, [-1.0] * len(ids))
+    conversations.add(first, said, tokens, tools=TOOLS)
+    prompt = conversations.prompt_for([*asked, said, *answers], tools=TOOLS)
     kept = (*first.token_ids, *ids)
     is_kept = prompt.token_ids[: len(kept)] == kept
     assert is_kept or prompt.token_ids == tuple(renderer.encode(prompt.text))

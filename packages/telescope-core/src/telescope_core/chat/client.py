@@ -5,10 +5,12 @@ It writes requests and reads replies. The module `http` handles connections, dea
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
+from telescope_core.chains import ChainRecorder
 from telescope_core.chat.http import HttpPool, RequestLimits
 from telescope_core.chat.messages import message_to_json
 from telescope_core.chat.replies import read_completion, read_models, read_token_completion
@@ -55,7 +57,7 @@ class ChatClient:
         self._extra = {"logprobs": True, "return_token_ids": True} if with_tokens else {}
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
-        """Return the policy of one rollout.
+        """Return the policy of one rollout, which records its tokens if they are asked for.
 
         The arguments are not used, because the endpoint keeps no state per rollout.
         """
@@ -127,6 +129,7 @@ class ChatClient:
 class _ChatPolicy:
     def __init__(self, client: ChatClient) -> None:
         self._client = client
+        self._recorder = ChainRecorder()
 
     @property
     def endpoint(self) -> ChatEndpoint:
@@ -139,7 +142,14 @@ class _ChatPolicy:
         *,
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
-        return await self._client.complete(messages, sampling, tools=tools)
+        completion = await self._client.complete(messages, sampling, tools=tools)
+        alone = completion.tokens
+        if alone is None:
+            return completion
+        tokens = self._recorder.record(
+            alone.prompt_ids, alone.completion_ids, alone.logprobs, temperature=sampling.temperature
+        )
+        return replace(completion, tokens=tokens)
 
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:

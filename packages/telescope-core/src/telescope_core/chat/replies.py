@@ -4,13 +4,13 @@ Only the fields that are used are decoded, directly into typed structs. Token id
 become arrays, so that no object per token outlives the call.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, TypeVar
 
 import msgspec
 
+from telescope_core.chains import sampled_tokens
 from telescope_core.chat.http import quote
 from telescope_core.errors import EndpointError
 from telescope_core.types import Completion, Message, ToolCall
@@ -110,9 +110,7 @@ def read_token_completion(content: bytes, *, where: str) -> Completion:
         )
     return replace(
         completion,
-        prompt_ids=array("i", prompt_ids),
-        completion_ids=array("i", token_ids),
-        logprobs=array("f", [entry.logprob for entry in entries]),
+        tokens=sampled_tokens(prompt_ids, token_ids, [entry.logprob for entry in entries]),
         num_prompt_tokens=len(prompt_ids),
         num_completion_tokens=len(token_ids),
     )

@@ -34,6 +34,7 @@ from telescope_core.processes.frames import (
     Welcome,
     Withdraw,
     WorkerFrame,
+    without_tokens,
 )
 from telescope_core.processes.handshake import Identity, declared_secrets, hello, load_error
 from telescope_core.processes.launch import Lifeline, WorkerPlace
@@ -376,17 +377,6 @@ class WorkerClient:
                 ended.set_exception(error)
         if not self._greeting.cancelled():
             self._greeting.exception()
-
-
-def without_tokens(rollout: Rollout) -> Rollout:
-    """Return `rollout` without token ids and log-probs, which no worker may see or invent."""
-    turns = (
-        replace(
-            turn, completion=replace(turn.completion, prompt_ids=(), completion_ids=(), logprobs=())
-        )
-        for turn in rollout.turns
-    )
-    return replace(rollout, turns=tuple(turns))
 
 
 def _failed(

@@ -6,6 +6,7 @@ ignored. `docs/reference/environment-protocol.md` describes the exchange.
 """
 
 import struct
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import msgspec
@@ -18,6 +19,7 @@ from telescope_core.types import (
     Group,
     JsonValue,
     Message,
+    Rollout,
     Sampling,
     Split,
 )
@@ -254,3 +256,11 @@ def length_of(header: bytes | bytearray | memoryview) -> int:
 def as_raw(value: object) -> msgspec.Raw:
     """Encode the value of a Reply."""
     return msgspec.Raw(_ENCODER.encode(value))
+
+
+def without_tokens(rollout: Rollout) -> Rollout:
+    """Return `rollout` without token ids and log-probs, which no worker may see or invent."""
+    turns = (
+        replace(turn, completion=replace(turn.completion, tokens=None)) for turn in rollout.turns
+    )
+    return replace(rollout, turns=tuple(turns))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from telescope_core.errors import EnvironmentProcessError
-from telescope_core.processes.client import NOTHING, WorkerClient, without_tokens
+from telescope_core.processes.client import NOTHING, WorkerClient
 from telescope_core.processes.frames import (
     Describe,
     FetchExample,
@@ -21,6 +21,7 @@ from telescope_core.processes.frames import (
     Health,
     Request,
     ScoreGroup,
+    without_tokens,
 )
 from telescope_core.processes.handshake import Identity
 from telescope_core.processes.launch import WorkerPlace

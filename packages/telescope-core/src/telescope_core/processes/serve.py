@@ -42,6 +42,7 @@ from telescope_core.processes.frames import (
     Stopped,
     Withdraw,
     as_raw,
+    without_tokens,
 )
 from telescope_core.processes.handshake import Identity, error_from, objection, welcome
 from telescope_core.types import (
@@ -183,7 +184,8 @@ class Serving:
             case FetchExample():
                 return await client.example(request.split, request.index)
             case Gold():
-                return await client.gold(request.split, request.index)
+                gold = await client.gold(request.split, request.index)
+                return None if gold is None else without_tokens(gold)
             case ScoreGroup():
                 group = request.group
                 return await client.score_group(request.split, request.example_index, group)
@@ -208,7 +210,7 @@ class Serving:
         policy = _HostPolicy(self, request.id, request.endpoint)
         rollout = await client.play(request.request, policy)
         # The host has recorded the turns of its policy.
-        return replace(rollout, turns=()) if policy.num_answers else rollout
+        return replace(rollout, turns=()) if policy.num_answers else without_tokens(rollout)
 
     async def complete(
         self,

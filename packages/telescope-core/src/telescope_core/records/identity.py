@@ -26,6 +26,10 @@ _PACKAGES = (
 )
 
 
+FORMAT_VERSION = 2
+"""2: rollout files hold chains of tokens. Folders of format 1 are still read."""
+
+
 class RunState(StrEnum):
     """The state of a run."""
 
@@ -57,7 +61,7 @@ class RunInfo(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    format_version: int = 1
+    format_version: int = FORMAT_VERSION
     name: str
     state: RunState = RunState.RUNNING
     reason: str = ""

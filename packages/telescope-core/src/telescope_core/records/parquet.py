@@ -1,57 +1,98 @@
-"""Rollout rows as Parquet: one schema for every status, zstd compression, atomic writes."""
+"""Rollout rows as Parquet: one schema for every status, zstd compression, atomic writes.
+
+Rows are written and read in chunks of bounded size, each a row group of the file.
+"""
 
 import json
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from telescope_core.chains import chains_of
 from telescope_core.errors import ConfigError
+from telescope_core.records.arrow import arrow_modules
 from telescope_core.records.folders import whole_file
-from telescope_core.records.rows import TOKEN_FIELDS, RolloutRow, row_from_json, row_to_json
+from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
+from telescope_core.records.token_columns import COLUMNS, read_tokens, token_columns, token_fields
+from telescope_core.records.tokens import PER_TURN
 from telescope_core.types import RolloutStatus
 
+CHUNK_BYTES = 64 * 2**20
+"""About how many bytes of tokens and text are copied at a time, and make a row group."""
 _JSON_COLUMNS = ("rewards", "metrics", "tags", "golden_answers", "info")
 
 
-def write_rows(path: Path, rows: Sequence[RolloutRow]) -> None:
-    """Write `rows` to `path` atomically."""
-    arrow, parquet = _pyarrow()
+def write_rows(path: Path, rows: Iterable[RolloutRow], *, chunk_bytes: int = CHUNK_BYTES) -> None:
+    """Write `rows` to `path` atomically; they are taken one by one."""
+    arrow, parquet = arrow_modules()
     schema = _schema()
-    fields = [_fields(row) for row in rows]
-    table = arrow.Table.from_arrays(
-        [
-            _tokens(rows, name) if name in TOKEN_FIELDS else _column(fields, name, schema)
-            for name in schema.names
-        ],
-        schema=schema,
-    )
-    with whole_file(path) as temporary:
-        # Token ids and log-probs repeat rarely, so dictionaries for them double the time of plain
-        # columns and make the file larger.
-        parquet.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            use_dictionary=[name for name in _leaves(schema) if not name.startswith(TOKEN_FIELDS)],
-            use_byte_stream_split=["logprobs.list.element.list.element"],
-        )
+    # Token ids and log-probs repeat rarely, so dictionaries for them double the time of plain
+    # columns and make the file larger.
+    options = {
+        "compression": "zstd",
+        "use_dictionary": [name for name in _leaves(schema) if not name.startswith("chains.")],
+        "use_byte_stream_split": ["chains.list.element.logprobs.list.element"],
+    }
+    with whole_file(path) as temporary, parquet.ParquetWriter(temporary, schema, **options) as out:
+        for chunk in _chunks(rows, chunk_bytes):
+            fields = [_fields(row) for row in chunk]
+            columns = token_columns([row.tokens for row in chunk])
+            arrays = [
+                columns[name] if name in columns else _column(fields, name, schema)
+                for name in schema.names
+            ]
+            out.write_table(arrow.Table.from_arrays(arrays, schema=schema))
 
 
-def read_rows(paths: Iterable[Path]) -> list[RolloutRow]:
-    """Return the rows of `paths`, in order; raises ConfigError that names an unreadable file."""
-    arrow, parquet = _pyarrow()
-    rows: list[RolloutRow] = []
+def read_rows(paths: Iterable[Path], *, with_tokens: bool = True) -> Iterator[RolloutRow]:
+    """Yield the rows of `paths`, in order; raises ConfigError that names an unreadable file."""
+    arrow, parquet = arrow_modules()
     for path in paths:
         try:
-            columns = parquet.read_table(path).to_pylist()
+            with parquet.ParquetFile(path) as file:
+                for group in range(file.num_row_groups):
+                    yield from _rows_of(file, group, with_tokens=with_tokens)
         except (arrow.ArrowException, OSError) as error:
             raise ConfigError(f"{path} is not a readable rollout file: {error}") from None
-        rows += [_from_columns(fields) for fields in columns]
-    return rows
+
+
+def _rows_of(file: Any, group: int, *, with_tokens: bool) -> Iterator[RolloutRow]:
+    names = [name for name in file.schema_arrow.names if name not in COLUMNS]
+    if not with_tokens:
+        names = [name for name in names if name not in PER_TURN]
+    rows = (
+        _from_columns(fields) for fields in file.read_row_group(group, columns=names).to_pylist()
+    )
+    if not with_tokens or "chains" not in file.schema_arrow.names:
+        yield from rows
+        return
+    table = file.read_row_group(group, columns=list(COLUMNS))
+    chains, turns = (table.column(name).combine_chunks() for name in COLUMNS)
+    for row, tokens in zip(rows, read_tokens(chains, turns), strict=True):
+        yield replace(row, tokens=tokens)
+
+
+def _chunks(rows: Iterable[RolloutRow], chunk_bytes: int) -> Iterator[list[RolloutRow]]:
+    """Yield `rows` in lists of about `chunk_bytes`; no list is empty."""
+    chunk: list[RolloutRow] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += _size(row)
+        if size >= chunk_bytes:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _size(row: RolloutRow) -> int:
+    """Return about how many bytes the row takes."""
+    chains = chains_of(row.tokens or ())
+    text = sum(len(message.content) + len(message.reasoning) for message in row.messages)
+    return 1000 + text + 4 * sum(len(one.own_ids) + len(one.logprobs) for one in chains)
 
 
 def count_rows(paths: Iterable[Path]) -> Counter[tuple[str, RolloutStatus]]:
@@ -67,7 +108,7 @@ def examples_of_rows(paths: Iterable[Path]) -> set[tuple[str, str]]:
 
 
 def _text_pairs(paths: Iterable[Path], first: str, second: str) -> Iterator[tuple[str, str]]:
-    arrow, parquet = _pyarrow()
+    arrow, parquet = arrow_modules()
     for path in paths:
         try:
             table = parquet.read_table(path, columns=[first, second])
@@ -78,7 +119,7 @@ def _text_pairs(paths: Iterable[Path], first: str, second: str) -> Iterator[tupl
 
 def _fields(row: RolloutRow) -> dict[str, Any]:
     """Return the recorded fields of a row, except its tokens."""
-    fields: dict[str, Any] = dict(row_to_json(replace(row, **dict.fromkeys(TOKEN_FIELDS))))
+    fields: dict[str, Any] = dict(row_to_json(replace(row, tokens=None)))
     for name in _JSON_COLUMNS:
         fields[name] = _as_json(fields[name])
     for message in fields["messages"]:
@@ -94,37 +135,8 @@ def _as_json(value: Mapping[str, Any] | Sequence[Any]) -> str:
 
 
 def _column(fields: Sequence[dict[str, Any]], name: str, schema: Any) -> Any:
-    arrow, _ = _pyarrow()
+    arrow, _ = arrow_modules()
     return arrow.array([row[name] for row in fields], type=schema.field(name).type)
-
-
-def _tokens(rows: Sequence[RolloutRow], name: str) -> Any:
-    """Return a token column, nested by row and turn, built from the bytes of the turns' arrays."""
-    arrow, _ = _pyarrow()
-    code, kind = ("f", arrow.float32()) if name == "logprobs" else ("i", arrow.int32())
-    turns_by_row: list[Sequence[Sequence[float]] | None] = [getattr(row, name) for row in rows]
-    turns = [_packed(code, turn) for turns in turns_by_row for turn in turns or ()]
-    values = arrow.Array.from_buffers(
-        kind, sum(map(len, turns)), [None, arrow.py_buffer(b"".join(turns))]
-    )
-    per_turn = arrow.ListArray.from_arrays(_offsets(map(len, turns)), values)
-    return arrow.ListArray.from_arrays(
-        _offsets(len(turns or ()) for turns in turns_by_row),
-        per_turn,
-        mask=arrow.array([turns is None for turns in turns_by_row], arrow.bool_()),
-    )
-
-
-def _packed(code: str, turn: Sequence[float]) -> "array[Any]":
-    """Return `turn` as an array of type `code`; an array of that type is not copied."""
-    if isinstance(turn, array) and cast("array[Any]", turn).typecode == code:
-        return cast("array[Any]", turn)
-    return array(code, cast(Any, turn))
-
-
-def _offsets(sizes: Iterable[int]) -> Any:
-    arrow, _ = _pyarrow()
-    return arrow.array([0, *accumulate(sizes)], arrow.int32())
 
 
 def _from_columns(fields: dict[str, Any]) -> RolloutRow:
@@ -137,7 +149,7 @@ def _from_columns(fields: dict[str, Any]) -> RolloutRow:
 
 
 def _schema() -> Any:
-    arrow, _ = _pyarrow()
+    arrow, _ = arrow_modules()
     text, number, count = arrow.string(), arrow.float64(), arrow.int32()
     message = arrow.struct(
         [
@@ -175,28 +187,17 @@ def _schema() -> Any:
             ("newest_version", count),
             ("generate_s", number),
             ("score_s", number),
-            ("prompt_ids", arrow.list_(arrow.list_(arrow.int32()))),
-            ("completion_ids", arrow.list_(arrow.list_(arrow.int32()))),
-            ("logprobs", arrow.list_(arrow.list_(arrow.float32()))),
+            *token_fields(),
         ]
     )
 
 
 def _leaves(schema: Any) -> list[str]:
-    """Return the names of the Parquet columns, with the fields of messages as separate ones."""
+    """Return the names of the Parquet columns, with the fields of messages and turns apart."""
+    nested = ("messages", "chains", "turns")
     inside = [
-        f"messages.list.element.{field.name}" for field in schema.field("messages").type.value_type
+        f"{name}.list.element.{field.name}"
+        for name in nested
+        for field in schema.field(name).type.value_type
     ]
-    return [name for name in schema.names if name != "messages"] + inside
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigError(
-            "rollout files need pyarrow, which is not installed; "
-            "run: pip install 'telescope-core[records]'"
-        ) from None
-    return pyarrow, pyarrow.parquet
+    return [name for name in schema.names if name not in nested] + inside

@@ -1,10 +1,13 @@
 """`RolloutRow`: the record of one rollout, the same for kept, discarded and failed ones."""
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from telescope_core.chains import SampledTokens
 from telescope_core.chat.messages import message_from_json, message_to_json
+from telescope_core.records.tokens import tokens_from_json, tokens_to_json
 from telescope_core.types import JsonValue, Message, Rollout, RolloutStatus, StopReason, TurnInfo
 
 
@@ -46,12 +49,28 @@ class RolloutRow:
     """Seconds spent in model calls."""
     score_s: float = 0.0
     """Seconds spent in reward functions."""
-    prompt_ids: tuple[Sequence[int], ...] | None = None
-    """Prompt token ids of each turn; None when token ids are not recorded."""
-    completion_ids: tuple[Sequence[int], ...] | None = None
-    """Completion token ids of each turn; None likewise."""
-    logprobs: tuple[Sequence[float], ...] | None = None
-    """Log-probs in nats of each turn, one per completion id; None likewise."""
+    tokens: tuple[SampledTokens | None, ...] | None = None
+    """Token ids and log-probs of each turn; None when they are not recorded."""
+
+    @property
+    def prompt_ids(self) -> "tuple[array[int], ...] | None":
+        """Prompt token ids of each turn; None when they are not recorded."""
+        return self._of_turns("prompt_ids")
+
+    @property
+    def completion_ids(self) -> "tuple[array[int], ...] | None":
+        """Completion token ids of each turn; None likewise."""
+        return self._of_turns("completion_ids")
+
+    @property
+    def logprobs(self) -> "tuple[array[float], ...] | None":
+        """Log-probs in nats of each turn, one per completion id; None likewise."""
+        return self._of_turns("logprobs")
+
+    def _of_turns(self, name: str) -> tuple[Any, ...] | None:
+        if self.tokens is None:
+            return None
+        return tuple(array("i") if one is None else getattr(one, name) for one in self.tokens)
 
     @property
     def prompt_text(self) -> str:
@@ -69,10 +88,8 @@ class RolloutRow:
         return next((m.content for m in reversed(self.messages) if m.role == "assistant"), "")
 
 
-TOKEN_FIELDS = ("prompt_ids", "completion_ids", "logprobs")
-"""The fields with one value per token."""
 _PLAIN_FIELDS = tuple(
-    name for name in RolloutRow.__dataclass_fields__ if name not in (*TOKEN_FIELDS, "messages")
+    name for name in RolloutRow.__dataclass_fields__ if name not in ("tokens", "messages")
 )
 
 
@@ -107,22 +124,16 @@ def row_of(
         newest_version=max((c.newest_version for c in completions), default=None),
         generate_s=sum(turn.ended_s - turn.started_s for turn in rollout.turns),
         score_s=rollout.score_s,
-        prompt_ids=tuple(c.prompt_ids for c in completions) if with_tokens else None,
-        completion_ids=tuple(c.completion_ids for c in completions) if with_tokens else None,
-        logprobs=tuple(c.logprobs for c in completions) if with_tokens else None,
+        tokens=tuple(c.tokens for c in completions) if with_tokens else None,
     )
 
 
 def row_to_json(row: RolloutRow) -> dict[str, JsonValue]:
-    """Return `row` as a JSON object; token fields that are None are left out."""
+    """Return `row` as a JSON object, with its tokens only if they are recorded."""
     fields = {name: getattr(row, name) for name in _PLAIN_FIELDS}
     fields["messages"] = [message_to_json(message) for message in row.messages]
     fields["info"] = [asdict(one) for one in row.info]
-    for name in TOKEN_FIELDS:
-        turns = getattr(row, name)
-        if turns is not None:
-            fields[name] = [list(turn) for turn in turns]
-    return fields
+    return fields if row.tokens is None else fields | tokens_to_json(row.tokens)
 
 
 def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
@@ -132,7 +143,4 @@ def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
     known["stop_reason"] = StopReason(known.get("stop_reason", StopReason.COMPLETED))
     known["messages"] = tuple(message_from_json(message) for message in known.get("messages", ()))
     known["info"] = tuple(TurnInfo(**one) for one in known.get("info", ()))
-    for name in TOKEN_FIELDS:
-        if known.get(name) is not None:
-            known[name] = tuple(tuple(turn) for turn in known[name])
-    return RolloutRow(**known)
+    return RolloutRow(**{"tokens": tokens_from_json(fields), **known})

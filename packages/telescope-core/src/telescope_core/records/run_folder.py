@@ -24,6 +24,7 @@ from telescope_core.records.files import (
     write_text,
 )
 from telescope_core.records.identity import (
+    FORMAT_VERSION,
     Resume,
     RunInfo,
     RunState,
@@ -142,6 +143,12 @@ class RunFolder:
         fields = read_json(self.path / "run.json")
         if fields is None:
             raise ConfigError(f"{self.path}: expected the folder of a run, but it has no run.json")
+        version = fields.get("format_version", 1)
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise ConfigError(
+                f"{self.path} is a run folder of format {version}, and this version reads up to "
+                f"{FORMAT_VERSION}; upgrade telescope-core to read it"
+            )
         try:
             return RunInfo.model_validate(fields)
         except ValidationError as error:
@@ -169,7 +176,7 @@ class RunFolder:
         """Return the rows of metrics, oldest first."""
         return list(read_json_lines(self.path / "metrics.jsonl"))
 
-    def write_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> Path:
+    def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> Path:
         """Write all rollouts of `step`, whatever their status, and return the file's path."""
         (path,) = self._rollout_files([step])
         write_rows(path, rows)
@@ -180,9 +187,12 @@ class RunFolder:
         stems = (path.stem for path in self.rollouts_path.glob("step-*.parquet"))
         return sorted(int(stem.removeprefix("step-")) for stem in stems)
 
-    def rollouts(self, steps: Sequence[int] | None = None) -> list[RolloutRow]:
+    def rollouts(
+        self, steps: Sequence[int] | None = None, *, with_tokens: bool = True
+    ) -> list[RolloutRow]:
         """Return the rollouts of `steps`, by default of all steps."""
-        return read_rows(self._rollout_files(self.rollout_steps() if steps is None else steps))
+        files = self._rollout_files(self.rollout_steps() if steps is None else steps)
+        return list(read_rows(files, with_tokens=with_tokens))
 
     def count_rollouts(self) -> Counter[tuple[str, RolloutStatus]]:
         """Return (environment, status) -> number of rollouts, over all steps."""

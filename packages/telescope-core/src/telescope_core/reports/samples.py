@@ -15,9 +15,9 @@ def run_samples(run: RunFolder, count: int = NUM_SAMPLES) -> list[RolloutRow]:
     if not steps:
         return []
     if len(steps) == 1:
-        return pick(run.rollouts(steps), count)
-    early = pick(run.rollouts(steps[:1]), (count + 1) // 2)
-    return early + pick(run.rollouts(steps[-1:]), count - len(early))
+        return pick(run.rollouts(steps, with_tokens=False), count)
+    early = pick(run.rollouts(steps[:1], with_tokens=False), (count + 1) // 2)
+    return early + pick(run.rollouts(steps[-1:], with_tokens=False), count - len(early))
 
 
 def pick(rows: Sequence[RolloutRow], count: int) -> list[RolloutRow]:

@@ -1,39 +1,31 @@
 """From a rollout to training samples: one per chain of tokens, with ids and log-probs as sampled.
 
-A chain is a token sequence that the server has seen. A turn whose prompt starts with a whole chain
-extends it. The tokens between the chain and the completion come from the environment and are not
-trained on. A turn whose history was rewritten, or that was sampled at another temperature, starts a
-chain of its own. A token that is in several chains is trained on only where it was sampled.
+The policy has put the turns into chains. The tokens between two completions of a chain come from
+the environment and are not trained on, and a token that is in several chains is trained on only
+where it was sampled. A policy that records each turn by itself gives the same samples: its turns
+are joined here, where one begins with all of another and was sampled at the same temperature.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from telescope_core.chains import SampledTokens
 from telescope_core.errors import EndpointError
-from telescope_core.types import Completion, Rollout
+from telescope_core.types import Completion, Rollout, Turn
 from telescope_train.batches.batch import TrainingSample
 
 
-@dataclass(slots=True)
-class _Chain:
-    temperature: float
-    ids: bytes = b""
-    """int32 token ids as bytes, so that comparing a prefix is one memcmp."""
-    logprobs: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
-    """Consecutive pieces, nats; NaN where the policy did not write the token in this chain."""
-    versions: list[int] = field(default_factory=list[int])
-    """Oldest and newest weight version of each completion."""
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    """Turns that each continue the one before."""
 
-    def add(self, prompt: bytes, completion: Completion) -> None:
-        num_bridge = (len(prompt) - len(self.ids)) // 4
-        self.logprobs.append(np.full(num_bridge, np.nan, dtype=np.float32))
-        self.logprobs.append(np.asarray(completion.logprobs, dtype=np.float32))
-        self.ids = prompt + _bytes(completion.completion_ids)
-        self.versions += (completion.oldest_version, completion.newest_version)
+    temperature: float
+    places: list[SampledTokens]
+    versions: list[int]
+    """Oldest and newest weight version of each completion."""
 
 
 def samples_from_rollout(
@@ -44,16 +36,16 @@ def samples_from_rollout(
     `temperature` is for turns that record none of their own. Raises EndpointError if a turn lacks
     token ids or log-probs, which are never made up.
     """
-    chains: list[_Chain] = []
+    lines: list[_Line] = []
     for number, turn in enumerate(rollout.turns):
-        _check(rollout, number, turn.completion)
-        prompt = _bytes(turn.completion.prompt_ids)
+        place = _checked(rollout, number, turn.completion)
         sampled_at = temperature if turn.temperature is None else turn.temperature
-        chain = _chain_of(prompt, sampled_at, chains)
-        if chain is None:
-            chains.append(chain := _Chain(sampled_at))
-        chain.add(prompt, turn.completion)
-    return [_sample(chain, rollout, advantage) for chain in chains]
+        line = _line_of(place, sampled_at, lines)
+        if line is None:
+            lines.append(line := _Line(temperature=sampled_at, places=[], versions=[]))
+        line.places.append(place)
+        line.versions += (turn.completion.oldest_version, turn.completion.newest_version)
+    return [_sample(line, rollout, advantage) for line in lines]
 
 
 def branched_fraction(samples: Sequence[TrainingSample], rollouts: Sequence[Rollout]) -> float:
@@ -69,29 +61,46 @@ def num_cuts_continued(rollouts: Sequence[Rollout]) -> int:
     The tokens that end such a turn come from the chat template and are not trained on.
     """
     return sum(
-        _bytes(after.completion.prompt_ids).startswith(
-            _bytes(cut.completion.prompt_ids) + _bytes(cut.completion.completion_ids)
-        )
+        _continues(after, cut)
         for rollout in rollouts
         for cut, after in pairwise(rollout.turns)
         if cut.completion.finish_reason == "length"
     )
 
 
-def _bytes(token_ids: Sequence[int]) -> bytes:
-    return np.asarray(token_ids, dtype=np.int32).tobytes()
+def _continues(after: Turn, before: Turn) -> bool:
+    """Return whether the prompt of `after` begins with the prompt and completion of `before`."""
+    later, earlier = after.completion.tokens, before.completion.tokens
+    return later is not None and earlier is not None and _begins_with(later, earlier)
 
 
-def _check(rollout: Rollout, number: int, completion: Completion) -> None:
-    num_ids, num_logprobs = len(completion.completion_ids), len(completion.logprobs)
-    if not completion.prompt_ids or not num_ids:
-        problem = f"{len(completion.prompt_ids)} prompt ids and {num_ids} completion ids"
+def _begins_with(later: SampledTokens, earlier: SampledTokens) -> bool:
+    start, end = earlier.prompt_end, earlier.completion_end
+    if later.prompt_end < end:
+        return False
+    if later.chain is earlier.chain:
+        return True
+    # The completion first: it is short, and a history that was rewritten differs there.
+    return (
+        later.chain.token_ids(start, end) == earlier.completion_ids
+        and later.chain.token_ids(0, start) == earlier.prompt_ids
+    )
+
+
+def _checked(rollout: Rollout, number: int, completion: Completion) -> SampledTokens:
+    """Return the tokens of a turn; raises EndpointError if something was not recorded."""
+    place = completion.tokens
+    num_prompt_ids = place.prompt_end if place is not None else 0
+    num_ids = place.num_completion_ids if place is not None else 0
+    num_logprobs = place.num_logprobs if place is not None else 0
+    if not num_prompt_ids or not num_ids:
+        problem = f"{num_prompt_ids} prompt ids and {num_ids} completion ids"
     elif num_logprobs != num_ids:
         problem = f"{num_logprobs} log-probs for {num_ids} completion ids"
-    elif not np.isfinite(completion.logprobs).all():
+    elif place is None or not np.isfinite(place.logprobs).all():
         problem = "a log-prob that is not finite"
     else:
-        return
+        return place
     raise EndpointError(
         f"turn {number} of rollout {rollout.index} of group {rollout.group_id!r} "
         f"({rollout.environment}): expected prompt ids, completion ids and one log-prob for each, "
@@ -99,28 +108,29 @@ def _check(rollout: Rollout, number: int, completion: Completion) -> None:
     )
 
 
-def _chain_of(prompt: bytes, temperature: float, chains: Sequence[_Chain]) -> _Chain | None:
-    """Return the longest chain that the prompt starts with."""
+def _line_of(place: SampledTokens, temperature: float, lines: Sequence[_Line]) -> _Line | None:
+    """Return the longest line that the prompt begins with."""
     # A sample has one temperature, by which the trainer divides the logits of all its tokens.
-    prefixes = [
-        chain
-        for chain in chains
-        if chain.temperature == temperature and prompt.startswith(chain.ids)
-    ]
-    return max(prefixes, key=lambda chain: len(chain.ids), default=None)
+    alike = [line for line in lines if line.temperature == temperature]
+    # The turns of one chain are in order, so nothing is compared for them.
+    own = [line for line in alike if line.places[-1].chain is place.chain]
+    before = own or [line for line in alike if _begins_with(place, line.places[-1])]
+    return max(before, key=lambda line: line.places[-1].completion_end, default=None)
 
 
-def _sample(chain: _Chain, rollout: Rollout, advantage: float) -> TrainingSample:
-    logprobs = np.concatenate(chain.logprobs)
+def _sample(line: _Line, rollout: Rollout, advantage: float) -> TrainingSample:
+    token_ids = np.array(line.places[-1].token_ids, dtype=np.int32)
+    logprobs = np.full(len(token_ids), np.nan, dtype=np.float32)
+    for place in line.places:
+        logprobs[place.prompt_end : place.completion_end] = place.logprobs
     return TrainingSample(
-        # A copy, because an array over bytes is read-only.
-        token_ids=np.frombuffer(chain.ids, dtype=np.int32).copy(),
+        token_ids=token_ids,
         mask=~np.isnan(logprobs),
         behavior_logprobs=logprobs,
         advantage=advantage,
-        temperature=chain.temperature,
-        oldest_version=min(chain.versions),
-        newest_version=max(chain.versions),
+        temperature=line.temperature,
+        oldest_version=min(line.versions),
+        newest_version=max(line.versions),
         group_id=rollout.group_id,
         rollout_index=rollout.index,
         environment=rollout.environment,

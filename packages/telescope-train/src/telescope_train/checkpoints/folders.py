@@ -10,19 +10,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.errors import ConfigError
 from telescope_core.records.files import read_json, write_json
+from telescope_train.checkpoints.sampler_state import read_sampler_state, write_sampler_state
 from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.sampled import SamplerState
 
 FINAL = "final"
 _MANIFEST = "checkpoint.json"
-_SAMPLER = "sampler.json"
-_STATE = TypeAdapter(SamplerState)
+FORMAT_VERSION = 2
+"""2: the sampler's state holds chains of tokens (`sampler.msgpack`). 1 is still read."""
 
 
 class CheckpointManifest(BaseModel):
@@ -30,7 +31,7 @@ class CheckpointManifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    format_version: int = 1
+    format_version: int = FORMAT_VERSION
     run: str
     """Name of the run."""
     step: int
@@ -76,7 +77,7 @@ class RunCheckpoint:
 
     def sampler_state(self) -> SamplerState:
         """Return where sampling stood, including the rollouts that waited to be trained on."""
-        return _STATE.validate_json((self.path / _SAMPLER).read_bytes())
+        return read_sampler_state(self.path)
 
 
 def checkpoints_folder(config: TrainConfig) -> Path:
@@ -91,8 +92,7 @@ def write_manifest(folder: Path, manifest: CheckpointManifest, state: SamplerSta
     """Write the driver's part of a checkpoint; `state` is None if the run samples nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     if state is not None:
-        # Tokens and log-probs are arrays. Pydantic can read them as sequences but not write them.
-        (folder / _SAMPLER).write_bytes(_STATE.dump_json(state, fallback=list))
+        write_sampler_state(folder, state)
     write_json(folder / _MANIFEST, manifest.model_dump(mode="json"))
 
 

@@ -1,18 +1,19 @@
 """The token-exact policy: text that was sampled is never turned back into tokens.
 
-`chains` decides which sampled ids a request may reuse. Every answer is recorded here, whether the
-environment asked for it or a program that the environment runs, through the gateway.
+`conversations` decides which sampled ids a request may reuse. Every answer is recorded here, in
+chains of tokens, whether the environment asked for it or a program that the environment runs,
+through the gateway.
 """
 
 import time
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
+from telescope_core.chains import ChainRecorder, SampledTokens
 from telescope_core.errors import ContextLengthError, EndpointError
 from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Turn
-from telescope_train.chat.chains import Chain, prompt_for
-from telescope_train.chat.renderer import Prompt, Renderer
+from telescope_train.chat.conversations import Conversations
+from telescope_train.chat.renderer import Renderer
 from telescope_train.gateway import Gateway, Session
 from telescope_train.inference.client import Generation
 from telescope_train.inference.pool import ServerPool
@@ -79,8 +80,8 @@ class TokenPolicy:
         self._renderer = renderer
         self._group_id = group_id
         self._max_model_len = max_model_len
-        self._interleaved = interleaved
-        self._chains: list[Chain] = []
+        self._conversations = Conversations(renderer) if interleaved else None
+        self._recorder = ChainRecorder()
         self._unanswered: dict[tuple[Message, ...], EndpointError] = {}
         self.turns: list[Turn] = []
         """Every answer so far, in the order in which the answers ended."""
@@ -111,10 +112,12 @@ class TokenPolicy:
         """Answer `messages`, token-exactly."""
         started_s = time.monotonic()
         asked = tuple(messages)
-        # An agent may send several requests at the same time. None of them sees the chain of
-        # another that is still being answered, and two that continue the same chain are both exact.
-        known = self._chains if self._interleaved else ()
-        prompt = prompt_for(self._renderer, known, asked, tools=tools)
+        # An agent may send several requests at the same time. None of them sees the answer to
+        # another that is still being sampled, and two that go on from the same one are both exact.
+        if self._conversations is None:
+            prompt = self._renderer.prompt(asked, tools=tools)
+        else:
+            prompt = self._conversations.prompt_for(asked, tools=tools)
         sampling = self._fitted(sampling, len(prompt.token_ids))
         try:
             generation = await self._pool.generate(
@@ -130,15 +133,20 @@ class TokenPolicy:
             # on, and what it then earns must not be taken for a reward of the policy.
             self._unanswered[asked] = error
             raise
-        # Nothing is awaited from here on, so `_chains` and `turns` of requests that overlap stay
-        # in step, in the order in which their answers ended.
+        # Nothing is awaited from here on, so conversations, chains and `turns` of requests that
+        # overlap stay in step, in the order in which their answers ended.
         self._unanswered.pop(asked, None)
         said = self._renderer.parse(generation.token_ids, tools=tools, prompt=prompt)
         said = replace(said, content=before_stop(said.content, sampling.stop))
-        self._chains.append(
-            Chain(prompt=prompt, completion_ids=tuple(generation.token_ids), said=said)
+        tokens = self._recorder.record(
+            prompt.token_ids,
+            generation.token_ids,
+            generation.logprobs,
+            temperature=sampling.temperature,
         )
-        completion = _completion(prompt, generation, said)
+        if self._conversations is not None:
+            self._conversations.add(prompt, said, tokens, tools=tools)
+        completion = _completion(tokens, generation, said)
         self.turns.append(
             Turn(
                 completion=completion,
@@ -172,17 +180,14 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min(places, default=len(text))]
 
 
-def _completion(prompt: Prompt, generation: Generation, said: Message) -> Completion:
+def _completion(tokens: SampledTokens, generation: Generation, said: Message) -> Completion:
     is_call = bool(said.tool_calls) and generation.finish_reason == "stop"
     return Completion(
         message=said,
         finish_reason="tool_calls" if is_call else generation.finish_reason,
-        # A rollout outlives its chains by far, and an array takes 4 bytes a token instead of 40.
-        prompt_ids=array("i", prompt.token_ids),
-        completion_ids=generation.token_ids,
-        logprobs=generation.logprobs,
+        tokens=tokens,
         oldest_version=generation.oldest_version,
         newest_version=generation.newest_version,
-        num_prompt_tokens=len(prompt.token_ids),
-        num_completion_tokens=len(generation.token_ids),
+        num_prompt_tokens=tokens.prompt_end,
+        num_completion_tokens=tokens.num_completion_ids,
     )

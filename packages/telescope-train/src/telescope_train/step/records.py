@@ -10,7 +10,8 @@ from telescope_train.step.credit import Credit
 
 def record_rollouts(folder: RunFolder, step: int, groups: Sequence[Group], credit: Credit) -> None:
     """Write all rollouts of a step; those that were not trained on are marked as discarded."""
-    rows = [
+    # One row at a time: what the file holds of a step is copied in parts.
+    rows = (
         row_of(
             _marked(rollout, credit),
             step=step,
@@ -19,7 +20,7 @@ def record_rollouts(folder: RunFolder, step: int, groups: Sequence[Group], credi
         )
         for group in groups
         for rollout in group.rollouts
-    ]
+    )
     folder.write_rollouts(step, rows)
 
 

@@ -1,0 +1,226 @@
+"""Token chains: every token that a rollout's requests saw, stored once.
+
+A chain is one token sequence: prompts, with the completions that were sampled behind them. A turn
+is a place in a chain. A prompt that begins with a whole chain extends it. Any other prompt begins a
+chain of its own, which shares the tokens that it has in common with an earlier one. Chains only
+ever grow at their end, so a place in a chain keeps its tokens. No I/O.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class TokenChain:
+    """One token sequence, and the log-probs of the tokens in it that were sampled.
+
+    It begins with the first `num_shared` tokens of `parent`, which are not stored again.
+    """
+
+    __slots__ = ("logprobs", "num_shared", "own_ids", "parent")
+
+    def __init__(
+        self,
+        own_ids: "array[int]",
+        logprobs: "array[float]",
+        *,
+        parent: "TokenChain | None" = None,
+        num_shared: int = 0,
+    ) -> None:
+        self.own_ids = own_ids
+        """int32 ids behind the shared ones."""
+        self.logprobs = logprobs
+        """float32, nats: those of the completions in this chain, one after the other."""
+        self.parent = parent
+        self.num_shared = num_shared
+
+    def __len__(self) -> int:
+        return self.num_shared + len(self.own_ids)
+
+    def token_ids(self, start: int, stop: int) -> "array[int]":
+        """Return a copy of the ids from position `start` up to `stop`."""
+        pieces: list[array[int]] = []
+        chain: TokenChain | None = self
+        while chain is not None and start < stop:
+            first = chain.num_shared
+            if stop > first:
+                pieces.append(chain.own_ids[max(0, start - first) : stop - first])
+            # What is left lies in the shared beginning, at the same positions of the parent.
+            stop = min(stop, first)
+            chain = chain.parent
+        if len(pieces) == 1:
+            return pieces[0]
+        ids = array("i")
+        for piece in reversed(pieces):
+            ids.extend(piece)
+        return ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampledTokens:
+    """One completion as a place in a chain. Two are equal if their tokens and log-probs are."""
+
+    chain: TokenChain
+    prompt_end: int
+    """Position behind the prompt, which begins where the chain does."""
+    completion_end: int
+    """Position behind the completion, which begins where the prompt ends."""
+    logprobs_start: int
+    """Index in the log-probs of the chain."""
+    logprobs_end: int
+
+    @property
+    def prompt_ids(self) -> "array[int]":
+        """[P] int32, exactly as the server saw them; a copy."""
+        return self.chain.token_ids(0, self.prompt_end)
+
+    @property
+    def completion_ids(self) -> "array[int]":
+        """[C] int32, exactly as they were sampled; a copy."""
+        return self.chain.token_ids(self.prompt_end, self.completion_end)
+
+    @property
+    def logprobs(self) -> "array[float]":
+        """[C] float32, nats, of the distribution that was sampled from; a copy."""
+        return self.chain.logprobs[self.logprobs_start : self.logprobs_end]
+
+    @property
+    def token_ids(self) -> "array[int]":
+        """[P + C] prompt and completion; a copy."""
+        return self.chain.token_ids(0, self.completion_end)
+
+    @property
+    def num_completion_ids(self) -> int:
+        """C."""
+        return self.completion_end - self.prompt_end
+
+    @property
+    def num_logprobs(self) -> int:
+        """How many log-probs there are, which is C unless the server left some out."""
+        return self.logprobs_end - self.logprobs_start
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SampledTokens):
+            return NotImplemented
+        return (
+            (self.prompt_end, self.completion_end) == (other.prompt_end, other.completion_end)
+            and self.token_ids == other.token_ids
+            and self.logprobs == other.logprobs
+        )
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+class ChainRecorder:
+    """Puts the completions of one rollout into chains, in the order in which they ended."""
+
+    def __init__(self) -> None:
+        # Parents stand before their children.
+        self._chains: list[TokenChain] = []
+        self._temperatures: list[float | None] = []
+
+    def record(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        logprobs: Sequence[float],
+        *,
+        temperature: float | None = None,
+    ) -> SampledTokens:
+        """Return the place of a completion: behind the longest chain that its prompt begins with.
+
+        A chain has one temperature, because a trainer divides the logits of a sequence by one.
+        """
+        prompt = _int32(prompt_ids)
+        common = self._num_common(prompt)
+        whole = [
+            number
+            for number, chain in enumerate(self._chains)
+            if common[number] == len(chain) and self._temperatures[number] == temperature
+        ]
+        if whole:
+            chain = self._chains[max(whole, key=common.__getitem__)]
+        else:
+            chain = _branch(self._chains, common)
+            self._chains.append(chain)
+            self._temperatures.append(temperature)
+        chain.own_ids.extend(prompt[len(chain) :])
+        return _append(chain, completion_ids, logprobs)
+
+    def _num_common(self, prompt: "array[int]") -> list[int]:
+        """Return how many tokens each chain has in common with `prompt`, from the beginning."""
+        common: list[int] = []
+        places = {id(chain): number for number, chain in enumerate(self._chains)}
+        for chain in self._chains:
+            first = chain.num_shared
+            known = common[places[id(chain.parent)]] if chain.parent is not None else 0
+            # Where the prompt departs from the part that is shared, the rest need not be looked at.
+            found = known if known < first else first + _num_equal(prompt, first, chain.own_ids)
+            common.append(found)
+        return common
+
+
+def sampled_tokens(
+    prompt_ids: Sequence[int], completion_ids: Sequence[int], logprobs: Sequence[float]
+) -> SampledTokens:
+    """Return one completion in a chain of its own."""
+    return _append(TokenChain(_int32(prompt_ids), array("f")), completion_ids, logprobs)
+
+
+def chains_of(places: Iterable[SampledTokens | None]) -> list[TokenChain]:
+    """Return the chains that hold `places`, each once, parents before their children."""
+    found: dict[int, TokenChain] = {}
+    for place in places:
+        line: list[TokenChain] = []
+        chain = place.chain if place is not None else None
+        while chain is not None and id(chain) not in found:
+            line.append(chain)
+            chain = chain.parent
+        found |= {id(one): one for one in reversed(line)}
+    return list(found.values())
+
+
+def _branch(chains: Sequence[TokenChain], common: Sequence[int]) -> TokenChain:
+    """Return a new chain that shares the longest known beginning."""
+    number = max(range(len(chains)), key=common.__getitem__, default=None)
+    if number is None or not common[number]:
+        return TokenChain(array("i"), array("f"))
+    parent, num_shared = chains[number], common[number]
+    # The chain that stores the last of these tokens, so that no chain in between is walked through.
+    while parent.parent is not None and num_shared <= parent.num_shared:
+        parent = parent.parent
+    return TokenChain(array("i"), array("f"), parent=parent, num_shared=num_shared)
+
+
+def _append(
+    chain: TokenChain, completion_ids: Sequence[int], logprobs: Sequence[float]
+) -> SampledTokens:
+    prompt_end, logprobs_start = len(chain), len(chain.logprobs)
+    chain.own_ids.extend(_int32(completion_ids))
+    chain.logprobs.extend(array("f", logprobs))
+    return SampledTokens(
+        chain=chain,
+        prompt_end=prompt_end,
+        completion_end=len(chain),
+        logprobs_start=logprobs_start,
+        logprobs_end=len(chain.logprobs),
+    )
+
+
+def _num_equal(prompt: "array[int]", first: int, own_ids: "array[int]") -> int:
+    """Return how many tokens of `own_ids` stand in `prompt` from position `first` on."""
+    low, high = 0, min(len(prompt) - first, len(own_ids))
+    if prompt[first : first + high] == own_ids[:high]:
+        return high
+    # Halving: below `low` they are equal, and somewhere below `high` they are not.
+    while high - low > 1:
+        middle = (low + high) // 2
+        if prompt[first + low : first + middle] == own_ids[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _int32(token_ids: Sequence[int]) -> "array[int]":
+    return array("i", token_ids)

@@ -1,0 +1,114 @@
+"""The tokens of rollouts as columns of Parquet, copied as bytes without an object per token.
+
+`chains` has the chains of a rollout, and `turns` the place of each turn in them. Lists of tokens
+have offsets of 64 bits.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from telescope_core.records.arrow import arrow_modules
+from telescope_core.records.tokens import (
+    PLACE_FIELDS,
+    NumberedChain,
+    Tokens,
+    at_places,
+    linked,
+    numbered_chains,
+    places_of,
+)
+
+COLUMNS = ("chains", "turns")
+
+
+def token_fields() -> list[tuple[str, Any]]:
+    """Return name and Arrow type of each column."""
+    arrow, _ = arrow_modules()
+    place = arrow.struct([(name, arrow.int64()) for name in PLACE_FIELDS])
+    return [("chains", arrow.list_(_chain_type())), ("turns", arrow.list_(place))]
+
+
+def token_columns(tokens: Sequence[Tokens | None]) -> dict[str, Any]:
+    """Return the columns of rows by name; null for a row without tokens."""
+    arrow, _ = arrow_modules()
+    types = dict(token_fields())
+    chains_by_row = [None if one is None else numbered_chains(one) for one in tokens]
+    flat = [chain for chains in chains_by_row for chain in chains or ()]
+    chains = arrow.ListArray.from_arrays(
+        arrow.array(_offsets(len(chains or ()) for chains in chains_by_row), arrow.int32()),
+        _chain_array(flat),
+        mask=arrow.array([chains is None for chains in chains_by_row], arrow.bool_()),
+    )
+    turns = [None if one is None else places_of(one) for one in tokens]
+    return {"chains": chains, "turns": arrow.array(turns, types["turns"])}
+
+
+def read_tokens(chains: Any, turns: Any) -> Iterator[Tokens | None]:
+    """Yield the tokens of each row from the two columns."""
+    parents, num_shared, token_ids, logprobs = chains.flatten().flatten()
+    columns = (
+        _arrays("i", token_ids),
+        _arrays("f", logprobs),
+        parents.to_pylist(),
+        num_shared.to_pylist(),
+    )
+    first = 0
+    for size, places in zip(chains.value_lengths().to_pylist(), turns.to_pylist(), strict=True):
+        if size is None:
+            yield None
+            continue
+        found = linked(*(column[first : first + size] for column in columns))
+        first += size
+        yield at_places(found, places)
+
+
+def _chain_type() -> Any:
+    arrow, _ = arrow_modules()
+    return arrow.struct(
+        [
+            ("parent", arrow.int32()),
+            ("num_shared", arrow.int64()),
+            ("token_ids", arrow.large_list(arrow.int32())),
+            ("logprobs", arrow.large_list(arrow.float32())),
+        ]
+    )
+
+
+def _chain_array(flat: Sequence[NumberedChain]) -> Any:
+    arrow, _ = arrow_modules()
+    kind = _chain_type()
+    columns = [
+        arrow.array([one.parent for one in flat], arrow.int32()),
+        arrow.array([one.chain.num_shared for one in flat], arrow.int64()),
+        _list_array([one.chain.own_ids for one in flat], arrow.int32()),
+        _list_array([one.chain.logprobs for one in flat], arrow.float32()),
+    ]
+    return arrow.StructArray.from_arrays(columns, fields=list(kind))
+
+
+def _list_array(lists: Sequence["array[Any]"], kind: Any) -> Any:
+    arrow, _ = arrow_modules()
+    offsets = _offsets(map(len, lists))
+    content = arrow.py_buffer(b"".join(lists))
+    values = arrow.Array.from_buffers(kind, offsets[-1], [None, content])
+    return arrow.LargeListArray.from_arrays(arrow.array(offsets, arrow.int64()), values)
+
+
+def _arrays(code: str, lists: Any) -> "list[array[Any]]":
+    """Return the elements of a list column as arrays of type `code`, which has 4 bytes."""
+    # `flatten` gives what the lists hold from the first element on, whatever they are a part of.
+    values = lists.flatten()
+    content = memoryview(values.buffers()[1] or b"")
+    found: list[array[Any]] = []
+    ends = list(accumulate(lists.value_lengths().to_pylist(), initial=values.offset))
+    for start, end in pairwise(ends):
+        one = array(code)
+        one.frombytes(content[4 * start : 4 * end])
+        found.append(one)
+    return found
+
+
+def _offsets(sizes: Iterable[int]) -> list[int]:
+    return [0, *accumulate(sizes)]
