@@ -74,11 +74,16 @@ def plain_sample(one: Plain) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.array(ids, dtype=np.int32), ~np.isnan(logprobs_L), logprobs_L
 
 
-def plain_write(path: Path, rows: list[RolloutRow]) -> None:
+def plain_write(path: Path, rows: list[RolloutRow], tokens: list[Plain]) -> None:
     """Give the rows to Arrow as Python objects."""
     columns: list[dict[str, Any]] = []
-    for row in rows:
-        fields: dict[str, Any] = dict(row_to_json(row))
+    for row, one in zip(rows, tokens, strict=True):
+        fields: dict[str, Any] = dict(row_to_json(replace(row, tokens=None)))
+        fields |= {
+            "prompt_ids": [one.prompt_ids],
+            "completion_ids": [one.token_ids],
+            "logprobs": [one.logprobs],
+        }
         columns.append(
             {
                 name: json.dumps(value) if isinstance(value, dict) else value
@@ -133,12 +138,6 @@ def measure(folder: Path) -> list[dict[str, Any]]:
     rollouts = [as_rollout(content, number) for number, content in enumerate(contents)]
     plain = [plain_reply(content) for content in contents]
     rows = [row_of(rollout, step=1, with_tokens=True) for rollout in rollouts]
-    plain_rows = [
-        replace(
-            row, prompt_ids=(p.prompt_ids,), completion_ids=(p.token_ids,), logprobs=(p.logprobs,)
-        )
-        for row, p in zip(rows, plain, strict=True)
-    ]
 
     def gibberish() -> int:
         rules: dict[str, Any] = {"token_threshold": RARE, "logprob_offset": OFFSET}
@@ -157,7 +156,7 @@ def measure(folder: Path) -> list[dict[str, Any]]:
         ),
         "write the file": (
             lambda: write_rows(folder / "ours.parquet", rows),
-            lambda: plain_write(folder / "peer.parquet", plain_rows),
+            lambda: plain_write(folder / "peer.parquet", rows, plain),
         ),
     }
     found: list[dict[str, Any]] = [{"stage": n, **take_turns(*both)} for n, both in stages.items()]

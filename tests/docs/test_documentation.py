@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from telescope_core import Message, Rollout, StopReason
 from telescope_core.records import RunFolder, row_of
+from telescope_core.records.parquet import write_rows
 from telescope_train.plan.load import load_train_config
 from telescope_train.sft.config import load_sft_config
 
@@ -216,7 +218,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             )
             for index in range(2)
         ]
-        run.write_rollouts(step, [row_of(rollout, step=step) for rollout in rollouts])
+        run.write_rollouts(
+            step, [row_of(rollout, step=step, with_tokens=True) for rollout in rollouts]
+        )
         run.log_metrics({"step": step, "reward/mean": 0.5})
     run.finish()
     return tmp_path
@@ -328,7 +332,10 @@ def test_the_reference_of_checks_is_current():
     assert module.TARGET.read_text(encoding="utf-8") == module.reference(), f"run {path.name}"
 
 
-def test_the_reference_of_run_folders_names_every_column():
+def test_the_reference_of_run_folders_names_every_column(tmp_path):
     text = (ROOT / "docs" / "reference" / "run-folder.md").read_text(encoding="utf-8")
     fields = row_of(Rollout(environment="e", example_id="", group_id="", index=0)).__slots__
     assert [name for name in fields if f"`{name}`" not in text] == []
+    write_rows(tmp_path / "rows.parquet", [])
+    columns = pyarrow.parquet.read_schema(tmp_path / "rows.parquet").names
+    assert [name for name in columns if f"`{name}`" not in text] == []

@@ -118,6 +118,9 @@ class ChainRecorder:
         # Parents stand before their children.
         self._chains: list[TokenChain] = []
         self._temperatures: list[float | None] = []
+        self._departures: list[int] = []
+        """Number of each chain's own tokens that the last prompt had. The next departs there too
+        as a rule, which spares the search."""
 
     def record(
         self,
@@ -144,6 +147,7 @@ class ChainRecorder:
             chain = _branch(self._chains, common)
             self._chains.append(chain)
             self._temperatures.append(temperature)
+            self._departures.append(0)
         chain.own_ids.extend(prompt[len(chain) :])
         return _append(chain, completion_ids, logprobs)
 
@@ -151,12 +155,15 @@ class ChainRecorder:
         """Return how many tokens each chain has in common with `prompt`, from the beginning."""
         common: list[int] = []
         places = {id(chain): number for number, chain in enumerate(self._chains)}
-        for chain in self._chains:
+        for number, chain in enumerate(self._chains):
             first = chain.num_shared
             known = common[places[id(chain.parent)]] if chain.parent is not None else 0
             # Where the prompt departs from the part that is shared, the rest need not be looked at.
-            found = known if known < first else first + _num_equal(prompt, first, chain.own_ids)
-            common.append(found)
+            if known >= first:
+                num_own = _num_equal(prompt, first, chain.own_ids, self._departures[number])
+                self._departures[number] = num_own
+                known = first + num_own
+            common.append(known)
         return common
 
 
@@ -207,9 +214,11 @@ def _append(
     )
 
 
-def _num_equal(prompt: "array[int]", first: int, own_ids: "array[int]") -> int:
+def _num_equal(prompt: "array[int]", first: int, own_ids: "array[int]", guess: int) -> int:
     """Return how many tokens of `own_ids` stand in `prompt` from position `first` on."""
     low, high = 0, min(len(prompt) - first, len(own_ids))
+    if guess < high and prompt[first + guess] != own_ids[guess]:
+        high = guess
     if prompt[first : first + high] == own_ids[:high]:
         return high
     # Halving: below `low` they are equal, and somewhere below `high` they are not.

@@ -143,4 +143,5 @@ def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
     known["stop_reason"] = StopReason(known.get("stop_reason", StopReason.COMPLETED))
     known["messages"] = tuple(message_from_json(message) for message in known.get("messages", ()))
     known["info"] = tuple(TurnInfo(**one) for one in known.get("info", ()))
-    return RolloutRow(**{"tokens": tokens_from_json(fields), **known})
+    known["tokens"] = tokens_from_json(fields)
+    return RolloutRow(**known)

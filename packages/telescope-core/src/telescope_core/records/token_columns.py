@@ -47,20 +47,17 @@ def token_columns(tokens: Sequence[Tokens | None]) -> dict[str, Any]:
 
 def read_tokens(chains: Any, turns: Any) -> Iterator[Tokens | None]:
     """Yield the tokens of each row from the two columns."""
-    parents, num_shared, token_ids, logprobs = chains.flatten().flatten()
-    columns = (
-        _arrays("i", token_ids),
-        _arrays("f", logprobs),
-        parents.to_pylist(),
-        num_shared.to_pylist(),
-    )
+    parents_column, num_shared_column, ids_column, logprobs_column = chains.flatten().flatten()
+    token_ids, logprobs = _arrays("i", ids_column), _arrays("f", logprobs_column)
+    parents, num_shared = parents_column.to_pylist(), num_shared_column.to_pylist()
     first = 0
     for size, places in zip(chains.value_lengths().to_pylist(), turns.to_pylist(), strict=True):
         if size is None:
             yield None
             continue
-        found = linked(*(column[first : first + size] for column in columns))
+        part = slice(first, first + size)
         first += size
+        found = linked(token_ids[part], logprobs[part], parents[part], num_shared[part])
         yield at_places(found, places)
 
 
@@ -102,9 +99,9 @@ def _arrays(code: str, lists: Any) -> "list[array[Any]]":
     values = lists.flatten()
     content = memoryview(values.buffers()[1] or b"")
     found: list[array[Any]] = []
-    ends = list(accumulate(lists.value_lengths().to_pylist(), initial=values.offset))
-    for start, end in pairwise(ends):
-        one = array(code)
+    sizes: list[int] = lists.value_lengths().to_pylist()
+    for start, end in pairwise(accumulate(sizes, initial=int(values.offset))):
+        one: array[Any] = array(code)
         one.frombytes(content[4 * start : 4 * end])
         found.append(one)
     return found

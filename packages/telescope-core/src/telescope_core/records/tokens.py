@@ -39,14 +39,15 @@ def numbered_chains(tokens: Tokens) -> list[NumberedChain]:
 def places_of(tokens: Tokens) -> list[dict[str, int] | None]:
     """Return where each turn is in `numbered_chains(tokens)`; None for a turn without tokens."""
     numbers = {id(one.chain): number for number, one in enumerate(numbered_chains(tokens))}
-    return [place and _place(place, numbers[id(place.chain)]) for place in tokens]
+    return [None if place is None else _place(place, numbers[id(place.chain)]) for place in tokens]
 
 
 def at_places(chains: Sequence[TokenChain], places: Sequence[Mapping[str, int] | None]) -> Tokens:
     """Return the tokens of each turn: the opposite of `places_of`."""
     return tuple(
-        place
-        and SampledTokens(chain=chains[place["chain"]], **{name: place[name] for name in _OFFSETS})
+        None
+        if place is None
+        else SampledTokens(chain=chains[place["chain"]], **{name: place[name] for name in _OFFSETS})
         for place in places
     )
 

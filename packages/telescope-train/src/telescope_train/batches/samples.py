@@ -6,6 +6,7 @@ where it was sampled. A policy that records each turn by itself gives the same s
 are joined here, where one begins with all of another and was sampled at the same temperature.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -71,19 +72,17 @@ def num_cuts_continued(rollouts: Sequence[Rollout]) -> int:
 def _continues(after: Turn, before: Turn) -> bool:
     """Return whether the prompt of `after` begins with the prompt and completion of `before`."""
     later, earlier = after.completion.tokens, before.completion.tokens
-    return later is not None and earlier is not None and _begins_with(later, earlier)
-
-
-def _begins_with(later: SampledTokens, earlier: SampledTokens) -> bool:
-    start, end = earlier.prompt_end, earlier.completion_end
-    if later.prompt_end < end:
+    if later is None or earlier is None:
         return False
-    if later.chain is earlier.chain:
-        return True
+    return later.chain is earlier.chain or _begin_with(later.prompt_ids, earlier)
+
+
+def _begin_with(prompt_ids: "array[int]", earlier: SampledTokens) -> bool:
+    """Return whether `prompt_ids` begin with the prompt and completion of `earlier`."""
+    start, end = earlier.prompt_end, earlier.completion_end
     # The completion first: it is short, and a history that was rewritten differs there.
     return (
-        later.chain.token_ids(start, end) == earlier.completion_ids
-        and later.chain.token_ids(0, start) == earlier.prompt_ids
+        prompt_ids[start:end] == earlier.completion_ids and prompt_ids[:start] == earlier.prompt_ids
     )
 
 
@@ -113,8 +112,10 @@ def _line_of(place: SampledTokens, temperature: float, lines: Sequence[_Line]) -
     # A sample has one temperature, by which the trainer divides the logits of all its tokens.
     alike = [line for line in lines if line.temperature == temperature]
     # The turns of one chain are in order, so nothing is compared for them.
-    own = [line for line in alike if line.places[-1].chain is place.chain]
-    before = own or [line for line in alike if _begins_with(place, line.places[-1])]
+    before = [line for line in alike if line.places[-1].chain is place.chain]
+    if alike and not before:
+        prompt_ids = place.prompt_ids
+        before = [line for line in alike if _begin_with(prompt_ids, line.places[-1])]
     return max(before, key=lambda line: line.places[-1].completion_end, default=None)
 
 

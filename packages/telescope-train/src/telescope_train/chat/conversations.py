@@ -94,7 +94,7 @@ class Conversations:
         return Prompt(
             messages=messages,
             text=text,
-            token_ids=tuple(answer.tokens.prompt_ids),
+            token_ids=answer.tokens.prompt_ids,
             num_ends_added=answer.num_ends_added,
         )
 

@@ -40,7 +40,7 @@ class Prompt:
     messages: tuple[Message, ...]
     text: str
     """The text as the template writes it now. Sampled turns may be spelled otherwise in the ids."""
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     """[P] ids of the prompt."""
     num_ends_added: int = 0
     """End-of-turn tokens, over the whole chain, that the template wrote where the model was cut."""
