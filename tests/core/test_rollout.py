@@ -328,6 +328,7 @@ class Noted(Talk):
         episode.note("stderr", f"warning {len(episode.turns)}", kind="stderr")
         episode.tags["room"] = "blue"
         episode.metrics["steps"] = len(episode.turns)
+        episode.metrics["late"] = len(episode.turns) > 1
         return None if len(episode.turns) == 2 else "go on"
 
     def golden_answers(self, example):
@@ -352,7 +353,8 @@ async def test_notes_tags_metrics_and_golden_answers_are_recorded():
         TurnInfo(turn=1, key="stderr", value="warning 2", kind="stderr"),
     )
     assert rollout.tags == {"room": "blue"}
-    assert rollout.metrics == {"steps": 2.0, "cost": 3.0}
+    assert rollout.metrics == {"steps": 2.0, "late": 1.0, "cost": 3.0}
+    assert {type(value) for value in rollout.metrics.values()} == {float}
     assert rollout.golden_answers == {"route": "north"}
 
 

@@ -8,9 +8,9 @@ becomes a reward.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, SupportsFloat, cast
 
 from telescope_core.attempts import says_too_long
 from telescope_core.environments.base import Environment
@@ -118,7 +118,7 @@ class _Playing:
             messages=tuple(episode.messages),
             turns=tuple(episode.turns),
             tags=dict(episode.tags),
-            metrics=dict(episode.metrics),
+            metrics=_as_floats(episode.metrics),
             info=tuple(episode.info),
         )
 
@@ -146,6 +146,14 @@ class _Playing:
         is_own = is_authors(method)
         writer = location_of(method) if is_own else class_location(type(environment))
         return f"example {example_id!r}; to make it shorter, look at {writer}"
+
+
+def _as_floats(metrics: Mapping[str, object]) -> dict[str, Any]:
+    """Return `metrics` with numbers of any kind as floats, which can be sent and saved."""
+    return {
+        name: float(value) if isinstance(value, SupportsFloat) else value
+        for name, value in metrics.items()
+    }
 
 
 def _is_too_long(error: Exception) -> bool:
