@@ -197,4 +197,5 @@ def test_turns_without_tokens_are_empty_when_read():
     row = row_with((None, sampled_tokens([1], [2], [-1.0])))
     assert row.prompt_ids == (array("i"), array("i", [1]))
     assert row.logprobs == (array("f"), array("f", [-1.0]))
+    assert [values.typecode for values in row.logprobs] == ["f", "f"]
     assert row_with(None).completion_ids is None

@@ -70,7 +70,8 @@ class RolloutRow:
     def _of_turns(self, name: str) -> tuple[Any, ...] | None:
         if self.tokens is None:
             return None
-        return tuple(array("i") if one is None else getattr(one, name) for one in self.tokens)
+        nothing = array("f" if name == "logprobs" else "i")
+        return tuple(nothing if one is None else getattr(one, name) for one in self.tokens)
 
     @property
     def prompt_text(self) -> str:

@@ -9,16 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+from telescope_core.chains import TokenChain
 from telescope_core.records.arrow import arrow_modules
-from telescope_core.records.tokens import (
-    PLACE_FIELDS,
-    NumberedChain,
-    Tokens,
-    at_places,
-    linked,
-    numbered_chains,
-    places_of,
-)
+from telescope_core.records.tokens import PLACE_FIELDS, Tokens, at_places, linked, numbered
 
 COLUMNS = ("chains", "turns")
 
@@ -34,15 +27,19 @@ def token_columns(tokens: Sequence[Tokens | None]) -> dict[str, Any]:
     """Return the columns of rows by name; null for a row without tokens."""
     arrow, _ = arrow_modules()
     types = dict(token_fields())
-    chains_by_row = [None if one is None else numbered_chains(one) for one in tokens]
-    flat = [chain for chains in chains_by_row for chain in chains or ()]
+    rows = [None if one is None else numbered(one) for one in tokens]
+    recorded = [row for row in rows if row is not None]
+    sizes = [0 if row is None else len(row.chains) for row in rows]
     chains = arrow.ListArray.from_arrays(
-        arrow.array(_offsets(len(chains or ()) for chains in chains_by_row), arrow.int32()),
-        _chain_array(flat),
-        mask=arrow.array([chains is None for chains in chains_by_row], arrow.bool_()),
+        arrow.array(_offsets(sizes), arrow.int32()),
+        _chain_array(
+            [chain for row in recorded for chain in row.chains],
+            [parent for row in recorded for parent in row.parents],
+        ),
+        mask=arrow.array([row is None for row in rows], arrow.bool_()),
     )
-    turns = [None if one is None else places_of(one) for one in tokens]
-    return {"chains": chains, "turns": arrow.array(turns, types["turns"])}
+    places = [None if row is None else row.places for row in rows]
+    return {"chains": chains, "turns": arrow.array(places, types["turns"])}
 
 
 def read_tokens(chains: Any, turns: Any) -> Iterator[Tokens | None]:
@@ -73,14 +70,14 @@ def _chain_type() -> Any:
     )
 
 
-def _chain_array(flat: Sequence[NumberedChain]) -> Any:
+def _chain_array(chains: Sequence[TokenChain], parents: Sequence[int | None]) -> Any:
     arrow, _ = arrow_modules()
     kind = _chain_type()
     columns = [
-        arrow.array([one.parent for one in flat], arrow.int32()),
-        arrow.array([one.chain.num_shared for one in flat], arrow.int64()),
-        _list_array([one.chain.own_ids for one in flat], arrow.int32()),
-        _list_array([one.chain.logprobs for one in flat], arrow.float32()),
+        arrow.array(parents, arrow.int32()),
+        arrow.array([one.num_shared for one in chains], arrow.int64()),
+        _list_array([one.own_ids for one in chains], arrow.int32()),
+        _list_array([one.logprobs for one in chains], arrow.float32()),
     ]
     return arrow.StructArray.from_arrays(columns, fields=list(kind))
 

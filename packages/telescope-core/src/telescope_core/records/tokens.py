@@ -5,6 +5,7 @@ Records of earlier versions hold the whole prompt of every turn; they are read i
 
 from array import array
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from telescope_core.chains import ChainRecorder, SampledTokens, TokenChain, chains_of
@@ -13,37 +14,39 @@ from telescope_core.types import JsonValue
 Tokens: TypeAlias = tuple[SampledTokens | None, ...]
 """The tokens of each turn; None for a turn whose endpoint gave none."""
 _OFFSETS = ("prompt_end", "completion_end", "logprobs_start", "logprobs_end")
+_offsets = attrgetter(*_OFFSETS)
 PLACE_FIELDS = ("chain", *_OFFSETS)
 """What a record says of a turn: the number of its chain, and the offsets in it."""
 PER_TURN = ("prompt_ids", "completion_ids", "logprobs")
 """The fields of records that held the whole prompt of every turn."""
 
 
-class NumberedChain(NamedTuple):
-    """A chain that names its parent by its number."""
+class Numbered(NamedTuple):
+    """The tokens of a rollout with numbers in place of references."""
 
-    parent: int | None
-    chain: TokenChain
+    chains: list[TokenChain]
+    """Parents stand before their children."""
+    parents: list[int | None]
+    """Number of each chain's parent."""
+    places: list[tuple[int, ...] | None]
+    """`PLACE_FIELDS` of each turn; None for a turn without tokens."""
 
 
-def numbered_chains(tokens: Tokens) -> list[NumberedChain]:
-    """Return the chains of a rollout, parents before their children."""
+def numbered(tokens: Tokens) -> Numbered:
+    """Return the chains of a rollout, and where in them each turn is."""
     chains = chains_of(tokens)
     numbers = {id(chain): number for number, chain in enumerate(chains)}
-    return [
-        NumberedChain(None if chain.parent is None else numbers[id(chain.parent)], chain)
-        for chain in chains
-    ]
-
-
-def places_of(tokens: Tokens) -> list[dict[str, int] | None]:
-    """Return where each turn is in `numbered_chains(tokens)`; None for a turn without tokens."""
-    numbers = {id(one.chain): number for number, one in enumerate(numbered_chains(tokens))}
-    return [None if place is None else _place(place, numbers[id(place.chain)]) for place in tokens]
+    return Numbered(
+        chains=chains,
+        parents=[None if one.parent is None else numbers[id(one.parent)] for one in chains],
+        places=[
+            None if one is None else (numbers[id(one.chain)], *_offsets(one)) for one in tokens
+        ],
+    )
 
 
 def at_places(chains: Sequence[TokenChain], places: Sequence[Mapping[str, int] | None]) -> Tokens:
-    """Return the tokens of each turn: the opposite of `places_of`."""
+    """Return the tokens of each turn, whose place names its fields."""
     return tuple(
         None
         if place is None
@@ -68,6 +71,7 @@ def linked(
 
 def tokens_to_json(tokens: Tokens) -> dict[str, JsonValue]:
     """Return the fields `chains` and `turns` of a record."""
+    chains, parents, places = numbered(tokens)
     return {
         "chains": [
             {
@@ -76,9 +80,12 @@ def tokens_to_json(tokens: Tokens) -> dict[str, JsonValue]:
                 "token_ids": chain.own_ids.tolist(),
                 "logprobs": chain.logprobs.tolist(),
             }
-            for parent, chain in numbered_chains(tokens)
+            for chain, parent in zip(chains, parents, strict=True)
         ],
-        "turns": places_of(tokens),
+        "turns": [
+            None if place is None else dict(zip(PLACE_FIELDS, place, strict=True))
+            for place in places
+        ],
     }
 
 
@@ -107,7 +114,3 @@ def tokens_of_turns(
     recorder = ChainRecorder()
     turns = zip(prompt_ids, completion_ids, logprobs, strict=True)
     return tuple(recorder.record(*turn) if turn[0] or turn[1] else None for turn in turns)
-
-
-def _place(place: SampledTokens, number: int) -> dict[str, int]:
-    return {"chain": number, **{name: getattr(place, name) for name in _OFFSETS}}
