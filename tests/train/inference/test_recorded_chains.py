@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.train.inference.test_token_policy import FORGETS_THINKING, renderer_with
 
-from telescope_core.chains import chains_of
+from telescope_core.chains import chains_of, sampled_tokens
 from telescope_core.types import Message, Rollout, Sampling
 from telescope_train.batches.samples import samples_from_rollout
+from telescope_train.chat.conversations import Conversations
 from telescope_train.inference.client import Generation
 from telescope_train.inference.policy import TokenPolicy
 
@@ -191,3 +192,18 @@ async def test_samples_of_a_long_rollout_compare_nothing(monkeypatch):
     assert read == [(0, len(sample.token_ids))]
     ends = [turn.completion.tokens.completion_end for turn in policy.turns]
     assert all(one < other for one, other in pairwise(ends))
+
+
+def test_equal_tools_of_later_requests_are_not_held_again():
+    """A program sends its tools with every request, and each request is read anew."""
+    conversations, messages = Conversations(STRAIGHT), [user("1+1=")]
+    said = Message(role="assistant", content="2")
+    for _ in range(3):
+        prompt = STRAIGHT.prompt(messages)
+        tokens = sampled_tokens(prompt.token_ids, [3], [-1.0])
+        tools = [{"type": "function", "function": {"name": "add"}}]
+        conversations.add(prompt, said, tokens, tools=tools)
+        messages = [*messages, said, user("2=")]
+    first, *others = conversations._answers
+    assert len(others) == 2
+    assert all(other.tools is first.tools for other in others)

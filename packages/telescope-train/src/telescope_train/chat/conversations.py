@@ -60,6 +60,8 @@ class Conversations:
         before = self._longest(prompt.messages)
         if before is not None:
             before.text = None
+            # A program sends its tools with every request; equal ones are held once.
+            tools = before.tools if before.tools == tools else tools
             # Only the newest answer of a line can be gone on from in it, and only in its own words:
             # a request that did not know of that answer yet has them as its caller wrote them.
             if before.line == line[: before.num_messages]:
