@@ -1,23 +1,20 @@
 """Eval statistics against enumeration, tables and simulation."""
 
 import math
-import random
 from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telescope_core.evals.stats import (
-    bootstrap_mean_of_tasks,
-    clustered_mean,
+from telescope_core.evals.distributions import (
+    beta_quantile,
     incomplete_beta,
-    mean_of_tasks,
-    pass_all_k,
-    pass_at_k,
     t_cdf,
     t_quantile,
 )
+from telescope_core.evals.stats import mean_of_rewards, pass_all_k, pass_at_k, success_rate
+from telescope_core.evals.variation import variance_share
 
 
 @st.composite
@@ -105,55 +102,92 @@ def test_incomplete_beta_equals_its_closed_form():
     assert incomplete_beta(1.0, 7.0, 0.2) == pytest.approx(1 - 0.8**7, rel=1e-12)
 
 
-def test_clustered_interval_equals_the_formula_and_ignores_empty_tasks():
-    estimate = clustered_mean([[1, 0], [0, 0], [1, 1], []], minimum=-10, maximum=10)
-    means = [0.5, 0.0, 1.0]
-    reach = 4.302652730 * (0.25 / 3) ** 0.5
-    assert estimate.num_tasks == 3
-    assert estimate.mean == pytest.approx(sum(means) / 3)
-    assert estimate.low == pytest.approx(0.5 - reach)
-    assert estimate.high == pytest.approx(0.5 + reach)
-    assert clustered_mean([[], []]) is None
+@given(st.floats(0.05, 200.0), st.floats(0.05, 200.0), st.floats(0.001, 0.999))
+@settings(deadline=None)
+def test_beta_quantile_undoes_the_incomplete_beta(a, b, probability):
+    x = beta_quantile(probability, a, b, tolerance=1e-12)
+    assert incomplete_beta(a, b, max(0.0, x - 1e-11)) <= probability + 1e-12
+    assert incomplete_beta(a, b, min(1.0, x + 1e-11)) >= probability - 1e-12
+
+
+def test_single_rollouts_have_the_interval_of_jeffreys_widened_by_t():
+    # The beta distribution with the mean and variance of Beta(7.5, 13.5), times (t_19 / z)^2.
+    a, b, widening = 7.5, 13.5, (2.0930240544 / 1.9599639845) ** 2
+    mean = a / (a + b)
+    size = (a + b + 1) / widening - 1
+    estimate = success_rate([(1, 1)] * 7 + [(1, 0)] * 13, 1, every=False)
+    assert estimate.mean == 0.35
+    assert estimate.low == pytest.approx(beta_quantile(0.025, mean * size, (1 - mean) * size))
+    assert estimate.high == pytest.approx(beta_quantile(0.975, mean * size, (1 - mean) * size))
+
+
+def test_tasks_with_fewer_than_k_rollouts_are_left_out():
+    estimate = success_rate([(4, 2), (4, 1), (1, 1)], 2, every=True)
+    assert estimate.num_tasks == 2
+    assert estimate.mean == pytest.approx(1 / 12)
+    assert success_rate([(1, 1)], 2, every=False) is None
 
 
 def test_one_task_has_no_interval():
-    estimate = mean_of_tasks([0.25])
+    estimate = mean_of_rewards([[0.25]])
     assert (estimate.mean, estimate.low, estimate.high) == (0.25, None, None)
+    assert mean_of_rewards([[], []]) is None
 
 
 def test_all_tasks_alike_give_the_exact_binomial_bound_and_not_a_point():
-    none = mean_of_tasks([0.0] * 64)
-    every = bootstrap_mean_of_tasks([1.0] * 64)
+    none = success_rate([(4, 0)] * 64, 1, every=False)
+    every = success_rate([(4, 4)] * 64, 4, every=True)
     bound = 1 - 0.025 ** (1 / 64)
     assert (none.low, none.high) == (0.0, pytest.approx(bound))
     assert (every.low, every.high) == (pytest.approx(1 - bound), 1.0)
 
 
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=30))
-@settings(deadline=None, max_examples=40)
-def test_intervals_hold_the_mean_and_stay_in_range(values):
-    for estimate in (mean_of_tasks(values), bootstrap_mean_of_tasks(values, num_resamples=100)):
-        assert 0.0 <= estimate.low <= estimate.high <= 1.0
-        assert estimate.low - 1e-9 <= mean_of_tasks(values).mean <= estimate.high + 1e-9 or (
-            # a percentile interval of few resamples may miss the mean of very skewed tasks
-            len(set(values)) <= 3
-        )
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=30), st.sampled_from([1, 2, 4]))
+@settings(deadline=None, max_examples=60)
+def test_pass_at_k_is_the_mirror_image_of_pass_all_k(solved, k):
+    at = success_rate([(4, c) for c in solved], k, every=False)
+    all_k = success_rate([(4, 4 - c) for c in solved], k, every=True)
+    assert 0.0 <= at.low <= at.mean <= at.high <= 1.0
+    assert (at.low, at.high) == (
+        pytest.approx(1 - all_k.high, abs=1e-6),
+        pytest.approx(1 - all_k.low, abs=1e-6),
+    )
 
 
-def test_repeating_rollouts_of_the_same_tasks_does_not_narrow_the_interval():
-    once = clustered_mean([[0.0], [1.0], [1.0], [0.0]])
-    often = clustered_mean([[0.0] * 50, [1.0] * 50, [1.0] * 50, [0.0] * 50])
-    assert (once.low, once.high) == (often.low, often.high)
+@given(st.lists(st.lists(st.floats(0, 1), max_size=3), min_size=2, max_size=20))
+@settings(deadline=None, max_examples=60)
+def test_rewards_are_measured_on_their_own_range(rewards):
+    estimate = mean_of_rewards(rewards)
+    stretched = mean_of_rewards(
+        [[10 * one - 5 for one in task] for task in rewards], minimum=-5, maximum=5
+    )
+    if estimate is None or estimate.low is None:
+        return
+    assert 0.0 <= estimate.low <= estimate.mean <= estimate.high <= 1.0
+    for one, other in ((estimate.low, stretched.low), (estimate.high, stretched.high)):
+        assert other == pytest.approx(10 * one - 5, abs=1e-5)
 
 
-def test_interval_covers_the_truth_as_often_as_it_says():
-    draw = random.Random(0)
-    covered = 0
-    for _ in range(400):
-        tasks = []
-        for _ in range(30):
-            p = draw.betavariate(1, 1)
-            tasks.append([float(draw.random() < p) for _ in range(8)])
-        estimate = clustered_mean(tasks)
-        covered += estimate.low <= 0.5 <= estimate.high
-    assert 0.92 <= covered / 400 <= 0.98
+def test_rewards_that_are_counts_have_the_interval_of_pass_at_1():
+    counts = [(4, c) for c in (0, 1, 4, 4, 2)]
+    rewards = [[2.0] * c + [-1.0] * (n - c) for n, c in counts]
+    rate = success_rate(counts, 1, every=False)
+    estimate = mean_of_rewards(rewards, minimum=-1.0, maximum=2.0)
+    assert estimate.low == pytest.approx(3 * rate.low - 1)
+    assert estimate.high == pytest.approx(3 * rate.high - 1)
+
+
+def test_repeating_rollouts_of_the_same_tasks_hardly_narrows_the_interval():
+    once = success_rate([(1, 0), (1, 1), (1, 1), (1, 0)] * 5, 1, every=False)
+    often = success_rate([(50, 0), (50, 50), (50, 50), (50, 0)] * 5, 1, every=False)
+    assert often.high - often.low == pytest.approx(once.high - once.low, rel=0.01)
+
+
+def test_the_share_of_the_variance_tells_tasks_that_are_alike_from_always_or_never():
+    rates = [c / 8 for c in range(9)]
+    alike = variance_share({(8, 3): 10, (8, 4): 20, (8, 5): 10}, rates)
+    apart = variance_share({(8, 0): 20, (8, 8): 20}, rates)
+    assert alike < 0.2  # 1 / 8 if they are exactly alike
+    assert apart > 0.9
+    # k = n: a task's score is 0 or 1, whatever its chance of success is.
+    assert variance_share({(8, 4): 40}, [0.0] * 8 + [1.0]) == 1.0

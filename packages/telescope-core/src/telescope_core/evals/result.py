@@ -12,11 +12,8 @@ from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.evals.settings import EvalSettings
 from telescope_core.evals.stats import (
     Estimate,
-    bootstrap_mean_of_tasks,
-    clustered_mean,
-    mean_of_tasks,
-    pass_all_k,
-    pass_at_k,
+    mean_of_rewards,
+    success_rate,
 )
 from telescope_core.records.rows import RolloutRow
 from telescope_core.types import EnvironmentDescription, MetricRange, RolloutStatus
@@ -94,6 +91,7 @@ def result_of(
     scored = [row for row in rows if row.status is RolloutStatus.KEPT and row.reward is not None]
     failed = [row for row in rows if row.status is RolloutStatus.FAILED]
     tasks = _task_scores(rows, description.success_threshold)
+    counts = [(len(task.rewards), task.num_solved) for task in tasks]
     low, high = description.reward_min, description.reward_max
     padded = [task.rewards + (low,) * task.num_failed for task in tasks]
     return EvalResult(
@@ -111,10 +109,10 @@ def result_of(
         num_truncated=sum(row.is_truncated for row in scored),
         num_retried=sum("attempts" in row.tags for row in scored),
         failures=dict(Counter(row.status_reason or "unknown" for row in failed).most_common()),
-        reward=clustered_mean([task.rewards for task in tasks], minimum=low, maximum=high),
-        reward_with_failures=clustered_mean(padded, minimum=low, maximum=high),
-        pass_at={k: _pass_estimate(tasks, k, every=False) for k in settings.ks},
-        pass_all={k: _pass_estimate(tasks, k, every=True) for k in settings.ks},
+        reward=mean_of_rewards([task.rewards for task in tasks], minimum=low, maximum=high),
+        reward_with_failures=mean_of_rewards(padded, minimum=low, maximum=high),
+        pass_at={k: success_rate(counts, k, every=False) for k in settings.ks},
+        pass_all={k: success_rate(counts, k, every=True) for k in settings.ks},
         metrics=_mean_metrics(scored),
         metric_ranges=description.metrics,
         mean_completion_tokens=_mean([row.num_completion_tokens for row in scored]),
@@ -143,18 +141,6 @@ def _task_scores(rows: Sequence[RolloutRow], threshold: float) -> tuple[TaskScor
             )
         )
     return tuple(tasks)
-
-
-def _pass_estimate(tasks: Sequence[TaskScore], k: int, *, every: bool) -> Estimate | None:
-    estimator = pass_all_k if every else pass_at_k
-    values = [
-        estimator(len(task.rewards), task.num_solved, k) for task in tasks if len(task.rewards) >= k
-    ]
-    if not values:
-        return None
-    # pass@1 is a plain mean. For larger k the values are skewed toward 0 and 1, where resampling is
-    # safer than a t interval.
-    return mean_of_tasks(values) if k == 1 else bootstrap_mean_of_tasks(values)
 
 
 def _mean_metrics(rows: Sequence[RolloutRow]) -> dict[str, float]:

@@ -5,12 +5,19 @@ comes from the spread between tasks. Pure functions, no I/O.
 """
 
 import math
-import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from telescope_core.evals.distributions import beta_quantile, t_quantile
+from telescope_core.evals.variation import variance_share
 
 CONFIDENCE = 0.95
-_NUM_RESAMPLES = 2000
+_TAIL = (1.0 - CONFIDENCE) / 2
+_NORMAL_QUANTILE = 1.959963984540054
+_HALF_TASK = 0.5
+"""Weight of the task that could have been seen at each end: Jeffreys' prior for a proportion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,132 +55,122 @@ def _require_counts(n: int, c: int, k: int) -> None:
         raise ValueError(f"expected 1 <= k <= n and 0 <= c <= n, got n={n}, c={c}, k={k}")
 
 
-def clustered_mean(
-    values: Sequence[Sequence[float]], *, minimum: float = 0.0, maximum: float = 1.0
-) -> Estimate | None:
-    """Return the mean over tasks of each task's mean, with a t interval (tasks - 1 df).
+def success_rate(counts: Sequence[tuple[int, int]], k: int, *, every: bool) -> Estimate | None:
+    """Return pass@k, or pass^k if `every`, of tasks with (rollouts, solved), and its interval.
 
-    `values` has one sequence per task; empty ones are ignored. Returns None when all are empty.
+    Tasks with fewer than k rollouts are left out; returns None when that leaves none. How often the
+    interval covers the truth is measured in benchmarks/results/intervals.md.
     """
-    means = [math.fsum(task) / len(task) for task in values if task]
-    if not means:
+    estimator = pass_all_k if every else pass_at_k
+    used = Counter((n, c) for n, c in counts if n >= k)
+    if not used:
         return None
-    return mean_of_tasks(means, minimum=minimum, maximum=maximum)
+    scores = {case: estimator(*case, k) for case in used}
+    values_N = [scores[case] for case, count in used.items() for _ in range(count)]
+    # All tasks have the same number of rollouts, except where some failed.
+    most = Counter(case[0] for case in used.elements()).most_common(1)[0][0]
+    share = variance_share(used, _scores_of_counts(estimator, most, k))
+    return _interval(values_N, end_weight=_HALF_TASK * math.sqrt(share), range_=(0.0, 1.0))
 
 
-def mean_of_tasks(
-    means_N: Sequence[float], *, minimum: float = 0.0, maximum: float = 1.0
+def _scores_of_counts(
+    estimator: Callable[[int, int, int], float], rollouts: int, k: int
+) -> list[float]:
+    return [estimator(rollouts, solved, k) for solved in range(rollouts + 1)]
+
+
+def mean_of_rewards(
+    rewards: Sequence[Sequence[float]], *, minimum: float = 0.0, maximum: float = 1.0
+) -> Estimate | None:
+    """Return the mean over tasks of each task's mean reward, and its interval.
+
+    `rewards` has one sequence per task; empty ones are ignored. Returns None when all are empty.
+    Rewards that are all at the ends of their range are successes and failures, and are treated as
+    such; of other rewards only the spread between tasks is known.
+    """
+    tasks = [task for task in rewards if task]
+    if not tasks:
+        return None
+    if minimum < maximum and all(one in (minimum, maximum) for task in tasks for one in task):
+        counts = [(len(task), sum(one == maximum for one in task)) for task in tasks]
+        rate = success_rate(counts, 1, every=False)
+        return None if rate is None else _stretched(rate, minimum, maximum)
+    means_N = [math.fsum(task) / len(task) for task in tasks]
+    return _interval(means_N, end_weight=0.0, range_=(minimum, maximum))
+
+
+def _stretched(rate: Estimate, minimum: float, maximum: float) -> Estimate:
+    def value(share: float) -> float:
+        return minimum + share * (maximum - minimum)
+
+    return Estimate(
+        mean=value(rate.mean),
+        low=None if rate.low is None else value(rate.low),
+        high=None if rate.high is None else value(rate.high),
+        num_tasks=rate.num_tasks,
+    )
+
+
+def _interval(
+    values_N: Sequence[float], *, end_weight: float, range_: tuple[float, float]
 ) -> Estimate:
-    """Return the mean of one value per task with a t interval clipped to [minimum, maximum]."""
-    num_tasks = len(means_N)
-    mean = _mean(means_N)
-    if num_tasks < 2:
-        return Estimate(mean=mean, low=None, high=None, num_tasks=num_tasks)
-    if all(value == means_N[0] for value in means_N):
-        return _constant(mean, num_tasks, minimum=minimum, maximum=maximum)
-    variance = math.fsum((value - mean) ** 2 for value in means_N) / (num_tasks - 1)
-    reach = t_quantile(0.5 + CONFIDENCE / 2, num_tasks - 1) * math.sqrt(variance / num_tasks)
-    low, high = max(minimum, mean - reach), min(maximum, mean + reach)
-    return Estimate(mean=mean, low=low, high=high, num_tasks=num_tasks)
+    """Return the mean of one value per task, with a beta interval on the range of the values.
 
-
-def bootstrap_mean_of_tasks(
-    values_N: Sequence[float],
-    *,
-    minimum: float = 0.0,
-    maximum: float = 1.0,
-    seed: int = 0,
-    num_resamples: int = _NUM_RESAMPLES,
-) -> Estimate:
-    """Return the mean of one value per task with a percentile bootstrap interval over tasks."""
+    `end_weight` tasks at each end of the range are added to the tasks. A beta distribution gets the
+    mean and the variance that the mean of the tasks then has under Rubin's Bayesian bootstrap
+    (1981, Ann. Stat. 9, 130), widened by Student's t for the variance that is itself estimated; its
+    quantiles are the interval. For single rollouts, before the widening, this is Jeffreys' interval
+    of a proportion (Brown, Cai and DasGupta 2001, Stat. Sci. 16, 101), whose change at the ends is
+    made here too: where all tasks are at one end, that end is kept, and the other is the exact
+    binomial bound on the share of tasks that were not seen.
+    """
+    minimum, maximum = range_
     num_tasks = len(values_N)
-    mean = _mean(values_N)
-    if num_tasks < 2:
+    mean = math.fsum(values_N) / num_tasks
+    if num_tasks < 2 or minimum >= maximum:
         return Estimate(mean=mean, low=None, high=None, num_tasks=num_tasks)
-    if all(value == values_N[0] for value in values_N):
-        return _constant(mean, num_tasks, minimum=minimum, maximum=maximum)
-    draw = random.Random(seed)
-    means = sorted(_mean(draw.choices(values_N, k=num_tasks)) for _ in range(num_resamples))
-    tail = (1.0 - CONFIDENCE) / 2
-    low, high = _sorted_quantile(means, tail), _sorted_quantile(means, 1.0 - tail)
-    return Estimate(mean=mean, low=low, high=high, num_tasks=num_tasks)
+    span = maximum - minimum
+    scaled_N = [(value - minimum) / span for value in values_N]
+    is_constant = all(value == scaled_N[0] for value in scaled_N)
+    low, high = (
+        _ends_of_constant(scaled_N[0], num_tasks)
+        if is_constant
+        else _beta_ends(scaled_N, end_weight)
+    )
+    # Rounding, and ends that are rarely seen, must not push the mean out of its own interval.
+    return Estimate(
+        mean=mean,
+        low=min(mean, minimum + span * low),
+        high=max(mean, minimum + span * high),
+        num_tasks=num_tasks,
+    )
 
 
-def _constant(mean: float, num_tasks: int, *, minimum: float, maximum: float) -> Estimate:
-    """Return the interval when every task has the same value, so that the spread is zero.
+class _Ends(NamedTuple):
+    low: float
+    high: float
+
+
+def _beta_ends(values_N: Sequence[float], end_weight: float) -> _Ends:
+    """Return the interval of the mean of values between 0 and 1 that are not all the same."""
+    total = len(values_N) + 2 * end_weight
+    mean = (math.fsum(values_N) + end_weight) / total
+    square = math.fsum((value - mean) ** 2 for value in values_N)
+    square += end_weight * (mean**2 + (1.0 - mean) ** 2)
+    widening = t_quantile(1.0 - _TAIL, len(values_N) - 1) / _NORMAL_QUANTILE
+    variance = square / total / (total + 1.0) * widening**2
+    size = mean * (1.0 - mean) / variance - 1.0
+    if size <= 0.0:  # so few tasks that the mean may be anywhere
+        return _Ends(0.0, 1.0)
+    a, b = mean * size, (1.0 - mean) * size
+    return _Ends(beta_quantile(_TAIL, a, b), beta_quantile(1.0 - _TAIL, a, b))
+
+
+def _ends_of_constant(value: float, num_tasks: int) -> _Ends:
+    """Return the interval when every task has the same value, so that no spread is seen.
 
     The exact binomial bound on the share of tasks with another value (Clopper-Pearson, with no such
-    task among N) is multiplied by the distance from the mean to each end of the range.
+    task among N) is multiplied by the distance from the value to each end of the range.
     """
-    share = 1.0 - ((1.0 - CONFIDENCE) / 2) ** (1.0 / num_tasks)
-    low = mean - share * (mean - minimum)
-    high = mean + share * (maximum - mean)
-    return Estimate(mean=mean, low=low, high=high, num_tasks=num_tasks)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _sorted_quantile(ordered: Sequence[float], probability: float) -> float:
-    position = probability * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
-
-
-def t_quantile(probability: float, df: int) -> float:
-    """Return the `probability` quantile of Student's t with `df` degrees of freedom."""
-    if not (0.0 < probability < 1.0 and df >= 1):
-        raise ValueError(f"expected 0 < probability < 1 and df >= 1, got {probability}, {df}")
-    if probability < 0.5:
-        return -t_quantile(1.0 - probability, df)
-    low, high = 0.0, 1.0
-    while t_cdf(high, df) < probability:
-        low, high = high, 2.0 * high
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if middle in (low, high):
-            break
-        if t_cdf(middle, df) < probability:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
-
-
-def t_cdf(t: float, df: int) -> float:
-    """Return P(T <= t) of Student's t with `df` degrees of freedom."""
-    tail = 0.5 * incomplete_beta(0.5 * df, 0.5, df / (df + t * t))
-    return 1.0 - tail if t >= 0 else tail
-
-
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularized incomplete beta function I_x(a, b), for a, b > 0 and 0 <= x <= 1."""
-    if x <= 0.0 or x >= 1.0:
-        return 0.0 if x <= 0.0 else 1.0
-    # The continued fraction converges fast only left of the mean; symmetry covers the rest.
-    if x > (a + 1.0) / (a + b + 2.0):
-        return 1.0 - incomplete_beta(b, a, 1.0 - x)
-    log_front = (
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
-    return math.exp(log_front) / a / _beta_fraction(a, b, x)
-
-
-def _beta_fraction(a: float, b: float, x: float) -> float:
-    """Evaluate 1 + d1 x / (1 + d2 x / (1 + ...)) of I_x(a, b), innermost term first."""
-    value = 1.0
-    for j in range(_num_beta_terms(a), 0, -1):
-        half = j // 2
-        if j % 2:
-            term = -(a + half) * (a + b + half) / ((a + 2 * half) * (a + 2 * half + 1))
-        else:
-            term = half * (b - half) / ((a + 2 * half - 1) * (a + 2 * half))
-        value = 1.0 + term * x / value
-    return value
-
-
-def _num_beta_terms(a: float) -> int:
-    # The number of terms needed grows with the square root of the larger parameter.
-    return 100 + 8 * math.ceil(math.sqrt(a))
+    share = 1.0 - _TAIL ** (1.0 / num_tasks)
+    return _Ends(value - share * value, value + share * (1.0 - value))
