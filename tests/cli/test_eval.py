@@ -248,6 +248,47 @@ def test_report_shows_an_eval(endpoint, capsys):
     assert json.loads(capsys.readouterr().out)["result"]["num_scored"] == 16
 
 
+def test_two_evals_are_compared_by_example(endpoint, place, capsys):
+    url, _ = endpoint
+    command = ("echo_env:Echo", "--base-url", url, "--rollouts", 2, "--k", "1,2")
+    telescope(*command, "--examples", 8, "--output", "one")
+    telescope(*command, "--examples", 6, "--temperature", 0.5, "--output", "two")
+    capsys.readouterr()
+    assert telescope("compare", "one", "two") == 0
+    text = capsys.readouterr().out
+    flat = " ".join(text.split())
+    assert "pass@1: no difference shown, from 0.500 to 0.500" in flat
+    assert "Note: 2 examples are left out, because only the first eval scored them." in flat
+    assert "temperature: 1.0 -> 0.5" in flat
+    assert max(map(len, text.splitlines())) <= 80
+    assert telescope("compare", "one", "two", "--json") == 0
+    fields = json.loads(capsys.readouterr().out)
+    assert [one["measure"] for one in fields["differences"]] == [
+        *("pass@1", "pass@2", "pass^2", "reward")
+    ]
+    assert fields["differences"][0]["is_shown"] is False
+    assert fields["num_only_before"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["one", "nowhere"], "nowhere: no such folder; expected the folder of an eval"),
+        (["one", "empty"], "empty holds no eval (eval.json)"),
+        (["one", "begun"], "begun: this eval has no result yet; finish it by repeating"),
+        (["one"], "Missing argument 'after'"),
+    ],
+)
+def test_folders_that_cannot_be_compared_are_named(endpoint, place, capsys, arguments, message):
+    telescope("echo_env:Echo", "--base-url", endpoint[0], "--examples", 2, "--output", "one")
+    (place / "empty").mkdir()
+    (place / "begun").mkdir()
+    (place / "begun" / "eval.json").write_bytes((place / "one" / "eval.json").read_bytes())
+    capsys.readouterr()
+    assert telescope("compare", *arguments) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
 VICTIM = """
 import os, signal, sys
 from pathlib import Path

@@ -134,6 +134,9 @@ ELSEWHERE = {
         "tests/e2e/test_resumed_run.py::test_a_killed_run_goes_on"
     ),
     "telescope train examples/quickstart.toml --name synchronous --max_async_rollout 0": FIRST_RUN,
+    "telescope eval compare runs/evals/base runs/evals/trained": (
+        "tests/cli/test_eval.py::test_two_evals_are_compared_by_example"
+    ),
     "telescope eval math-reasoning --model runs/quickstart/checkpoints/final/hf --env.level digit "
     "--env.operations + --env.instruction= --max-tokens 12 --examples 200 --rollouts 4 --k 1,4": (
         FIRST_RUN

@@ -55,7 +55,7 @@ def test_the_commands_of_the_tutorial(tmp_path):
     run = tmp_path / "runs" / "quickstart"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == 2
-    assert set(summary["evals"]["countdown"]) == {"before", "after"}
+    assert set(summary["evals"]["countdown"]) == {"before", "after", "change"}
     assert (run / "report.html").stat().st_size > 1000
     assert len(list((run / "rollouts").glob("*.parquet"))) == 2
 

@@ -21,6 +21,10 @@ VERBS = {
         help="Measure a model on an environment: pass@k with intervals.",
         takes_settings=True,
     ),
+    "eval compare": Verb(
+        target="telescope_cli.eval.compare:compare_command",
+        help="Compare two evals of the same examples, paired by example.",
+    ),
     "export": Verb(
         target="telescope_cli.export:export_command",
         help="Convert checkpoints to Hugging Face format, and push them to the Hub.",

@@ -44,7 +44,10 @@ class VerbGroup(TyperGroup):
         return _load(cmd_name, verb) if verb is not None and _is_present(verb) else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Raise an error that suggests the nearest verb if the verb is unknown."""
+        """Find verbs of one or two words; an unknown one is an error that suggests the nearest."""
+        two_words = " ".join(args[:2])
+        if len(args) > 1 and two_words in self.list_commands(ctx):
+            args = [two_words, *args[2:]]
         if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
             from telescope_core.errors import unknown_name
 

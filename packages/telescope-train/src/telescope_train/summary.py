@@ -1,9 +1,12 @@
 """The summary of a finished run, computed from its folder alone."""
 
+from dataclasses import asdict
 from typing import Any
 
-from telescope_core.evals import EvalResult, read_result
+from telescope_core.evals import Comparison, EvalResult, read_result
 from telescope_core.records import RunFolder
+from telescope_core.reports.before_after import compared
+from telescope_core.reports.differences import paragraph
 from telescope_core.reports.overview import reward_curve
 from telescope_train.checkpoints.folders import FINAL, checkpoints_folder
 from telescope_train.config.schema import TrainConfig
@@ -32,17 +35,17 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
         "mismatch_max": max(mismatches, default=None),
         "seconds_training": seconds,
         "seconds_per_step": seconds / max(1, len(rows)),
-        "evals": {
-            entry.name: {
-                tag: _eval_numbers(result)
-                for tag in (BEFORE, AFTER)
-                if (result := _result(folder, entry.name, tag)) is not None
-            }
-            for entry in config.evals.evals
-        },
+        "evals": {entry.name: _eval_entry(folder, entry.name) for entry in config.evals.evals},
         "export": str(checkpoints_folder(config) / FINAL / "hf"),
         "report": str(folder.report_path),
     }
+
+
+def _eval_entry(folder: RunFolder, environment: str) -> dict[str, Any]:
+    results = {tag: _result(folder, environment, tag) for tag in (BEFORE, AFTER)}
+    entry = {tag: _eval_numbers(one) for tag, one in results.items() if one is not None}
+    comparison = compared(results[BEFORE], results[AFTER])
+    return entry if comparison is None else {**entry, "change": _change_numbers(comparison)}
 
 
 def _result(folder: RunFolder, environment: str, tag: str) -> EvalResult | None:
@@ -61,3 +64,9 @@ def _eval_numbers(result: EvalResult) -> dict[str, Any]:
         "num_scored": result.num_scored,
         "num_failed": result.num_failed,
     }
+
+
+def _change_numbers(comparison: Comparison) -> dict[str, Any]:
+    """Return the paired difference of the main measure, and what is said about it."""
+    main = comparison.main
+    return {**asdict(main), "mean": main.change, "text": paragraph(comparison)}

@@ -17,6 +17,8 @@ from telescope_core.records import RunFolder
 from telescope_core.records.files import plain
 from telescope_core.records.identity import RunInfo, RunState
 from telescope_core.reports import RunOverview, overview_of, sparkline, write_train_report
+from telescope_core.reports.before_after import before_and_after
+from telescope_core.reports.differences import paragraph
 from telescope_core.types import JsonValue
 
 
@@ -77,6 +79,9 @@ def _show_run(overview: RunOverview, *, as_json: bool) -> None:
         console.print(_count_table(overview))
     if overview.evals:
         console.print(_eval_table(overview))
+        for change in before_and_after(overview.evals):
+            if change.comparison is not None:
+                console.print(Text(f"{change.name}: {paragraph(change.comparison)}"))
     if overview.unfinished_evals:
         console.print(f"evals without a result: {', '.join(overview.unfinished_evals)}")
 

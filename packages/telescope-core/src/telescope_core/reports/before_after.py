@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from telescope_core.environment_record import changes
+from telescope_core.errors import ConfigError
+from telescope_core.evals.comparison import Comparison, compare_results
 from telescope_core.evals.result import EvalResult
 from telescope_core.evals.stats import Estimate
 
@@ -20,18 +21,8 @@ class BeforeAfter:
     """Name of the measure, such as `pass@1`."""
     before: Estimate | None
     after: Estimate | None
-    changed: tuple[str, ...] = ()
-    """Differences in the environment's code; if there are any, the evals are not comparable."""
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether the two intervals have no value in common, whichever of them is higher."""
-        before, after = self.before, self.after
-        if before is None or after is None or before.low is None or after.low is None:
-            return False
-        assert before.high is not None, "an interval has both ends or none"
-        assert after.high is not None, "an interval has both ends or none"
-        return before.high < after.low or after.high < before.low
+    comparison: Comparison | None = None
+    """The paired comparison; None when one of the two is missing, or no example is in both."""
 
 
 def before_and_after(evals: Mapping[str, EvalResult]) -> list[BeforeAfter]:
@@ -54,13 +45,17 @@ def before_and_after(evals: Mapping[str, EvalResult]) -> list[BeforeAfter]:
                 measure=f"pass@{k}",
                 before=before.pass_at.get(k) if before else None,
                 after=after.pass_at.get(k) if after else None,
-                changed=_code_changes(before, after),
+                comparison=compared(before, after),
             )
         )
     return pairs
 
 
-def _code_changes(before: EvalResult | None, after: EvalResult | None) -> tuple[str, ...]:
-    old = before.environment_record if before is not None else None
-    new = after.environment_record if after is not None else None
-    return tuple(changes(old, new)) if old is not None and new is not None else ()
+def compared(before: EvalResult | None, after: EvalResult | None) -> Comparison | None:
+    """Return the paired comparison; None without two evals that scored an example in common."""
+    if before is None or after is None:
+        return None
+    try:
+        return compare_results(before, after)
+    except ConfigError:
+        return None

@@ -14,6 +14,7 @@ from telescope_core.records.identity import RunState
 from telescope_core.records.run_folder import RunFolder
 from telescope_core.reports import html
 from telescope_core.reports.before_after import BeforeAfter, before_and_after
+from telescope_core.reports.differences import paragraph
 from telescope_core.reports.overview import EDGE_STEPS, RunOverview, column, mean_of, overview_of
 from telescope_core.reports.svg import line_chart, standalone
 from telescope_core.reports.train_sections import (
@@ -73,19 +74,8 @@ def verdict(overview: RunOverview, changes: Sequence[BeforeAfter]) -> str:
         f"{count} steps to {last:.3f} over the last {count}."
     )
     for change in changes:
-        if change.before is None or change.after is None:
-            continue
-        before, after = change.before.mean, change.after.mean
-        overlap = "intervals do not overlap" if change.is_apart else "intervals overlap"
-        text += (
-            f" Held-out {change.measure} on {change.name} {_direction(before, after)} from "
-            f"{before:.3f} to {after:.3f} ({overlap})."
-        )
-        if change.changed:
-            text += (
-                f" These two results are not comparable, because the code of {change.name} "
-                f"changed in between: {', '.join(change.changed)}."
-            )
+        if change.comparison is not None:
+            text += f" Held-out, {change.name}: {paragraph(change.comparison)}"
     return text
 
 

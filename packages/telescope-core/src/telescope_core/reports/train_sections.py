@@ -8,6 +8,7 @@ from typing import Any
 from telescope_core.records.run_folder import RunFolder
 from telescope_core.reports import html
 from telescope_core.reports.before_after import BeforeAfter
+from telescope_core.reports.differences import sentence
 from telescope_core.reports.overview import RunOverview, column, edge_means, mean_of, reward_curve
 from telescope_core.reports.samples import run_samples
 from telescope_core.reports.sparkline import moving_average
@@ -100,13 +101,13 @@ def eval_section(changes: Sequence[BeforeAfter], environments: Sequence[str]) ->
         ]
         label = f"Held-out {change.measure} of {change.name}, before and after"
         chart = interval_chart(rows, label=label)
-        sure = "The intervals do not overlap." if change.is_apart else "The intervals overlap."
-        complete = change.before is not None and change.after is not None
-        figures.append(html.figure(change.name, chart, note=sure if complete else ""))
+        note = "" if change.comparison is None else f"{sentence(change.comparison.main)}."
+        figures.append(html.figure(change.name, chart, note=note))
     return (
         f"<h2>Held-out {escape(changes[0].measure)}</h2>"
         '<p class="soft">On examples that are never trained on; '
-        "95% intervals, clustered by example.</p>"
+        "95% intervals, clustered by example. The change is judged by the difference of each "
+        "example, not by these intervals.</p>"
         f'<div class="grid-2">{"".join(figures)}</div>'
     )
 

@@ -237,6 +237,9 @@ def print_summary(summary: Mapping[str, Any], *, console: Console | None = None)
     evals: Mapping[str, Mapping[str, Mapping[str, Any]]] = summary.get("evals") or {}
     if any(evals.values()):
         console.print(_eval_table(evals))
+        for name, entry in evals.items():
+            if "change" in entry:
+                console.print(f"{name}: {entry['change']['text']}", highlight=False)
     mismatch = summary.get("mismatch_max")
     if mismatch is not None:
         console.print(f"largest log-prob mismatch {mismatch:.1e} nats", highlight=False)

@@ -1,0 +1,102 @@
+"""`telescope eval compare A B`: two evals of the same examples, by the difference of each one."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from telescope_cli.eval.options import AsJsonOption
+from telescope_cli.eval.view import WIDTH
+from telescope_core.errors import ConfigError
+from telescope_core.evals import Comparison, Difference, EvalFolder, EvalResult, compare_results
+from telescope_core.records.files import plain
+from telescope_core.reports.differences import cautions, format_p, sentence
+from telescope_core.types import JsonValue
+
+BeforeArgument = Annotated[Path, typer.Argument(help="Folder of the first eval.")]
+AfterArgument = Annotated[Path, typer.Argument(help="Folder of the second eval.")]
+
+
+def compare_command(
+    before: BeforeArgument, after: AfterArgument, as_json: AsJsonOption = False
+) -> None:
+    """Compare two evals of the same examples, paired by example.
+
+    Each example is compared with itself, and the interval is that of the mean difference. The last
+    column is the least true difference that these examples would show in 4 of 5 comparisons.
+
+    For example:
+
+      telescope eval compare runs/evals/base runs/evals/trained
+
+      telescope eval compare runs/r1/evals/countdown-before runs/r1/evals/countdown-after
+    """
+    results = [_result(path) for path in (before, after)]
+    comparison = compare_results(*results)
+    if as_json:
+        typer.echo(json.dumps(plain(comparison_to_json(comparison)), indent=2))
+        return
+    console = Console(width=WIDTH, highlight=False)
+    for word, path, result in zip(("before", "after"), (before, after), results, strict=True):
+        line = f"{word}: {path} ({result.environment} {result.environment_version}, "
+        console.print(Text(f"{line}model {result.model or 'unnamed'})"), soft_wrap=True)
+    console.print(difference_table(comparison))
+    console.print(Text(f"{sentence(comparison.main)}."))
+    for caution in cautions(comparison):
+        console.print(Text(f"Note: {caution}", style="yellow"))
+
+
+def comparison_to_json(comparison: Comparison) -> dict[str, JsonValue]:
+    """Return `comparison` as a JSON object, with what follows from its numbers."""
+    differences: list[JsonValue] = [
+        {**asdict(one), "change": one.change, "is_shown": one.is_shown}
+        for one in comparison.differences
+    ]
+    return {**asdict(comparison), "differences": differences}
+
+
+def difference_table(comparison: Comparison) -> Table:
+    """Return one line for each measure."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("measure")
+    for name in ("before", "after", "change", "95% interval", "p", "tasks", "could show"):
+        table.add_column(name, justify="right")
+    for one in comparison.differences:
+        table.add_row(one.measure, *_cells(one))
+    return table
+
+
+def _cells(one: Difference) -> list[str]:
+    interval = "-" if one.low is None else f"{one.low:+.3f} to {one.high:+.3f}"
+    return [
+        f"{one.before:.3f}",
+        f"{one.after:.3f}",
+        f"{one.change:+.3f}",
+        interval,
+        "-" if one.p is None else format_p(one.p).removeprefix("= "),
+        str(one.num_tasks),
+        "-" if one.detectable is None else f"{one.detectable:.3f}",
+    ]
+
+
+def _result(path: Path) -> EvalResult:
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such folder; expected the folder of an eval")
+    if not EvalFolder.holds_eval(path):
+        raise ConfigError(
+            f"{path} holds no eval (eval.json); give the folder of an eval, such as "
+            "runs/evals/NAME, or RUN/evals/NAME-before of a training run"
+        )
+    result = EvalFolder(path).result()
+    if result is None:
+        raise ConfigError(
+            f"{path}: this eval has no result yet; finish it by repeating its command with "
+            f"--output {path} --resume"
+        )
+    return result

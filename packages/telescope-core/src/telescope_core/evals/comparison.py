@@ -1,0 +1,196 @@
+"""Compare two evals of the same examples by the difference of each task. Pure functions, no I/O.
+
+Both evals meet the same easy and hard tasks, so the difference of each task varies much less than
+the tasks do. Whether the intervals of the two means have values in common says little about it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from telescope_core.environment_record import changes
+from telescope_core.errors import ConfigError
+from telescope_core.evals.distributions import t_cdf, t_quantile
+from telescope_core.evals.result import EvalResult, TaskScore
+from telescope_core.evals.stats import CONFIDENCE, pass_all_k, pass_at_k
+
+POWER = 0.8
+"""Chance of finding the difference that is called detectable."""
+_TAIL = (1.0 - CONFIDENCE) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One measure in two evals of the same tasks, and the mean difference between them."""
+
+    measure: str
+    """Name of the measure, such as `pass@1`."""
+    before: float
+    """Mean of the first eval over the tasks that both scored."""
+    after: float
+    """Mean of the second eval over the same tasks."""
+    low: float | None
+    """Lower end of the 95% interval of after - before; None with fewer than 2 tasks."""
+    high: float | None
+    """Upper end of the interval."""
+    p: float | None
+    """Chance of a difference at least this large, up or down, if there is none in truth."""
+    detectable: float | None
+    """Least true difference that these tasks would show in 4 of 5 such comparisons."""
+    num_tasks: int
+    """Number of tasks that both evals scored."""
+
+    @property
+    def change(self) -> float:
+        """Mean over tasks of after - before."""
+        return self.after - self.before
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval of the difference leaves out zero."""
+        return self.low is not None and self.high is not None and not self.low <= 0.0 <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two evals of one environment, compared over the examples that both scored."""
+
+    differences: tuple[Difference, ...]
+    """One for each measure that both have: pass@k, pass^k, reward."""
+    num_only_before: int
+    """Examples that only the first eval scored."""
+    num_only_after: int
+    """Examples that only the second eval scored."""
+    code_changes: tuple[str, ...] = ()
+    """Differences in the environment's code."""
+    setting_changes: tuple[str, ...] = ()
+    """Differences in how the rollouts were played, apart from their number."""
+
+    @property
+    def main(self) -> Difference:
+        """The difference of pass@k with the smallest k."""
+        return self.differences[0]
+
+
+def compare_results(before: EvalResult, after: EvalResult) -> Comparison:
+    """Compare two evals task by task; raises ConfigError when they have no example in common."""
+    old, new = _scored(before), _scored(after)
+    shared = [task_id for task_id in old if task_id in new]
+    if not shared:
+        raise ConfigError(
+            f"expected two evals with examples in common, got {len(old)} scored examples of "
+            f"{before.environment} and {len(new)} of {after.environment} with no id in both; "
+            "evaluate both models on the same environment, split and examples"
+        )
+    pairs = [(old[task_id], new[task_id]) for task_id in shared]
+    return Comparison(
+        differences=tuple(_differences(before, after, pairs)),
+        num_only_before=len(old) - len(shared),
+        num_only_after=len(new) - len(shared),
+        code_changes=_code_changes(before, after),
+        setting_changes=tuple(_setting_changes(before, after)),
+    )
+
+
+def paired_difference(
+    measure: str, before_N: Sequence[float], after_N: Sequence[float], *, span: float = 1.0
+) -> Difference:
+    """Return the mean difference of one value per task, with a t interval (tasks - 1 df).
+
+    `span` is the largest difference that a task can have. Where all tasks differ by the same, the
+    spread says nothing: the interval then takes in what the share of unseen tasks could change
+    (the exact binomial bound), and p is that of the sign test.
+    """
+    num_tasks = len(before_N)
+    differences_N = [new - old for old, new in zip(before_N, after_N, strict=True)]
+    mean = math.fsum(differences_N) / num_tasks
+    low = high = p = detectable = None
+    if num_tasks > 1 and all(one == differences_N[0] for one in differences_N):
+        share = 1.0 - _TAIL ** (1.0 / num_tasks)
+        low, high = mean - share * (mean + span), mean + share * (span - mean)
+        p = 1.0 if mean == 0.0 else min(1.0, 2.0 * 0.5**num_tasks)
+        detectable = share * span
+    elif num_tasks > 1:
+        variance = math.fsum((one - mean) ** 2 for one in differences_N) / (num_tasks - 1)
+        error = math.sqrt(variance / num_tasks)
+        reach = t_quantile(1.0 - _TAIL, num_tasks - 1)
+        low, high = max(-span, mean - reach * error), min(span, mean + reach * error)
+        p = 2.0 * t_cdf(-abs(mean) / error, num_tasks - 1)
+        detectable = (reach + t_quantile(POWER, num_tasks - 1)) * error
+    return Difference(
+        measure=measure,
+        before=math.fsum(before_N) / num_tasks,
+        after=math.fsum(after_N) / num_tasks,
+        low=low,
+        high=high,
+        p=p,
+        detectable=detectable,
+        num_tasks=num_tasks,
+    )
+
+
+def _scored(result: EvalResult) -> dict[str, TaskScore]:
+    """Return the scored tasks by example id; rollouts of an id that repeats are one task."""
+    found: dict[str, TaskScore] = {}
+    for task in result.tasks:
+        if not task.rewards or not task.example_id:
+            continue
+        known = found.get(task.example_id)
+        found[task.example_id] = task if known is None else _joined(known, task)
+    return found
+
+
+def _joined(one: TaskScore, other: TaskScore) -> TaskScore:
+    return TaskScore(
+        example_id=one.example_id,
+        rewards=one.rewards + other.rewards,
+        num_solved=one.num_solved + other.num_solved,
+        num_failed=one.num_failed + other.num_failed,
+    )
+
+
+def _differences(
+    before: EvalResult, after: EvalResult, pairs: Sequence[tuple[TaskScore, TaskScore]]
+) -> list[Difference]:
+    found: list[Difference] = []
+    shared_ks = sorted(set(before.pass_at) & set(after.pass_at))
+    for sign, estimator in (("@", pass_at_k), ("^", pass_all_k)):
+        for k in shared_ks:
+            counted = [pair for pair in pairs if min(len(task.rewards) for task in pair) >= k]
+            if not counted or (sign == "^" and k == 1):
+                continue
+            columns = [
+                [estimator(len(pair[i].rewards), pair[i].num_solved, k) for pair in counted]
+                for i in (0, 1)
+            ]
+            found.append(paired_difference(f"pass{sign}{k}", *columns))
+    old_N, new_N = ([math.fsum(p[i].rewards) / len(p[i].rewards) for p in pairs] for i in (0, 1))
+    low = min(before.reward_min, after.reward_min)
+    high = max(before.reward_max, after.reward_max)
+    found.append(paired_difference("reward", old_N, new_N, span=high - low))
+    return found
+
+
+def _code_changes(before: EvalResult, after: EvalResult) -> tuple[str, ...]:
+    old, new = before.environment_record, after.environment_record
+    if old is not None and new is not None:
+        return tuple(changes(old, new))
+    one, other = (f"{r.environment} {r.environment_version}" for r in (before, after))
+    return () if one == other else (f"environment: {one} -> {other}",)
+
+
+def _setting_changes(before: EvalResult, after: EvalResult) -> list[str]:
+    old, new = _settings_that_matter(before), _settings_that_matter(after)
+    return [f"{name}: {old[name]} -> {new[name]}" for name in old if old[name] != new[name]]
+
+
+def _settings_that_matter(result: EvalResult) -> Mapping[str, object]:
+    settings = result.settings
+    return {
+        "split": settings.split,
+        "temperature": settings.sampling.temperature,
+        "max_tokens": settings.sampling.max_tokens,
+        "stop": settings.sampling.stop,
+        "deadline_s": settings.deadline_s,
+        "success_threshold": result.success_threshold,
+    }

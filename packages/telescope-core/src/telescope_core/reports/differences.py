@@ -1,0 +1,57 @@
+"""Sentences about the comparison of two evals, for terminals and pages."""
+
+from telescope_core.evals.comparison import Comparison, Difference
+
+
+def paragraph(comparison: Comparison) -> str:
+    """Return the sentence about the main measure, and what limits the comparison."""
+    return " ".join([f"{sentence(comparison.main)}.", *cautions(comparison)])
+
+
+def sentence(difference: Difference) -> str:
+    """Return what the comparison shows about one measure, and how sure that is."""
+    one = difference
+    moved = f"from {one.before:.3f} to {one.after:.3f}"
+    if one.low is None or one.high is None or one.p is None:
+        return f"{one.measure}: {moved} on a single example, which shows nothing about others"
+    numbers = (
+        f"{one.change:+.3f}, 95% interval {one.low:+.3f} to {one.high:+.3f}, "
+        f"p {format_p(one.p)}, paired over {one.num_tasks} examples"
+    )
+    if one.is_shown:
+        return f"{one.measure} {'rose' if one.change > 0 else 'fell'} {moved} ({numbers})"
+    return f"{one.measure}: no difference shown, {moved} ({numbers}; {_detectable(one)})"
+
+
+def format_p(p: float) -> str:
+    """Return a p value with its sign of relation, such as `= 0.012` or `< 0.001`."""
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
+def cautions(comparison: Comparison) -> list[str]:
+    """Return what the reader must know about the comparability of the two evals."""
+    found: list[str] = []
+    if comparison.code_changes:
+        found.append(
+            "The two results are not comparable, because the environment's code changed in "
+            f"between: {', '.join(comparison.code_changes)}."
+        )
+    if comparison.setting_changes:
+        found.append(
+            "The two evals were played with different settings: "
+            f"{', '.join(comparison.setting_changes)}."
+        )
+    for number, which in (
+        (comparison.num_only_before, "first"),
+        (comparison.num_only_after, "second"),
+    ):
+        if number:
+            noun = "example is" if number == 1 else "examples are"
+            found.append(f"{number} {noun} left out, because only the {which} eval scored them.")
+    return found
+
+
+def _detectable(difference: Difference) -> str:
+    if difference.detectable is None:
+        return "too few examples to show any"
+    return f"a true difference of {difference.detectable:.3f} would be found 4 times in 5"

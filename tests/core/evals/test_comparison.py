@@ -1,0 +1,169 @@
+"""Paired comparison of two evals: the numbers, what is paired, and how often it is right."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from telescope_core import ConfigError, Sampling, Split
+from telescope_core.evals import EvalSettings, compare_results
+from telescope_core.evals.comparison import paired_difference
+from telescope_core.evals.result import result_of
+from telescope_core.records.rows import RolloutRow
+from telescope_core.reports.differences import cautions, paragraph, sentence
+from telescope_core.types import EnvironmentDescription, RolloutStatus
+
+DESCRIPTION = EnvironmentDescription(
+    name="sums",
+    version="0.1.0",
+    reward_min=0.0,
+    reward_max=1.0,
+    success_threshold=1.0,
+    num_examples={Split.EVAL: None},
+    network="none",
+)
+
+
+def an_eval(rewards, ks=(1,), temperature=1.0, **changes):
+    """Return the result of an eval with these rewards, by example id; None = a failed rollout."""
+    rows = [
+        RolloutRow(
+            step=0,
+            environment="sums",
+            example_id=example_id,
+            group_id=f"eval-{task:06d}",
+            index=index,
+            status=RolloutStatus.FAILED if one is None else RolloutStatus.KEPT,
+            reward=one,
+        )
+        for task, (example_id, group) in enumerate(rewards)
+        for index, one in enumerate(group)
+    ]
+    sampling = Sampling(max_tokens=8, temperature=temperature)
+    rollouts = max(len(group) for _, group in rewards)
+    settings = EvalSettings(num_examples=len(rewards), rollouts=rollouts, ks=ks, sampling=sampling)
+    return replace(result_of(rows, settings, DESCRIPTION, model="m", duration_s=1.0), **changes)
+
+
+def simulated(rng, chances, rollouts, level=0.0):
+    chances = chances + level * (1.0 - chances)
+    solved = rng.random((len(chances), rollouts)) < chances[:, None]
+    return an_eval([(f"e{i}", [float(one) for one in row]) for i, row in enumerate(solved)])
+
+
+def test_the_difference_of_each_task_is_a_t_test():
+    one = paired_difference("pass@1", [0.0, 0.5, 1.0, 0.5], [0.5, 0.5, 1.0, 1.0])
+    # Differences 0.5, 0, 0, 0.5: mean 0.25, standard error 0.14434, t = 1.7321 with 3 df.
+    assert (one.before, one.after, one.change) == (0.5, 0.75, 0.25)
+    assert one.low == pytest.approx(0.25 - 3.182446305 * 0.1443376)
+    assert one.high == pytest.approx(0.25 + 3.182446305 * 0.1443376)
+    assert one.p == pytest.approx(0.181690, abs=1e-6)
+    assert one.detectable == pytest.approx((3.182446305 + 0.978472) * 0.1443376, abs=1e-6)
+    assert not one.is_shown
+
+
+def test_it_finds_what_intervals_with_values_in_common_do_not():
+    rng = np.random.default_rng(5)
+    chances = rng.beta(0.5, 0.5, 200)
+    before, after = simulated(rng, chances, 4), simulated(rng, chances, 4, level=0.15)
+    assert before.pass_at[1].high > after.pass_at[1].low
+    main = compare_results(before, after).main
+    assert main.is_shown
+    assert main.p < 0.001
+
+
+def test_no_difference_is_rarely_called_one_and_the_detectable_one_is_found():
+    rng = np.random.default_rng(0)
+    alarms = found = held = 0
+    detectable = []
+    for _ in range(400):
+        chances = rng.beta(0.6, 0.6, 60)
+        old, same, better = (
+            rng.binomial(4, chances + level * (1 - chances)) / 4 for level in (0.0, 0.0, 0.11)
+        )
+        alarms += paired_difference("pass@1", old, same).is_shown
+        difference = paired_difference("pass@1", old, better)
+        found += difference.is_shown
+        held += difference.low <= 0.055 <= difference.high
+        detectable.append(difference.detectable)
+    assert 0.02 <= alarms / 400 <= 0.08
+    assert 0.92 <= held / 400 <= 0.98
+    # The true difference is 0.055; at the detectable one, the chance of finding it is 0.8.
+    assert np.mean(detectable) == pytest.approx(0.1, abs=0.03)
+    assert 0.25 <= found / 400 <= 0.45
+
+
+@pytest.mark.parametrize("size", [20, 200])
+def test_a_true_difference_as_large_as_the_detectable_one_is_found_4_times_in_5(size):
+    rng = np.random.default_rng(1)
+    old = np.zeros(size)
+    noise = [rng.normal(0.0, 0.2, size) for _ in range(500)]
+    error = 0.2 / size**0.5
+    found = sum(paired_difference("x", old, one + 2.85 * error).is_shown for one in noise)
+    detectable = np.mean([paired_difference("x", old, one).detectable for one in noise])
+    assert detectable == pytest.approx(2.85 * error, rel=0.07)
+    assert found / 500 == pytest.approx(0.8, abs=0.06)
+
+
+def test_examples_are_paired_by_id_and_the_others_are_told():
+    before = an_eval([("a", [1, 0]), ("b", [0, 0]), ("c", [1, 1]), ("d", [None, None])])
+    after = an_eval([("c", [1, 1]), ("b", [1, 0]), ("e", [0, 0]), ("d", [1, 1])])
+    comparison = compare_results(before, after)
+    assert (comparison.num_only_before, comparison.num_only_after) == (1, 2)
+    assert (comparison.main.num_tasks, comparison.main.change) == (2, 0.25)
+    assert cautions(comparison) == [
+        "1 example is left out, because only the first eval scored them.",
+        "2 examples are left out, because only the second eval scored them.",
+    ]
+    with pytest.raises(ConfigError, match="with no id in both"):
+        compare_results(before, an_eval([("x", [1])]))
+
+
+def test_rollouts_of_a_repeated_id_are_one_task():
+    before = an_eval([("a", [1]), ("a", [0]), ("b", [1])])
+    assert compare_results(before, before).main.num_tasks == 2
+
+
+def test_every_shared_measure_is_compared_and_the_number_of_rollouts_may_differ():
+    before = an_eval([("a", [1, 0, 0, 0]), ("b", [1, 1, 1, 1])], ks=(1, 2, 4))
+    after = an_eval([("a", [1, 0]), ("b", [1, 0])], ks=(1, 2))
+    comparison = compare_results(before, after)
+    names = [one.measure for one in comparison.differences]
+    assert names == ["pass@1", "pass@2", "pass^2", "reward"]
+    assert comparison.main.change == pytest.approx(-0.125)
+
+
+def test_other_code_and_other_settings_are_told():
+    before = an_eval([("a", [1]), ("b", [0])])
+    after = an_eval(
+        [("a", [1]), ("b", [0])],
+        temperature=0.5,
+        environment_version="0.2.0",
+    )
+    text = paragraph(compare_results(before, after))
+    assert "not comparable, because the environment's code changed" in text
+    assert "sums 0.1.0 -> sums 0.2.0" in text
+    assert "temperature: 1.0 -> 0.5" in text
+
+
+def test_tasks_that_all_change_alike_have_a_bound_and_not_a_point():
+    same = paired_difference("pass@1", [0.5] * 20, [0.5] * 20)
+    bound = 1 - 0.025 ** (1 / 20)
+    assert (same.low, same.high, same.p) == (pytest.approx(-bound), pytest.approx(bound), 1.0)
+    assert same.detectable == pytest.approx(bound)
+    risen = paired_difference("pass@1", [0.0] * 8, [1.0] * 8)
+    assert risen.is_shown
+    assert (risen.high, risen.p) == (1.0, pytest.approx(2 / 256))
+
+
+def test_sentences_say_what_was_shown_and_what_could_have_been():
+    risen = paired_difference("pass@1", [0.0, 0.5] * 20, [0.5, 1.0] * 19 + [0.5, 0.5])
+    assert sentence(risen).startswith(
+        "pass@1 rose from 0.250 to 0.738 (+0.488, 95% interval +0.462"
+    )
+    assert "p < 0.001, paired over 40 examples" in sentence(risen)
+    unsure = paired_difference("pass@1", [0.0, 1.0, 0.5, 0.5], [0.5, 0.5, 0.5, 1.0])
+    assert sentence(unsure).startswith("pass@1: no difference shown, from 0.500 to 0.625")
+    assert "would be found 4 times in 5" in sentence(unsure)
+    single = paired_difference("pass@1", [0.0], [1.0])
+    assert "on a single example" in sentence(single)
