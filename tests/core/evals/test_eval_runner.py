@@ -21,7 +21,7 @@ from telescope_core import (
 from telescope_core.attempts import MAX_LOST
 from telescope_core.collector import rare_collections
 from telescope_core.errors import EndpointError, EnvironmentProcessError
-from telescope_core.evals import EvalFolder, EvalSettings, read_result, run_eval
+from telescope_core.evals import EvalSettings, run_eval
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records.rows import row_of
 from telescope_core.scripted import ScriptedClient
@@ -155,7 +155,7 @@ async def test_concurrency_is_bounded_and_used():
     assert Counting.most == 3
 
 
-async def test_each_rollout_has_its_own_seed():
+async def test_each_rollout_has_its_own_seed_however_many_there_are():
     class Seeds:
         def __init__(self):
             self.seen = []
@@ -170,9 +170,13 @@ async def test_each_rollout_has_its_own_seed():
         async def close(self):
             pass
 
-    source = Seeds()
-    await run_eval(opened(), source, settings(sampling=Sampling(max_tokens=4, seed=100)))
-    assert sorted(source.seen) == list(range(100, 112))
+    sampling = Sampling(max_tokens=4, seed=100)
+    few, more = Seeds(), Seeds()
+    await run_eval(opened(), few, settings(sampling=sampling))
+    await run_eval(opened(), more, settings(sampling=sampling, rollouts=5, num_examples=5))
+    assert len(set(few.seen)) == 12
+    assert len(set(more.seen)) == 25
+    assert set(few.seen) < set(more.seen)
 
 
 async def test_group_rewards_are_in_the_rows():
@@ -223,37 +227,6 @@ async def test_cancelling_the_eval_cancels_its_rollouts():
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, 5)
     assert source.cancelled == 1
-
-
-async def test_a_resumed_eval_plays_only_what_is_missing(tmp_path):
-    manifest = {"environment": "echo", "examples": 4, "ks": (1, 2)}
-    folder = EvalFolder.create(tmp_path / "eval", manifest=manifest)
-    first = []
-    await run_eval(opened(), ScriptedClient(odd_fails), settings(), on_rollout=first.append)
-    for row in first[:7]:
-        folder.append(row)
-    with (folder.path / "rollouts.jsonl").open("a") as stream:
-        stream.write('{"torn": ')
-    again = EvalFolder.resume(folder.path, manifest=manifest)
-    client = ScriptedClient(odd_fails)
-    result = await run_eval(
-        opened(), client, settings(), on_rollout=again.append, done=again.rows()
-    )
-    again.finish(result)
-    assert len(client.requests) == 12 - 6
-    assert (result.num_scored, result.reward.mean) == (12, 0.5)
-    assert len(again.rows()) == 12
-    assert read_result(folder.path) == result
-
-
-def test_resume_refuses_other_settings_and_create_refuses_a_full_folder(tmp_path):
-    folder = EvalFolder.create(tmp_path / "eval", manifest={"examples": 4, "model": "a"})
-    with pytest.raises(ConfigError, match="examples: 4 then, 8 now"):
-        EvalFolder.resume(folder.path, manifest={"examples": 8, "model": "a"})
-    with pytest.raises(ConfigError, match="--resume"):
-        EvalFolder.create(folder.path, manifest={})
-    with pytest.raises(ConfigError, match=r"no eval\.json"):
-        EvalFolder.resume(tmp_path, manifest={})
 
 
 @pytest.mark.parametrize(

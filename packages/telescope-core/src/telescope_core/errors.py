@@ -62,6 +62,12 @@ class EnvironmentProcessError(ProcessDiedError):
     """
 
 
+class TooManyFailedError(TelescopeError):
+    """An eval was played to its end, but too many of its rollouts failed to trust the rest."""
+
+    exit_code = 7
+
+
 class RewardError(TelescopeError):
     """A reward or metric function broke its contract (not a number, out of range, raised)."""
 

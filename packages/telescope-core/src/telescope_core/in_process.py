@@ -56,6 +56,7 @@ class InProcessEnvironment:
             secrets=environment.secrets,
             dataset_revisions=environment.dataset_revisions(),
             metrics={f.name: f.range for f in environment.score_functions if f.kind == "metric"},
+            has_group_rewards=any(f.kind == "group_reward" for f in environment.score_functions),
         )
 
     async def example(self, split: Split, index: int) -> Example:

@@ -304,3 +304,5 @@ class EnvironmentDescription:
     dataset_revisions: Mapping[str, str] = field(default_factory=dict[str, str])
     metrics: Mapping[str, MetricRange] = field(default_factory=dict[str, MetricRange])
     """Ranges of the metrics that it declares, by name."""
+    has_group_rewards: bool = False
+    """Whether a rollout's reward depends on the other rollouts of its example."""

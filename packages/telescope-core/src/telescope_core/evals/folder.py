@@ -1,12 +1,17 @@
 """The folder of one eval: `eval.json`, `rollouts.jsonl` and `results.json`.
 
-`rollouts.jsonl` grows by one line with each finished rollout.
+`rollouts.jsonl` grows by one line with each finished rollout. A folder has one writer at a time.
 """
 
-from collections.abc import Mapping
+import fcntl
+import json
+import os
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -16,7 +21,6 @@ from telescope_core.records.files import (
     append_json_line,
     plain,
     read_json,
-    read_json_lines,
     write_json,
 )
 from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
@@ -24,6 +28,21 @@ from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
 from telescope_core.types import JsonValue
 
 _RESULT = TypeAdapter(EvalResult)
+_MAY_CHANGE = frozenset(
+    {
+        *("num_examples", "positions", "rollouts", "ks"),
+        *("concurrency", "max_retries", "max_failures_in_a_row", "base_url"),
+    }
+)
+"""What may be different when an eval is continued: how much is played, and how fast or where."""
+
+
+class RecordedRows(NamedTuple):
+    """The rollouts of a folder, and what could not be read."""
+
+    rows: list[RolloutRow]
+    problems: list[str]
+    """One line for each rollout that could not be read: where, and why."""
 
 
 class EvalFolder:
@@ -36,32 +55,54 @@ class EvalFolder:
     def create(cls, path: Path, *, manifest: Mapping[str, JsonValue]) -> "EvalFolder":
         """Start an eval in `path`, which must be new or empty.
 
-        `manifest` holds everything that affects the results; a resumed eval must have the same one.
+        `manifest` holds everything that affects the results; `resume` says what of it may change.
         """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(
-                f"{path} exists and is not an empty folder; choose another --output, "
-                "or add --resume to continue an interrupted eval"
-            )
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path} is a file; choose another --output")
+        path.mkdir(parents=True, exist_ok=True)
         folder = cls(path)
-        folder._write(manifest, new_run_info(path.name))
+        with folder._claimed():
+            folder._require_ended()
+            if any(path.iterdir()):
+                raise ConfigError(
+                    f"{path} exists and is not an empty folder; choose another --output, "
+                    "or add --resume to continue an eval"
+                )
+            folder._write(manifest, new_run_info(path.name))
         return folder
 
     @classmethod
+    def create_beside(cls, path: Path, *, manifest: Mapping[str, JsonValue]) -> "EvalFolder":
+        """Start an eval in `path`, or in `path`-2, `path`-3, ... if other evals have the name."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for number in count(1):
+            free = path if number == 1 else path.with_name(f"{path.name}-{number}")
+            try:
+                free.mkdir()
+            except FileExistsError:
+                continue
+            return cls.create(free, manifest=manifest)
+        raise AssertionError("there is always another number")
+
+    @classmethod
     def resume(cls, path: Path, *, manifest: Mapping[str, JsonValue]) -> "EvalFolder":
-        """Continue the eval in `path`; raises ConfigError when any setting differs."""
+        """Continue the eval in `path`, or let it grow.
+
+        Examples, rollouts per example and k may become more, and concurrency, retries and the
+        address of the endpoint may be others. Raises ConfigError when anything else differs, and
+        while another process writes to the folder.
+        """
         folder = cls(path)
-        old, new = folder.manifest(), plain(manifest)
-        assert isinstance(new, Mapping), "a manifest is an object"
-        changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
-        if changed:
-            listed = "; ".join(
-                f"{key}: {old.get(key)!r} then, {new.get(key)!r} now" for key in changed
-            )
-            raise ConfigError(
-                f"{path} was started with different settings ({listed}); use the same settings"
-            )
-        folder._write(manifest, new_run_info(path.name))
+        folder.manifest()
+        with folder._claimed():
+            folder._require_ended()
+            refused = _refused(folder.manifest(), plain(manifest))
+            if refused:
+                raise ConfigError(
+                    f"{path} was started with different settings ({'; '.join(refused)}); use the "
+                    "same settings, or another --output"
+                )
+            folder._write(manifest, new_run_info(path.name))
         return folder
 
     @classmethod
@@ -88,9 +129,32 @@ class EvalFolder:
         append_json_line(self.path / "rollouts.jsonl", row_to_json(row))
 
     def rows(self) -> list[RolloutRow]:
-        """Return the rollouts recorded so far; for a rollout played twice, the later record."""
-        rows = (row_from_json(fields) for fields in read_json_lines(self.path / "rollouts.jsonl"))
-        return list({(row.group_id, row.index): row for row in rows}.values())
+        """Return the readable rollouts recorded so far; see `read`."""
+        return self.read().rows
+
+    def read(self) -> RecordedRows:
+        """Return the rollouts recorded so far, and which of them could not be read.
+
+        For a rollout played twice, this is the later record. A last line that a kill cut short is
+        no problem: its rollout was not finished.
+        """
+        rows: dict[tuple[str, int], RolloutRow] = {}
+        problems: list[str] = []
+        for number, line in self._lines():
+            try:
+                row = row_from_json(json.loads(line))
+            except (ValueError, TypeError, RecursionError) as error:
+                if line.endswith(b"\n"):
+                    problems.append(f"rollouts.jsonl, line {number}: {error}")
+                continue
+            rows[row.group_id, row.index] = row
+        return RecordedRows(list(rows.values()), problems)
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        path = self.path / "rollouts.jsonl"
+        if path.exists():
+            with path.open("rb") as stream:
+                yield from enumerate(stream, start=1)
 
     def finish(self, result: EvalResult) -> None:
         """Write the result and mark the eval as finished."""
@@ -101,9 +165,34 @@ class EvalFolder:
         """Mark the eval as failed, and record why."""
         self._end(RunState.FAILED, reason)
 
+    def fail_unless_ended(self, reason: str) -> None:
+        """Mark the eval as failed, if it has neither finished nor failed."""
+        info = self.info()
+        if info is not None and info.state is RunState.RUNNING:
+            self.fail(reason)
+
     def result(self) -> EvalResult | None:
         """Return the result; None when the eval has none."""
         return read_result(self.path)
+
+    @contextmanager
+    def _claimed(self) -> Generator[None]:
+        """Keep others from starting here while the block decides whether it may."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _require_ended(self) -> None:
+        info = self.info()
+        if info is not None and info.observed_state is RunState.RUNNING:
+            raise ConfigError(
+                f"{self.path} belongs to an eval that is still running (process {info.pid} on "
+                f"{info.host}, since {info.started_at}); wait for it, stop it, or choose another "
+                "--output"
+            )
 
     def _end(self, state: RunState, reason: str) -> None:
         info = self.info()
@@ -114,6 +203,29 @@ class EvalFolder:
     def _write(self, manifest: Mapping[str, JsonValue], info: RunInfo) -> None:
         run = info.model_dump(mode="json")
         write_json(self.path / "eval.json", {"manifest": manifest, "run": run})
+
+
+def _refused(old: Mapping[str, Any], new: JsonValue) -> list[str]:
+    """Return what keeps an eval from being continued with other settings, one text for each."""
+    assert isinstance(new, Mapping), "a manifest is an object"
+    changed = sorted({key for key in {*old, *new} if old.get(key) != new.get(key)})
+    refused = [
+        f"{key}: {old.get(key)!r} then, {new.get(key)!r} now"
+        for key in changed
+        if key not in _MAY_CHANGE
+    ]
+    for key in ("num_examples", "rollouts"):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, int) and isinstance(after, int) and after < before:
+            refused.append(f"{key}: {before} then, {after} now; it may only grow")
+    if not _positions(old) <= _positions(new):
+        refused.append("other examples; those of the start must be among them")
+    return refused
+
+
+def _positions(manifest: Mapping[str, Any]) -> set[int]:
+    chosen = manifest.get("positions") or range(manifest.get("num_examples") or 0)
+    return set(chosen)
 
 
 def write_result(folder: Path, result: EvalResult) -> None:

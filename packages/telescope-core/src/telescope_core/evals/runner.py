@@ -15,8 +15,10 @@ from telescope_core.errors import EnvironmentProcessError, TelescopeError
 from telescope_core.evals.result import EvalResult, result_of
 from telescope_core.evals.settings import EvalSettings, check_split
 from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
-from telescope_core.records.rows import RolloutRow, row_of
+from telescope_core.records.rows import RolloutRow, readable_row, row_of
 from telescope_core.types import Group, Rollout, RolloutStatus, StopReason
+
+_SEEDS_PER_EXAMPLE = 4096
 
 
 async def run_eval(
@@ -31,14 +33,15 @@ async def run_eval(
     """Play `settings` and return the result; `model` only names what was evaluated.
 
     `on_rollout` gets each row once it is final, which is when all rollouts of its example are.
-    `done` are rows of an earlier, interrupted run of the same eval: complete examples among them
-    are not played again. Raises TelescopeError when every rollout fails; failed ones among others
-    are counted apart.
+    `done` are rows of an earlier run of the same eval, which was interrupted or had fewer examples
+    or rollouts: what they hold is not played again. Raises TelescopeError when every rollout fails;
+    failed ones among others are counted apart.
     """
     started_s = time.monotonic()
     description = await environment.describe()
     check_split(settings, description)
-    eval_run = _EvalRun(environment, policies, settings, on_rollout, rows=reusable(done, settings))
+    rows = reusable(done, settings, whole_groups=description.has_group_rewards)
+    eval_run = _EvalRun(environment, policies, settings, on_rollout, rows=rows)
     jobs = eval_run.jobs()
     try:
         with rare_collections():
@@ -56,17 +59,23 @@ async def run_eval(
     )
 
 
-def reusable(rows: Sequence[RolloutRow], settings: EvalSettings) -> list[RolloutRow]:
-    """Return the rows of those examples whose rollouts were all scored."""
+def reusable(
+    rows: Sequence[RolloutRow], settings: EvalSettings, *, whole_groups: bool = False
+) -> list[RolloutRow]:
+    """Return the rows of scored rollouts that `settings` asks for.
+
+    With `whole_groups`, an example of which not every rollout is there is played again: a group
+    reward needs to see all of them.
+    """
     groups: dict[str, dict[int, RolloutRow]] = {}
     for row in rows:
         if row.status is RolloutStatus.KEPT and row.index < settings.rollouts:
             groups.setdefault(row.group_id, {})[row.index] = row
-    wanted = {group_id(index) for index in range(settings.num_examples)}
+    wanted = {group_id(index) for index in settings.example_indices}
     return [
         row
         for name, group in groups.items()
-        if name in wanted and len(group) == settings.rollouts
+        if name in wanted and (len(group) == settings.rollouts or not whole_groups)
         for row in group.values()
     ]
 
@@ -80,6 +89,8 @@ def group_id(example_index: int) -> str:
 class _Job:
     example_index: int
     rollout_index: int
+    group_size: int
+    """Rollouts of the example that are played, and scored together if it has group rewards."""
 
 
 @dataclass(slots=True)
@@ -96,11 +107,14 @@ class _EvalRun:
 
     def jobs(self) -> Iterator[_Job]:
         """Yield what is left to play, example by example."""
-        finished = {row.group_id for row in self.rows}
-        for example_index in range(self.settings.num_examples):
-            if group_id(example_index) not in finished:
-                for rollout_index in range(self.settings.rollouts):
-                    yield _Job(example_index=example_index, rollout_index=rollout_index)
+        done = {(row.group_id, row.index) for row in self.rows}
+        for example_index in self.settings.example_indices:
+            name = group_id(example_index)
+            left = [i for i in range(self.settings.rollouts) if (name, i) not in done]
+            for rollout_index in left:
+                yield _Job(
+                    example_index=example_index, rollout_index=rollout_index, group_size=len(left)
+                )
 
     async def work(self, jobs: Iterator[_Job]) -> None:
         """Play jobs until there are none; consumes `jobs`, which all workers share."""
@@ -109,7 +123,7 @@ class _EvalRun:
             self._watch_failures(rollout)
             group = self.open_groups.setdefault(job.example_index, [])
             group.append(rollout)
-            if len(group) == self.settings.rollouts:
+            if len(group) == job.group_size:
                 del self.open_groups[job.example_index]
                 await self._finish(job.example_index, group)
 
@@ -134,7 +148,8 @@ class _EvalRun:
     def _request(self, job: _Job) -> PlayRequest:
         sampling = self.settings.sampling
         if sampling.seed is not None:
-            offset = job.example_index * self.settings.rollouts + job.rollout_index
+            # Independent of the number of rollouts, so that an eval can grow.
+            offset = job.example_index * _SEEDS_PER_EXAMPLE + job.rollout_index
             sampling = replace(sampling, seed=sampling.seed + offset)
         return PlayRequest(
             split=self.settings.split,
@@ -166,7 +181,7 @@ class _EvalRun:
         )
         group = await self._score_group(example_index, group)
         for rollout in group.rollouts:
-            row = row_of(rollout)
+            row = readable_row(row_of(rollout))
             self.rows.append(row)
             if self.on_rollout is not None:
                 self.on_rollout(row)

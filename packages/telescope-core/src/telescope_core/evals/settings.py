@@ -1,5 +1,6 @@
 """`EvalSettings`: how many examples of an environment an eval plays, and how."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from telescope_core.errors import ConfigError
@@ -8,16 +9,17 @@ from telescope_core.types import EnvironmentDescription, Sampling, Split
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSettings:
-    """An eval plays examples 0 .. num_examples - 1 of a split, `rollouts` times each."""
+    """An eval plays some examples of a split, `rollouts` times each."""
 
     num_examples: int
-    """Examples that are played, from the first one on."""
+    """Number of examples that are played."""
     rollouts: int
     """Rollouts per example."""
     ks: tuple[int, ...] = (1,)
     """The values of k for pass@k and pass^k; none may exceed `rollouts`."""
     sampling: Sampling
-    """How the policy is sampled; with a seed, rollout number i of the eval uses seed + i."""
+    """How the policy is sampled; with a seed, every rollout has a seed of its own, which depends on
+    its example and its number alone."""
     concurrency: int = 64
     """Most rollouts at the same time."""
     deadline_s: float = 300.0
@@ -27,6 +29,13 @@ class EvalSettings:
     """Further attempts at a rollout that failed; one that reached a limit is never played again."""
     max_failures_in_a_row: int = 64
     """The eval stops after this many failed rollouts in a row."""
+    positions: tuple[int, ...] = ()
+    """Positions in the split of the examples that are played; empty = from the first one on."""
+
+    @property
+    def example_indices(self) -> Sequence[int]:
+        """The positions in the split of all examples that are played, in their order."""
+        return self.positions or range(self.num_examples)
 
     def __post_init__(self) -> None:
         limits = {
@@ -44,6 +53,11 @@ class EvalSettings:
         if self.sampling.temperature < 0:
             raise ConfigError(
                 f"temperature must be 0 or more, got {self.sampling.temperature:g}; 0 = greedy"
+            )
+        if self.positions and len(set(self.positions)) != self.num_examples:
+            raise ConfigError(
+                f"expected {self.num_examples} different positions of examples, "
+                f"got {len(set(self.positions))}"
             )
         _check_ks(self.ks, self.rollouts)
 
@@ -67,8 +81,13 @@ def check_split(settings: EvalSettings, description: EnvironmentDescription) -> 
             f"it has: {', '.join(sizes) or 'none'}"
         )
     size = sizes[settings.split]
-    if size is not None and settings.num_examples > size:
+    last = max(settings.example_indices)
+    if size is not None and last >= size:
+        got = (
+            f"position {last}; use positions below {size}"
+            if settings.positions
+            else f"examples {settings.num_examples}; use at most {size}, or --examples all"
+        )
         raise ConfigError(
-            f"{description.name} has {size} examples in its {settings.split} split, "
-            f"got examples {settings.num_examples}; use at most {size}"
+            f"{description.name} has {size} examples in its {settings.split} split, got {got}"
         )

@@ -1,12 +1,16 @@
 """`RolloutRow`: the record of one rollout, the same for kept, discarded and failed ones."""
 
+import json
 from array import array
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from telescope_core.chains import SampledTokens
 from telescope_core.chat.messages import message_from_json, message_to_json
+from telescope_core.records.files import plain
 from telescope_core.records.tokens import tokens_from_json, tokens_to_json
 from telescope_core.types import JsonValue, Message, Rollout, RolloutStatus, StopReason, TurnInfo
 
@@ -138,11 +142,39 @@ def row_to_json(row: RolloutRow) -> dict[str, JsonValue]:
 
 
 def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
-    """Return the row in `fields`; unknown fields are ignored."""
+    """Return the row in `fields`; unknown fields are ignored.
+
+    Raises ValueError that names the place when a field is missing or has the wrong type.
+    """
     known = {name: fields[name] for name in RolloutRow.__dataclass_fields__ if name in fields}
-    known["status"] = RolloutStatus(known["status"])
-    known["stop_reason"] = StopReason(known.get("stop_reason", StopReason.COMPLETED))
-    known["messages"] = tuple(message_from_json(message) for message in known.get("messages", ()))
-    known["info"] = tuple(TurnInfo(**one) for one in known.get("info", ()))
-    known["tokens"] = tokens_from_json(fields)
-    return RolloutRow(**known)
+    try:
+        messages = [message_from_json(message) for message in known.get("messages", ())]
+        known["messages"] = [asdict(message) for message in messages]
+        known.pop("tokens", None)
+        row = msgspec.convert(known, RolloutRow)
+        return replace(row, tokens=tokens_from_json(fields))
+    except (msgspec.ValidationError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"not the row of a rollout: {type(error).__name__}: {error}") from None
+
+
+def readable_row(row: RolloutRow) -> RolloutRow:
+    """Return `row` if its JSON can be read back, or else the row of a failed rollout that says why.
+
+    An environment can put anything into a rollout. What no file can hold must not be lost
+    together with the rollouts around it, nor be found when the file is read.
+    """
+    try:
+        row_from_json(json.loads(json.dumps(plain(row_to_json(row)))))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        return RolloutRow(
+            step=row.step,
+            environment=row.environment,
+            example_id=str(row.example_id),
+            group_id=row.group_id,
+            index=row.index,
+            status=RolloutStatus.FAILED,
+            status_reason="UnreadableRollout",
+            error=f"the rollout cannot be recorded: {error}",
+            stop_reason=StopReason.ERROR,
+        )
+    return row

@@ -1,0 +1,185 @@
+"""The folder of an eval: what is recorded, what can be read again, who may write."""
+
+import json
+import threading
+from dataclasses import asdict, replace
+
+import pytest
+from tests.core.evals.test_eval_runner import Echo, Ranked, odd_fails, opened, settings
+
+from telescope_core import ConfigError
+from telescope_core.evals import EvalFolder, read_result, run_eval
+from telescope_core.records.identity import RunState
+from telescope_core.records.rows import readable_row
+from telescope_core.scripted import ScriptedClient
+from telescope_core.types import Message
+
+
+async def test_a_resumed_eval_plays_only_what_is_missing(tmp_path):
+    manifest = {"environment": "echo", **asdict(settings())}
+    folder = EvalFolder.create(tmp_path / "eval", manifest=manifest)
+    first = []
+    await run_eval(opened(), ScriptedClient(odd_fails), settings(), on_rollout=first.append)
+    for row in first[:7]:
+        folder.append(row)
+    with (folder.path / "rollouts.jsonl").open("a") as stream:
+        stream.write('{"torn": ')
+    folder.fail("stopped")
+    again = EvalFolder.resume(folder.path, manifest=manifest)
+    assert again.read().problems == []
+    client = ScriptedClient(odd_fails)
+    result = await run_eval(
+        opened(), client, settings(), on_rollout=again.append, done=again.rows()
+    )
+    again.finish(result)
+    assert len(client.requests) == 12 - 7
+    assert (result.num_scored, result.reward.mean) == (12, 0.5)
+    assert len(again.rows()) == 12
+    assert read_result(folder.path) == result
+
+
+async def test_an_eval_may_grow_and_keeps_what_it_has():
+    done = []
+    await run_eval(opened(), ScriptedClient(odd_fails), settings(), on_rollout=done.append)
+    client = ScriptedClient(odd_fails)
+    larger = settings(num_examples=5, rollouts=4, ks=(1, 4), concurrency=1)
+    rows = []
+    result = await run_eval(opened(), client, larger, on_rollout=rows.append, done=done)
+    assert len(client.requests) == 4 * 1 + 4
+    assert {row.index for row in rows if row.group_id == "eval-000000"} == {3}
+    assert (result.num_tasks, result.num_rollouts, result.num_scored) == (5, 20, 20)
+
+
+async def test_with_group_rewards_an_example_that_grows_is_played_again():
+    done = []
+    await run_eval(opened(Ranked), ScriptedClient(["0"]), settings(), on_rollout=done.append)
+    client = ScriptedClient(["0"])
+    grown = settings(rollouts=4)
+    result = await run_eval(opened(Ranked), client, grown, done=done)
+    assert len(client.requests) == 16
+    assert result.num_scored == 16
+    same = ScriptedClient(["0"])
+    await run_eval(opened(Ranked), same, settings(), done=done)
+    assert same.requests == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"concurrency": 1, "rollouts": 5, "num_examples": 9, "ks": (1, 5)}, None),
+        ({"base_url": "http://127.0.0.1:2/v1"}, None),
+        ({"positions": (3, 2, 1, 0, 5), "num_examples": 5}, None),
+        ({"model": "b"}, "model: 'a' then, 'b' now"),
+        ({"deadline_s": 1.0}, "deadline_s: 300.0 then, 1.0 now"),
+        ({"rollouts": 2}, "rollouts: 3 then, 2 now; it may only grow"),
+        ({"num_examples": 2}, "num_examples: 4 then, 2 now; it may only grow"),
+        ({"positions": (9, 8, 7, 6, 5), "num_examples": 5}, "other examples"),
+    ],
+)
+def test_what_may_change_at_resume(tmp_path, changes, message):
+    manifest = {"model": "a", "base_url": "http://127.0.0.1:1/v1", **asdict(settings())}
+    folder = EvalFolder.create(tmp_path / "eval", manifest=manifest)
+    folder.fail("stopped")
+    changed = {**manifest, **changes}
+    if message is None:
+        resumed = EvalFolder.resume(folder.path, manifest=changed)
+        assert resumed.manifest() == json.loads(json.dumps(changed))
+        return
+    with pytest.raises(ConfigError, match=message):
+        EvalFolder.resume(folder.path, manifest=changed)
+    assert folder.manifest() == json.loads(json.dumps(manifest))
+
+
+def test_a_folder_that_is_in_use_or_holds_something_is_refused(tmp_path):
+    folder = EvalFolder.create(tmp_path / "eval", manifest={"model": "a"})
+    for start in (EvalFolder.create, EvalFolder.resume):
+        with pytest.raises(ConfigError, match=r"still running \(process \d+ on .+, since 20"):
+            start(folder.path, manifest={"model": "a"})
+    folder.fail("stopped")
+    with pytest.raises(ConfigError, match="--resume"):
+        EvalFolder.create(folder.path, manifest={})
+    with pytest.raises(ConfigError, match=r"no eval\.json"):
+        EvalFolder.resume(tmp_path, manifest={})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        EvalFolder.create(tmp_path / "file", manifest={})
+
+
+def test_of_many_that_resume_at_once_one_goes_on(tmp_path):
+    folder = EvalFolder.create(tmp_path / "eval", manifest={"model": "a"})
+    folder.fail("stopped")
+    outcomes = []
+    ready = threading.Barrier(8)
+
+    def resume():
+        ready.wait(10)
+        try:
+            outcomes.append(EvalFolder.resume(folder.path, manifest={"model": "a"}))
+        except ConfigError as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=resume) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sum(isinstance(one, EvalFolder) for one in outcomes) == 1
+    assert sum("still running" in one for one in outcomes if isinstance(one, str)) == 7
+
+
+def test_evals_with_the_same_name_get_folders_of_their_own(tmp_path):
+    folders = [EvalFolder.create_beside(tmp_path / "runs" / "a", manifest={}) for _ in range(3)]
+    assert [folder.path.name for folder in folders] == ["a", "a-2", "a-3"]
+    assert {folder.info().observed_state for folder in folders} == {RunState.RUNNING}
+
+
+async def test_a_row_that_cannot_be_read_does_not_hide_the_others(tmp_path):
+    folder = EvalFolder.create(tmp_path / "eval", manifest={})
+    rows = []
+    await run_eval(opened(), ScriptedClient(["0"]), settings(), on_rollout=rows.append)
+    folder.append(rows[0])
+    with (folder.path / "rollouts.jsonl").open("a") as stream:
+        stream.write('{"status": "kept", "messages": ["hi"]}\n[]\nnot JSON\n')
+    folder.append(rows[1])
+    found = folder.read()
+    assert found.rows == rows[:2] == folder.rows()
+    assert [problem.partition(":")[0] for problem in found.problems] == [
+        f"rollouts.jsonl, line {number}" for number in (2, 3, 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"example_id": 5},
+        {"messages": (Message(role="user", content=b"bytes"),)},
+        {"messages": ("text",)},
+        {"tags": {"a": object()}},
+        {"metrics": {"a": None}},
+    ],
+)
+async def test_what_no_file_can_hold_is_a_failed_rollout_that_says_so(tmp_path, changes):
+    rows = []
+    await run_eval(opened(), ScriptedClient(["0"]), settings(), on_rollout=rows.append)
+    assert readable_row(rows[0]) is rows[0]
+    row = readable_row(replace(rows[0], **changes))
+    assert (row.status, row.status_reason, row.reward) == ("failed", "UnreadableRollout", None)
+    assert "cannot be recorded" in row.error
+    folder = EvalFolder.create(tmp_path / "eval", manifest={})
+    folder.append(row)
+    assert folder.rows() == [row]
+
+
+async def test_an_eval_counts_what_cannot_be_recorded_as_failed():
+    class Odd(type(opened())):
+        async def play(self, request, policy):
+            rollout = await super().play(request, policy)
+            return replace(rollout, golden_answers={"a": b"1"}) if request.index else rollout
+
+    environment = Odd(Echo(), name="echo", version="1.2")
+    rows = []
+    result = await run_eval(
+        environment, ScriptedClient(["0"]), settings(ks=(1,)), on_rollout=rows.append
+    )
+    assert (result.num_scored, result.failures) == (4, {"UnreadableRollout": 8})
+    assert len(rows) == 12
