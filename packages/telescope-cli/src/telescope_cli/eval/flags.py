@@ -1,7 +1,7 @@
 """Parse the flags of `telescope eval` that typer cannot: `--env.x value`, and lists of k."""
 
 import json
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import typer
 
@@ -20,23 +20,36 @@ def parse_ks(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def environment_settings(context: typer.Context) -> dict[str, Any]:
-    """Return the `--env.x value` and `--env.x=value` flags among the unparsed arguments.
+class UnparsedArguments(NamedTuple):
+    """What typer leaves over."""
+
+    settings: dict[str, Any]
+    """The environment's own settings."""
+    environments: list[str]
+    """Further environments after the first one."""
+
+
+def unparsed(context: typer.Context) -> UnparsedArguments:
+    """Read the `--env.x value` and `--env.x=value` flags, and further names of environments.
 
     A flag without a value is true. `--env.judge.model` is the setting `model` in the table `judge`.
     Any other unparsed argument is an error that names the nearest option.
     """
     settings: dict[str, Any] = {}
+    environments: list[str] = []
     left = list(context.args)
     while left:
         flag = left.pop(0)
+        if not flag.startswith("-"):
+            environments.append(flag)
+            continue
         if not flag.startswith(_PREFIX):
             raise _unexpected(flag, context)
         name, given, text = flag.removeprefix(_PREFIX).partition("=")
         if not given:
             text = left.pop(0) if left and not left[0].startswith("--") else "true"
         _put(settings, name.replace("-", "_").split("."), _value(text, flag), flag=name)
-    return settings
+    return UnparsedArguments(settings, environments)
 
 
 def _put(settings: dict[str, Any], path: list[str], value: Any, *, flag: str) -> None:
@@ -66,11 +79,6 @@ def _value(text: str, flag: str) -> Any:
 
 
 def _unexpected(argument: str, context: typer.Context) -> ConfigError:
-    if not argument.startswith("-"):
-        return ConfigError(
-            f"unexpected argument {argument!r}; one environment is evaluated at a time, "
-            "and every option begins with --"
-        )
     options = [name for parameter in context.command.params for name in parameter.opts]
     known = [name for name in options if name.startswith("--")]
     hint = "(settings of the environment are written --env.NAME)"

@@ -10,11 +10,13 @@ from telescope_core.types import Split
 
 EnvironmentOption = Annotated[
     str | None,
-    typer.Argument(help="Installed environment: a name, owner/name, or module:Class."),
+    typer.Argument(help="Installed environments: a name, owner/name, or module:Class."),
 ]
 ModelOption = Annotated[
-    str | None,
-    typer.Option(help="Model folder, or the name of a served model with --base-url."),
+    list[str],
+    typer.Option(
+        help="Model folder, or the name of a served model with --base-url; may be repeated."
+    ),
 ]
 BaseUrlOption = Annotated[
     str | None,
@@ -23,7 +25,20 @@ BaseUrlOption = Annotated[
 ApiKeyEnvOption = Annotated[
     str, typer.Option(help="Environment variable that holds the endpoint's API key.")
 ]
-ExamplesOption = Annotated[int, typer.Option(help="Number of examples to play.")]
+ExamplesOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Number of examples, all, or positions such as 0-9,20.",
+        show_default="64, or all if there are fewer",
+    ),
+]
+ExampleOption = Annotated[
+    list[str], typer.Option(help="Id of an example to play; may be repeated.")
+]
+ShuffleOption = Annotated[
+    int | None,
+    typer.Option(help="Seed; choose the examples at random from the whole split."),
+]
 RolloutsOption = Annotated[int, typer.Option(help="Rollouts per example.")]
 KOption = Annotated[
     str, typer.Option("--k", help="Values of k for pass@k and pass^k, such as 1,4.")
@@ -46,11 +61,25 @@ EnvAddressOption = Annotated[
     list[str],
     typer.Option(help="host:port of a worker that runs elsewhere; may be repeated."),
 ]
+MaxFailedOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Largest share of rollouts that may fail; above it, the exit code is 7.",
+    ),
+]
 OutputOption = Annotated[
-    Path | None, typer.Option(help="Folder for the results; must be new or empty.")
+    Path | None,
+    typer.Option(
+        help="Folder for the results; must be new or empty. Several evals get a folder each in it."
+    ),
 ]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Continue the interrupted eval in --output.")
+    bool,
+    typer.Option(
+        "--resume", help="Continue the eval in --output, or play more examples or rollouts."
+    ),
 ]
 AsJsonOption = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")

@@ -9,7 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from telescope_cli.eval.view import WIDTH, format_interval, print_result, stderr_console
+from telescope_cli.eval.view import (
+    WIDTH,
+    format_interval,
+    print_result,
+    print_unreadable,
+    stderr_console,
+)
 from telescope_core.errors import ConfigError
 from telescope_core.evals import EvalFolder
 from telescope_core.evals.folder import result_to_json
@@ -41,16 +47,19 @@ def show_folder(path: Path, *, as_json: bool) -> None:
 
 
 def _show_eval(folder: EvalFolder, *, as_json: bool) -> None:
-    result, info, rows = folder.result(), folder.info(), folder.rows()
+    result, info = folder.result(), folder.info()
+    rows, problems = folder.read()
     if as_json:
         fields: dict[str, JsonValue] = {
             "path": str(folder.path),
             "state": info.observed_state if info else None,
             "num_rollouts_recorded": len(rows),
+            "unreadable": problems,
             "result": result_to_json(result) if result else None,
         }
         typer.echo(json.dumps(plain(fields), indent=2))
         return
+    print_unreadable(problems)
     if result is not None:
         print_result(result, folder.path)
         return

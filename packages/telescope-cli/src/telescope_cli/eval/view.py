@@ -59,9 +59,8 @@ class EvalProgress:
             disable=not self._console.is_terminal,
         )
         self._task = self._progress.add_task("rollouts", total=self._total, mean="")
-        kept = [row for row in done if row.group_id]
-        if kept:
-            self._console.print(f"resuming: {len(kept)} rollouts already recorded", highlight=False)
+        if done:
+            self._console.print(f"resuming: {len(done)} rollouts already recorded", highlight=False)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -121,6 +120,14 @@ def first_errors(rows: Sequence[RolloutRow]) -> list[str]:
         if row.status is RolloutStatus.FAILED:
             errors.setdefault(row.status_reason, row.error or row.status_reason)
     return list(errors.values())
+
+
+def print_unreadable(problems: Sequence[str]) -> None:
+    """Say which recorded rollouts are left out because they could not be read."""
+    if problems:
+        count = f"{len(problems)} recorded rollout" + ("s" if len(problems) > 1 else "")
+        text = f"Note: {count} could not be read and left out; the first one: {problems[0]}"
+        stderr_console().print(Text(text, style="yellow"), soft_wrap=True)
 
 
 def print_errors(errors: Sequence[str]) -> None:

@@ -1,0 +1,219 @@
+"""Play the evals of one command, model by model, and record each in a folder of its own."""
+
+import asyncio
+import re
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from telescope_cli.eval.model import model_folder, serve_folder
+from telescope_cli.eval.request import EvalRequest
+from telescope_cli.eval.view import EvalProgress, print_unreadable, stderr_console
+from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.evals import EvalFolder, EvalResult, run_eval
+from telescope_core.reports import write_eval_report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one request: a result, or else an error."""
+
+    request: EvalRequest
+    folder: EvalFolder
+    result: EvalResult | None = None
+    error: TelescopeError | None = None
+
+
+def evaluate(
+    requests: Sequence[EvalRequest], *, output: Path | None, resume: bool
+) -> list[Outcome]:
+    """Play all `requests`; with several of them, an error of one does not stop the others."""
+    if resume and output is None:
+        raise ConfigError("--resume needs --output with the folder of the eval to continue")
+    if len(requests) == 1:
+        (request,) = requests
+        folders = [_open_folder(request, output or _default_path(request), output, resume=resume)]
+        root = folders[0].path
+    else:
+        root = output or _new_root()
+        paths = _distinct([root / _folder_name(request) for request in requests])
+        folders = [
+            _open_folder(one, path, path, resume=resume and EvalFolder.holds_eval(path))
+            for one, path in zip(requests, paths, strict=True)
+        ]
+    pairs = list(zip(requests, folders, strict=True))
+    outcomes: list[Outcome] = []
+    with ExitStack() as stack:
+        stack.enter_context(_resumable(root))
+        for folder in folders:
+            stack.enter_context(_recorded(folder))
+        for _, group in groupby(pairs, key=lambda pair: pair[0].model):
+            outcomes += _evaluate_model(list(group), stop_at_error=len(requests) == 1)
+    return outcomes
+
+
+def _evaluate_model(
+    pairs: Sequence[tuple[EvalRequest, EvalFolder]], *, stop_at_error: bool
+) -> list[Outcome]:
+    """Play the evals of one model, which is served once for all of them."""
+    outcomes: list[Outcome] = []
+    request, folder = pairs[0]
+    try:
+        with _endpoint(request, folder) as (base_url, served_model):
+            for one, place in pairs:
+                outcomes.append(_evaluate_one(one, place, base_url, served_model))
+                error = outcomes[-1].error
+                if stop_at_error and error is not None:
+                    raise error
+    except TelescopeError as error:
+        if stop_at_error:
+            raise
+        for one, place in pairs[len(outcomes) :]:
+            place.fail(str(error))
+            outcomes.append(Outcome(request=one, folder=place, error=error))
+    return outcomes
+
+
+def _evaluate_one(
+    request: EvalRequest, folder: EvalFolder, base_url: str, model: str | None
+) -> Outcome:
+    try:
+        result = asyncio.run(_play(request, folder, base_url, model))
+    except TelescopeError as error:
+        folder.fail(str(error))
+        return Outcome(request=request, folder=folder, error=error)
+    folder.finish(result)
+    write_eval_report(folder)
+    return Outcome(request=request, folder=folder, result=result)
+
+
+async def _play(
+    request: EvalRequest, folder: EvalFolder, base_url: str, model: str | None
+) -> EvalResult:
+    from telescope_core.chat.client import ChatClient
+    from telescope_core.chat.http import RequestLimits
+    from telescope_core.open import open_environment
+
+    settings = request.settings
+    done, problems = folder.read()
+    print_unreadable(problems)
+    limits = RequestLimits(request_timeout_s=settings.deadline_s)
+    client = ChatClient(base_url, model, api_key=request.api_key, limits=limits)
+    processes = replace(request.processes, log_folder=folder.path / "logs")
+    environment = open_environment(request.environment, request.environment_settings, processes)
+    try:
+        with EvalProgress(settings, done=done) as progress:
+
+            def record(row: Any) -> None:
+                folder.append(row)
+                progress.update(row)
+
+            result = await run_eval(
+                environment,
+                client,
+                settings,
+                model=request.model or await client.model(),
+                on_rollout=record,
+                done=done,
+            )
+            return replace(result, environment_record=request.record)
+    finally:
+        await environment.close()
+        await client.close()
+
+
+@contextmanager
+def _endpoint(
+    request: EvalRequest, folder: EvalFolder
+) -> Generator[tuple[str, str | None], None, None]:
+    """Yield the URL and model name of the endpoint; without one, start a server for it."""
+    if request.base_url is not None:
+        yield request.base_url, request.model
+        return
+    with serve_folder(model_folder(request.model), log_path=folder.path / "server.log") as served:
+        yield served
+
+
+def _open_folder(
+    request: EvalRequest, path: Path, output: Path | None, *, resume: bool
+) -> EvalFolder:
+    if resume:
+        return EvalFolder.resume(path, manifest=request.manifest())
+    start = EvalFolder.create if output is not None else EvalFolder.create_beside
+    return start(path, manifest=request.manifest())
+
+
+def _default_path(request: EvalRequest) -> Path:
+    return Path("runs", "evals", f"{_plain_name(request.environment)}-{_stamp()}")
+
+
+def _new_root() -> Path:
+    """Return a new folder for several evals."""
+    base = Path("runs", "evals", _stamp())
+    base.parent.mkdir(parents=True, exist_ok=True)
+    number, root = 1, base
+    while True:
+        try:
+            root.mkdir()
+        except FileExistsError:
+            number += 1
+            root = base.with_name(f"{base.name}-{number}")
+        else:
+            return root
+
+
+def _folder_name(request: EvalRequest) -> str:
+    model = _plain_name(Path(request.model).name) if request.model else ""
+    return "-".join(part for part in (_plain_name(request.environment), model) if part)
+
+
+def _distinct(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths, with a number added to those that are there already."""
+    found: list[Path] = []
+    for path in paths:
+        number, free = 1, path
+        while free in found:
+            number += 1
+            free = path.with_name(f"{path.name}-{number}")
+        found.append(free)
+    return found
+
+
+def _plain_name(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
+
+
+def _stamp() -> str:
+    return f"{datetime.now():%Y%m%d-%H%M%S}"
+
+
+@contextmanager
+def _recorded(folder: EvalFolder) -> Generator[None, None, None]:
+    """Record in the folder why an eval that was begun, or waited for its turn, did not finish."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        folder.fail_unless_ended("interrupted from the keyboard")
+        raise
+    except Exception as error:
+        folder.fail_unless_ended(f"{type(error).__name__}: {error}")
+        raise
+
+
+@contextmanager
+def _resumable(path: Path) -> Generator[None, None, None]:
+    """Print after Ctrl-C how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stderr_console().print(
+            f"Finished rollouts are in {path}; repeat the command with "
+            f"--output {path} --resume to continue.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise

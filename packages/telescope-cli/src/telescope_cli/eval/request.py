@@ -1,0 +1,105 @@
+"""`EvalRequest`: one environment and one model of a `telescope eval` command, checked."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from telescope_cli.eval.model import model_folder
+from telescope_cli.eval.selection import Selection, resolve
+from telescope_cli.eval.view import stderr_console
+from telescope_core.environment_record import EnvironmentRecord
+from telescope_core.evals import EvalSettings
+from telescope_core.processes.settings import ProcessSettings
+from telescope_core.types import JsonValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRequest:
+    """One environment and one model to be evaluated."""
+
+    environment: str
+    environment_settings: dict[str, Any]
+    model: str | None
+    """Model folder, or name of a served model; None = the only model the endpoint serves."""
+    base_url: str | None
+    """URL of the endpoint; None = `model` is a folder, which is served for this eval."""
+    api_key: str | None
+    settings: EvalSettings
+    selection: Selection
+    """Which examples; once checked, `settings` holds what it means in the environment."""
+    processes: ProcessSettings
+    """Where the environment runs; this does not affect the results."""
+    record: EnvironmentRecord
+    """Identity of the environment's code."""
+
+    @property
+    def name(self) -> str:
+        """The environment and the model, for people."""
+        return f"{self.environment} with {self.model}" if self.model else self.environment
+
+    def manifest(self) -> dict[str, JsonValue]:
+        """Return everything that affects the results."""
+        code = self.record
+        return {
+            "environment": self.environment,
+            "environment_code": {
+                "id": code.id,
+                "version": code.version,
+                "wheel_sha256": code.wheel_sha256,
+                "lock_digest": code.lock_digest,
+            },
+            "env": self.environment_settings,
+            "model": self.model,
+            "base_url": self.base_url,
+            **asdict(self.settings),
+        }
+
+
+def checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:
+    """Return the requests with their examples resolved; raises before anything is written."""
+    for request in requests:
+        if request.base_url is None:
+            model_folder(request.model)
+    return asyncio.run(_checked(requests))
+
+
+async def _checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:
+    found: dict[str, EvalSettings] = {}
+    endpoints: set[str | None] = set()
+    for request in requests:
+        if request.environment not in found:
+            found[request.environment] = await _resolved(request)
+        if request.base_url is not None and request.model not in endpoints:
+            endpoints.add(request.model)
+            await _check_endpoint(request, request.base_url)
+    return [replace(request, settings=found[request.environment]) for request in requests]
+
+
+async def _resolved(request: EvalRequest) -> EvalSettings:
+    """Open the environment, so that problems with it or its examples are reported first."""
+    from telescope_core.open import open_environment
+
+    environment = open_environment(
+        request.environment, request.environment_settings, request.processes
+    )
+
+    def tell(text: str) -> None:
+        stderr_console().print(text, highlight=False, soft_wrap=True)
+
+    try:
+        return await resolve(request.selection, request.settings, environment, tell=tell)
+    finally:
+        await environment.close()
+
+
+async def _check_endpoint(request: EvalRequest, base_url: str) -> None:
+    from telescope_core.chat.client import ChatClient
+    from telescope_core.chat.http import RequestLimits
+
+    limits = RequestLimits(retry_budget_s=3.0)
+    client = ChatClient(base_url, request.model, api_key=request.api_key, limits=limits)
+    try:
+        await client.check()
+    finally:
+        await client.close()

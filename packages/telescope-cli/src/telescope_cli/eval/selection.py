@@ -1,0 +1,143 @@
+"""Which examples `telescope eval` plays: a number, all, positions, ids, or a random choice."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+
+from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.evals import EvalSettings
+from telescope_core.evals.settings import check_split
+from telescope_core.protocols import EnvironmentClient
+from telescope_core.types import EnvironmentDescription, Split
+
+DEFAULT_EXAMPLES = 64
+_ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What `--examples`, `--example` and `--shuffle` ask for, before the split is known."""
+
+    number: int | None = None
+    """Number of examples; None = 64, or all if there are fewer."""
+    is_all: bool = False
+    positions: tuple[int, ...] = ()
+    """Positions in the split, 0 first; empty = by number."""
+    ids: tuple[str, ...] = ()
+    """Ids of examples; empty = by number or position."""
+    shuffle: int | None = None
+    """Seed of a random choice from the whole split; None = from the first example on."""
+
+
+def parse_selection(text: str | None, ids: list[str], shuffle: int | None) -> Selection:
+    """Read `64`, `all` or positions such as `0-9,20`; raises ConfigError for anything else."""
+    if ids:
+        if text is not None or shuffle is not None:
+            raise ConfigError("--example names the examples; leave out --examples and --shuffle")
+        return Selection(ids=tuple(dict.fromkeys(ids)))
+    if text is None:
+        return Selection(shuffle=shuffle)
+    if text.strip().lower() == _ALL:
+        return Selection(is_all=True, shuffle=shuffle)
+    if "-" not in text.strip() and "," not in text:
+        return Selection(number=_number(text, text), shuffle=shuffle)
+    if shuffle is not None:
+        raise ConfigError(f"--shuffle needs a number of examples or all, got positions {text!r}")
+    return Selection(positions=_positions(text))
+
+
+async def resolve(
+    selection: Selection,
+    settings: EvalSettings,
+    environment: EnvironmentClient,
+    *,
+    tell: Callable[[str], None],
+) -> EvalSettings:
+    """Return `settings` with the examples that `selection` means in this environment.
+
+    `tell` is told when fewer examples than the default are there.
+    """
+    description = await environment.describe()
+    check_split(replace(settings, num_examples=1, positions=()), description)
+    size = description.num_examples[settings.split]
+    positions = selection.positions
+    number = len(positions) or _number_of(selection, size, description, settings.split, tell)
+    if selection.ids:
+        positions = await _find(selection.ids, environment, settings.split, size)
+        number = len(positions)
+    elif selection.shuffle is not None:
+        if size is None:
+            raise ConfigError(
+                f"{description.name}: the {settings.split} split is endless, so there is no whole "
+                "to choose from; leave out --shuffle"
+            )
+        positions = tuple(Random(selection.shuffle).sample(range(size), min(number, size)))
+    resolved = replace(settings, num_examples=number, positions=positions)
+    check_split(resolved, description)
+    return resolved
+
+
+def _number_of(
+    selection: Selection,
+    size: int | None,
+    description: EnvironmentDescription,
+    split: Split,
+    tell: Callable[[str], None],
+) -> int:
+    if selection.is_all:
+        if size is None:
+            raise ConfigError(
+                f"{description.name}: the {split} split is endless; give a number of examples"
+            )
+        return size
+    if selection.number is not None:
+        return selection.number
+    if size is not None and size < DEFAULT_EXAMPLES:
+        tell(f"{description.name}: all {size} examples of its {split} split are played")
+        return size
+    return DEFAULT_EXAMPLES
+
+
+async def _find(
+    ids: tuple[str, ...], environment: EnvironmentClient, split: Split, size: int | None
+) -> tuple[int, ...]:
+    """Return the positions of examples by id; only a finite split can be searched."""
+    if size is None:
+        raise ConfigError(
+            f"{environment.name}: the {split} split is endless, so ids cannot be looked up; "
+            "give positions, such as --examples 0-9"
+        )
+    found: dict[str, int] = {}
+    for position in range(size):
+        found.setdefault((await environment.example(split, position)).id, position)
+        if all(one in found for one in ids):
+            break
+    for one in ids:
+        if one not in found:
+            raise unknown_name("example", one, list(found), f"(in the {split} split)")
+    return tuple(found[one] for one in ids)
+
+
+def _positions(text: str) -> tuple[int, ...]:
+    positions: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        low = _number(first, text)
+        high = _number(last, text) if dash else low
+        if high < low:
+            raise ConfigError(f"--examples: {part.strip()} runs backwards; write {high}-{low}")
+        positions += range(low, high + 1)
+    return tuple(dict.fromkeys(positions))
+
+
+def _number(part: str, text: str) -> int:
+    try:
+        number = int(part)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ConfigError(
+            f"--examples must be a number such as 64, all, or positions such as 0-9,20, "
+            f"got {text!r}"
+        )
+    return number

@@ -1,0 +1,45 @@
+"""Fixtures of the commands that play evals: a small chat endpoint on loopback, and a folder."""
+
+import asyncio
+import sys
+import threading
+
+import pytest
+from aiohttp import web
+from tests.cli.echo import BROKEN, ENVIRONMENT, NAMES, answer, models
+
+
+@pytest.fixture
+def endpoint():
+    """Yield (base URL, the application) of an endpoint that echoes even numbers."""
+    loop = asyncio.new_event_loop()
+    app = web.Application()
+    app[BROKEN] = False
+    app[NAMES] = ["tiny"]
+    app.router.add_post("/v1/chat/completions", answer)
+    app.router.add_get("/v1/models", models)
+    runner = web.AppRunner(app, shutdown_timeout=1)
+
+    async def start():
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return site._server.sockets[0].getsockname()[1]
+
+    port = loop.run_until_complete(start())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{port}/v1", app
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    (tmp_path / "echo_env.py").write_text(ENVIRONMENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("echo_env", None)
