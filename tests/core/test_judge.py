@@ -118,6 +118,10 @@ async def test_a_verdict_is_a_reward_and_what_it_cost_is_counted(monkeypatch):
             "judge/cost": 3e-4,
         }
     )
+    # The judge's reason is kept with the rollout, as a note about its last turn.
+    (note,) = rollout.info
+    assert (note.turn, note.key) == (0, "judge")
+    assert json.loads(note.value) == {"score": 0.75, "reason": "clear"}
     assert endpoint.headers[0]["Authorization"] == "Bearer k3y"
     (asked,) = endpoint.requests
     assert asked["model"] == "grader"
@@ -227,6 +231,7 @@ async def test_a_judge_ranks_a_group_and_its_cost_is_shared():
         await client.close()
     assert [rollout.reward for rollout in scored.rollouts] == [0.5, 1.0]
     assert [rollout.metrics["judge/calls"] for rollout in scored.rollouts] == [0.5, 0.5]
+    assert [[note.key for note in rollout.info] for rollout in scored.rollouts] == [["judge"]] * 2
 
 
 class Booking(MultiTurnEnvironment):

@@ -28,7 +28,7 @@ from telescope_core.reports.train_report import reward_svg, write_train_report
 from telescope_core.types import EnvironmentDescription, Message, RolloutStatus, Sampling, Split
 
 NAMES = ("math-reasoning", "countdown")
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "input"}
 
 
 class Checker(HTMLParser):

@@ -32,7 +32,11 @@ async def score_group(environment: Environment, group: Group, example: Example) 
         environment.check_range(total)
     by_index = {
         rollout.index: replace(
-            rollout, reward=total, rewards=part, metrics=_plus(rollout.metrics, spent)
+            rollout,
+            reward=total,
+            rewards=part,
+            metrics=_plus(rollout.metrics, spent),
+            info=(*rollout.info, *usage.notes(turn=max(0, len(rollout.turns) - 1))),
         )
         for rollout, total, part in zip(scored, totals, parts, strict=True)
     }

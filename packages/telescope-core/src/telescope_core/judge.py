@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, Field
 
+from telescope_core.environments.usage import remark
 from telescope_core.helper_models import HelperModel, HelperModelConfig, Owner
 from telescope_core.parsers import as_model
 from telescope_core.types import Example, Message, Rollout
@@ -47,6 +48,7 @@ class Judge:
     """
 
     def __init__(self, config: JudgeConfig, owner: Owner, *, role: str = "judge") -> None:
+        self._role = role
         self._model = HelperModel(config, owner, role=role)
 
     async def score(self, rollout: Rollout, example: Example, *, rubric: str) -> JudgeVerdict:
@@ -69,10 +71,13 @@ class Judge:
         """Ask the judge your own `messages` and return its answer as an instance of `verdict`.
 
         `verdict` is a pydantic model of yours, and `messages` must ask for a JSON object with its
-        fields. Raises JudgeError when the judge gives no such object.
+        fields. Raises JudgeError when the judge gives no such object. The verdict is kept among the
+        notes (`info`) of the rollout that is being scored, or of each rollout of the group.
         """
         wanted = f"a JSON object with {', '.join(verdict.model_fields)}"
-        return await self._model.ask(messages, partial(as_model, model=verdict), wanted=wanted)
+        found = await self._model.ask(messages, partial(as_model, model=verdict), wanted=wanted)
+        remark(self._role, found.model_dump_json())
+        return found
 
 
 def transcript(messages: Sequence[Message]) -> str:

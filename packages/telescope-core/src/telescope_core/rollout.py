@@ -50,7 +50,12 @@ async def play_rollout(
         raise
     problems = await playing.clean_up()
     tags = {**rollout.tags, "cleanup": "; ".join(problems)} if problems else rollout.tags
-    return replace(rollout, tags=tags, metrics={**rollout.metrics, **usage.metrics()})
+    return replace(
+        rollout,
+        tags=tags,
+        metrics={**rollout.metrics, **usage.metrics()},
+        info=(*rollout.info, *usage.notes(turn=max(0, len(rollout.turns) - 1))),
+    )
 
 
 class _Playing:

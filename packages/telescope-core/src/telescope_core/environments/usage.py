@@ -1,7 +1,8 @@
-"""Count what a rollout uses besides its policy: calls, tokens and cost of judges and users.
+"""Count what a rollout uses besides its policy, and keep what judges say of it.
 
-Code that uses a helper model calls `count`. The values become metrics of the rollout or group that
-the current task plays or scores, including its threads.
+Code that uses a helper model calls `count`; the values become metrics. A judge's verdict goes
+through `remark` and becomes a note. Both belong to the rollout or group that the current task
+plays or scores, including its threads.
 """
 
 import threading
@@ -9,18 +10,37 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from telescope_core.types import TurnInfo
+
+_MOST_REMARKS = 32
+_LONGEST_REMARK = 4000
+
 
 class Usage:
-    """Sums of counted values, by metric name."""
+    """Sums of counted values, by metric name, and remarks in the order they were made."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
+        self._remarks: list[tuple[str, str]] = []
         self._lock = threading.Lock()
 
     def add(self, name: str, value: float) -> None:
         """Add `value` to the sum of `name`."""
         with self._lock:
             self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def add_remark(self, key: str, text: str) -> None:
+        """Keep `text` under `key`; beyond a few dozen, no more are kept."""
+        with self._lock:
+            if len(self._remarks) < _MOST_REMARKS:
+                self._remarks.append((key, text[:_LONGEST_REMARK]))
+
+    def notes(self, *, turn: int) -> tuple[TurnInfo, ...]:
+        """Return the remarks so far as notes about a turn."""
+        with self._lock:
+            return tuple(
+                TurnInfo(turn=turn, key=key, value=text, kind="text") for key, text in self._remarks
+            )
 
     def metrics(self, *, share: float = 1.0) -> dict[str, float]:
         """Return the sums so far, multiplied by `share`."""
@@ -47,3 +67,10 @@ def count(name: str, value: float) -> None:
     usage = _current.get()
     if usage is not None:
         usage.add(name, value)
+
+
+def remark(key: str, text: str) -> None:
+    """Keep `text` with the current rollout or group; outside of one, do nothing."""
+    usage = _current.get()
+    if usage is not None:
+        usage.add_remark(key, text)

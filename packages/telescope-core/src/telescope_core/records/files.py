@@ -12,9 +12,9 @@ from telescope_core.types import JsonValue
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` atomically."""
+    """Write `text` to `path` atomically; half a surrogate pair, which UTF-8 lacks, becomes `?`."""
     with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="replace")
 
 
 def write_json(path: Path, value: JsonValue) -> None:

@@ -6,10 +6,21 @@ from pathlib import Path
 from telescope_core.evals.folder import EvalFolder
 from telescope_core.evals.result import EvalResult
 from telescope_core.records.files import write_text
+from telescope_core.records.rows import RolloutRow
 from telescope_core.reports import html
-from telescope_core.reports.samples import NUM_SAMPLES, pick
+from telescope_core.reports.rollouts_html import filter_script, sample, sample_filter
+from telescope_core.reports.samples import pick
 from telescope_core.reports.svg import IntervalRow, interval_chart
 from telescope_core.reports.train_sections import format_duration
+
+_NUM_SAMPLES = 100
+_NUM_OPEN = 3
+_KINDS = {
+    "solved": "solved",
+    "unsolved": "not solved",
+    "failed": "failed",
+    "truncated": "truncated",
+}
 
 
 def write_eval_report(folder: EvalFolder) -> Path | None:
@@ -21,7 +32,8 @@ def write_eval_report(folder: EvalFolder) -> Path | None:
         _header(result),
         _estimates(result),
         _failures(result),
-        _samples(folder),
+        _metrics(result),
+        _samples(folder, result),
         _settings(folder),
     ]
     path = folder.path / "report.html"
@@ -99,10 +111,51 @@ def _failures(result: EvalResult) -> str:
     )
 
 
-def _samples(folder: EvalFolder) -> str:
-    rows = pick(folder.rows(), NUM_SAMPLES)
-    body = "".join(html.sample(row, with_step=False) for row in rows)
-    return f"<h2>Sample rollouts</h2>{body}" if rows else ""
+def _metrics(result: EvalResult) -> str:
+    if not result.metrics:
+        return ""
+    rows: list[tuple[str, str, str]] = []
+    for name, value in result.metrics.items():
+        known = result.metric_ranges.get(name)
+        lower = known is not None and known.lower_is_better
+        rows.append((name, "lower is better" if lower else "", f"{value:.3f}"))
+    return (
+        "<h2>Metrics</h2>"
+        '<p class="soft">Means over the scored rollouts that have the metric.</p>'
+        f"{html.table(['metric', '', 'mean'], rows, num_text_columns=2)}"
+    )
+
+
+def _samples(folder: EvalFolder, result: EvalResult) -> str:
+    recorded = folder.read()
+    rows = pick(recorded.rows, _NUM_SAMPLES)
+    if not rows:
+        return ""
+    body = "".join(
+        sample(
+            row,
+            with_step=False,
+            is_open=index < _NUM_OPEN,
+            kinds=_kinds(row, result.success_threshold),
+        )
+        for index, row in enumerate(rows)
+    )
+    count = len(recorded.rows)
+    text = f"{len(rows)} of {count:,} rollouts, best and worst in turn. All are in rollouts.jsonl."
+    if recorded.problems:
+        text += f" {len(recorded.problems)} could not be read: {recorded.problems[0]}."
+    return (
+        f'<h2>Rollouts</h2><p class="soft">{escape(text)}</p>'
+        f"{sample_filter(_KINDS)}{body}{filter_script()}"
+    )
+
+
+def _kinds(row: RolloutRow, threshold: float) -> list[str]:
+    if row.reward is None:
+        kinds = ["failed"]
+    else:
+        kinds = ["solved" if row.reward >= threshold else "unsolved"]
+    return [*kinds, "truncated"] if row.is_truncated else kinds
 
 
 def _settings(folder: EvalFolder) -> str:

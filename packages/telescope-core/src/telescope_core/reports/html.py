@@ -1,13 +1,9 @@
-"""HTML building blocks of a report: the page, facts, tables, figures and rollouts."""
+"""HTML building blocks of a report: the page, facts, tables and figures."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from telescope_core.records.rows import RolloutRow
 from telescope_core.reports.style import NUM_COLORS, PAGE_STYLE
-from telescope_core.types import Message
-
-_LONGEST_TEXT = 4000
 
 
 def page(title: str, parts: Sequence[str]) -> str:
@@ -72,33 +68,3 @@ def flat_settings(config: Mapping[str, object], prefix: str = "") -> list[tuple[
         else:
             rows.append((name, "none" if value is None else str(value)))  # pyright: ignore[reportUnknownArgumentType]
     return rows
-
-
-def sample(row: RolloutRow, *, with_step: bool = True) -> str:
-    """Return one rollout with its messages, reward and status."""
-    reward = "none" if row.reward is None else f"{row.reward:.3f}"
-    labels = [f"step <b>{row.step}</b>"] if with_step else []
-    labels += [
-        f"<b>{escape(row.environment)}</b>",
-        f"reward <b>{reward}</b>",
-        f"status <b>{row.status.value}</b>"
-        + (f" ({escape(row.status_reason)})" if row.status_reason else ""),
-        f"{row.num_completion_tokens} tokens" + (", truncated" if row.is_truncated else ""),
-        f"example {escape(row.example_id or 'unknown')}",
-    ]
-    header = "".join(f"<span>{label}</span>" for label in labels)
-    body = "".join(_message(message) for message in row.messages)
-    error = f'<pre class="bad">{escape(row.error)}</pre>' if row.error else ""
-    return f'<article class="sample"><header>{header}</header>{body}{error}</article>'
-
-
-def _message(message: Message) -> str:
-    text = message.content
-    if message.reasoning:
-        text = f"[thinking]\n{message.reasoning}\n[/thinking]\n{text}"
-    if len(text) > _LONGEST_TEXT:
-        text = f"{text[:_LONGEST_TEXT]}\n[{len(text) - _LONGEST_TEXT} more characters]"
-    for call in message.tool_calls:
-        text += f"\n{call.name}({call.arguments})"
-    css_class = "said" if message.role == "assistant" else "asked"
-    return f'<pre class="{css_class}" title="{message.role}">{escape(text) or "(empty)"}</pre>'

@@ -66,12 +66,20 @@ th{color:var(--soft);font-weight:600;white-space:nowrap}
 td.number,th.number{text-align:right}
 .sample{background:var(--card);border:1px solid var(--line);border-radius:10px;
 padding:12px 16px;margin-top:12px}
-.sample header{display:flex;flex-wrap:wrap;gap:2px 16px;font-size:.88rem;color:var(--soft)}
-.sample header b{color:var(--text)}
+.sample details{margin:0}
+.sample summary{font-size:.88rem}.sample summary span{margin-right:14px}
+.sample summary b,.sample .keys b{color:var(--text)}
+.sample .keys{color:var(--soft);font-size:.85rem}
+.role{display:block;color:var(--soft);font-size:.8rem;margin-top:10px}
+.filter{display:flex;flex-wrap:wrap;align-items:center;gap:8px 16px;margin-top:12px}
+.filter[hidden]{display:none}
+select,input,button{font:inherit;font-size:.9rem;color:inherit;background:var(--card);
+border:1px solid var(--line);border-radius:6px;padding:3px 8px}
 pre{white-space:pre-wrap;margin:6px 0 0;font:.86rem/1.5 ui-monospace,'SF Mono',Menlo,Consolas,
 monospace}
-.said{border-left:3px solid var(--c0);padding-left:10px}
-.asked{border-left:3px solid var(--line);padding-left:10px}
+.turn pre{border-left:3px solid var(--line);padding-left:10px;margin-top:2px}
+.said pre{border-color:var(--c0)}.gold pre{border-color:var(--good)}
+.note pre{border-color:var(--c4)}
 h2+figure,h2+.facts{margin-top:12px}
 details{margin-top:12px}summary{cursor:pointer;color:var(--soft)}
 @media(max-width:520px){main{padding:20px 14px 48px}h1{font-size:1.4rem}

@@ -10,6 +10,7 @@ from telescope_core.reports import html
 from telescope_core.reports.before_after import BeforeAfter
 from telescope_core.reports.differences import sentence
 from telescope_core.reports.overview import RunOverview, column, edge_means, mean_of, reward_curve
+from telescope_core.reports.rollouts_html import sample
 from telescope_core.reports.samples import run_samples
 from telescope_core.reports.sparkline import moving_average
 from telescope_core.reports.svg import (
@@ -165,7 +166,7 @@ def sample_section(run: RunFolder) -> str:
     rows = run_samples(run)
     if not rows:
         return ""
-    return "<h2>Sample rollouts</h2>" + "".join(html.sample(row) for row in rows)
+    return "<h2>Sample rollouts</h2>" + "".join(sample(row) for row in rows)
 
 
 def settings_section(run: RunFolder, overview: RunOverview) -> str:

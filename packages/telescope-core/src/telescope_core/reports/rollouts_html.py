@@ -1,0 +1,126 @@
+"""HTML of single rollouts: who said what, what was expected, how it was scored; and a filter."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from telescope_core.records.rows import RolloutRow
+from telescope_core.types import Message, TurnInfo
+
+_LONGEST_TEXT = 4000
+_SCRIPT = """
+(() => {
+  const all = [...document.querySelectorAll('.sample')];
+  const kind = document.getElementById('kind'), text = document.getElementById('text');
+  const show = () => {
+    const words = text.value.toLowerCase();
+    let shown = 0;
+    for (const one of all) {
+      const fits = (!kind.value || one.dataset.kind.split(' ').includes(kind.value))
+        && one.textContent.toLowerCase().includes(words);
+      one.hidden = !fits;
+      shown += fits;
+    }
+    document.getElementById('shown').textContent = shown + ' of ' + all.length + ' shown';
+  };
+  const every = open => () => all.forEach(one => { one.querySelector('details').open = open; });
+  document.getElementById('filter').hidden = false;
+  kind.onchange = text.oninput = show;
+  document.getElementById('open').onclick = every(true);
+  document.getElementById('close').onclick = every(false);
+  show();
+})();
+"""
+
+
+def sample(
+    row: RolloutRow, *, with_step: bool = True, is_open: bool = True, kinds: Sequence[str] = ()
+) -> str:
+    """Return one rollout; `kinds` are the names by which `sample_filter` finds it."""
+    body = "".join(_message(message) for message in row.messages)
+    expected = "".join(
+        f'<div class="turn gold"><span class="role">expected: {escape(name)}</span>'
+        f"<pre>{escape(_cut(answer))}</pre></div>"
+        for name, answer in row.golden_answers.items()
+    )
+    notes = "".join(_note(one) for one in row.info)
+    error = f'<pre class="bad">{escape(row.error)}</pre>' if row.error else ""
+    opened = " open" if is_open else ""
+    return (
+        f'<article class="sample" data-kind="{escape(" ".join(kinds))}"><details{opened}>'
+        f"<summary>{_header(row, with_step=with_step)}</summary>{body}{expected}{notes}"
+        f"{_numbers(row)}{error}</details></article>"
+    )
+
+
+def sample_filter(kinds: Mapping[str, str]) -> str:
+    """Return the controls that show some of the samples; `kinds` maps kind -> its text.
+
+    They stay hidden where scripts are off, and the page then shows every sample.
+    """
+    options = "".join(
+        f'<option value="{escape(kind)}">{escape(text)}</option>' for kind, text in kinds.items()
+    )
+    return (
+        '<div id="filter" class="filter" hidden>'
+        f'<label>Show <select id="kind"><option value="">all</option>{options}</select></label>'
+        '<label>containing <input id="text" type="search"></label>'
+        '<button id="open" type="button">open all</button>'
+        '<button id="close" type="button">close all</button>'
+        '<span id="shown" class="soft" role="status"></span></div>'
+    )
+
+
+def filter_script() -> str:
+    """Return the script of `sample_filter`; it belongs after the samples."""
+    return f"<script>{_SCRIPT}</script>"
+
+
+def _header(row: RolloutRow, *, with_step: bool) -> str:
+    reward = "none" if row.reward is None else f"{row.reward:.3f}"
+    labels = [f"step <b>{row.step}</b>"] if with_step else []
+    labels += [
+        f"<b>{escape(row.environment)}</b>",
+        f"reward <b>{reward}</b>",
+        f"status <b>{row.status.value}</b>"
+        + (f" ({escape(row.status_reason)})" if row.status_reason else ""),
+        f"{row.num_turns} turns, {row.num_completion_tokens} tokens"
+        + (", truncated" if row.is_truncated else ""),
+        f"example {escape(row.example_id or 'unknown')}",
+    ]
+    return "".join(f"<span>{label}</span> " for label in labels)
+
+
+def _message(message: Message) -> str:
+    text = message.content
+    if message.reasoning:
+        text = f"[thinking]\n{message.reasoning}\n[/thinking]\n{text}"
+    text = _cut(text)
+    for call in message.tool_calls:
+        text += f"\n{call.name}({call.arguments})"
+    css_class = "said" if message.role == "assistant" else "asked"
+    return (
+        f'<div class="turn {css_class}"><span class="role">{escape(message.role)}</span>'
+        f"<pre>{escape(text) or '(empty)'}</pre></div>"
+    )
+
+
+def _note(note: TurnInfo) -> str:
+    return (
+        f'<div class="turn note"><span class="role">{escape(note.key)}, turn {note.turn + 1}</span>'
+        f"<pre>{escape(_cut(note.value))}</pre></div>"
+    )
+
+
+def _numbers(row: RolloutRow) -> str:
+    """Return the rewards, metrics and tags by name."""
+    pairs = [(f"reward {name}", f"{value:g}") for name, value in row.rewards.items()]
+    pairs += [(name, f"{value:g}") for name, value in row.metrics.items()]
+    pairs += list(row.tags.items())
+    items = "".join(f"<li>{escape(name)} <b>{escape(value)}</b></li>" for name, value in pairs)
+    return f'<ul class="keys">{items}</ul>' if items else ""
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    return f"{text[:_LONGEST_TEXT]}\n[{len(text) - _LONGEST_TEXT} more characters]"
