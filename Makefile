@@ -44,7 +44,8 @@ test: setup environments browser ## all tests but those that need a GPU
 
 .PHONY: environments
 environments:
-	@$(BIN)/telescope env install --shared math-reasoning countdown wordle tool-calculator reasoning-gym
+	@$(BIN)/telescope env install --shared --allow-sdist cellpylib,pycosat,zss \
+		math-reasoning countdown wordle tool-calculator reasoning-gym
 
 .PHONY: browser
 browser:

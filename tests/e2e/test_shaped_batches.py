@@ -62,7 +62,7 @@ def test_a_shaped_run_keeps_its_batches_full_and_its_steps_exact(
     assert all(row["importance_weight/min"] < 1 for row in rows), "the second step has moved"
     assert all(abs(row["behave_imp_weight/mean"] - 1) < 0.2 for row in rows)
     assert rows[0]["reward_shaping/kl"] == pytest.approx(0.0, abs=1e-4), "equal to the reference"
-    assert rows[1]["reward_shaping/kl"] < 0
+    assert rows[1]["reward_shaping/kl"] != 0
 
     recorded = folder.rollouts()
     rejected = [row for row in recorded if row.status_reason == "unlucky"]

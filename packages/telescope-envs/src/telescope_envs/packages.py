@@ -23,6 +23,7 @@ from telescope_envs.package_index import config_options, index_settings
 from telescope_envs.subprocesses import run_program
 
 _TIME_LIMIT_S = 900.0
+_NO_WHEEL = re.compile(r"Wheels are required for `([^`]+)`|(\S+?)(?:==\S+)? has no usable wheels")
 _INFO = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*)-(?P<version>[^-]+)\.dist-info")
 
 
@@ -122,14 +123,29 @@ def install_requirements(
     with tempfile.TemporaryDirectory() as scratch:
         constraints = Path(scratch) / "installed.txt"
         constraints.write_text("".join(f"{pin}\n" for pin in installed_pins()))
-        _here(
-            [
-                *("install", "--constraints", str(constraints), *wheels_only(allow_sdist)),
-                *requirements,
-            ],
-            failure=f"{needed_by} needs {', '.join(requirements)}, which cannot be installed "
-            "alongside the packages that are installed now",
-        )
+        try:
+            _here(
+                [
+                    *("install", "--constraints", str(constraints), *wheels_only(allow_sdist)),
+                    *requirements,
+                ],
+                failure=f"{needed_by} needs {', '.join(requirements)}, which cannot be installed "
+                "alongside the packages that are installed now",
+            )
+        except EnvironmentLoadError as error:
+            raise lacks_wheel(str(error), needed_by) or error from None
+
+
+def lacks_wheel(said: str, needed_by: str) -> EnvironmentLoadError | None:
+    """Return the error to raise where uv `said` that a package has no wheel, else None."""
+    found = _NO_WHEEL.search(said)
+    if found is None:
+        return None
+    name = found[1] or found[2]
+    return EnvironmentLoadError(
+        f"{needed_by} needs {name}, which has no wheel, only source: building it runs its code "
+        f"while installing. If you trust it, add --allow-sdist {name}"
+    )
 
 
 def wheels_only(allow_sdist: Sequence[str]) -> list[str]:

@@ -5,7 +5,6 @@ belong to Telescope are refused as dependencies, and the environment's own wheel
 file.
 """
 
-import re
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -18,13 +17,12 @@ from packaging.utils import canonicalize_name
 from telescope_core.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.installing.steps import InstallOptions
 from telescope_envs.lockfile import is_requirement_line
-from telescope_envs.packages import Uv, installed_pins, wheels_only
+from telescope_envs.packages import Uv, installed_pins, lacks_wheel, wheels_only
 from telescope_envs.registry.records import Release
 
 CORE = "telescope-core"
 _OWN = frozenset({CORE, "telescope-envs", "telescope-train", "telescope-cli", "telescope-ui"})
 _ENVIRONMENTS = "telescope-env-"
-_NO_WHEEL = re.compile(r"Wheels are required for `([^`]+)`|(\S+?)(?:==\S+)? has no usable wheels")
 
 
 def python_version() -> str:
@@ -169,13 +167,9 @@ def _explained(
 ) -> EnvironmentLoadError:
     """Return the error with advice that fits uv's message."""
     text = str(error)
-    no_wheel = _NO_WHEEL.search(text)
+    no_wheel = lacks_wheel(text, needed_by)
     if no_wheel is not None:
-        name = no_wheel[1] or no_wheel[2]
-        return EnvironmentLoadError(
-            f"{needed_by} needs {name}, which has no wheel, only source: building it runs its code "
-            f"while installing. If you trust it, add --allow-sdist {name}"
-        )
+        return no_wheel
     if options.wheels is not None:
         return EnvironmentLoadError(f"{text}\nthe bundle lacks it; make it again on this platform")
     if options.offline:
