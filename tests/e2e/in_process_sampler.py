@@ -14,7 +14,7 @@ from telescope_core.environments.base import Environment
 from telescope_core.protocols import PlayRequest
 from telescope_core.rollout import play_rollout
 from telescope_core.types import Completion, Group, Message, Sampling, Split
-from telescope_train.chat.template import template_message
+from telescope_train.chat.message_form import MessageForm
 
 
 class InProcessPolicy:
@@ -38,7 +38,7 @@ class InProcessPolicy:
     async def complete(
         self, messages: Sequence[Message], sampling: Sampling, *, tools=()
     ) -> Completion:
-        plain = [template_message(message) for message in messages]
+        plain = [MessageForm().plain(message) for message in messages]
         text = self._tokenizer.apply_chat_template(
             plain, tokenize=False, add_generation_prompt=True
         )

@@ -15,7 +15,7 @@ from telescope_core.chains import sampled_tokens
 from telescope_core.errors import ConfigError, UnknownNameError
 from telescope_core.types import Message
 from telescope_train.batches.samples import num_cuts_continued, samples_from_rollout
-from telescope_train.chat import renderer as renderer_module
+from telescope_train.chat import rendering as rendering_module
 from telescope_train.chat.conversations import Conversations
 
 WITH_TOOLS = [
@@ -121,7 +121,7 @@ def test_a_date_in_the_header_stays_that_of_the_beginning(monkeypatch):
         def now(cls, tz=None):
             return cls(2031, 5, 6)
 
-    monkeypatch.setattr(renderer_module, "datetime", Clock)
+    monkeypatch.setattr(rendering_module, "datetime", Clock)
     family = BY_NAME["Llama 3.2"]
     renderer = family.renderer()
     monkeypatch.undo()

@@ -200,7 +200,7 @@ def test_harmony_says_final_and_commentary_to_the_user():
 def test_unknown_parsers_are_refused_with_the_nearest():
     with pytest.raises(UnknownNameError, match=r"tool_call_parser 'hermess'.*'hermes'"):
         choose_format("", tool_call_parser="hermess")
-    with pytest.raises(UnknownNameError, match="known: auto, command_r, harmony"):
+    with pytest.raises(UnknownNameError, match="known: apriel, auto, command_r"):
         choose_format("", reasoning_parser="xyz")
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from telescope_core.chains import SampledTokens
 from telescope_core.types import Message
 from telescope_train.chat.formats import same_message
-from telescope_train.chat.renderer import Prompt, Renderer, Tools
+from telescope_train.chat.renderer import Prompt, Renderer
+from telescope_train.chat.rendering import Tools
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from telescope_core.errors import ConfigError
 from telescope_core.types import JsonValue, Message, ToolCall
 from telescope_train.chat.formats import same_words
-from telescope_train.chat.renderer import Renderer, Tools
+from telescope_train.chat.renderer import Renderer
+from telescope_train.chat.rendering import Tools
 
 _ID = "PROBE1234"
 _SYSTEM = Message(role="system", content="Add the numbers.")
@@ -87,7 +88,7 @@ def probe_template(renderer: Renderer) -> TemplateReport:
     opening = renderer.text(start, add_generation_prompt=True)
     thinks = form.reasoning.name != "none" and not form.forbids_thinking(opening)
     thought = _THOUGHT if thinks else ""
-    has_tools = form.tool_calls.name != "none" and renderer.shows_tools(_TOOLS)
+    has_tools = form.tool_calls.name != "none" and renderer.rendering.shows_tools(_TOOLS)
     answer = Message(role="assistant", content="It is 4.")
     thinking = Message(role="assistant", content="It is 4.", reasoning=_THOUGHT)
     call = Message(role="assistant", content="", reasoning=thought, tool_calls=(_CALL,))

@@ -6,30 +6,27 @@ ids what the template writes after them, or finds that the template shows the tu
 
 import hashlib
 from base64 import b32encode
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import orjson
-from jinja2 import TemplateError
 
 from telescope_core.errors import ConfigError
-from telescope_core.types import JsonValue, Message, ToolCall
-from telescope_train.chat.formats import choose_format, same_words
-from telescope_train.chat.formats.choose import AUTO, NO_CALLS
-from telescope_train.chat.special_tokens import SpecialTokens
-from telescope_train.chat.template import require_thinking_choice, template_message, template_text
+from telescope_core.types import Message, ToolCall
+from telescope_train.chat.formats import same_words
+from telescope_train.chat.formats.choose import AUTO
+from telescope_train.chat.formats.reply import CallText
+from telescope_train.chat.formats.thinking import NO_REASONING
+from telescope_train.chat.proof import Use, refusal, thinking_mark, uses_of
+from telescope_train.chat.rendering import Rendering, Tools
+from telescope_train.chat.template import require_thinking_choice, template_text
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
 from telescope_train.config.schema import ModelSection
 
 MAX_ENCODED = 1024
 """How many texts and conversations are remembered: a group's rollouts share their first prompt."""
-Tools = Sequence[dict[str, JsonValue]]
-"""Functions in the form of OpenAI's chat API."""
-# Templates refuse with `raise_exception`, or fail in Python on messages that they do not expect.
-_REFUSALS = (TemplateError, TypeError, ValueError)
 _ANYBODY = (Message(role="user", content="hello"),)
 
 
@@ -69,61 +66,37 @@ class Renderer:
                 "the model names no end-of-turn token; set eos_token_id in its "
                 "generation_config.json, so that a completion can end"
             )
-        self._tokenizer = tokenizer
-        # Some templates write today's date in their header. If it changed between two turns, the
-        # later prompt would no longer begin with the tokens of the earlier one.
-        self._arguments = {"strftime_now": _clock_stopped_at(datetime.now()), **(arguments or {})}
+        self.rendering = Rendering(
+            tokenizer,
+            stop_token_ids=stop_token_ids,
+            arguments=arguments,
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
+        )
         self.stop_token_ids = tuple(stop_token_ids)
-        self.template = template_text(tokenizer)
-        self.format = choose_format(
-            self.template, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
-        )
-        self._special = SpecialTokens(
-            tokenizer, stop_token_ids=self.stop_token_ids, marks=self.format.marks
-        )
+        self.template = self.rendering.template
+        self.format = self.rendering.format
+        self._tokenizer = tokenizer
+        self._special = self.rendering.special
+        self._refusals: dict[Use, str | None] = {}
+        # Thinking that the settings leave in the text on purpose is not refused.
+        self._may_leave_thinking = reasoning_parser == NO_REASONING.name
         # Both are plain dictionaries that drop their oldest entry. Rendering never awaits, so
         # rollouts that run at the same time do not see them half changed.
         self._encoded: dict[str, tuple[int, ...]] = {}
         self._prompts: dict[tuple[tuple[Message, ...], bytes], Prompt] = {}
-        self._shows_tools: bool | None = None
 
     def text(
         self, messages: Sequence[Message], *, tools: Tools = (), add_generation_prompt: bool
     ) -> str:
         """Return the template's text for `messages`; raises ConfigError if it refuses them."""
-        try:
-            return self._apply(messages, tools, add_generation_prompt)
-        except _REFUSALS as error:
-            # A policy may write call arguments that are not JSON. They are shown as they are, but
-            # some templates go through the keys of the arguments and need an object. If that is
-            # not the reason, the first error is the one to report.
-            with suppress(*_REFUSALS):
-                return self._apply(messages, tools, add_generation_prompt, wrap_broken=True)
-            roles = ", ".join(message.role for message in messages)
-            raise ConfigError(
-                f"the model's chat template refuses a conversation of {roles}: {error}; change "
-                "what the environment sends, or set chat_template to a template that accepts it"
-            ) from None
-
-    def _apply(
-        self,
-        messages: Sequence[Message],
-        tools: Tools,
-        add_generation_prompt: bool,
-        *,
-        wrap_broken: bool = False,
-    ) -> str:
-        return self._tokenizer.apply_chat_template(
-            [self.plain(message, wrap_broken=wrap_broken) for message in messages],
-            tools=list(tools) or None,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-            **self._arguments,
+        return self.rendering.text(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt
         )
 
-    def plain(self, message: Message, *, wrap_broken: bool = False) -> dict[str, Any]:
-        """Return `message` as a dictionary with the names that the template reads."""
-        return template_message(message, self.template, wrap_broken=wrap_broken)
+    def plain(self, message: Message) -> dict[str, Any]:
+        """Return `message` as a dictionary in the form that the template reads."""
+        return self.rendering.form.plain(message)
 
     def encode(self, text: str) -> list[int]:
         """Tokenize rendered text. The template wrote the special tokens, so none are added."""
@@ -148,7 +121,7 @@ class Renderer:
         key = (tuple(messages), orjson.dumps(tools) if tools else b"")
         prompt = self._prompts.get(key)
         if prompt is None:
-            self._require_tools_shown(tools)
+            self._require(uses_of(key[0], tools))
             text = self.text(messages, tools=tools, add_generation_prompt=True)
             prompt = Prompt(messages=key[0], text=text, token_ids=tuple(self.encode(text)))
             if len(self._prompts) >= MAX_ENCODED:
@@ -165,6 +138,7 @@ class Renderer:
         opened the thinking, and it makes the ids of calls differ from turn to turn.
         """
         before = self.prompt(_ANYBODY) if prompt is None else prompt
+        self._require_readable_thinking(token_ids)
         text = self._special.decode_reply(token_ids)
         return self._message(text, tools, before, sampled=token_ids)
 
@@ -181,7 +155,7 @@ class Renderer:
         The ids of `prompt` and of the completion are kept. Returns None if the template now shows
         part of them differently, so that the ids cannot be kept.
         """
-        self._require_tools_shown(tools)
+        self._require(uses_of(messages, tools))
         text = self.text(messages, tools=tools, add_generation_prompt=True)
         # Texts are compared and not ids: encoding the history again could split it into other
         # tokens than the sampled ones although nothing has changed.
@@ -199,10 +173,14 @@ class Renderer:
             # accepted if it still says the same and ends with the same token; the model then sees
             # its own spelling. Other marks of thinking would make it another turn.
             shown, sampled = turn[: end.start], messages[len(prompt.messages)]
+            again = self._message(shown, tools, prompt)
             if (
                 end.token_id != completion_ids[-1]
+                # A token that the template gives a meaning, and no parser knows, is not in the
+                # message, so the template cannot have shown it.
+                or any(mark in self.template for mark in self._special.unknown_in(completion_ids))
                 or not self.format.marks_alike(said, shown)
-                or not same_words(sampled, self._message(shown, tools, prompt))
+                or not same_words(sampled, again)
             ):
                 return None
             bridge = turn[end.stop :]
@@ -241,49 +219,60 @@ class Renderer:
     def _message(
         self, text: str, tools: Tools, prompt: Prompt, *, sampled: Sequence[int] = ()
     ) -> Message:
-        opened = self.format.opens_thinking(prompt.text)
-        reply = self.format.parse(text, tools=tools, opened=opened)
-        # Ids of calls follow from what was sampled and from its place in the conversation. Reading
-        # the same completion again gives the same ids; different samples of one turn differ.
-        salt = repr(list(sampled)) if reply.calls else ""
-        calls = [
-            ToolCall(
-                id=_call_id(f"{len(prompt.messages)} {number} {salt}"),
-                name=call.name,
-                arguments=call.arguments,
-            )
-            for number, call in enumerate(reply.calls)
-        ]
+        reply = self.rendering.read(text, prompt.text, tools=tools)
         return Message(
             role="assistant",
             content=reply.content,
             reasoning=reply.reasoning,
-            tool_calls=tuple(calls),
+            tool_calls=_with_ids(reply.calls, len(prompt.messages), sampled),
         )
 
-    def _require_tools_shown(self, tools: Tools) -> None:
-        if not tools or self._shows_tools:
-            return
-        if self.format.tool_calls is NO_CALLS:
-            raise ConfigError(
-                "tools are offered, but it is not known how this model writes tool calls; set "
-                "tool_call_parser, or let the environment describe its tools in tags "
-                '(tool_style = "tags")'
-            )
-        if not self.shows_tools(tools):
-            raise ConfigError(
-                "tools are offered, but the model's chat template leaves them out; let the "
-                'environment describe its tools in tags (tool_style = "tags"), or set chat_template'
-            )
+    def refusal(self, use: Use) -> str | None:
+        """Return why the template cannot be used for `use`; None = it can. Tried once."""
+        if use not in self._refusals:
+            self._refusals[use] = refusal(self.rendering, use)
+        return self._refusals[use]
 
-    def shows_tools(self, tools: Tools) -> bool:
-        """Return whether the template writes the tools that it is given into the prompt."""
-        # Asked once: it depends on the template and not on which tools there are.
-        if self._shows_tools is None:
-            bare = self.text(_ANYBODY, add_generation_prompt=True)
-            shown = self.text(_ANYBODY, tools=tools, add_generation_prompt=True)
-            self._shows_tools = bare != shown
-        return self._shows_tools
+    def require(self, use: Use) -> None:
+        """Raise ConfigError if the template cannot be used for `use`."""
+        reason = self.refusal(use)
+        if reason is not None:
+            raise ConfigError(reason)
+
+    def _require(self, uses: Iterable[Use]) -> None:
+        for use in uses:
+            self.require(use)
+
+    def _require_readable_thinking(self, token_ids: Sequence[int]) -> None:
+        """Raise ConfigError if the completion has thinking that cannot be read."""
+        if self._may_leave_thinking or self.refusal(Use.THINKING) is None:
+            return
+        if self._thinking_mark in self._special.decode_exactly(token_ids):
+            self.require(Use.THINKING)
+
+    @cached_property
+    def _thinking_mark(self) -> str:
+        return thinking_mark(self.rendering)
+
+
+def _with_ids(
+    calls: Sequence[CallText], num_messages: int, sampled: Sequence[int]
+) -> tuple[ToolCall, ...]:
+    """Return the calls with the ids that the model wrote, or with ids made here.
+
+    Ids that are made follow from what was sampled and from its place in the conversation. Reading
+    the same completion again gives the same ids; different samples of one turn differ. An id that
+    the model wrote twice in one turn is kept for the first call alone, as results name one call.
+    """
+    found: list[ToolCall] = []
+    salt = repr(list(sampled)) if calls else ""
+    for number, call in enumerate(calls):
+        is_new = call.id and all(call.id != one.id for one in found)
+        made = _call_id(f"{num_messages} {number} {salt}")
+        found.append(
+            ToolCall(id=call.id if is_new else made, name=call.name, arguments=call.arguments)
+        )
+    return tuple(found)
 
 
 def load_renderer(model: ModelSection) -> Renderer:
@@ -298,10 +287,6 @@ def load_renderer(model: ModelSection) -> Renderer:
         tool_call_parser=model.tool_call_parser,
         reasoning_parser=model.reasoning_parser,
     )
-
-
-def _clock_stopped_at(moment: datetime) -> Callable[[str], str]:
-    return moment.strftime
 
 
 def _call_id(of: str) -> str:

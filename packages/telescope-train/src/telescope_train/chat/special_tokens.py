@@ -47,6 +47,14 @@ class SpecialTokens:
         """Return the text of a completion, without its special tokens except the marks."""
         return self._text([token for token in token_ids if token not in self._dropped])
 
+    def unknown_in(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the special tokens that are neither marks nor end-of-turn tokens."""
+        return [
+            self._text([token])
+            for token in token_ids
+            if token in self._dropped and token not in self._ends
+        ]
+
     def decode_exactly(self, token_ids: Sequence[int]) -> str:
         """Return the text of `token_ids` in the middle of a text, special tokens included.
 

@@ -1,7 +1,8 @@
 """Turns conversations into tokens with the model's chat template, and marks those to learn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +11,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.errors import ConfigError
 from telescope_core.types import Message
+from telescope_train.chat.message_form import message_form
 from telescope_train.chat.special_tokens import SpecialTokens
-from telescope_train.chat.template import template_message, template_text
+from telescope_train.chat.template import template_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +62,8 @@ def render_conversations(
         for end, message in enumerate(messages)
         if message.role == "assistant"
     ]
-    template = template_text(tokenizer)
-    plain = [[template_message(one, template) for one in messages] for messages in conversations]
+    form = message_form(template_text(tokenizer), partial(_text, tokenizer))
+    plain = [[form.plain(one) for one in messages] for messages in conversations]
     prompts = _texts(tokenizer, [plain[n][:end] for n, end in turns], is_prompt=True)
     wholes = _texts(tokenizer, [plain[n][: end + 1] for n, end in turns], is_prompt=False)
     drafts: list[list[_Draft]] = [[] for _ in conversations]
@@ -129,3 +131,12 @@ def _texts(
     return tokenizer.apply_chat_template(
         conversations, tokenize=False, add_generation_prompt=is_prompt
     )
+
+
+def _text(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+) -> str:
+    """Render one conversation."""
+    return tokenizer.apply_chat_template(list(messages), tools=list(tools) or None, tokenize=False)

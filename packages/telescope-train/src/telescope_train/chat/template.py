@@ -5,18 +5,13 @@ run, in `chat.probe`, because that requires the model's tokenizer.
 """
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from telescope_core.errors import ConfigError
-from telescope_core.types import Message, ToolCall
 from telescope_train.chat.formats import choose_format
 from telescope_train.config.schema import ModelSection
-
-_REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
-"""Names of the thinking in the messages that templates read."""
 
 _SHIPPED = Path(__file__).parent / "templates"
 SHIPPED_MARKS = {"chatml-keeps-thinking": ("<|im_start|>", "<|im_end|>")}
@@ -105,47 +100,3 @@ def template_text(tokenizer: Any) -> str:
     """Return the chat template of `tokenizer`; if it has several, return all of them joined."""
     template = tokenizer.chat_template
     return template if isinstance(template, str) else "\n".join(template.values())
-
-
-def template_message(
-    message: Message, template: str = "", *, wrap_broken: bool = False
-) -> dict[str, Any]:
-    """Return `message` as chat templates expect it, with the arguments of calls as objects.
-
-    Arguments that are not a JSON object stay the text that the policy wrote. With `wrap_broken`
-    they become an object that holds this text, for templates that iterate over the keys. The
-    thinking gets the name under which `template` reads it.
-    """
-    plain: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        names = [name for name in _REASONING_NAMES if _reads(template, name)]
-        plain[names[0] if names else _REASONING_NAMES[0]] = message.reasoning
-    if message.tool_calls:
-        plain["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": _function(call, wrap_broken)}
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
-    return plain
-
-
-def _function(call: ToolCall, wrap_broken: bool) -> dict[str, object]:
-    arguments = _arguments(call.arguments)
-    if wrap_broken and isinstance(arguments, str):
-        arguments = {"arguments": arguments}
-    return {"name": call.name, "arguments": arguments}
-
-
-def _reads(template: str, name: str) -> bool:
-    """Return whether the template reads `name` from a message, as an attribute or a quoted key."""
-    return re.search(rf"\.{name}\b|['\"]{name}['\"]", template) is not None
-
-
-def _arguments(text: str) -> object:
-    try:
-        value = json.loads(text)
-        json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # ValueError also if half a surrogate pair is encoded
-        return text
-    return value if isinstance(value, dict) else text

@@ -5,13 +5,18 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from telescope_core.errors import unknown_name
+from telescope_train.chat.formats.gemma4 import GEMMA4
 from telescope_train.chat.formats.harmony import HARMONY, HARMONY_REASONING
+from telescope_train.chat.formats.invoked import DEEPSEEK_V32, MINICPM5, MINIMAX_M2
+from telescope_train.chat.formats.kimi import KIMI_K2, KIMI_K3
 from telescope_train.chat.formats.listed import (
     COMMAND_R,
     DEEPSEEK,
     LLAMA3_JSON,
     MISTRAL,
+    NEMOTRON,
     PHI4,
+    TOOL_CALLS,
 )
 from telescope_train.chat.formats.reply import (
     Calls,
@@ -20,11 +25,16 @@ from telescope_train.chat.formats.reply import (
     ToolCallParser,
     ToolSchemas,
 )
-from telescope_train.chat.formats.tagged import GLM45, HERMES, QWEN3_CODER
+from telescope_train.chat.formats.tagged import FUNCTIONARY, GLM45, HERMES, QWEN3_CODER, SEED_OSS
 from telescope_train.chat.formats.thinking import (
+    APRIEL_THINK,
     COMMAND_THINK,
+    GEMMA4_THINK,
+    KIMI_K3_THINK,
+    MINIMAX_M3_THINK,
     MISTRAL_THINK,
     NO_REASONING,
+    SEED_THINK,
     THINK,
 )
 
@@ -42,8 +52,18 @@ _TOOL_CALLS = (
     (DEEPSEEK, (DEEPSEEK.marks[2],)),
     (MISTRAL, ("[TOOL_CALLS]",)),
     (COMMAND_R, ("<|START_ACTION|>",)),
+    (KIMI_K2, ("<|tool_call_argument_begin|>",)),
+    (KIMI_K3, ("<|open|>", "<|sep|>")),
+    (GEMMA4, ("<|tool_call>",)),
+    (DEEPSEEK_V32, ("\uff5cDSML\uff5c",)),
+    (MINIMAX_M2, ("minimax:tool_call",)),
+    (SEED_OSS, ("seed:tool_call", "<function=")),
     (QWEN3_CODER, ("<function=", "<parameter=")),
+    (FUNCTIONARY, ("<function=", "</function>")),
+    (MINICPM5, ("<function name=", "<param name=")),
     (GLM45, ("<arg_key>",)),
+    (NEMOTRON, ("<TOOLCALL>",)),
+    (TOOL_CALLS, ("<tool_calls>",)),
     (HERMES, ("<tool_call>",)),
     (PHI4, ("<|tool_call|>",)),
     (PHI4, ("functools[",)),
@@ -55,6 +75,11 @@ _REASONING = (
     (HARMONY_REASONING, ("<|channel|>", "analysis")),
     (COMMAND_THINK, ("<|START_THINKING|>",)),
     (MISTRAL_THINK, ("[THINK]",)),
+    (KIMI_K3_THINK, ("<|open|>", "<|sep|>")),
+    (GEMMA4_THINK, ("<|channel>thought", "<channel|>")),
+    (SEED_THINK, ("seed:think",)),
+    (MINIMAX_M3_THINK, ("mm:think",)),
+    (APRIEL_THINK, ("[BEGIN FINAL RESPONSE]",)),
     (THINK, ("</think>",)),
 )
 TOOL_CALL_PARSERS = {one.name: one for one in (NO_CALLS, *(one for one, _ in _TOOL_CALLS))}
@@ -100,9 +125,17 @@ class ReplyFormat:
         marks = filter(None, (self.reasoning.opening, self.reasoning.closing))
         return all((mark in one) == (mark in other) for mark in marks)
 
-    def parse(self, text: str, *, tools: ToolSchemas = (), opened: bool = False) -> ParsedReply:
+    def parse(
+        self,
+        text: str,
+        *,
+        tools: ToolSchemas = (),
+        opened: bool = False,
+        margins: tuple[str, str] = ("", ""),
+    ) -> ParsedReply:
         """Separate the parts of `text`; `opened` if the prompt has begun the thinking.
 
+        `margins`: white space around an answer that does not belong to it.
         Without tools there are no calls. Text that looks like a call stays in the content, where
         an environment that describes its tools in words looks for it.
         """
@@ -110,7 +143,8 @@ class ReplyFormat:
         calls = Calls(thought.rest)
         if tools or self.tool_calls.is_envelope:
             calls = self.tool_calls.read(thought.rest, tools)
-        return ParsedReply(content=calls.content, reasoning=thought.reasoning, calls=calls.calls)
+        content = calls.content.removeprefix(margins[0]).removesuffix(margins[1])
+        return ParsedReply(content=content, reasoning=thought.reasoning, calls=calls.calls)
 
 
 def choose_format(

@@ -1,7 +1,10 @@
-"""Tool calls as JSON behind a mark: Llama, Mistral, Phi-4, Command, DeepSeek."""
+"""Tool calls as JSON behind a mark: Llama, Mistral, Phi-4, Command, DeepSeek and others."""
 
 import re
+from collections.abc import Mapping
+from functools import partial
 
+from telescope_core.types import JsonValue
 from telescope_train.chat.formats.reply import (
     Calls,
     CallText,
@@ -11,15 +14,19 @@ from telescope_train.chat.formats.reply import (
     calls_of_list,
     decode_json,
     joined,
-    load_json,
 )
 
 _PYTHON_TAG = "<|python_tag|>"
 _MISTRAL = "[TOOL_CALLS]"
 _MISTRAL_NAMED = re.compile(
-    r"\s*(?P<name>[\w.\-]+)(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(?P<arguments>\{.*)", re.DOTALL
+    r"\s*(?P<name>[\w.\-]+)(?:\[CALL_ID\](?P<id>[^\[]*))?(?:\[ARGS\])?\s*(?P<arguments>\{.*)",
+    re.DOTALL,
 )
+_MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")
+"""The only form of an id that the templates of Mistral accept."""
 _PHI = re.compile(r"(?:<\|tool_call\|>|functools)(.*?)(?:<\|/tool_call\|>|\Z)", re.DOTALL)
+_TOOL_CALLS = re.compile(r"<tool_calls>(.*?)(?:</tool_calls>|\Z)", re.DOTALL)
+_TOOLCALL = re.compile(r"<TOOLCALL>(.*?)(?:</TOOLCALL>|\Z)", re.DOTALL)
 _ACTION = re.compile(r"<\|START_ACTION\|>(.*?)(?:<\|END_ACTION\|>|\Z)", re.DOTALL)
 _BAR, _GAP = "\uff5c", "\u2581"
 _DEEPSEEK_MARKS = tuple(
@@ -78,20 +85,29 @@ def _mistral_calls(block: str) -> tuple[tuple[CallText, ...], str]:
         except ValueError:
             broken = broken_call(body.strip().removeprefix("[").removesuffix("]"))
             return ((broken,) if broken else (), "")
-        return calls_of_list(value), body[stop:]
+        return _with_ids(value), body[stop:]
     match = _MISTRAL_NAMED.fullmatch(body)
     if match is None:
         return (), ""
+    call_id = _mistral_id(match["id"])
     try:
         _, stop = decode_json(match["arguments"], 0)
     except ValueError:
-        return (CallText(match["name"], match["arguments"].strip()),), ""
-    return (CallText(match["name"], match["arguments"][:stop]),), match["arguments"][stop:]
+        return (CallText(match["name"], match["arguments"].strip(), call_id),), ""
+    call = CallText(match["name"], match["arguments"][:stop], call_id)
+    return (call,), match["arguments"][stop:]
 
 
-def read_phi4(text: str, tools: ToolSchemas) -> Calls:
-    """Read `<|tool_call|>[...]<|/tool_call|>` or `functools[...]`."""
-    return _lists(text, _PHI)
+def _with_ids(value: JsonValue) -> tuple[CallText, ...]:
+    entries = value if isinstance(value, list) else [value]
+    ids = [_mistral_id(one.get("id")) for one in entries if isinstance(one, Mapping)]
+    calls = calls_of_list(value)
+    return tuple(call._replace(id=own) for call, own in zip(calls, ids, strict=False))
+
+
+def _mistral_id(value: JsonValue) -> str:
+    text = value.strip() if isinstance(value, str) else ""
+    return text if _MISTRAL_ID.fullmatch(text) else ""
 
 
 def read_command_r(text: str, tools: ToolSchemas) -> Calls:
@@ -100,13 +116,18 @@ def read_command_r(text: str, tools: ToolSchemas) -> Calls:
     return _lists(bare, _ACTION) if tools else Calls(bare)
 
 
+def read_lists(text: str, tools: ToolSchemas, *, pattern: re.Pattern[str]) -> Calls:
+    """Read the JSON inside each match of `pattern`: a list of calls, or calls one after another."""
+    return _lists(text, pattern)
+
+
 def _lists(text: str, pattern: re.Pattern[str]) -> Calls:
     pieces: list[str] = []
     calls: list[CallText] = []
     position = 0
     for match in pattern.finditer(text):
         try:
-            found = calls_of_list(load_json(match[1]))
+            found = tuple(call for value in _values(match[1]) for call in calls_of_list(value))
         except ValueError:
             broken = broken_call(match[1].strip().removeprefix("[").removesuffix("]"))
             found = (broken,) if broken else ()
@@ -115,6 +136,17 @@ def _lists(text: str, pattern: re.Pattern[str]) -> Calls:
             pieces.append(text[position : match.start()])
             position = match.end()
     return Calls(joined([*pieces, text[position:]]), tuple(calls)) if calls else Calls(text)
+
+
+def _values(text: str) -> list[JsonValue]:
+    """Return the JSON values that `text` consists of; raises ValueError."""
+    body, position = text.strip(), 0
+    values: list[JsonValue] = []
+    while position < len(body):
+        value, position = decode_json(body, position)
+        values.append(value)
+        position += len(body[position:]) - len(body[position:].lstrip())
+    return values
 
 
 def read_deepseek(text: str, tools: ToolSchemas) -> Calls:
@@ -149,7 +181,21 @@ def _deepseek_call(text: str) -> CallText | None:
 LLAMA3_JSON = ToolCallParser(name="llama3_json", read=read_llama3_json, marks=(_PYTHON_TAG,))
 MISTRAL = ToolCallParser(name="mistral", read=read_mistral, marks=(_MISTRAL, "[ARGS]", "[CALL_ID]"))
 PHI4 = ToolCallParser(
-    name="phi4_mini_json", read=read_phi4, marks=("<|tool_call|>", "<|/tool_call|>")
+    name="phi4_mini_json",
+    read=partial(read_lists, pattern=_PHI),
+    marks=("<|tool_call|>", "<|/tool_call|>"),
+)
+"""`<|tool_call|>[...]<|/tool_call|>` or `functools[...]`; Granite 3 writes no closing mark."""
+TOOL_CALLS = ToolCallParser(
+    name="tool_calls",
+    read=partial(read_lists, pattern=_TOOL_CALLS),
+    marks=("<tool_calls>", "</tool_calls>"),
+)
+"""`<tool_calls>...</tool_calls>`: a list (Apriel), or one object in each line (MiniMax-M1)."""
+NEMOTRON = ToolCallParser(
+    name="nemotron",
+    read=partial(read_lists, pattern=_TOOLCALL),
+    marks=("<TOOLCALL>", "</TOOLCALL>"),
 )
 COMMAND_R = ToolCallParser(
     name="command_r",

@@ -28,6 +28,8 @@ class CallText(NamedTuple):
     name: str
     arguments: str
     """JSON text, or the text that was written in its place."""
+    id: str = ""
+    """The id that the model wrote for the call; empty if it wrote none that a template takes."""
 
 
 class Calls(NamedTuple):

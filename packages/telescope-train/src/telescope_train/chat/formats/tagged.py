@@ -1,10 +1,10 @@
-"""Tool calls between `<tool_call>` tags: as JSON (Qwen, Hermes) or as tags of their own."""
+"""Tool calls between tags: as JSON (Qwen, Hermes) or as tags of their own (Qwen3-Coder, GLM)."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
-from telescope_core.types import JsonValue
 from telescope_train.chat.formats.reply import (
     Calls,
     CallText,
@@ -13,15 +13,16 @@ from telescope_train.chat.formats.reply import (
     broken_call,
     call_of,
     decode_json,
-    dump_json,
     joined,
-    load_json,
 )
+from telescope_train.chat.formats.typed import typed_call, unwrapped
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPEN, _CLOSE = _TAGS = ("<tool_call>", "</tool_call>")
+_SEED_TAGS = ("<seed:tool_call>", "</seed:tool_call>")
 _FUNCTION = re.compile(
     r"\s*<function=(?P<name>[^>\n]+)>(?P<body>.*?)(?:</function>)?\s*", re.DOTALL
 )
+_FUNCTION_OF_JSON = re.compile(r"<function=(?P<name>[^>\n]+)>\s*")
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
 _NAME_THEN_KEYS = re.compile(r"\s*(?P<name>[^\s<]+)\s*(?P<body>(?:<arg_key>.*)?)", re.DOTALL)
 _KEY_AND_VALUE = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
@@ -38,17 +39,17 @@ def read_hermes(text: str, tools: ToolSchemas) -> Calls:
     return _around(text, _json_blocks(text))
 
 
-def read_qwen3_coder(text: str, tools: ToolSchemas) -> Calls:
+def read_qwen3_coder(text: str, tools: ToolSchemas, *, tags: tuple[str, str] = _TAGS) -> Calls:
     """Read `<function=NAME><parameter=KEY>VALUE</parameter></function>` between the tags."""
 
     def read(block: str) -> CallText | None:
         match = _FUNCTION.fullmatch(block)
         if match is None or _PARAMETER.sub("", match["body"]).strip():
             return None
-        pairs = [(key.strip(), _unwrapped(value)) for key, value in _pairs(_PARAMETER, match)]
-        return _typed(match["name"].strip(), pairs, tools)
+        pairs = [(key.strip(), unwrapped(value)) for key, value in _pairs(_PARAMETER, match)]
+        return typed_call(match["name"].strip(), pairs, tools)
 
-    return _around(text, _blocks(text, read))
+    return _around(text, _blocks(text, read, tags))
 
 
 def read_glm45(text: str, tools: ToolSchemas) -> Calls:
@@ -59,9 +60,14 @@ def read_glm45(text: str, tools: ToolSchemas) -> Calls:
         if match is None or _KEY_AND_VALUE.sub("", match["body"]).strip():
             return None
         pairs = [(key.strip(), value) for key, value in _pairs(_KEY_AND_VALUE, match)]
-        return _typed(match["name"], pairs, tools)
+        return typed_call(match["name"], pairs, tools)
 
-    return _around(text, _blocks(text, read))
+    return _around(text, _blocks(text, read, _TAGS))
+
+
+def read_functionary(text: str, tools: ToolSchemas) -> Calls:
+    """Read `<function=NAME>{...}</function>`, any number of them."""
+    return _around(text, _named_blocks(text))
 
 
 def _pairs(pattern: re.Pattern[str], match: re.Match[str]) -> list[tuple[str, str]]:
@@ -88,13 +94,32 @@ def _json_blocks(text: str) -> Iterator[_Block]:
         yield _Block(start, position, call)
 
 
-def _blocks(text: str, read: Callable[[str], CallText | None]) -> Iterator[_Block]:
+def _blocks(
+    text: str, read: Callable[[str], CallText | None], tags: tuple[str, str]
+) -> Iterator[_Block]:
+    opening, closing = tags
     position = 0
-    while (start := text.find(_OPEN, position)) >= 0:
-        closing = text.find(_CLOSE, start)
-        position = closing + len(_CLOSE) if closing >= 0 else len(text)
-        block = text[start + len(_OPEN) : closing if closing >= 0 else len(text)]
-        yield _Block(start, position, read(block))
+    while (start := text.find(opening, position)) >= 0:
+        end = text.find(closing, start)
+        position = end + len(closing) if end >= 0 else len(text)
+        yield _Block(
+            start, position, read(text[start + len(opening) : end if end >= 0 else len(text)])
+        )
+
+
+def _named_blocks(text: str) -> Iterator[_Block]:
+    """Yield the blocks; arguments that are not JSON are kept as they were written."""
+    position = 0
+    while (match := _FUNCTION_OF_JSON.search(text, position)) is not None:
+        try:
+            _, stop = decode_json(text, match.end())
+        except ValueError:
+            stop = match.end()
+        closing = text.find("</function>", stop)
+        end = closing if closing >= 0 else len(text)
+        position = min(len(text), end + len("</function>"))
+        call = CallText(match["name"].strip(), text[match.end() : end].strip())
+        yield _Block(match.start(), position, call)
 
 
 def _around(text: str, blocks: Iterator[_Block]) -> Calls:
@@ -112,43 +137,12 @@ def _around(text: str, blocks: Iterator[_Block]) -> Calls:
     return Calls(joined([*pieces, text[position:]]), tuple(calls))
 
 
-def _typed(name: str, pairs: list[tuple[str, str]], tools: ToolSchemas) -> CallText:
-    """Return the call; a value is read as JSON unless the tool's schema declares it a string."""
-    types = _types(name, tools)
-    values: dict[str, JsonValue] = {}
-    for key, text in pairs:
-        values[key] = text
-        if types.get(key) != "string":
-            try:
-                values[key] = load_json(text)
-            except ValueError:
-                continue
-    return CallText(name, dump_json(values))
-
-
-def _types(name: str, tools: ToolSchemas) -> dict[str, JsonValue]:
-    for tool in tools:
-        function = tool.get("function", tool)
-        if not isinstance(function, Mapping) or function.get("name") != name:
-            continue
-        parameters = function.get("parameters")
-        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-        if isinstance(properties, Mapping):
-            return {
-                key: schema.get("type")
-                for key, schema in properties.items()
-                if isinstance(schema, Mapping)
-            }
-    return {}
-
-
-def _unwrapped(value: str) -> str:
-    """Drop the newline that the format puts on either side of a value."""
-    return value.removeprefix("\n").removesuffix("\n")
-
-
 HERMES = ToolCallParser(name="hermes", read=read_hermes, marks=(_OPEN, _CLOSE))
 QWEN3_CODER = ToolCallParser(name="qwen3_coder", read=read_qwen3_coder, marks=(_OPEN, _CLOSE))
+SEED_OSS = ToolCallParser(
+    name="seed_oss", read=partial(read_qwen3_coder, tags=_SEED_TAGS), marks=_SEED_TAGS
+)
+FUNCTIONARY = ToolCallParser(name="functionary", read=read_functionary)
 GLM45 = ToolCallParser(
     name="glm45",
     read=read_glm45,

@@ -3,6 +3,7 @@
 import re
 from functools import partial
 
+from telescope_train.chat.formats.kimi import K3_MARKS
 from telescope_train.chat.formats.reply import ReasoningParser, Thought
 
 
@@ -26,11 +27,14 @@ def _unmarked(text: str) -> Thought:
     return Thought("", text)
 
 
-def _marked(name: str, opening: str, closing: str) -> ReasoningParser:
+def _marked(
+    name: str, opening: str, closing: str, *, marks: tuple[str, ...] = ()
+) -> ReasoningParser:
+    """Return the parser; `marks` are the special tokens in the two marks, if these are several."""
     return ReasoningParser(
         name=name,
         split=partial(split_marked, opening=opening, closing=closing),
-        marks=(opening, closing),
+        marks=marks or (opening, closing),
         opening=opening,
         closing=closing,
     )
@@ -40,3 +44,10 @@ NO_REASONING = ReasoningParser(name="none", split=_unmarked)
 THINK = _marked("think", "<think>", "</think>")
 MISTRAL_THINK = _marked("mistral", "[THINK]", "[/THINK]")
 COMMAND_THINK = _marked("command_r", "<|START_THINKING|>", "<|END_THINKING|>")
+SEED_THINK = _marked("seed_oss", "<seed:think>", "</seed:think>")
+MINIMAX_M3_THINK = _marked("minimax_m3", "<mm:think>", "</mm:think>")
+GEMMA4_THINK = _marked(
+    "gemma4", "<|channel>thought", "<channel|>", marks=("<|channel>", "<channel|>")
+)
+KIMI_K3_THINK = _marked("kimi_k3", "<|open|>think<|sep|>", "<|close|>think<|sep|>", marks=K3_MARKS)
+APRIEL_THINK = _marked("apriel", "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")

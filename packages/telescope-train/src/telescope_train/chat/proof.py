@@ -1,0 +1,254 @@
+"""Proves that nothing is lost between a model and its chat template, for each use of the template.
+
+A short conversation is rendered with the template, read back as a reply, and looked for in the next
+prompt. What does not hold is refused for that use alone: a run without tools is not refused over
+tools.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+from telescope_core.errors import ConfigError
+from telescope_core.types import Message, ToolCall
+from telescope_train.chat.formats import ParsedReply, same_words
+from telescope_train.chat.formats.choose import NO_CALLS
+from telescope_train.chat.rendering import Rendering, Tools
+from telescope_train.chat.written import written_turn
+
+
+class Use(StrEnum):
+    """What a run may use a chat template for."""
+
+    ANSWERS = "answers"
+    """Every run: the user's text is in the prompt, and the answer is read as it was written."""
+    SYSTEM = "system messages"
+    """A conversation has a system message."""
+    TURNS = "several turns"
+    """A conversation goes on after an answer."""
+    THINKING = "thinking"
+    """The model writes the marks of thinking."""
+    TOOLS = "tools"
+    """An environment offers tools."""
+    PARALLEL_CALLS = "several calls in one turn"
+    """A turn with two or more calls is part of a conversation."""
+
+
+_SYSTEM = Message(role="system", content="Speak of the harbor of Quillberg.")
+_USER = Message(role="user", content="What is new in Tamworth?")
+_AGAIN = Message(role="user", content="And in Oxley?")
+_ANSWER = Message(role="assistant", content="Nothing new there.")
+_THOUGHT = "I recall the bulletin."
+_CALLS = tuple(
+    ToolCall(id=call_id, name="look_up_town", arguments=f'{{"town": "{town}", "days": {days}}}')
+    for call_id, town, days in (("PROBE1234", "Marrowdale", 7), ("PROBE5678", "Ashcombe", 9))
+)
+_RESULTS = tuple(
+    Message(role="tool", content=content, tool_call_id=call.id)
+    for content, call in zip(("dry and sunny", "cold and windy"), _CALLS, strict=True)
+)
+PROBE_TOOLS: Tools = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up_town",
+            "description": "Return the weather of a town.",
+            "parameters": {
+                "type": "object",
+                "properties": {"town": {"type": "string"}, "days": {"type": "integer"}},
+                "required": ["town", "days"],
+            },
+        },
+    }
+]
+_OTHER = "set chat_template to a template that does"
+_TAGS = (
+    'let the environment describe its tools in tags (tool_style = "tags"), or set chat_template to '
+    "a template that does"
+)
+
+
+def refusal(rendering: Rendering, use: Use) -> str | None:
+    """Return why the template cannot be used for `use`; None = it can."""
+    try:
+        return _PROOFS[use](rendering)
+    except ConfigError as error:
+        return None if use in _REFUSED_BY_TEMPLATE else str(error)
+
+
+def _prove_answers(rendering: Rendering) -> str | None:
+    try:
+        return _answer_is_lost(rendering, ())
+    except ConfigError:  # a template that is for tools alone
+        return _answer_is_lost(rendering, PROBE_TOOLS)
+
+
+def _answer_is_lost(rendering: Rendering, tools: Tools) -> str | None:
+    prompt = rendering.text([_USER], tools=tools, add_generation_prompt=True)
+    if _USER.content not in prompt:
+        return f"the model's chat template leaves out what the user says; {_OTHER}"
+    turn = written_turn(rendering, [_USER], _ANSWER, tools=tools)
+    if turn is None:
+        return (
+            f"the generation prompt of the model's chat template ends with {prompt[-40:]!r}, which "
+            "the template does not show in front of an answer, so it is not known how an answer is "
+            f"written; set reasoning_parser if thinking begins there, or {_OTHER}"
+        )
+    found = _read(rendering, turn, prompt)
+    if found.content != _ANSWER.content or found.calls:
+        return (
+            f"an answer, which the model's chat template writes as {turn!r}, would be read as "
+            f"{found.content!r}; set reasoning_parser or tool_call_parser to a parser that knows "
+            "its marks, or set chat_template"
+        )
+    return None
+
+
+def _prove_system(rendering: Rendering) -> str | None:
+    text = rendering.text([_SYSTEM, _USER], add_generation_prompt=True)
+    if _SYSTEM.content in text and _USER.content in text:
+        return None
+    return f"the model's chat template leaves out the system message; {_OTHER}"
+
+
+def _prove_turns(rendering: Rendering) -> str | None:
+    text = rendering.text([_USER, _ANSWER, _AGAIN], add_generation_prompt=True)
+    lost = [one for one in (_USER, _ANSWER, _AGAIN) if one.content not in text]
+    if not lost:
+        return None
+    what = "an earlier answer" if _ANSWER in lost else "what the user says"
+    return f"the model's chat template leaves out {what} once the conversation goes on; {_OTHER}"
+
+
+def _prove_thinking(rendering: Rendering) -> str | None:
+    said = replace(_ANSWER, reasoning=_THOUGHT)
+    prompt = rendering.text([_USER], add_generation_prompt=True)
+    turn = written_turn(rendering, [_USER], said)
+    if turn is None or _THOUGHT not in turn:
+        return None  # the template shows no thinking, so nothing can be compared
+    found = _read(rendering, turn, prompt)
+    if same_words(said, _message(found)):
+        return None
+    return (
+        f"the model thinks, but its thinking, which the chat template writes as {turn!r}, would be "
+        f"read as the answer {found.content!r} with the thinking {found.reasoning!r}; set "
+        "reasoning_parser to a parser that knows its marks, to 'none' to leave the thinking in the "
+        "answer, or set chat_template"
+    )
+
+
+def _prove_tools(rendering: Rendering) -> str | None:
+    if rendering.format.tool_calls is NO_CALLS:
+        return (
+            "tools are offered, but it is not known how this model writes tool calls; set "
+            'tool_call_parser, or let the environment describe its tools in tags (tool_style = "'
+            'tags")'
+        )
+    if not rendering.shows_tools(PROBE_TOOLS):
+        return f"tools are offered, but the model's chat template leaves them out; {_TAGS}"
+    return _call_is_lost(rendering, 1) or _call_is_unread(rendering, 1) or _second_unread(rendering)
+
+
+def _second_unread(rendering: Rendering) -> str | None:
+    """A reader that finds one of two written calls would lose the other without a word."""
+    try:
+        return None if _call_is_lost(rendering, 2) else _call_is_unread(rendering, 2)
+    except ConfigError:
+        return None  # the template refuses two calls in one turn
+
+
+def _prove_parallel_calls(rendering: Rendering) -> str | None:
+    return _call_is_lost(rendering, 2)
+
+
+def _call_is_lost(rendering: Rendering, count: int) -> str | None:
+    """Return what of `count` calls in one turn, or of their results, is not in the next prompt."""
+    asked, said = [_USER], _calling(count)
+    before = rendering.text(asked, tools=PROBE_TOOLS, add_generation_prompt=True)
+    after = rendering.text(
+        [*asked, said, *_RESULTS[:count]], tools=PROBE_TOOLS, add_generation_prompt=True
+    )
+    each = "" if count == 1 else f"of {count} calls in one turn, "
+    named = after.count(_CALLS[0].name) - before.count(_CALLS[0].name) >= count
+    if not named or not all(town in after for town in ("Marrowdale", "Ashcombe")[:count]):
+        return f"{each}the model's chat template leaves out calls of earlier turns; {_TAGS}"
+    if not all(result.content in after for result in _RESULTS[:count]):
+        return f"{each}the model's chat template leaves out results of calls; {_TAGS}"
+    return None
+
+
+def _call_is_unread(rendering: Rendering, count: int) -> str | None:
+    said = _calling(count)
+    prompt = rendering.text([_USER], tools=PROBE_TOOLS, add_generation_prompt=True)
+    turn = written_turn(rendering, [_USER], said, tools=PROBE_TOOLS)
+    found = _read(rendering, turn, prompt, tools=PROBE_TOOLS) if turn is not None else None
+    if turn is not None and found is not None and same_words(said, _message(found)):
+        # An id that the template writes and the reader leaves out would be replaced by another in
+        # the result of the call.
+        shown = [call.id for call in said.tool_calls if call.id in turn]
+        if shown == [call.id for call in found.calls if call.id in shown]:
+            return None
+    many = "a call is" if count == 1 else f"{count} calls in one turn are"
+    parser = rendering.format.tool_calls.name
+    written = turn if turn is not None else "something other than its generation prompt goes on"
+    return (
+        f"tools are offered, but {many} not read by the parser {parser!r} as "
+        f"the model's chat template writes it: {written!r}; set tool_call_parser to a parser "
+        f"that reads it, or {_TAGS}"
+    )
+
+
+def _calling(count: int) -> Message:
+    return Message(role="assistant", content="", tool_calls=_CALLS[:count])
+
+
+def _read(rendering: Rendering, turn: str, prompt: str, *, tools: Tools = ()) -> ParsedReply:
+    """Read `turn` as what is sampled is read: by way of token ids."""
+    ids = rendering.special.encode_after(None, turn)
+    return rendering.read(rendering.special.decode_reply(ids), prompt, tools=tools)
+
+
+def _message(reply: ParsedReply) -> Message:
+    return Message(
+        role="assistant",
+        content=reply.content,
+        reasoning=reply.reasoning,
+        tool_calls=tuple(
+            ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in reply.calls
+        ),
+    )
+
+
+_PROOFS: Mapping[Use, Callable[[Rendering], str | None]] = {
+    Use.ANSWERS: _prove_answers,
+    Use.SYSTEM: _prove_system,
+    Use.TURNS: _prove_turns,
+    Use.THINKING: _prove_thinking,
+    Use.TOOLS: _prove_tools,
+    Use.PARALLEL_CALLS: _prove_parallel_calls,
+}
+_REFUSED_BY_TEMPLATE = (Use.SYSTEM, Use.TURNS, Use.THINKING, Use.PARALLEL_CALLS)
+"""Uses that the template itself refuses, by an error of its own that is shown at the first use."""
+
+
+def thinking_mark(rendering: Rendering) -> str:
+    """Return the text that begins thinking in the template's own form; empty = not known."""
+    try:
+        turn = written_turn(rendering, [_USER], replace(_ANSWER, reasoning=_THOUGHT))
+    except ConfigError:
+        return ""
+    return turn.partition(_THOUGHT)[0].strip() if turn and _THOUGHT in turn else ""
+
+
+def uses_of(messages: Sequence[Message], tools: Tools) -> list[Use]:
+    """Return what a prompt for `messages` uses the template for."""
+    found = [Use.ANSWERS]
+    if any(message.role == "system" for message in messages):
+        found.append(Use.SYSTEM)
+    if any(message.role == "assistant" and not message.tool_calls for message in messages):
+        found.append(Use.TURNS)
+    if tools or any(message.tool_calls for message in messages):
+        found.append(Use.TOOLS)
+    if any(len(message.tool_calls) > 1 for message in messages):
+        found.append(Use.PARALLEL_CALLS)
+    return found

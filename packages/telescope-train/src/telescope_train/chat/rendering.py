@@ -1,0 +1,139 @@
+"""One model's chat template with its tokenizer: messages become text, and replies are read.
+
+Knows nothing of chains or of remembered prompts; that is `renderer`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from telescope_core.errors import ConfigError
+from telescope_core.types import JsonValue, Message
+from telescope_train.chat.formats import ParsedReply, choose_format
+from telescope_train.chat.formats.choose import AUTO
+from telescope_train.chat.message_form import REFUSALS, message_form
+from telescope_train.chat.special_tokens import SpecialTokens
+from telescope_train.chat.template import template_text
+
+Tools = Sequence[dict[str, JsonValue]]
+"""Functions in the form of OpenAI's chat API."""
+_ANYBODY = (Message(role="user", content="hello"),)
+_ANSWER = Message(role="assistant", content="Good day")
+
+
+class Rendering:
+    """Writes conversations exactly as the model's template does, and reads what it writes."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        stop_token_ids: Sequence[int],
+        arguments: Mapping[str, object] | None = None,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> None:
+        """`arguments` are variables of the template, such as `enable_thinking`."""
+        self.tokenizer = tokenizer
+        # Some templates write today's date in their header. If it changed between two turns, the
+        # later prompt would no longer begin with the tokens of the earlier one.
+        self._arguments = {"strftime_now": _clock_stopped_at(datetime.now()), **(arguments or {})}
+        self.template = template_text(tokenizer)
+        self.form = message_form(self.template, self._render)
+        self.format = choose_format(
+            self.template, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
+        )
+        self.special = SpecialTokens(
+            tokenizer, stop_token_ids=stop_token_ids, marks=self.format.marks
+        )
+        self._shows_tools: bool | None = None
+
+    def text(
+        self, messages: Sequence[Message], *, tools: Tools = (), add_generation_prompt: bool
+    ) -> str:
+        """Return the template's text for `messages`; raises ConfigError if it refuses them."""
+        try:
+            return self._apply(messages, tools, add_generation_prompt)
+        except REFUSALS as error:
+            # A policy may write call arguments that are not JSON. They are shown as they are, but
+            # some templates go through the keys of the arguments and need an object. If that is
+            # not the reason, the first error is the one to report.
+            with suppress(*REFUSALS):
+                return self._apply(messages, tools, add_generation_prompt, wrap_broken=True)
+            roles = ", ".join(message.role for message in messages)
+            raise ConfigError(
+                f"the model's chat template refuses a conversation of {roles}: {error}; change "
+                "what the environment sends, or set chat_template to a template that accepts it"
+            ) from None
+
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        tools: Tools,
+        add_generation_prompt: bool,
+        *,
+        wrap_broken: bool = False,
+    ) -> str:
+        plain = [self.form.plain(message, wrap_broken=wrap_broken) for message in messages]
+        return self._render(plain, tools, add_generation_prompt=add_generation_prompt)
+
+    def _render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        return self.tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) or None,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+            **self._arguments,
+        )
+
+    def shows_tools(self, tools: Tools) -> bool:
+        """Return whether the template writes the tools that it is given into the prompt."""
+        # Asked once: it depends on the template and not on which tools there are.
+        if self._shows_tools is None:
+            shown = self.text(_ANYBODY, tools=tools, add_generation_prompt=True)
+            try:
+                bare = self.text(_ANYBODY, add_generation_prompt=True)
+            except ConfigError:  # a template that is for tools alone
+                bare = ""
+            self._shows_tools = bare != shown
+        return self._shows_tools
+
+    def read(self, text: str, prompt: str, *, tools: Tools = ()) -> ParsedReply:
+        """Separate the parts of a reply to the text `prompt`.
+
+        White space that the template itself writes around an answer is no part of the answer: sent
+        back, it would be written a second time.
+        """
+        return self.format.parse(
+            text, tools=tools, opened=self.format.opens_thinking(prompt), margins=self._margins
+        )
+
+    @cached_property
+    def _margins(self) -> tuple[str, str]:
+        """The white space that the template writes before and after an answer."""
+        try:
+            text = self.text([*_ANYBODY, _ANSWER, *_ANYBODY], add_generation_prompt=True)
+        except ConfigError:
+            return "", ""
+        before, found, after = text.partition(_ANSWER.content)
+        end = self.special.first_end(after)
+        trailing = after[: end.start] if end is not None else ""
+        if not found or trailing.strip():
+            return "", ""
+        with suppress(ConfigError):
+            prompt = self.text(_ANYBODY, add_generation_prompt=True)
+            leading = before.removeprefix(prompt) if before.startswith(prompt) else ""
+            return (leading if not leading.strip() else ""), trailing
+        return "", trailing
+
+
+def _clock_stopped_at(moment: datetime) -> Callable[[str], str]:
+    return moment.strftime
