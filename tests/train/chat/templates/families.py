@@ -69,12 +69,16 @@ class Family:
         """Return this family with another template."""
         return replace(self, name=f"{self.name} {arguments}", text=text, arguments=arguments)
 
+    def source(self) -> str:
+        """Return the text of the template."""
+        return self.text or (FIXTURES / f"{self.template}.jinja").read_text()
+
     def tokenizer(self):
         """Return the tokenizer, made once: nobody changes it."""
         if self.name not in _TOKENIZERS:
             _TOKENIZERS[self.name] = make_tokenizer(
                 kind=self.kind,
-                template=self.text or (FIXTURES / f"{self.template}.jinja").read_text(),
+                template=self.source(),
                 special=[*self.special, *self.stops],
                 plain=self.plain,
                 bos=self.bos,

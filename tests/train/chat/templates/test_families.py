@@ -4,7 +4,8 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-from tests.train.chat.templates.families import FAMILIES, Family
+from tests.train.chat.templates.families import Family
+from tests.train.chat.templates.newer_families import ALL_FAMILIES
 from tests.train.chat.templates.play import SCENARIOS, TOOLS, Played, Reply, play
 from tests.train.chat.templates.tokenizers_made_here import one_by_one
 
@@ -12,7 +13,7 @@ from telescope_train.batches.samples import samples_from_rollout
 
 CASES = [
     pytest.param(family, scenario, id=f"{family.name}: {scenario}")
-    for family in FAMILIES
+    for family in ALL_FAMILIES
     for scenario in family.chains
 ]
 

@@ -1,7 +1,7 @@
 """The probe says of each family what playing its scenarios shows."""
 
 import pytest
-from tests.train.chat.templates.families import BY_NAME, FAMILIES
+from tests.train.chat.templates.newer_families import ALL_BY_NAME, ALL_FAMILIES
 from tests.train.chat.templates.play import SCENARIOS, play
 
 from telescope_core.errors import ConfigError
@@ -13,7 +13,7 @@ from telescope_train.config.schema import ModelSection, TrainConfig
 from telescope_train.plan.checks.config import check_config
 
 
-@pytest.mark.parametrize("family", [pytest.param(one, id=one.name) for one in FAMILIES])
+@pytest.mark.parametrize("family", [pytest.param(one, id=one.name) for one in ALL_FAMILIES])
 def test_the_probe_agrees_with_what_is_played(family):
     report = probe_template(family.renderer())
     chains = family.chains
@@ -35,7 +35,7 @@ def test_the_probe_agrees_with_what_is_played(family):
 
 
 def test_the_line_for_a_person():
-    assert probe_template(BY_NAME["Qwen3, thinking"].renderer()).text == (
+    assert probe_template(ALL_BY_NAME["Qwen3, thinking"].renderer()).text == (
         "chat template: thinking is read as think, calls as hermes; later turns keep answers, tool "
         "calls as sampled; later turns change thinking, so that each is a training sample of its "
         "own; a template that only appends is set with chat_template"
@@ -45,7 +45,7 @@ def test_the_line_for_a_person():
 @pytest.mark.parametrize("scenario", ["multi", "cut", "tools", "thinking", "thinking tools"])
 @pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False}])
 def test_the_shipped_template_keeps_everything(scenario, arguments, tmp_path):
-    family = BY_NAME["Qwen3, thinking"].with_template(
+    family = ALL_BY_NAME["Qwen3, thinking"].with_template(
         read_chat_template("chatml-keeps-thinking"), arguments
     )
     if arguments and "thinking" in scenario:
@@ -69,11 +69,14 @@ def test_settings_of_the_template(tiny, tmp_path):
     with pytest.raises(ConfigError, match=r"no <\|im_start\|>, <\|im_end\|>; give a Jinja file"):
         load_renderer(ModelSection(model=str(tiny), chat_template="chatml-keeps-thinking"))
     template = tmp_path / "asks.jinja"
-    template.write_text("{{ messages[0].content }} {{ enable_thinking }}")
+    template.write_text(
+        "{{ enable_thinking }}{% for one in messages %}|{{ one.content }}{% endfor %}"
+        "{{ '|' if add_generation_prompt }}"
+    )
     settings = ModelSection(model=str(tiny), chat_template=str(template), enable_thinking=False)
     renderer = load_renderer(settings)
     asked = [Message(role="user", content="hi")]
-    assert renderer.text(asked, add_generation_prompt=True) == "hi False"
+    assert renderer.text(asked, add_generation_prompt=True) == "False|hi|"
     assert "no answer ends with a token that ends a completion" in probe_template(renderer).text
     named = load_renderer(ModelSection(model=str(tiny), tool_call_parser="mistral"))
     assert named.format.tool_calls.name == "mistral"

@@ -4,7 +4,7 @@ from functools import cache, partial
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.train.chat.templates.families import BY_NAME, FAMILIES
+from tests.train.chat.templates.newer_families import ALL_BY_NAME, ALL_FAMILIES
 from tests.train.chat.templates.play import TOOLS, Reply, play
 from tests.train.chat.templates.tokenizers_made_here import one_by_one
 
@@ -28,13 +28,13 @@ arguments = st.dictionaries(
 
 @cache
 def parts(name: str):
-    family = BY_NAME[name]
+    family = ALL_BY_NAME[name]
     return family, family.renderer(), family.tokenizer()
 
 
 @st.composite
 def scripts(draw):
-    family = draw(st.sampled_from(FAMILIES))
+    family = draw(st.sampled_from(ALL_FAMILIES))
     thinks = "thinking" in family.chains and ("multi" not in family.chains or draw(st.booleans()))
     script: list[Reply | str] = []
     for _ in range(draw(st.integers(1, 3))):

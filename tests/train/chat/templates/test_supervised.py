@@ -1,7 +1,7 @@
 """Learning from conversations: each turn once, behind what the template shows before it."""
 
 import pytest
-from tests.train.chat.templates.families import BY_NAME, FAMILIES
+from tests.train.chat.templates.newer_families import ALL_BY_NAME, ALL_FAMILIES
 from tests.train.chat.templates.play import SCENARIOS, play
 
 from telescope_core.errors import ConfigError
@@ -13,12 +13,15 @@ REFUSED = (
     "DeepSeek-V3.1, thinking = true",
     "Qwen3, enable_thinking = false",
     "Mistral v3, system message",
+    "Gemma 4",
+    "Gemma 4, enable_thinking = true",
+    "Apriel 1.6",
 )
 """What is asked stands otherwise in these templates once it is answered. Arguments of a template
 are no setting of supervised training."""
 CASES = [
     pytest.param(family, scenario, id=f"{family.name}: {scenario}")
-    for family in FAMILIES
+    for family in ALL_FAMILIES
     for scenario in family.chains
     if scenario in ("multi", "thinking") and family.name not in REFUSED
 ]
@@ -52,7 +55,7 @@ def test_each_turn_is_learnt_once_as_it_is_sampled(family, scenario):
 
 def test_a_turn_is_encoded_by_itself_as_it_is_sampled():
     """Together with the newline of the generation prompt it begins with another token."""
-    family = BY_NAME["Qwen2.5"]
+    family = ALL_BY_NAME["Qwen2.5"]
     said = Message(role="assistant", content="<tool is 4")
     tokenizer = family.tokenizer()
     ((sample,),) = render_conversations(tokenizer, [[Message(role="user", content="a"), said]])
@@ -63,7 +66,7 @@ def test_a_turn_is_encoded_by_itself_as_it_is_sampled():
 
 
 def test_calls_and_thinking_are_learnt_as_the_template_writes_them():
-    family = BY_NAME["Command R7B"]
+    family = ALL_BY_NAME["Command R7B"]
     call = ToolCall(id="A", name="add", arguments='{"a": 2}')
     messages = [
         Message(role="user", content="a"),
@@ -79,4 +82,4 @@ def test_calls_and_thinking_are_learnt_as_the_template_writes_them():
 def test_a_template_that_cannot_show_its_own_thinking_is_refused():
     messages = [Message(role="user", content="a"), Message(role="assistant", content="4")]
     with pytest.raises(ConfigError, match="does not continue its own generation prompt"):
-        render_conversations(BY_NAME["DeepSeek-R1"].tokenizer(), [messages])
+        render_conversations(ALL_BY_NAME["DeepSeek-R1"].tokenizer(), [messages])

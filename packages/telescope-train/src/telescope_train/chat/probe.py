@@ -1,39 +1,27 @@
 """Tries on short conversations what a chat template does to turns that were sampled. Pure.
 
+What it loses is refused by `proof`, for each use of the template.
+
 Some templates show an earlier turn differently from how it was sampled. Each such turn becomes a
 training sample of its own, which is exact, but its history is computed once more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from telescope_core.errors import ConfigError
 from telescope_core.types import JsonValue, Message, ToolCall
 from telescope_train.chat.formats import same_words
+from telescope_train.chat.proof import PROBE_TOOLS, Use
 from telescope_train.chat.renderer import Renderer
 from telescope_train.chat.rendering import Tools
 
-_ID = "PROBE1234"
-_SYSTEM = Message(role="system", content="Add the numbers.")
-_USER = Message(role="user", content="What is 2 + 2?")
-_AGAIN = Message(role="user", content="And 3 + 3?")
-_RESULT = Message(role="tool", content="4", tool_call_id=_ID)
-_CALL = ToolCall(id=_ID, name="add", arguments='{"a": 2, "b": 2}')
-_THOUGHT = "I add the two."
-_TOOLS: Tools = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Add two numbers.",
-            "parameters": {
-                "type": "object",
-                "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
-                "required": ["a", "b"],
-            },
-        },
-    }
-]
+_SYSTEM = Message(role="system", content="Look up towns.")
+_USER = Message(role="user", content="How is Oxley?")
+_AGAIN = Message(role="user", content="And Wick?")
+_CALL = ToolCall(id="PROBE1234", name="look_up_town", arguments='{"town": "Oxley", "days": 2}')
+_RESULT = Message(role="tool", content="dry", tool_call_id=_CALL.id)
+_THOUGHT = "I look it up."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +39,8 @@ class TemplateReport:
     """Whether an answer with thinking stays as it was written when the user writes again."""
     keeps_calls: bool | None
     """Whether a call with its thinking stays as it was written when its result follows."""
+    refused: Mapping[str, str]
+    """Use of the template -> why it is refused as soon as it happens."""
 
     @property
     def text(self) -> str:
@@ -68,6 +58,10 @@ class TemplateReport:
                 f"later turns change {', '.join(go)}, so that each is a training sample of its own"
             )
             parts.append("a template that only appends is set with chat_template")
+        if self.refused:
+            parts.append(
+                f"refused where a run needs it: {', '.join(self.refused)} (run.json says why)"
+            )
         if not self.ends_turns:
             parts.append(
                 "no answer ends with a token that ends a completion: the policy will write on "
@@ -77,35 +71,42 @@ class TemplateReport:
 
     def row(self) -> dict[str, JsonValue]:
         """Return the fields as JSON, for `run.json`."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return {**found, "refused": dict(self.refused)}
 
 
 def probe_template(renderer: Renderer) -> TemplateReport:
     """Try the conversations that break templates: thinking, a call, its result, another turn."""
     form = renderer.format
-    takes_system = _is_taken(renderer, [_SYSTEM, _USER])
+    # Some templates are for conversations with tools alone.
+    bare: Tools = () if _is_taken(renderer, [_USER]) else PROBE_TOOLS
+    takes_system = _is_taken(renderer, [_SYSTEM, _USER], tools=bare)
     start = [_SYSTEM, _USER] if takes_system else [_USER]
-    opening = renderer.text(start, add_generation_prompt=True)
+    opening = renderer.text(start, tools=bare, add_generation_prompt=True)
     thinks = form.reasoning.name != "none" and not form.forbids_thinking(opening)
     thought = _THOUGHT if thinks else ""
-    has_tools = form.tool_calls.name != "none" and renderer.rendering.shows_tools(_TOOLS)
-    answer = Message(role="assistant", content="It is 4.")
-    thinking = Message(role="assistant", content="It is 4.", reasoning=_THOUGHT)
+    refused = {use.value: reason for use in Use if (reason := renderer.refusal(use)) is not None}
+    has_tools = Use.TOOLS not in refused
+    answer = Message(role="assistant", content="It is dry.")
+    thinking = Message(role="assistant", content="It is dry.", reasoning=_THOUGHT)
     call = Message(role="assistant", content="", reasoning=thought, tool_calls=(_CALL,))
     return TemplateReport(
         tool_call_parser=form.tool_calls.name,
         reasoning_parser=form.reasoning.name,
         takes_system=takes_system,
-        ends_turns=renderer.ends_turns(),
-        keeps_answers=_keeps(renderer, start, answer, _AGAIN),
-        keeps_thinking=_keeps(renderer, start, thinking, _AGAIN) if thinks else None,
-        keeps_calls=_keeps(renderer, start, call, _RESULT, tools=_TOOLS) if has_tools else None,
+        ends_turns=renderer.ends_turns(tools=bare),
+        refused=refused,
+        keeps_answers=_keeps(renderer, start, answer, _AGAIN, tools=bare),
+        keeps_thinking=_keeps(renderer, start, thinking, _AGAIN, tools=bare) if thinks else None,
+        keeps_calls=_keeps(renderer, start, call, _RESULT, tools=PROBE_TOOLS)
+        if has_tools
+        else None,
     )
 
 
-def _is_taken(renderer: Renderer, messages: Sequence[Message]) -> bool:
+def _is_taken(renderer: Renderer, messages: Sequence[Message], *, tools: Tools = ()) -> bool:
     try:
-        renderer.text(messages, add_generation_prompt=True)
+        renderer.text(messages, tools=tools, add_generation_prompt=True)
     except ConfigError:
         return False
     return True

@@ -172,15 +172,9 @@ class Renderer:
             # The template spells the turn differently, for example the JSON of a call. That is
             # accepted if it still says the same and ends with the same token; the model then sees
             # its own spelling. Other marks of thinking would make it another turn.
-            shown, sampled = turn[: end.start], messages[len(prompt.messages)]
-            again = self._message(shown, tools, prompt)
-            if (
-                end.token_id != completion_ids[-1]
-                # A token that the template gives a meaning, and no parser knows, is not in the
-                # message, so the template cannot have shown it.
-                or any(mark in self.template for mark in self._special.unknown_in(completion_ids))
-                or not self.format.marks_alike(said, shown)
-                or not same_words(sampled, again)
+            shown = turn[: end.start]
+            if end.token_id != completion_ids[-1] or not self._says_the_same(
+                completion_ids, shown, prompt, messages[len(prompt.messages)], tools
             ):
                 return None
             bridge = turn[end.stop :]
@@ -196,6 +190,29 @@ class Renderer:
             num_ends_added=prompt.num_ends_added + (not is_ended),
         )
 
+    def _says_the_same(
+        self,
+        completion_ids: Sequence[int],
+        shown: str,
+        prompt: Prompt,
+        sampled: Message,
+        tools: Tools,
+    ) -> bool:
+        """Return whether `shown`, the turn in the template's spelling, is what was sampled."""
+        # A token that the template gives a meaning, and no parser knows, is not in the message, so
+        # the template cannot have shown it.
+        if any(mark in self.template for mark in self._special.unknown_in(completion_ids)):
+            return False
+        written = self._special.decode_reply(completion_ids)
+        again = self.rendering.read(shown, prompt.text, tools=tools)
+        return (
+            self.format.marks_alike(self._special.decode_exactly(completion_ids), shown)
+            and same_words(sampled, self._message(shown, tools, prompt))
+            and not _ids_differ(
+                self.rendering.read(written, prompt.text, tools=tools).calls, again.calls
+            )
+        )
+
     def shown_turn(self, prompt: Prompt, text: str, *, tools: Tools = ()) -> Message | None:
         """Return the answer to `prompt` as `text` shows it, the template's text of further turns.
 
@@ -206,13 +223,13 @@ class Renderer:
             return None
         return self._message(text[len(prompt.text) :][: end.start], tools, prompt)
 
-    def ends_turns(self) -> bool:
+    def ends_turns(self, *, tools: Tools = ()) -> bool:
         """Return whether the template ends an answer with a token that ends a completion."""
         answer = Message(role="assistant", content="good day")
         asked = [*_ANYBODY, answer]
         # A template may write the end token behind the last turn alone, or behind earlier ones.
-        last = self.text(asked, add_generation_prompt=False)
-        earlier = self.text([*asked, *_ANYBODY], add_generation_prompt=True)
+        last = self.text(asked, tools=tools, add_generation_prompt=False)
+        earlier = self.text([*asked, *_ANYBODY], tools=tools, add_generation_prompt=True)
         behind = (text.partition(answer.content)[2] for text in (last, earlier))
         return any(self._special.first_end(text) is not None for text in behind)
 
@@ -224,7 +241,7 @@ class Renderer:
             role="assistant",
             content=reply.content,
             reasoning=reply.reasoning,
-            tool_calls=_with_ids(reply.calls, len(prompt.messages), sampled),
+            tool_calls=_with_ids(reply.calls, prompt.messages, sampled),
         )
 
     def refusal(self, use: Use) -> str | None:
@@ -256,37 +273,48 @@ class Renderer:
 
 
 def _with_ids(
-    calls: Sequence[CallText], num_messages: int, sampled: Sequence[int]
+    calls: Sequence[CallText], messages: Sequence[Message], sampled: Sequence[int]
 ) -> tuple[ToolCall, ...]:
-    """Return the calls with the ids that the model wrote, or with ids made here.
+    """Return the calls of an answer to `messages` with the ids that the model wrote, or made here.
 
     Ids that are made follow from what was sampled and from its place in the conversation. Reading
     the same completion again gives the same ids; different samples of one turn differ. An id that
-    the model wrote twice in one turn is kept for the first call alone, as results name one call.
+    is in the conversation already is not used again, because a result names one call by it.
     """
+    used = {call.id for message in messages for call in message.tool_calls}
     found: list[ToolCall] = []
     salt = repr(list(sampled)) if calls else ""
     for number, call in enumerate(calls):
-        is_new = call.id and all(call.id != one.id for one in found)
-        made = _call_id(f"{num_messages} {number} {salt}")
-        found.append(
-            ToolCall(id=call.id if is_new else made, name=call.name, arguments=call.arguments)
-        )
+        made = _call_id(f"{len(messages)} {number} {salt}")
+        call_id = call.id if call.id and call.id not in used else made
+        used.add(call_id)
+        found.append(ToolCall(id=call_id, name=call.name, arguments=call.arguments))
     return tuple(found)
 
 
+def _ids_differ(written: Sequence[CallText], shown: Sequence[CallText]) -> bool:
+    """Return whether the template shows another id for a call than the one that was sampled."""
+    pairs = zip(written, shown, strict=False)
+    return any(one.id and other.id and one.id != other.id for one, other in pairs)
+
+
 def load_renderer(model: ModelSection) -> Renderer:
-    """Return the renderer of the config's model."""
+    """Return the renderer of the config's model.
+
+    Raises ConfigError if an answer or the user's text would be lost with its template.
+    """
     tokenizer = load_tokenizer(model)
     require_thinking_choice(model, template_text(tokenizer))
     thinking = {"enable_thinking": model.enable_thinking}
-    return Renderer(
+    renderer = Renderer(
         tokenizer,
         stop_token_ids=load_stop_ids(model),
         arguments=thinking if model.enable_thinking is not None else None,
         tool_call_parser=model.tool_call_parser,
         reasoning_parser=model.reasoning_parser,
     )
+    renderer.require(Use.ANSWERS)
+    return renderer
 
 
 def _call_id(of: str) -> str:

@@ -28,7 +28,7 @@ _K2_CALL = re.compile(
     r"<\|tool_call_argument_begin\|>(?P<arguments>.*?)(?:<\|tool_call_end\|>|\Z)",
     re.DOTALL,
 )
-_OPEN, _CLOSE, _SEPARATOR = K3_MARKS = ("<|open|>", "<|close|>", "<|sep|>")
+K3_MARKS = ("<|open|>", "<|close|>", "<|sep|>")
 
 
 def _channel(name: str) -> re.Pattern[str]:
@@ -40,7 +40,8 @@ def _channel(name: str) -> re.Pattern[str]:
 _RESPONSE, _TOOLS, _CALL = _channel("response"), _channel("tools"), _channel("call")
 _ARGUMENT, _JSON = _channel("argument"), _channel("json")
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
-_END_OF_MESSAGE = f"{_CLOSE}message{_SEPARATOR}"
+_END_OF_MESSAGE = re.compile(r"<\|close\|>(?:message<\|sep\|>|[a-z]*\Z)")
+"""Behind the parts of a message; a reply that was cut may end within it."""
 
 
 def read_kimi_k2(text: str, tools: ToolSchemas) -> Calls:
@@ -72,8 +73,8 @@ def read_kimi_k3(text: str, tools: ToolSchemas) -> Calls:
         return ""
 
     rest = _TOOLS.sub(without_calls, text) if tools else text
-    said = _RESPONSE.sub(lambda response: response["body"], rest).replace(_END_OF_MESSAGE, "")
-    return Calls(said, tuple(calls))
+    said = _RESPONSE.sub(lambda response: response["body"], rest)
+    return Calls(_END_OF_MESSAGE.sub("", said), tuple(calls))
 
 
 def _k3_call(match: re.Match[str], tools: ToolSchemas) -> CallText | None:

@@ -1,0 +1,266 @@
+"""What a template loses is refused by name, where it is needed and nowhere else."""
+
+from dataclasses import replace
+
+import pytest
+from tests.train.chat.templates.families import BY_NAME, CHATML_MARKS, Family, chatml
+from tests.train.chat.templates.newer_families import ALL_BY_NAME, ALL_FAMILIES
+from tests.train.chat.templates.play import ADD_THEM, SCENARIOS, TOOLS, play
+from tests.train.chat.templates.tokenizers_made_here import FIXTURES
+
+from telescope_core.errors import ConfigError
+from telescope_core.types import Message, ToolCall
+from telescope_train.chat.chains import Chain, prompt_for
+from telescope_train.chat.probe import probe_template
+from telescope_train.chat.proof import Use
+from telescope_train.chat.renderer import Renderer, load_renderer
+from telescope_train.chat.supervised import render_conversations
+from telescope_train.config.schema import ModelSection
+
+ASKED = (Message(role="user", content="2+2="),)
+CHATML = BY_NAME["SmolLM (ChatML)"]
+EACH = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def family(name: str, text: str, **changes) -> Family:
+    """A family of ChatML's tokens with the template `text`."""
+    return replace(CHATML, name=name, text=text, **changes)
+
+
+def ids_of(model: Family, text: str) -> tuple[int, ...]:
+    return tuple(model.continue_with(text))
+
+
+def said_and_next(renderer: Renderer, ids: tuple[int, ...], then: str, tools=()) -> tuple:
+    """What is read of `ids`, and the prompt after the caller's next messages."""
+    prompt = renderer.prompt(ASKED, tools=tools)
+    said = renderer.parse(ids, tools=tools, prompt=prompt)
+    more = [
+        Message(role="tool", content=then, tool_call_id=call.id) for call in said.tool_calls
+    ] or [Message(role="user", content=then)]
+    chain = Chain(prompt=prompt, completion_ids=ids, said=said)
+    return said, prompt_for(renderer, [chain], [*ASKED, said, *more], tools=tools)
+
+
+@pytest.mark.parametrize("model", ALL_FAMILIES, ids=lambda one: one.name)
+def test_nothing_is_refused_that_a_family_is_used_for(model):
+    renderer = model.renderer()
+    assert renderer.refusal(Use.ANSWERS) is None
+    assert renderer.refusal(Use.TURNS) is None
+    assert renderer.refusal(Use.THINKING) is None
+    if "tools" in model.chains or "thinking tools" in model.chains:
+        assert renderer.refusal(Use.TOOLS) is None
+
+
+def test_a_template_that_takes_parts_shows_what_the_user_says():
+    model = ALL_BY_NAME["SmolVLM, LLaVA-Next (text parts)"]
+    played = play(model, SCENARIOS["multi"])
+    assert "2+2=" in played.prompts[0].text
+    assert "Six,\n\nThe answer is 4." in played.prompts[2].text
+    ((sample,),) = render_conversations(model.tokenizer(), [played.messages])
+    assert "2+2=" in model.tokenizer().decode(sample.token_ids)
+
+
+def test_a_template_that_leaves_out_the_user_is_refused_before_the_run(tiny, tmp_path):
+    template = tmp_path / "silent.jinja"
+    template.write_text(
+        "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}"
+    )
+    with pytest.raises(ConfigError, match="leaves out what the user says; set chat_template"):
+        load_renderer(ModelSection(model=str(tiny), chat_template=str(template)))
+
+
+def test_answers_in_channels_that_no_parser_knows_are_refused_before_the_run():
+    model = family(
+        "channels",
+        EACH + "{% if m.role == 'assistant' %}<|part|>answer<|is|>{% endif %}{{ m.content }}"
+        "<|im_end|>{% endfor %}" + PROMPT,
+        special=[*CHATML_MARKS, "<|part|>", "<|is|>"],
+    )
+    with pytest.raises(ConfigError, match=r"'<\|part\|>answer<\|is\|>Nothing.*read as 'answerNoth"):
+        model.renderer().require(Use.ANSWERS)
+    with pytest.raises(ConfigError, match="would be read as"):
+        model.renderer().prompt(ASKED)
+
+
+def test_a_generation_prompt_that_history_does_not_show_is_refused():
+    model = family("begun", EACH + "{{ m.content }}<|im_end|>{% endfor %}" + PROMPT.replace(
+        "assistant\n", "assistant\nIn short: "))  # fmt: skip
+    with pytest.raises(ConfigError, match=r"ends with .*In short: ', which the template does not"):
+        model.renderer().require(Use.ANSWERS)
+
+
+GRANITE = ALL_BY_NAME["Granite 3.3"]
+FALCON = family(
+    "Falcon-H1", (FIXTURES / "falcon_h1.jinja").read_text(), plain=["<tool_call>", "</tool_call>"]
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "lost"),
+    [(GRANITE, "leaves out calls of earlier turns"), (FALCON, "leaves out results of calls")],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_calls_or_results_that_history_loses_are_refused_with_tools_alone(model, lost):
+    renderer = model.renderer()
+    assert play(model, SCENARIOS["multi"], renderer=renderer).prompts
+    with pytest.raises(ConfigError, match=f"{lost}; let the environment describe its tools"):
+        renderer.prompt(ASKED, tools=TOOLS)
+    report = probe_template(renderer)
+    assert lost in report.row()["refused"]["tools"]
+    assert "refused where a run needs it: tools" in report.text
+
+
+def test_a_template_that_fails_on_tools_is_refused_with_tools_alone():
+    model = family(
+        "Command R+",
+        "{% if tools %}{{ tools[0].no_such.key }}{% endif %}"
+        + EACH + "{{ m.content }}<tool_call></tool_call><|im_end|>{% endfor %}" + PROMPT,
+    )  # fmt: skip
+    report = probe_template(model.renderer(tool_call_parser="hermes"))
+    assert "refuses a conversation of user" in report.refused["tools"]
+    assert report.keeps_calls is None
+
+
+def test_a_template_for_tools_alone_is_refused_without_them():
+    text = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    model = replace(BY_NAME["Qwen2.5"], name="tools alone", text=text + BY_NAME["Qwen2.5"].source())
+    assert play(model, SCENARIOS["tools"]).prompts
+    assert probe_template(model.renderer()).keeps_calls
+    with pytest.raises(ConfigError, match="refuses a conversation of user: 'NoneType' object"):
+        model.renderer().prompt(ASKED)
+
+
+def test_a_parser_that_does_not_read_the_templates_calls_is_refused():
+    renderer = ALL_BY_NAME["Seed-OSS"].renderer(tool_call_parser="qwen3_coder")
+    assert renderer.prompt(ASKED)
+    with pytest.raises(
+        ConfigError, match=r"a call is not read by the parser 'qwen3_coder'.*<seed:tool_call>"
+    ):
+        renderer.prompt(ASKED, tools=TOOLS)
+
+
+def test_two_calls_of_which_one_is_read_are_refused():
+    model = family(
+        "two",
+        "{{ tools | tojson if tools }}" + EACH + "{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ '[TOOL_CALLS]' if loop.first else ' and then ' }}"
+        "{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}"
+        "<|im_end|>{% endfor %}" + PROMPT,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="2 calls in one turn are not read by the parser"):
+        model.renderer(tool_call_parser="mistral").prompt(ASKED, tools=TOOLS)
+
+
+def test_a_second_call_that_history_loses_is_refused_when_it_happens():
+    first = (
+        BY_NAME["Qwen2.5"].source().replace("in message.tool_calls", "in message.tool_calls[:1]")
+    )
+    assert first != BY_NAME["Qwen2.5"].source()
+    model = replace(BY_NAME["Qwen2.5"], name="first call alone", text=first)
+    renderer = model.renderer()
+    one = ids_of(model, model.write("", "", ADD_THEM))
+    assert said_and_next(renderer, one, "4.5", TOOLS)[1].token_ids
+    two = ids_of(model, model.write("", "", ADD_THEM * 2))
+    with pytest.raises(ConfigError, match=r"of 2 calls in one turn, .* leaves out calls"):
+        said_and_next(renderer, two, "4.5", TOOLS)
+
+
+MUSING = family(
+    "musing",
+    EACH + "{% if m.reasoning_content %}<|muse|>{{ m.reasoning_content }}<|/muse|>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT,
+    special=[*CHATML_MARKS, "<|muse|>", "<|/muse|>"],
+)
+
+
+def test_thinking_that_cannot_be_read_is_refused_when_it_happens():
+    renderer = MUSING.renderer()
+    assert play(MUSING, SCENARIOS["multi"], renderer=renderer).prompts
+    with pytest.raises(ConfigError, match=r"the model thinks, .*'<\|muse\|>.*set reasoning_parser"):
+        renderer.parse(ids_of(MUSING, "<|muse|>hm<|/muse|>4<|im_end|>"))
+    assert "thinking" in probe_template(renderer).refused
+
+
+def test_thinking_may_be_left_in_the_answer_on_purpose():
+    renderer = MUSING.renderer(reasoning_parser="none")
+    said, after = said_and_next(renderer, ids_of(MUSING, "<|muse|>hm<|/muse|>4<|im_end|>"), "3+3=")
+    assert said.content == "hm4"
+    # Its marks have a meaning in this template, so the turn without them is another turn.
+    assert list(after.token_ids) == renderer.encode(after.text)
+
+
+def test_system_messages_that_a_template_leaves_out_are_refused():
+    text = EACH.replace("in messages", "in messages if m.role != 'system'")
+    model = family("no system", text + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT)
+    assert model.renderer().prompt(ASKED)
+    with pytest.raises(ConfigError, match="leaves out the system message"):
+        model.renderer().prompt((Message(role="system", content="Add."), *ASKED))
+
+
+def test_answers_that_a_template_forgets_are_refused_when_a_conversation_goes_on():
+    last = (
+        "{% if m.role == 'user' or loop.last %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    )
+    model = family("forgets", EACH + last + PROMPT)
+    renderer = model.renderer()
+    with pytest.raises(ConfigError, match="leaves out an earlier answer"):
+        said_and_next(renderer, ids_of(model, chatml("", "4", ())), "3+3=")
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "own"),
+    [
+        ("Mistral Small 3.2", '[TOOL_CALLS]add[CALL_ID]abc123XYZ[ARGS]{"a": 2}</s>', "abc123XYZ"),
+        ("Mistral v3", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 2}, "id": "abc123XYZ"}]'
+         "</s>", "abc123XYZ"),
+        ("Kimi-K2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:3"
+         '<|tool_call_argument_begin|>{"a": 2}<|tool_call_end|><|tool_calls_section_end|>'
+         "<|im_end|>", "functions.add:3"),
+    ],
+)  # fmt: skip
+def test_the_id_that_the_model_wrote_is_the_calls(name, written, own):
+    model = ALL_BY_NAME[name]
+    said, after = said_and_next(model.renderer(), ids_of(model, written), "4", TOOLS)
+    assert [(call.id, call.name) for call in said.tool_calls] == [(own, "add")]
+    assert after.text.count(own) == 2
+
+
+def test_an_id_that_the_template_would_refuse_is_replaced():
+    model = ALL_BY_NAME["Mistral Small 3.2"]
+    written = '[TOOL_CALLS]add[CALL_ID]no id[ARGS]{"a": 2}</s>'
+    said, after = said_and_next(model.renderer(), ids_of(model, written), "4", TOOLS)
+    assert "no id" not in after.text
+    assert after.text.count(said.tool_calls[0].id) == 2
+
+
+def test_an_id_that_was_written_twice_names_one_call():
+    model = ALL_BY_NAME["Mistral Small 3.2"]
+    call = '[TOOL_CALLS]add[CALL_ID]abc123XYZ[ARGS]{"a": 2}'
+    said, after = said_and_next(model.renderer(), ids_of(model, call * 2 + "</s>"), "4", TOOLS)
+    first, second = (one.id for one in said.tool_calls)
+    assert first == "abc123XYZ" != second
+    # The turn is shown with the other id, so that calls and results agree for the model.
+    assert list(after.token_ids) == model.renderer().encode(after.text)
+
+
+def test_white_space_of_the_template_is_no_part_of_the_answer():
+    model = ALL_BY_NAME["Reka-Edge"]
+    said, after = said_and_next(model.renderer(), ids_of(model, " 4 \n\n<sep>"), "3+3=")
+    assert said.content == "4 "
+    assert after.text == "human: 2+2=<sep>assistant: 4 \n\n<sep>human: 3+3=<sep>assistant:"
+
+
+def test_arguments_are_text_where_the_template_takes_text():
+    text = BY_NAME["Qwen2.5"].source()
+    joined = text.replace("(call.function.arguments | tojson)", "call.function.arguments")
+    assert joined != text
+    model = replace(BY_NAME["Qwen2.5"], name="arguments as text", text=joined)
+    assert play(model, SCENARIOS["tools"]).prompts
+    call = ToolCall(id="a", name="add", arguments='{"a": 2}')
+    shown = model.renderer().text(
+        [*ASKED, Message(role="assistant", content="", tool_calls=(call,))],
+        add_generation_prompt=False,
+    )
+    assert '{"a": 2}' in shown
