@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
-		printf '  make %-12s %s\n' "$$name" "$$text"; done
+		printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 setup: ## make .venv with the CPU stack
 	@scripts/setup.sh cpu
@@ -50,6 +50,10 @@ environments:
 .PHONY: browser
 browser:
 	@scripts/browser.sh
+
+.PHONY: test-templates
+test-templates: setup ## play the chat templates that llama-cpp-python carries (downloads them)
+	$(BIN)/python -m tests.train.chat.templates.published
 
 bench: setup environments ## the benchmarks; results go to benchmarks/results
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python "$$file" || exit 1; done

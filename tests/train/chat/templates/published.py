@@ -16,6 +16,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tests.train.chat.templates.counterparts import COUNTERPARTS
+from tests.train.chat.templates.newer_families import ALL_BY_NAME
 from tests.train.chat.templates.published_play import PLAYS, TOOLS, Outcome, play
 from tests.train.chat.templates.tokenizers_made_here import make_tokenizer
 
@@ -29,7 +31,7 @@ BOS, EOS, PAD = "<|bos-of-test|>", "<|eos-of-test|>", "<|pad-of-test|>"
 SPECIAL = re.compile(
     "<\\|[^|<>\\s'\"]+\\|>|<[|\uff5c][^|\uff5c<>\\s'\"]+>|<[^|\uff5c<>/\\s'\"]+[|\uff5c]>"
     "|<\uff5c[^\uff5c<>'\"]+\uff5c>|\\[/?[A-Z][A-Z_]+\\]|<SPECIAL_\\d+>|<[a-z]+:[be]os>"
-    "|</?(?:sep|start_of_turn|end_of_turn|beginning_of_sentence|end_of_sentence)>"
+    "|</?(?:sep|start_of_turn|end_of_turn|beginning_of_sentence|end_of_sentence|end_of_utterance)>"
     '|\\]~!b\\[|\\]~b\\]|\\[e~\\[|<\\|"\\|>'
 )
 PLAIN = re.compile(r"</?(?:think|tool_call|tool_response|arg_key|arg_value)>")
@@ -112,11 +114,11 @@ def _end_of_answer(template: str, arguments: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def outcomes(template: str) -> dict[str, Outcome]:
-    """Return how each play of `template` ends."""
+def outcomes(template: str, own: Mapping[str, Any] | None = None) -> dict[str, Outcome]:
+    """Return how each play of `template` ends; `own` are variables of the template."""
     found: dict[str, Outcome] = {}
     for name, script in PLAYS.items():
-        arguments = THINKING if "thinking" in name else {}
+        arguments = own if own is not None else THINKING if "thinking" in name else {}
         try:
             found[name] = play(renderer_for(template, arguments), script)
         except ConfigError as error:
@@ -124,10 +126,24 @@ def outcomes(template: str) -> dict[str, Outcome]:
     return found
 
 
+def wrong_counterparts(templates: Mapping[str, str]) -> list[str]:
+    """Return where the recorded differences between fixtures and published templates are wrong."""
+    wrong: list[str] = []
+    for family, counterpart in COUNTERPARTS.items():
+        fixture = ALL_BY_NAME[family]
+        ours = outcomes(fixture.source(), fixture.arguments)
+        theirs = outcomes(templates.get(counterpart.name, ""), fixture.arguments)
+        differs = tuple(play for play in PLAYS if ours[play].kind != theirs[play].kind)
+        if differs != counterpart.differs:
+            wrong.append(f"{family}: recorded as {counterpart.text}, but it differs in {differs}")
+    return wrong
+
+
 def main() -> int:
     """Print a table of all plays and what was refused; return the exit status."""
     templates = published_templates()
     found = {name: outcomes(template) for name, template in templates.items()}
+    wrong = wrong_counterparts(templates)
     print("| template | " + " | ".join(PLAYS) + " |\n|" + "---|" * (len(PLAYS) + 1))
     for name, kinds in found.items():
         print(f"| {name} | " + " | ".join(one.kind for one in kinds.values()) + " |")
@@ -138,7 +154,9 @@ def main() -> int:
             print(f"{name} ({', '.join(plays)}): {why}")
     counts = Counter(one.kind for kinds in found.values() for one in kinds.values())
     print(f"\n{len(templates)} templates, plays: {dict(counts)}")
-    return 1 if counts["FAULT"] or not templates else 0
+    for line in wrong:
+        print(f"counterparts.py: {line}")
+    return 1 if counts["FAULT"] or wrong or not templates else 0
 
 
 if __name__ == "__main__":

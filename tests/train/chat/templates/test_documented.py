@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+from tests.train.chat.templates.counterparts import COUNTERPARTS
 from tests.train.chat.templates.newer_families import ALL_FAMILIES
 
 PAGE = Path(__file__).parents[4] / "docs/explanation/token-exactness.md"
 HEAD = (
     "| template | calls | thinking read as | answers | calls and results | thinking | thinking "
-    "and calls |\n|---|---|---|---|---|---|---|"
+    "and calls | published template |\n|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -18,11 +19,17 @@ def table() -> str:
         form = family.renderer().format
         names = ("multi", "tools", "thinking", "thinking tools")
         counts = [str(family.chains.get(name, "")) for name in names]
+        published = COUNTERPARTS.get(family.name)
+        compared = published.text if published is not None else "not compared"
         rows.append(f"| {' | '.join([family.name, form.tool_calls.name, form.reasoning.name])} | "
-                    f"{' | '.join(counts)} |")  # fmt: skip
+                    f"{' | '.join(counts)} | {compared} |")  # fmt: skip
     return "\n".join([HEAD, *rows])
 
 
 def test_the_table_of_templates_is_true():
     assert table() in PAGE.read_text()
     assert len({family.template for family in ALL_FAMILIES}) >= 12
+
+
+def test_every_comparison_is_of_a_family():
+    assert set(COUNTERPARTS) <= {family.name for family in ALL_FAMILIES}

@@ -76,6 +76,32 @@ WRITTEN = [
      '{"a": 1}}, {"tool_call_id": "1", "tool_name": "add", "parameters": {"a": 2}}]'
      "<|END_ACTION|>"),
     ("deepseek", DEEPSEEK),
+    ("seed_oss", "<seed:tool_call>\n<function=add>\n<parameter=a>1</parameter>\n</function>\n"
+     "</seed:tool_call><seed:tool_call><function=add><parameter=a>2</parameter></function>"),
+    ("functionary", '<function=add>{"a": 1}</function><function=add>{"a": 2}'),
+    ("tool_calls", '<tool_calls>[{"name": "add", "arguments": {"a": 1}}, '
+     '{"name": "add", "arguments": {"a": 2}}]</tool_calls>'),
+    ("tool_calls", '<tool_calls>\n{"name": "add", "arguments": {"a": 1}}\n'
+     '{"name": "add", "arguments": {"a": 2}}\n</tool_calls>'),
+    ("nemotron", '<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}, '
+     '{"name": "add", "arguments": {"a": 2}}]</TOOLCALL>'),
+    ("minimax_m2", '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n'
+     '</invoke>\n<invoke name="add"><parameter name="a">2</parameter></invoke>\n'
+     "</minimax:tool_call>"),
+    ("deepseek_v32", f'<{BAR}DSML{BAR}tool_calls><{BAR}DSML{BAR}invoke name="add"><{BAR}DSML{BAR}'
+     f'parameter name="a" string="false">1</{BAR}DSML{BAR}parameter></{BAR}DSML{BAR}invoke>'
+     f'<{BAR}DSML{BAR}invoke name="add"><{BAR}DSML{BAR}parameter name="a" string="false">2'
+     f"</{BAR}DSML{BAR}parameter></{BAR}DSML{BAR}invoke></{BAR}DSML{BAR}tool_calls>"),
+    ("minicpm5", '<function name="add"><param name="a">1</param></function>\n'
+     '<function name="add"><param name="a">2</param></function>'),
+    ("gemma4", "<|tool_call>call:add{a:1}<tool_call|><|tool_call>call:add{ a: 2}"),
+    ("kimi_k2", '<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0'
+     '<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|><|tool_call_begin|>add:1'
+     '<|tool_call_argument_begin|>{"a": 2}<|tool_call_end|><|tool_calls_section_end|>'),
+    ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|><|open|>argument '
+     'key="a" type="number"<|sep|>1<|close|>argument<|sep|><|close|>call<|sep|><|open|>call '
+     'tool="add" index="2"<|sep|><|open|>json type="object"<|sep|>{"a": 2}<|close|>json<|sep|>'
+     "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>"),
     ("harmony", '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}'
      '<|call|><|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 2}'),
 ]  # fmt: skip
@@ -109,6 +135,11 @@ def test_text_in_front_of_calls_is_the_content(parser, text):
         ("mistral", "[TOOL_CALLS] [1, 2]"),
         ("phi4_mini_json", "<|tool_call|>add<|/tool_call|>"),
         ("deepseek", deepseek("calls begin") + "add(1)" + deepseek("calls end")),
+        ("tool_calls", "<tool_calls>add(1)</tool_calls>"),
+        ("minimax_m2", '<minimax:tool_call><invoke name="add">1</invoke></minimax:tool_call>'),
+        ("minicpm5", "<function>add</function>"),
+        ("gemma4", "<|tool_call>add(1)<tool_call|>"),
+        ("kimi_k2", "<|tool_calls_section_begin|>add(1)<|tool_calls_section_end|>"),
         ("none", '<tool_call>{"name": "add", "arguments": {}}</tool_call>'),
     ],
 )
@@ -128,6 +159,14 @@ def test_what_is_no_call_stays_in_the_text(parser, text):
         ("phi4_mini_json", '<|tool_call|>[{"name": "add", "arguments": {"a": 1,}}]<|/tool_call|>'),
         ("deepseek", DEEPSEEK.partition(deepseek("call end"))[0].replace("1}", "1,}")),
         ("harmony", '<|channel|>commentary to=functions.add<|message|>{"a": 1,}'),
+        ("functionary", '<function=add>{"a": 1,}</function>'),
+        ("tool_calls", '<tool_calls>[{"name": "add", "arguments": {"a": 1,}}]</tool_calls>'),
+        ("gemma4", '<|tool_call>call:add{"a": 1,}<tool_call|>'),
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
+            '<|tool_call_argument_begin|>{"a": 1,}<|tool_call_end|><|tool_calls_section_end|>',
+        ),
     ],
 )
 def test_a_call_with_broken_arguments_reaches_the_tool_that_refuses_it(parser, text):
@@ -153,6 +192,26 @@ def test_values_are_typed_by_the_schema(parser):
     assert read(parser, text) == ("", [("add", {"a": 7, "text": "7"})])
 
 
+def test_values_of_gemma_4_are_read_as_they_are_nested():
+    text = (
+        '<|tool_call>call:add{a:-1.5e2,b:[true,null,[]],c:{d:<|"|>x, {y}<|"|>,e:{}},f:<|"|><|"|>}'
+        "<tool_call|>"
+    )
+    assert read("gemma4", text) == (
+        "",
+        [("add", {"a": -150.0, "b": [True, None, []], "c": {"d": "x, {y}", "e": {}}, "f": ""})],
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", ["{a:1", "{a:}", "{a:[1}", "{:1}", "{a:1}}", "{a:" + "[" * 99]
+)
+def test_arguments_of_gemma_4_that_cannot_be_read_stay_as_written(arguments):
+    form = ReplyFormat(tool_calls=TOOL_CALL_PARSERS["gemma4"], reasoning=REASONING_PARSERS["none"])
+    (call,) = form.parse(f"<|tool_call>call:add{arguments}<tool_call|>", tools=[ADD]).calls
+    assert (call.name, call.arguments) == ("add", arguments)
+
+
 def test_half_a_surrogate_pair_stays_an_escape():
     text = '<tool_call>{"name": "add", "arguments": {"text": "\\ud800"}}</tool_call>'
     form = ReplyFormat(tool_calls=TOOL_CALL_PARSERS["hermes"], reasoning=REASONING_PARSERS["none"])
@@ -176,6 +235,11 @@ def test_calls_are_text_where_no_tools_are_offered():
         ("think", "4", False, "", "4"),
         ("think", "so <think>hm</think>", False, "", "so <think>hm</think>"),
         ("mistral", "[THINK]hm[/THINK]4", False, "hm", "4"),
+        ("gemma4", "<|channel>thought\nhm<channel|>4", False, "hm", "4"),
+        ("seed_oss", "<seed:think>hm</seed:think>\n4", False, "hm", "4"),
+        ("kimi_k3", "hm<|close|>think<|sep|>4", True, "hm", "4"),
+        ("apriel", "hm\n[BEGIN FINAL RESPONSE]\n4", True, "hm", "4"),
+        ("minimax_m3", "</mm:think>4", False, "", "4"),
         ("command_r", "<|START_THINKING|>hm<|END_THINKING|>4", False, "hm", "4"),
         ("harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final"
          "<|message|>4", False, "hm", "<|start|>assistant<|channel|>final<|message|>4"),

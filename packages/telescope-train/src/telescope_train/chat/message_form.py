@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateError
 
@@ -106,4 +106,4 @@ def _arguments(text: str) -> object:
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):  # ValueError also if half a surrogate pair is encoded
         return text
-    return value if isinstance(value, Mapping) else text
+    return cast(object, value) if isinstance(value, dict) else text

@@ -134,9 +134,7 @@ def _texts(
 
 
 def _text(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[dict[str, Any]],
-    tools: Sequence[Mapping[str, Any]],
+    tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> str:
     """Render one conversation."""
     return tokenizer.apply_chat_template(list(messages), tools=list(tools) or None, tokenize=False)

@@ -22,7 +22,7 @@ _BLOCK = re.compile(
     rf"{re.escape(_OPEN)}call:(?P<name>[^\s{{<]+)(?P<body>\{{.*?)(?:{re.escape(_CLOSE)}|\Z)",
     re.DOTALL,
 )
-_KEY = re.compile(r"\s*([^\s:{}\[\],]+)\s*:")
+_KEY = re.compile(r"\s*([^\s:{}\[\],\"]+)\s*:")
 _PLAIN = re.compile(r"[^,\]}]*")
 
 
@@ -48,6 +48,8 @@ def _value(text: str, start: int, depth: int) -> tuple[JsonValue, int]:
     """Return the value that begins at `start`, and its end; raises ValueError."""
     if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
+    while text.startswith(" ", start):
+        start += 1
     if text.startswith(_QUOTE, start):
         inside = start + len(_QUOTE)
         end = text.index(_QUOTE, inside)
@@ -83,7 +85,7 @@ def _list(text: str, position: int, depth: int) -> tuple[JsonValue, int]:
 
 def _behind(text: str, position: int, closing: str) -> int:
     """Return the index behind a comma, or that of `closing`."""
-    if text.startswith(",", position):
+    if text.startswith(",", position) and not text.startswith(closing, position + 1):
         return position + 1
     if not text.startswith(closing, position):
         raise ValueError(f"{closing!r} or a comma was expected")

@@ -74,7 +74,8 @@ def read_kimi_k3(text: str, tools: ToolSchemas) -> Calls:
 
     rest = _TOOLS.sub(without_calls, text) if tools else text
     said = _RESPONSE.sub(lambda response: response["body"], rest)
-    return Calls(_END_OF_MESSAGE.sub("", said), tuple(calls))
+    content = _END_OF_MESSAGE.sub("", said)
+    return Calls(content.strip() if calls else content, tuple(calls))
 
 
 def _k3_call(match: re.Match[str], tools: ToolSchemas) -> CallText | None:

@@ -1,0 +1,59 @@
+"""The plays of `make test-templates`, on our own fixtures; and that they notice what is lost."""
+
+import re
+
+import pytest
+from tests.train.chat.templates.families import BY_NAME
+from tests.train.chat.templates.newer_families import ALL_BY_NAME, ALL_FAMILIES
+from tests.train.chat.templates.published import outcomes, renderer_for
+from tests.train.chat.templates.published_play import PLAYS, play
+
+from telescope_train.chat.renderer import Renderer
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES, ids=lambda one: one.name)
+def test_a_play_is_exact_branched_or_refused(family):
+    found = outcomes(family.source(), family.arguments)
+    assert {one.kind for one in found.values()} <= {"exact", "branched", "refused"}
+    assert found["single"].kind == "exact"
+    if "tools" not in family.chains and "thinking tools" not in family.chains:
+        assert found["tools"].kind == "refused"
+
+
+class Trusting(Renderer):
+    """What would happen without the proof."""
+
+    def refusal(self, use):
+        return None
+
+
+def trusting(template: str) -> Renderer:
+    sound = renderer_for(template, {})
+    return Trusting(sound.rendering.tokenizer, stop_token_ids=sound.stop_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "scenario", "lost"),
+    [
+        ("Granite 3.3", ("", ""), "tools", "which nothing refuses"),
+        ("Qwen2.5", ("message.content + '\\n</tool_", "'\\n</tool_"), "tools",
+         r"not in the prompt: \['platform"),
+        ("Qwen2.5", ("<tool_call>", "<call>"), "tools", "written as '<call>"),
+        ("Qwen2.5", ("message.content + '<|im_end|>", "'<|im_end|>"), "single",
+         r"not in the prompt: \['Is it raining"),
+        ("Kimi-K3", ("part('response'", "part('reply'"), "single", "written as"),
+    ],
+)  # fmt: skip
+def test_what_is_lost_without_a_refusal_is_a_fault(name, change, scenario, lost):
+    text = ALL_BY_NAME[name].source()
+    assert change[0] in text
+    found = play(trusting(text.replace(*change)), PLAYS[scenario])
+    assert found.kind == "FAULT"
+    assert re.search(lost, found.why)
+
+
+def test_a_changed_answer_is_a_fault():
+    renderer = trusting(BY_NAME["Qwen2.5"].source())
+    read = renderer.rendering.read
+    renderer.rendering.read = lambda text, prompt, **more: read(text.upper(), prompt, **more)
+    assert "written as 'Not now." in play(renderer, PLAYS["single"]).why
