@@ -9,8 +9,9 @@ import pytest
 from telescope_core import ConfigError
 from telescope_core.chains import sampled_tokens
 from telescope_core.errors import EndpointError
-from telescope_core.types import Message, Sampling
+from telescope_core.types import JsonValue, Message, Sampling
 from telescope_train.chat.conversations import Conversations
+from telescope_train.chat.proof import TemplateLossError
 from telescope_train.chat.renderer import Prompt, Renderer
 from telescope_train.inference.client import Generation, parse_reply, parse_version
 from telescope_train.inference.policy import TokenPolicy
@@ -174,3 +175,27 @@ def test_versions_are_read_from_spans() -> None:
     assert list(generation.token_ids) == [5, 6]
     assert list(generation.logprobs) == [-1.0, -2.0]
     assert parse_version("default") == 0
+
+
+MUSES = CHATML.replace(
+    "{{ m['content'] }}",
+    "{{ '!' + m.reasoning_content + '!' if m.reasoning_content }}{{ m['content'] }}",
+)
+ADDER: list[dict[str, JsonValue]] = [{"type": "function", "function": {"name": "add"}}]
+LOSES = {
+    "tools": (ADDER, "2!", "it is not known how this model writes tool calls"),
+    "thinking": ([], "!2!3", "the model thinks"),
+}
+
+
+@pytest.mark.parametrize("what", LOSES)
+async def test_a_rollout_in_which_something_was_lost_has_failed(what: str) -> None:
+    """A program may go on without the answer, but its reward says nothing about the policy."""
+    tools, written, said = LOSES[what]
+    renderer = renderer_with(MUSES)
+    ids = [*renderer.encode(written), *renderer.stop_token_ids]
+    policy = TokenPolicy(RecordingPool([ids]), renderer, "g", None)
+    with pytest.raises(TemplateLossError, match=said):
+        await policy.complete([USER], Sampling(max_tokens=9), tools=tools)
+    assert said in str(policy.failure)
+    assert policy.turns == []

@@ -167,12 +167,33 @@ def test_a_second_call_that_history_loses_is_refused_when_it_happens():
         said_and_next(renderer, two, "4.5", TOOLS)
 
 
+def test_calls_in_history_need_no_parser():
+    """Examples of calls that an environment writes itself are shown, and nothing is offered."""
+    model = replace(BY_NAME["Qwen2.5"], name="shows calls")
+    call = ToolCall(id="a", name="add", arguments='{"a": 2}')
+    told = [
+        *ASKED,
+        Message(role="assistant", content="", tool_calls=(call,)),
+        Message(role="tool", content="4", tool_call_id="a"),
+    ]
+    assert '"add"' in model.renderer(tool_call_parser="none").prompt(told).text
+    with pytest.raises(ConfigError, match="leaves out calls of earlier turns"):
+        GRANITE.renderer().prompt(told)
+
+
 MUSING = family(
     "musing",
     EACH + "{% if m.reasoning_content %}<|muse|>{{ m.reasoning_content }}<|/muse|>{% endif %}"
     "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT,
     special=[*CHATML_MARKS, "<|muse|>", "<|/muse|>"],
 )
+
+
+def test_thinking_without_a_mark_is_not_seen_in_every_answer():
+    model = family("bare thinking", MUSING.text.replace("<|muse|>", "").replace("<|/muse|>", "\n"))
+    renderer = model.renderer()
+    assert renderer.refusal(Use.THINKING) is not None
+    assert renderer.parse(ids_of(model, "4<|im_end|>")).content == "4"
 
 
 def test_thinking_that_cannot_be_read_is_refused_when_it_happens():

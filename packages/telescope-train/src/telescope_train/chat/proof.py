@@ -17,6 +17,10 @@ from telescope_train.chat.rendering import Rendering, Tools
 from telescope_train.chat.written import written_turn
 
 
+class TemplateLossError(ConfigError):
+    """Raised for a use of a chat template in which something would be lost."""
+
+
 class Use(StrEnum):
     """What a run may use a chat template for."""
 
@@ -30,6 +34,8 @@ class Use(StrEnum):
     """The model writes the marks of thinking."""
     TOOLS = "tools"
     """An environment offers tools."""
+    CALLS = "calls in history"
+    """A conversation holds a call and its result."""
     PARALLEL_CALLS = "several calls in one turn"
     """A turn with two or more calls is part of a conversation."""
 
@@ -146,7 +152,7 @@ def _prove_tools(rendering: Rendering) -> str | None:
         )
     if not rendering.shows_tools(PROBE_TOOLS):
         return f"tools are offered, but the model's chat template leaves them out; {_TAGS}"
-    return _call_is_lost(rendering, 1) or _call_is_unread(rendering, 1) or _second_unread(rendering)
+    return _prove_calls(rendering) or _call_is_unread(rendering, 1) or _second_unread(rendering)
 
 
 def _second_unread(rendering: Rendering) -> str | None:
@@ -155,6 +161,10 @@ def _second_unread(rendering: Rendering) -> str | None:
         return None if _call_is_lost(rendering, 2) else _call_is_unread(rendering, 2)
     except ConfigError:
         return None  # the template refuses two calls in one turn
+
+
+def _prove_calls(rendering: Rendering) -> str | None:
+    return _call_is_lost(rendering, 1)
 
 
 def _prove_parallel_calls(rendering: Rendering) -> str | None:
@@ -225,9 +235,10 @@ _PROOFS: Mapping[Use, Callable[[Rendering], str | None]] = {
     Use.TURNS: _prove_turns,
     Use.THINKING: _prove_thinking,
     Use.TOOLS: _prove_tools,
+    Use.CALLS: _prove_calls,
     Use.PARALLEL_CALLS: _prove_parallel_calls,
 }
-_REFUSED_BY_TEMPLATE = (Use.SYSTEM, Use.TURNS, Use.THINKING, Use.PARALLEL_CALLS)
+_REFUSED_BY_TEMPLATE = (Use.SYSTEM, Use.TURNS, Use.THINKING, Use.CALLS, Use.PARALLEL_CALLS)
 """Uses that the template itself refuses, by an error of its own that is shown at the first use."""
 
 
@@ -247,8 +258,10 @@ def uses_of(messages: Sequence[Message], tools: Tools) -> list[Use]:
         found.append(Use.SYSTEM)
     if any(message.role == "assistant" and not message.tool_calls for message in messages):
         found.append(Use.TURNS)
-    if tools or any(message.tool_calls for message in messages):
+    if tools:
         found.append(Use.TOOLS)
+    if any(message.tool_calls for message in messages):
+        found.append(Use.CALLS)
     if any(len(message.tool_calls) > 1 for message in messages):
         found.append(Use.PARALLEL_CALLS)
     return found

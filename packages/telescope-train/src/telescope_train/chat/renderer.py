@@ -19,7 +19,13 @@ from telescope_train.chat.formats import same_words
 from telescope_train.chat.formats.choose import AUTO
 from telescope_train.chat.formats.reply import CallText
 from telescope_train.chat.formats.thinking import NO_REASONING
-from telescope_train.chat.proof import Use, refusal, thinking_mark, uses_of
+from telescope_train.chat.proof import (
+    TemplateLossError,
+    Use,
+    refusal,
+    thinking_mark,
+    uses_of,
+)
 from telescope_train.chat.rendering import Rendering, Tools
 from telescope_train.chat.template import require_thinking_choice, template_text
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
@@ -172,9 +178,9 @@ class Renderer:
             # The template spells the turn differently, for example the JSON of a call. That is
             # accepted if it still says the same and ends with the same token; the model then sees
             # its own spelling. Other marks of thinking would make it another turn.
-            shown = turn[: end.start]
+            sampled = messages[len(prompt.messages)]
             if end.token_id != completion_ids[-1] or not self._says_the_same(
-                completion_ids, shown, prompt, messages[len(prompt.messages)], tools
+                prompt, completion_ids, shown=turn[: end.start], sampled=sampled, tools=tools
             ):
                 return None
             bridge = turn[end.stop :]
@@ -192,9 +198,10 @@ class Renderer:
 
     def _says_the_same(
         self,
-        completion_ids: Sequence[int],
-        shown: str,
         prompt: Prompt,
+        completion_ids: Sequence[int],
+        *,
+        shown: str,
         sampled: Message,
         tools: Tools,
     ) -> bool:
@@ -203,14 +210,14 @@ class Renderer:
         # the template cannot have shown it.
         if any(mark in self.template for mark in self._special.unknown_in(completion_ids)):
             return False
-        written = self._special.decode_reply(completion_ids)
-        again = self.rendering.read(shown, prompt.text, tools=tools)
-        return (
-            self.format.marks_alike(self._special.decode_exactly(completion_ids), shown)
-            and same_words(sampled, self._message(shown, tools, prompt))
-            and not _ids_differ(
-                self.rendering.read(written, prompt.text, tools=tools).calls, again.calls
-            )
+        if not self.format.marks_alike(self._special.decode_exactly(completion_ids), shown):
+            return False
+        text = self._special.decode_reply(completion_ids)
+        written, again = (
+            self.rendering.read(one, prompt.text, tools=tools).calls for one in (text, shown)
+        )
+        return same_words(sampled, self._message(shown, tools, prompt)) and not _ids_differ(
+            written, again
         )
 
     def shown_turn(self, prompt: Prompt, text: str, *, tools: Tools = ()) -> Message | None:
@@ -251,20 +258,21 @@ class Renderer:
         return self._refusals[use]
 
     def require(self, use: Use) -> None:
-        """Raise ConfigError if the template cannot be used for `use`."""
+        """Raise TemplateLossError if the template cannot be used for `use`."""
         reason = self.refusal(use)
         if reason is not None:
-            raise ConfigError(reason)
+            raise TemplateLossError(reason)
 
     def _require(self, uses: Iterable[Use]) -> None:
         for use in uses:
             self.require(use)
 
     def _require_readable_thinking(self, token_ids: Sequence[int]) -> None:
-        """Raise ConfigError if the completion has thinking that cannot be read."""
+        """Raise TemplateLossError if the completion has thinking that cannot be read."""
         if self._may_leave_thinking or self.refusal(Use.THINKING) is None:
             return
-        if self._thinking_mark in self._special.decode_exactly(token_ids):
+        mark = self._thinking_mark
+        if mark and mark in self._special.decode_exactly(token_ids):
             self.require(Use.THINKING)
 
     @cached_property

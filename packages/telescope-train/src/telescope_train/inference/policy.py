@@ -13,7 +13,8 @@ from telescope_core.chains import ChainRecorder, SampledTokens
 from telescope_core.errors import ContextLengthError, EndpointError
 from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Turn
 from telescope_train.chat.conversations import Conversations
-from telescope_train.chat.renderer import Renderer
+from telescope_train.chat.proof import TemplateLossError
+from telescope_train.chat.renderer import Prompt, Renderer
 from telescope_train.gateway import Gateway, Session
 from telescope_train.inference.client import Generation
 from telescope_train.inference.pool import ServerPool
@@ -82,7 +83,7 @@ class TokenPolicy:
         self._max_model_len = max_model_len
         self._conversations = Conversations(renderer) if interleaved else None
         self._recorder = ChainRecorder()
-        self._unanswered: dict[tuple[Message, ...], EndpointError] = {}
+        self._unanswered: dict[tuple[Message, ...], EndpointError | TemplateLossError] = {}
         self.turns: list[Turn] = []
         """Every answer so far, in the order in which the answers ended."""
         self.session: Session | None = None
@@ -93,7 +94,7 @@ class TokenPolicy:
         return self.session.endpoint if self.session is not None else None
 
     @property
-    def failure(self) -> EndpointError | None:
+    def failure(self) -> EndpointError | TemplateLossError | None:
         """The error of a request that failed and was not repeated with success; None = none."""
         return next(iter(self._unanswered.values()), None)
 
@@ -114,12 +115,9 @@ class TokenPolicy:
         asked = tuple(messages)
         # An agent may send several requests at the same time. None of them sees the answer to
         # another that is still being sampled, and two that go on from the same one are both exact.
-        if self._conversations is None:
-            prompt = self._renderer.prompt(asked, tools=tools)
-        else:
-            prompt = self._conversations.prompt_for(asked, tools=tools)
-        sampling = self._fitted(sampling, len(prompt.token_ids))
         try:
+            prompt = self._prompt_for(asked, tools)
+            sampling = self._fitted(sampling, len(prompt.token_ids))
             generation = await self._pool.generate(
                 prompt.token_ids,
                 sampling,
@@ -128,7 +126,8 @@ class TokenPolicy:
                 # Later turns go first: a rollout that is nearly done frees its lane and its cache.
                 priority=-len(self.turns),
             )
-        except EndpointError as error:
+            said = self._renderer.parse(generation.token_ids, tools=tools, prompt=prompt)
+        except (EndpointError, TemplateLossError) as error:
             # Kept until the same messages are answered. A program may swallow the error and go
             # on, and what it then earns must not be taken for a reward of the policy.
             self._unanswered[asked] = error
@@ -136,7 +135,6 @@ class TokenPolicy:
         # Nothing is awaited from here on, so conversations, chains and `turns` of requests that
         # overlap stay in step, in the order in which their answers ended.
         self._unanswered.pop(asked, None)
-        said = self._renderer.parse(generation.token_ids, tools=tools, prompt=prompt)
         said = replace(said, content=before_stop(said.content, sampling.stop))
         tokens = self._recorder.record(
             prompt.token_ids,
@@ -156,6 +154,13 @@ class TokenPolicy:
             )
         )
         return completion
+
+    def _prompt_for(
+        self, messages: tuple[Message, ...], tools: Sequence[dict[str, JsonValue]]
+    ) -> Prompt:
+        if self._conversations is None:
+            return self._renderer.prompt(messages, tools=tools)
+        return self._conversations.prompt_for(messages, tools=tools)
 
     def _fitted(self, sampling: Sampling, num_prompt_tokens: int) -> Sampling:
         """Return `sampling`, with `max_tokens` cut to the room that is left for a later turn.
