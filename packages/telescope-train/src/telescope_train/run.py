@@ -22,7 +22,7 @@ from telescope_core.reports.train_report import write_train_report
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batches.packing import Packing
-from telescope_train.chat.probe import probe_template
+from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.checkpoints.resume import open_run_folder, trained_before
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
@@ -126,7 +126,8 @@ class _Opened:
 
 def _renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -> Renderer:
     """Load tokenizer and chat template; show and write down what it does to sampled turns."""
-    renderer = load_renderer(prepared.config.model)
+    config = prepared.config
+    renderer = load_renderer(config.model, uses=declared_uses(config))
     report = probe_template(renderer)
     view.phase(report.text)
     folder.note_chat_template(report.row())

@@ -11,11 +11,11 @@ from tests.train.chat.templates.tokenizers_made_here import FIXTURES
 from telescope_core.errors import ConfigError
 from telescope_core.types import Message, ToolCall
 from telescope_train.chat.chains import Chain, prompt_for
-from telescope_train.chat.probe import probe_template
+from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.proof import Use
 from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.chat.supervised import render_conversations
-from telescope_train.config.schema import ModelSection
+from telescope_train.config.schema import ModelSection, TrainConfig
 
 ASKED = (Message(role="user", content="2+2="),)
 CHATML = BY_NAME["SmolLM (ChatML)"]
@@ -105,7 +105,7 @@ FALCON = family(
 def test_calls_or_results_that_history_loses_are_refused_with_tools_alone(model, lost):
     renderer = model.renderer()
     assert play(model, SCENARIOS["multi"], renderer=renderer).prompts
-    with pytest.raises(ConfigError, match=f"{lost}; let the environment describe its tools"):
+    with pytest.raises(ConfigError, match=f"{lost}; let the environment describe its"):
         renderer.prompt(ASKED, tools=TOOLS)
     report = probe_template(renderer)
     assert lost in report.row()["refused"]["tools"]
@@ -285,3 +285,29 @@ def test_arguments_are_text_where_the_template_takes_text():
         add_generation_prompt=False,
     )
     assert '{"a": 2}' in shown
+
+
+@pytest.mark.parametrize(
+    ("env", "uses"),
+    [({}, []), ({"tool_call_format": "xml"}, []),
+     ({"tool_call_format": "native"}, [Use.TOOLS, Use.CALLS])],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["environments", "evals"])
+def test_tools_that_the_settings_declare_are_refused_before_the_run(env, uses, where, tiny):
+    sections = {
+        "environments": {"environments": [{"name": "x", "env": env}]},
+        "evals": {"environments": [{"name": "y"}], "evals": {"evals": [{"name": "x", "env": env}]}},
+    }
+    config = TrainConfig.model_validate(
+        {
+            "run": {"name": "a", "number_of_steps": 1},
+            "model": {"model": str(tiny)},
+            **sections[where],
+        }
+    )
+    assert declared_uses(config) == uses
+    if not uses:
+        assert load_renderer(config.model, uses=uses)
+        return
+    with pytest.raises(ConfigError, match=r"tool_call_parser, .*tool_call_format = \"xml\""):
+        load_renderer(config.model, uses=uses)

@@ -15,6 +15,7 @@ from telescope_train.chat.formats import same_words
 from telescope_train.chat.proof import PROBE_TOOLS, Use
 from telescope_train.chat.renderer import Renderer
 from telescope_train.chat.rendering import Tools
+from telescope_train.config.schema import TrainConfig
 
 _SYSTEM = Message(role="system", content="Look up towns.")
 _USER = Message(role="user", content="How is Oxley?")
@@ -123,3 +124,10 @@ def _keeps(
         return None
     shown = renderer.shown_turn(prompt, after, tools=tools)
     return shown is not None and same_words(said, shown)
+
+
+def declared_uses(config: TrainConfig) -> list[Use]:
+    """Return what the settings of environments declare that the template is used for."""
+    entries = (*config.environments, *config.evals.evals)
+    is_native = any(entry.env.get("tool_call_format") == "native" for entry in entries)
+    return [Use.TOOLS, Use.CALLS] if is_native else []

@@ -67,11 +67,9 @@ PROBE_TOOLS: Tools = [
         },
     }
 ]
-_OTHER = "set chat_template to a template that does"
-_TAGS = (
-    'let the environment describe its tools in tags (tool_style = "tags"), or set chat_template to '
-    "a template that does"
-)
+_OTHER = "set chat_template to a template that shows it"
+_XML = 'let the environment describe its tools in words (tool_call_format = "xml")'
+_XML_OR_OTHER = f"{_XML}, or {_OTHER}"
 
 
 def refusal(rendering: Rendering, use: Use) -> str | None:
@@ -98,7 +96,7 @@ def _answer_is_lost(rendering: Rendering, tools: Tools) -> str | None:
         return (
             f"the generation prompt of the model's chat template ends with {prompt[-40:]!r}, which "
             "the template does not show in front of an answer, so it is not known how an answer is "
-            f"written; set reasoning_parser if thinking begins there, or {_OTHER}"
+            "written; set reasoning_parser if thinking begins there, or set chat_template"
         )
     found = _read(rendering, turn, prompt)
     if found.content != _ANSWER.content or found.calls:
@@ -147,11 +145,10 @@ def _prove_tools(rendering: Rendering) -> str | None:
     if rendering.format.tool_calls is NO_CALLS:
         return (
             "tools are offered, but it is not known how this model writes tool calls; set "
-            'tool_call_parser, or let the environment describe its tools in tags (tool_style = "'
-            'tags")'
+            f"tool_call_parser, or {_XML}"
         )
     if not rendering.shows_tools(PROBE_TOOLS):
-        return f"tools are offered, but the model's chat template leaves them out; {_TAGS}"
+        return f"tools are offered, but the model's chat template leaves them out; {_XML_OR_OTHER}"
     return _prove_calls(rendering) or _call_is_unread(rendering, 1) or _second_unread(rendering)
 
 
@@ -178,12 +175,14 @@ def _call_is_lost(rendering: Rendering, count: int) -> str | None:
     after = rendering.text(
         [*asked, said, *_RESULTS[:count]], tools=PROBE_TOOLS, add_generation_prompt=True
     )
+    if _USER.content not in after:
+        return f"the model's chat template leaves out what the user says behind calls; {_OTHER}"
     each = "" if count == 1 else f"of {count} calls in one turn, "
     named = after.count(_CALLS[0].name) - before.count(_CALLS[0].name) >= count
     if not named or not all(town in after for town in ("Marrowdale", "Ashcombe")[:count]):
-        return f"{each}the model's chat template leaves out calls of earlier turns; {_TAGS}"
+        return f"{each}the model's chat template leaves out calls of earlier turns; {_XML_OR_OTHER}"
     if not all(result.content in after for result in _RESULTS[:count]):
-        return f"{each}the model's chat template leaves out results of calls; {_TAGS}"
+        return f"{each}the model's chat template leaves out results of calls; {_XML_OR_OTHER}"
     return None
 
 
@@ -204,7 +203,7 @@ def _call_is_unread(rendering: Rendering, count: int) -> str | None:
     return (
         f"tools are offered, but {many} not read by the parser {parser!r} as "
         f"the model's chat template writes it: {written!r}; set tool_call_parser to a parser "
-        f"that reads it, or {_TAGS}"
+        f"that reads it, or {_XML}"
     )
 
 

@@ -306,10 +306,10 @@ def _ids_differ(written: Sequence[CallText], shown: Sequence[CallText]) -> bool:
     return any(one.id and other.id and one.id != other.id for one, other in pairs)
 
 
-def load_renderer(model: ModelSection) -> Renderer:
-    """Return the renderer of the config's model.
+def load_renderer(model: ModelSection, *, uses: Iterable[Use] = ()) -> Renderer:
+    """Return the renderer of the config's model, which is used for `uses` and for answers.
 
-    Raises ConfigError if an answer or the user's text would be lost with its template.
+    Raises TemplateLossError if something would be lost with its template.
     """
     tokenizer = load_tokenizer(model)
     require_thinking_choice(model, template_text(tokenizer))
@@ -321,7 +321,8 @@ def load_renderer(model: ModelSection) -> Renderer:
         tool_call_parser=model.tool_call_parser,
         reasoning_parser=model.reasoning_parser,
     )
-    renderer.require(Use.ANSWERS)
+    for use in (Use.ANSWERS, *uses):
+        renderer.require(use)
     return renderer
 
 
