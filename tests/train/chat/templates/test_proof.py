@@ -109,7 +109,7 @@ def test_calls_or_results_that_history_loses_are_refused_with_tools_alone(model,
         renderer.prompt(ASKED, tools=TOOLS)
     report = probe_template(renderer)
     assert lost in report.row()["refused"]["tools"]
-    assert "refused where a run needs it: tools" in report.text
+    assert "refused where a run needs it: tools (run.json says why)" in report.text
 
 
 def test_a_template_that_fails_on_tools_is_refused_with_tools_alone():

@@ -60,9 +60,10 @@ class TemplateReport:
             )
             parts.append("a template that only appends is set with chat_template")
         if self.refused:
-            parts.append(
-                f"refused where a run needs it: {', '.join(self.refused)} (run.json says why)"
-            )
+            # Without tools there are no calls either.
+            calls = {Use.CALLS.value, Use.PARALLEL_CALLS.value} if Use.TOOLS in self.refused else ()
+            uses = ", ".join(use for use in self.refused if use not in calls)
+            parts.append(f"refused where a run needs it: {uses} (run.json says why)")
         if not self.ends_turns:
             parts.append(
                 "no answer ends with a token that ends a completion: the policy will write on "
