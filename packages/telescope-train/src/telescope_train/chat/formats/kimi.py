@@ -83,7 +83,7 @@ def _k3_call(match: re.Match[str], tools: ToolSchemas) -> CallText | None:
     if not name:
         return None
     whole = _JSON.search(match["body"])
-    if whole is not None:
+    if whole is not None and not _JSON.sub("", match["body"]).strip():
         return CallText(name, whole["body"].strip())
     if _ARGUMENT.sub("", match["body"]).strip():
         return None
