@@ -7,9 +7,10 @@ call that was written and not read, an answer that was changed, or a text that i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from telescope_core.chains import SampledTokens, sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.types import Message, ToolCall
-from telescope_train.chat.chains import Chain, prompt_for
+from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.formats import same_words
 from telescope_train.chat.proof import Use
 from telescope_train.chat.renderer import Prompt, Renderer
@@ -87,37 +88,38 @@ PLAYS: Mapping[str, Sequence[Message | str]] = {
 def play(renderer: Renderer, script: Sequence[Message | str]) -> Outcome:
     """Play `script`, in which texts are the environment's and messages the model's."""
     try:
-        chains = _played(renderer, script)
+        answers = _played(renderer, script)
     except ConfigError as error:
         return Outcome(kind="refused", why=str(error))
     except Fault as fault:
         return Outcome(kind="FAULT", why=str(fault))
-    wholes = [(*chain.prompt.token_ids, *chain.completion_ids) for chain in chains]
+    wholes = [[*one.prompt_ids, *one.completion_ids] for one in answers]
     kept = all(
-        chain.prompt.token_ids[: len(whole)] == whole
-        for whole, chain in zip(wholes, chains[1:], strict=False)
+        list(one.prompt_ids)[: len(whole)] == whole
+        for whole, one in zip(wholes, answers[1:], strict=False)
     )
     return Outcome(kind="exact" if kept else "branched")
 
 
-def _played(renderer: Renderer, script: Sequence[Message | str]) -> list[Chain]:
+def _played(renderer: Renderer, script: Sequence[Message | str]) -> list[SampledTokens]:
     has_calls = any(isinstance(one, Message) and one.tool_calls for one in script)
     tools = TOOLS if has_calls else []
     messages: list[Message] = []
-    chains: list[Chain] = []
+    conversations, answers = Conversations(renderer), []
     for one in [*script, "And now?"]:
         if isinstance(one, str):
             messages.append(_of_environment(one, messages))
             continue
-        prompt = _prompt(renderer, chains, messages, tools)
+        prompt = _prompt(conversations, messages, tools)
         ids = _sampled(renderer, messages, one, tools)
         found = renderer.parse(ids, tools=tools, prompt=prompt)
         _require_read(renderer, one, found, ids)
-        chains.append(Chain(prompt=prompt, completion_ids=ids, said=found))
+        answers.append(sampled_tokens(prompt.token_ids, ids, [-1.0] * len(ids)))
+        conversations.add(prompt, found, answers[-1], tools=tools)
         messages.append(found)
     # The last answer, too, has to be in a prompt.
-    _prompt(renderer, chains, messages, tools)
-    return chains
+    _prompt(conversations, messages, tools)
+    return answers
 
 
 def _of_environment(text: str, messages: Sequence[Message]) -> Message:
@@ -132,9 +134,9 @@ def _of_environment(text: str, messages: Sequence[Message]) -> Message:
 
 
 def _prompt(
-    renderer: Renderer, chains: Sequence[Chain], messages: Sequence[Message], tools: Sequence[dict]
+    conversations: Conversations, messages: Sequence[Message], tools: Sequence[dict]
 ) -> Prompt:
-    prompt = prompt_for(renderer, chains, messages, tools=tools)
+    prompt = conversations.prompt_for(messages, tools=tools)
     calls = [call for message in messages for call in message.tool_calls]
     words = [message.content for message in messages if message.content]
     words += [call.arguments.split('"')[3] for call in calls]

@@ -8,9 +8,10 @@ from tests.train.chat.templates.newer_families import ALL_BY_NAME, ALL_FAMILIES
 from tests.train.chat.templates.play import ADD_THEM, SCENARIOS, TOOLS, play
 from tests.train.chat.templates.tokenizers_made_here import FIXTURES
 
+from telescope_core.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.types import Message, ToolCall
-from telescope_train.chat.chains import Chain, prompt_for
+from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.proof import Use
 from telescope_train.chat.renderer import Renderer, load_renderer
@@ -39,8 +40,10 @@ def said_and_next(renderer: Renderer, ids: tuple[int, ...], then: str, tools=())
     more = [
         Message(role="tool", content=then, tool_call_id=call.id) for call in said.tool_calls
     ] or [Message(role="user", content=then)]
-    chain = Chain(prompt=prompt, completion_ids=ids, said=said)
-    return said, prompt_for(renderer, [chain], [*ASKED, said, *more], tools=tools)
+    conversations = Conversations(renderer)
+    tokens = sampled_tokens(prompt.token_ids, ids, [-1.0] * len(ids))
+    conversations.add(prompt, said, tokens, tools=tools)
+    return said, conversations.prompt_for([*ASKED, said, *more], tools=tools)
 
 
 @pytest.mark.parametrize("model", ALL_FAMILIES, ids=lambda one: one.name)
