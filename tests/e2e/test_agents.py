@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
 from telescope_core.records import RunFolder
-from telescope_core.types import Completion, Group, Rollout, RolloutStatus, Sampling, Split
+from telescope_core.types import Completion, Group, Rollout, RolloutStatus, Sampling, Split, Turn
 from telescope_train.algorithms import load_algorithm
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.batches.packing import Packing
@@ -138,18 +138,22 @@ def require_as_sampled(
 
 
 def turns_that_branch(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Count the turns that no earlier one is the beginning of, and require that none need not be.
+    """Count the turns that begin with no chain as a whole, and require that none need not be.
 
     Random weights write special tokens too. An agent sends back the text, where they are missing,
-    and no empty text: the turn after it starts anew. So does a helper's, at another temperature.
+    and no empty text: the turn after it starts anew, or where the turn before it started. So does
+    a helper's, at another temperature.
     """
     count = 0
+    ends: list[Turn] = []
     for number, turn in enumerate(rollout.turns):
-        earlier = [one for one in rollout.turns[:number] if one.temperature == turn.temperature]
-        if any(_starts_with(turn.completion, one.completion) for one in earlier):
-            continue
-        assert not any(_is_plain(one.completion, tokenizer) for one in earlier[-1:]), earlier
-        count += number > 0
+        alike = [one for one in ends if one.temperature == turn.temperature]
+        continued = [one for one in alike if _starts_with(turn.completion, one.completion)]
+        ends = [one for one in ends if one not in continued] + [turn]
+        if not continued:
+            earlier = [r for r in rollout.turns[:number] if r.temperature == turn.temperature]
+            assert not any(_is_plain(one.completion, tokenizer) for one in earlier[-1:]), earlier
+            count += number > 0
     return count
 
 
