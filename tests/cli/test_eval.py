@@ -166,6 +166,7 @@ def test_two_evals_are_compared_by_example(endpoint, place, capsys):
     assert "Note: 2 examples are left out, because only the first eval scored them." in flat
     assert "temperature: 1.0 -> 0.5" in flat
     assert max(map(len, text.splitlines())) <= 80
+    assert "-0.459 to +0.459" in text  # on one line
     assert telescope("compare", "one", "two", "--json") == 0
     fields = json.loads(capsys.readouterr().out)
     assert [one["measure"] for one in fields["differences"]] == [

@@ -147,7 +147,11 @@ def test_an_eval_grows_at_resume_with_another_concurrency(endpoint, place, capsy
     assert telescope(*command, "--examples", 4, "--rollouts", 2) == 0
     before = (place / "out" / "rollouts.jsonl").read_text().splitlines()
     grown = ("--examples", 6, "--rollouts", 4, "--k", "1,4", "--concurrency", 1, "--resume")
+    capsys.readouterr()
     assert telescope(*command, *grown) == 0
+    error = capsys.readouterr().err
+    assert "resuming: 8 rollouts already recorded" in error
+    assert "24/24 rollouts" in error
     assert len((place / "out" / "rollouts.jsonl").read_text().splitlines()) == 6 * 4
     result = read_result(place / "out")
     assert (result.num_rollouts, result.num_scored, result.pass_at[4].num_tasks) == (24, 24, 6)

@@ -63,7 +63,7 @@ def comparison_to_json(comparison: Comparison) -> dict[str, JsonValue]:
 
 def difference_table(comparison: Comparison) -> Table:
     """Return one line for each measure."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("measure")
     for name in ("before", "after", "change", "95% interval", "p", "tasks", "could show"):
         table.add_column(name, justify="right")
@@ -79,7 +79,7 @@ def _cells(one: Difference) -> list[str]:
         f"{one.after:.3f}",
         f"{one.change:+.3f}",
         interval,
-        "-" if one.p is None else format_p(one.p).removeprefix("= "),
+        "-" if one.p is None else format_p(one.p).removeprefix("= ").replace("< ", "<"),
         str(one.num_tasks),
         "-" if one.detectable is None else f"{one.detectable:.3f}",
     ]

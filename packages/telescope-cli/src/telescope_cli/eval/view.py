@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
+from telescope_core.evals.runner import reusable
 from telescope_core.records.rows import RolloutRow
 from telescope_core.types import RolloutStatus
 
@@ -59,8 +60,11 @@ class EvalProgress:
             disable=not self._console.is_terminal,
         )
         self._task = self._progress.add_task("rollouts", total=self._total, mean="")
-        if done:
-            self._console.print(f"resuming: {len(done)} rollouts already recorded", highlight=False)
+        kept = reusable(done, settings)
+        if kept:
+            self._console.print(f"resuming: {len(kept)} rollouts already recorded", highlight=False)
+        self._count = self._num_scored = len(kept)
+        self._sum = sum(row.reward or 0.0 for row in kept)
 
     def __enter__(self) -> Self:
         self._progress.start()

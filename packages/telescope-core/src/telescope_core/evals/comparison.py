@@ -36,7 +36,10 @@ class Difference:
     p: float | None
     """Chance of a difference at least this large, up or down, if there is none in truth."""
     detectable: float | None
-    """Least true difference that these tasks would show in 4 of 5 such comparisons."""
+    """Least true difference that these tasks would show in 4 of 5 such comparisons.
+
+    None with fewer than 2 tasks, and where all differ by the same, so that no spread is seen.
+    """
     num_tasks: int
     """Number of tasks that both evals scored."""
 
@@ -109,7 +112,6 @@ def paired_difference(
         share = 1.0 - _TAIL ** (1.0 / num_tasks)
         low, high = mean - share * (mean + span), mean + share * (span - mean)
         p = 1.0 if mean == 0.0 else min(1.0, 2.0 * 0.5**num_tasks)
-        detectable = share * span
     elif num_tasks > 1:
         variance = math.fsum((one - mean) ** 2 for one in differences_N) / (num_tasks - 1)
         error = math.sqrt(variance / num_tasks)

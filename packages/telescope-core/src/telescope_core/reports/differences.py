@@ -53,5 +53,5 @@ def cautions(comparison: Comparison) -> list[str]:
 
 def _detectable(difference: Difference) -> str:
     if difference.detectable is None:
-        return "too few examples to show any"
+        return "all examples changed by the same, so what they could show is not known"
     return f"a true difference of {difference.detectable:.3f} would be found 4 times in 5"
