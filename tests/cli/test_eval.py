@@ -9,7 +9,7 @@ import sys
 import pytest
 from tests.cli.echo import BROKEN, ENVIRONMENT, telescope
 
-from telescope_core.evals import read_result
+from telescope_core.evals import read_result, write_result
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.types import RolloutStatus
 
@@ -225,6 +225,22 @@ def test_report_shows_a_killed_run(capsys):
     fields = json.loads(capsys.readouterr().out)
     assert fields["state"] == "interrupted"
     assert fields["counts"] == {"math": {"discarded": 4, "kept": 4}}
+
+
+def test_the_report_of_a_run_compares_its_evals_by_example(endpoint, place, capsys):
+    command = ("echo_env:Echo", "--base-url", endpoint[0], "--examples", 6, "--rollouts", 2)
+    telescope(*command, "--output", "one")
+    run = RunFolder.create(place / "run", config={})
+    for tag in ("before", "after"):
+        write_result(run.evals_path / f"echo-{tag}", read_result(place / "one"))
+    run.finish()
+    capsys.readouterr()
+    assert telescope("--report", "run") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "echo_env:Echo: pass@1: no difference shown, from 0.500 to 0.500" in text
+    assert telescope("--report", "run", "--json") == 0
+    changes = json.loads(capsys.readouterr().out)["changes"]
+    assert changes["echo_env:Echo"]["differences"][0]["num_tasks"] == 6
 
 
 def test_report_names_why_a_run_failed(place, capsys):

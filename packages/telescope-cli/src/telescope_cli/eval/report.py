@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from telescope_cli.eval.compare import comparison_to_json
 from telescope_cli.eval.view import (
     WIDTH,
     format_interval,
@@ -157,5 +158,10 @@ def _overview_to_json(overview: RunOverview) -> JsonValue:
             "counts": overview.counts,
             "evals": {name: result_to_json(result) for name, result in overview.evals.items()},
             "unfinished_evals": overview.unfinished_evals,
+            "changes": {
+                change.name: comparison_to_json(change.comparison)
+                for change in before_and_after(overview.evals)
+                if change.comparison is not None
+            },
         }
     )
