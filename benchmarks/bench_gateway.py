@@ -18,11 +18,11 @@ from typing import Any
 from gateway.conversations import MAX_TOKENS, TURNS
 from machine import facts_of_run, table, write_results
 
+from telescope_core.gateway import Gateway
 from telescope_core.types import Sampling
 from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import ModelSection
-from telescope_train.gateway import Gateway
 from telescope_train.inference.client import Generation
 from telescope_train.inference.policy import TokenPolicy, TokenPolicySource
 from telescope_train.inference.pool import ServerPool

@@ -51,8 +51,12 @@ class Endpoint:
         await self.hold.wait()
         self.num_open -= 1
         answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if callable(answer):
+            answer = answer(self.requests[-1])
         if isinstance(answer, int):
             return web.json_response({"error": "no"}, status=answer)
+        if isinstance(answer, tuple):
+            return web.Response(status=answer[0], text=answer[1])
         choice = {"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
         usage = {"prompt_tokens": 100, "completion_tokens": 10}
         return web.json_response({"choices": [choice], "usage": usage})
@@ -144,6 +148,37 @@ async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong():
     assert "score: Input should be less than or equal to 1, got 7" in again[3]["content"]
 
 
+async def test_a_judge_that_refuses_every_request_is_told_apart():
+    async with serving([401]) as endpoint:
+        client = essay(endpoint.url)
+        rollout = await play(client)
+        await client.close()
+    assert rollout.status_reason == "EndpointAccessError"
+    assert "judge grader at" in rollout.error
+    assert "no API key was sent; name its environment variable" in rollout.error
+    assert len(endpoint.requests) == 1
+
+
+NO_TEMPERATURE = '{"error": {"message": "\'temperature\' is not supported with this model"}}'
+
+
+async def test_a_judge_that_takes_no_temperature_can_judge():
+    def reasoning(body):
+        return (400, NO_TEMPERATURE) if "temperature" in body else GOOD
+
+    async with serving([reasoning]) as endpoint:
+        client = essay(endpoint.url)
+        rollout = await play(client)
+        await client.close()
+        asked_for = essay(endpoint.url, temperature=0.0, extra_body={"reasoning_effort": "low"})
+        failed = await play(asked_for)
+        await asked_for.close()
+    assert rollout.reward == 0.75
+    assert rollout.metrics["judge/http_retries"] == 1
+    assert endpoint.requests[-1]["reasoning_effort"] == "low"
+    assert "'temperature' is not supported" in failed.error
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
@@ -153,7 +188,6 @@ async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong():
             "no usable answer in 3 attempts; the last problem was: expected a JSON object",
         ),
         ([500], "answered 500"),
-        ([401], "answered 401"),
     ],
 )
 async def test_a_judge_that_fails_fails_the_rollout(script, message):

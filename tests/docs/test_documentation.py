@@ -58,6 +58,11 @@ HERE = {
 HUB_SERVER = "tests/hub/server/test_how_to.py::test_the_commands_make_a_hub_and_its_copy"
 HOSTED = "tests/hub/registry/test_host_a_registry.py::"
 ELSEWHERE = {
+    "telescope eval countdown --base-url https://models.example.com/v1 --model big-model "
+    "--api-key-env BIG_KEY": (
+        "tests/cli/test_eval_endpoint.py::"
+        "test_a_key_that_is_refused_ends_at_once_and_names_its_variable"
+    ),
     "telescope hub check registry": "Makefile",
     "telescope hub check registry --against origin/main": (
         f"{HOSTED}test_a_folder_is_checked_rendered_and_served"

@@ -14,6 +14,9 @@ import pytest
 from tests.e2e.conftest import backend_settings, connected, local_ranks
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from telescope_core.evals import EvalFolder
+from telescope_core.gateway import Gateway
+from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
 from telescope_core.records import RunFolder
@@ -24,11 +27,9 @@ from telescope_train.batches.packing import Packing
 from telescope_train.chat.renderer import load_renderer
 from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import TrainConfig
-from telescope_train.gateway import Gateway
 from telescope_train.inference.client import Generation
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.recorded import RecordedEnvironment
 from telescope_train.step.credit import CreditRules, assign_credit
 from telescope_train.step.minibatches import plan_step
 
@@ -228,8 +229,12 @@ def test_the_agent_of_the_how_to(tmp_path: Path, tiny_model: Path, vllm_server: 
         tmp_path,
         *("eval", "sums:Sums", "--base-url", f"{vllm_server}/v1"),
         *("--examples", "4", "--rollouts", "2", "--max-tokens", "6", "--json"),
+        *("--output", "measured"),
     )
     assert json.loads(measured)["num_scored"] == 8
+    played = EvalFolder(tmp_path / "measured").rows()
+    assert [(row.num_turns, len(row.conversations)) for row in played] == [(2, 1)] * 8
+    assert all(row.num_prompt_tokens and row.num_completion_tokens for row in played)
 
     config = tmp_path / "run.toml"
     config.write_text(CONFIG.format(model=json.dumps(str(tiny_model)), port=free_port()))

@@ -2,87 +2,14 @@
 
 import asyncio
 from array import array
-from contextlib import asynccontextmanager
 
 import pytest
-from aiohttp import web
+from loopback_endpoint import ASK, ask, reply, serving
 
 from telescope_core.chat.client import ChatClient
 from telescope_core.chat.http import HttpPool, RequestLimits
 from telescope_core.errors import ConfigError, EndpointError, UnknownNameError
-from telescope_core.types import Message, Sampling, ToolCall
-
-SAMPLING = Sampling(max_tokens=8, temperature=0.5, stop=("x",), seed=3, top_k=4)
-ASK = (Message(role="user", content="hi"),)
-
-
-def reply(content="hello", finish_reason="stop", **message):
-    return {
-        "choices": [
-            {
-                "message": {"role": "assistant", "content": content, **message},
-                "finish_reason": finish_reason,
-            }
-        ],
-        "usage": {"prompt_tokens": 5, "completion_tokens": 2},
-    }
-
-
-class Endpoint:
-    """Answers with `script` in turn: a dict is a reply, a number a status, "drop" a closed line."""
-
-    def __init__(self, script, models=("tiny",)):
-        self.script = list(script)
-        self.models = models
-        self.requests = []
-        self.headers = []
-        self.dropped = asyncio.Event()
-        self.arrived = asyncio.Event()
-
-    async def chat(self, request):
-        self.requests.append(await request.json())
-        self.headers.append(request.headers)
-        action = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-        if action == "hang":
-            self.arrived.set()
-            try:
-                await asyncio.sleep(60)
-            finally:
-                self.dropped.set()
-        if action == "drop":
-            request.transport.close()
-            return web.Response()
-        if isinstance(action, int):
-            return web.json_response({"error": "busy"}, status=action, headers={"Retry-After": "0"})
-        if isinstance(action, str):
-            return web.Response(text=action)
-        return web.json_response(action)
-
-    async def list(self, request):
-        return web.json_response({"data": [{"id": model} for model in self.models]})
-
-
-@asynccontextmanager
-async def serving(*script, models=("tiny",), **options):
-    endpoint = Endpoint(script, models)
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", endpoint.chat)
-    app.router.add_get("/v1/models", endpoint.list)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = site._server.sockets[0].getsockname()[1]
-    client = ChatClient(f"http://127.0.0.1:{port}/v1/", **options)
-    try:
-        yield endpoint, client
-    finally:
-        await client.close()
-        await runner.cleanup()
-
-
-async def ask(client, messages=ASK, **options):
-    return await client.policy("r").complete(messages, SAMPLING, **options)
+from telescope_core.types import Message, ToolCall
 
 
 async def test_answers_with_text_counts_and_the_only_model():
@@ -97,7 +24,6 @@ async def test_answers_with_text_counts_and_the_only_model():
         "messages": [{"role": "user", "content": "hi"}],
         "max_tokens": 8,
         "temperature": 0.5,
-        "top_p": 1.0,
         "stop": ["x"],
         "seed": 3,
         "top_k": 4,
@@ -247,6 +173,15 @@ async def test_model_must_be_named_when_several_are_served():
 async def test_unknown_model_names_the_nearest():
     async with serving(reply(), models=("qwen-small",), model="qwen-smal") as (_, client):
         with pytest.raises(UnknownNameError, match="did you mean 'qwen-small'"):
+            await client.check()
+
+
+async def test_an_endpoint_that_lists_no_models_is_asked_by_name():
+    async with serving(reply(), models=None, model="tiny") as (_, client):
+        await client.check()
+        assert (await ask(client)).message.content == "hello"
+    async with serving(reply(), models=None) as (_, client):
+        with pytest.raises(EndpointError, match="/v1/models answered 404"):
             await client.check()
 
 

@@ -69,7 +69,8 @@ async def serving(*script):
 
 
 async def fetch(pool, url, *, limits=QUICK, method="POST", body=b"{}"):
-    return await pool.request(method, url, body, headers={"X-Mine": "1"}, limits=limits)
+    reply = await pool.request(method, url, body, headers={"X-Mine": "1"}, limits=limits)
+    return reply.content
 
 
 async def test_connections_are_kept_and_as_many_as_needed_are_opened():

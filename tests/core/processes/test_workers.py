@@ -14,6 +14,7 @@ from aiohttp import web
 from wire_cases import QUICK, request
 
 from telescope_core.chat.client import ChatClient
+from telescope_core.chat.trouble import showing_troubles
 from telescope_core.errors import ConfigError, EnvironmentLoadError, EnvironmentProcessError
 from telescope_core.open import open_environment
 from telescope_core.processes import Isolation, ProcessSettings, StageDeadlines
@@ -235,6 +236,39 @@ async def test_a_malformed_reply_of_the_model_server_is_the_endpoint_s_failure(w
         await runner.cleanup()
     assert played.status_reason == "EndpointError"
     assert played.reward is None
+
+
+async def test_trouble_with_a_judge_in_a_worker_is_shown_by_the_host(workers):
+    shown = asyncio.Event()
+    lines = []
+
+    def show(line: str) -> None:
+        lines.append(line)
+        shown.set()
+
+    async def judge(_):
+        if not lines:
+            return web.Response(status=503, text="warming up")
+        said = {"role": "assistant", "content": '{"reason": "wet", "score": 1}'}
+        return web.json_response({"choices": [{"message": said, "finish_reason": "stop"}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", judge)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    pool = workers("Graded", settings={"judge": {"base_url": address, "model": "grader"}})
+    try:
+        with showing_troubles(show):
+            played = await pool.play(request(deadline_s=30), scripted("Waves."))
+            await asyncio.wait_for(shown.wait(), 15)
+    finally:
+        await runner.cleanup()
+    assert played.reward == 1.0
+    assert played.metrics["judge/http_retries"] >= 1
+    assert lines[0].startswith("environment process 0 of worker_toys:Graded ")
+    assert "answered 503: warming up" in lines[0]
 
 
 async def test_programs_that_environment_code_started_end_with_it(workers):

@@ -251,3 +251,11 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     with whole_folder(place) as partial:
         (partial / "third").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "third"]
+
+
+def test_prompt_tokens_are_those_of_all_turns():
+    completion = Completion(
+        message=Message(role="assistant", content="4"), finish_reason="stop", num_prompt_tokens=7
+    )
+    turn = Turn(completion=completion, started_s=0.0, ended_s=1.0)
+    assert row_of(a_rollout(turns=(turn, turn))).num_prompt_tokens == 14

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from telescope_core.gateway import Gateway
 from telescope_core.types import Sampling
-from telescope_train.gateway import Gateway
 from telescope_train.inference.policy import TokenPolicySource
 
 sys.path.insert(0, str(Path(__file__).parent))

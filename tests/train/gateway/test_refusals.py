@@ -6,15 +6,23 @@ import openai
 import pytest
 from test_openai_client import ASK, TOOLS, client_of
 
+from telescope_core.gateway.messages import read_messages
+from telescope_core.gateway.refusal import Refusal
+from telescope_core.gateway.request import LABELS, READ, read_request
+from telescope_core.gateway.request import NEUTRAL as NEUTRAL_VALUES
 from telescope_core.types import Message, Sampling, ToolCall
-from telescope_train.gateway.messages import read_messages
-from telescope_train.gateway.reply import Refusal
-from telescope_train.gateway.request import LABELS, READ, read_request
-from telescope_train.gateway.request import NEUTRAL as NEUTRAL_VALUES
 
 OWN = Sampling(max_tokens=64, temperature=0.9, stop=("END",))
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+NOTHING = {"refusal": None, "deep": [{"er": ""}, [], {}]}
+
+
+def said(**fields):
+    return {"role": "assistant", "content": "hi", **fields}
 
 
 def read(own: Sampling = OWN, **given):
@@ -52,7 +60,7 @@ REFUSED = [
     ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "as a function"),
     ({"tools": [{"name": "add"}]}, "tools[0]", "'function'"),
     ({"tools": {}}, "tools", "a list"),
-    ({"functions": []}, "functions", "use tools"),
+    ({"functions": [{"name": "add"}]}, "functions", "use tools"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "template of the run"),
     ({"chat_template": "{{ x }}"}, "chat_template", "chat_template"),
     ({"modalities": ["text", "audio"]}, "modalities", "text alone"),
@@ -61,7 +69,8 @@ REFUSED = [
     ({"stream_options": {"include_usage": True}}, "stream_options", "unless stream is true"),
     ({"stream": True, "stream_options": {"usage": 1}}, "stream_options.usage", "leave it out"),
     ({"temprature": 0.3}, "temprature", "did you mean temperature"),
-    ({"guided_json": {}}, "guided_json", "leave it out"),
+    ({"guided_json": {"type": "object"}}, "guided_json", "leave it out"),
+    ({"tool_choice": "required", "tools": TOOLS}, "tool_choice", "smolagents, OpenAIModel("),
     ({"model": "gpt-4o"}, "model", "episode.endpoint"),
     ({"messages": []}, "messages", "at least one"),
     ({"messages": "hi"}, "messages", "at least one"),
@@ -75,6 +84,19 @@ REFUSED = [
         {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
         "messages[0].function_call",
         "leave it out",
+    ),
+    ({"messages": [said(contents="hi")]}, "messages[0].contents", "did you mean content"),
+    ({"messages": [said(own={"content": "ho"})]}, "messages[0].own", "would not see it"),
+    ({"messages": [said(seen={"a": [{"b": 0}]})]}, "messages[0].seen", "would not see it"),
+    (
+        {"messages": [said(tool_calls=[{**CALL, "signature": "x"}])]},
+        "messages[0].tool_calls[0].signature",
+        "would not see it",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "voice": "b"}]}]},
+        "messages[0].content[0].voice",
+        "would not see it",
     ),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
@@ -104,6 +126,8 @@ NEUTRAL = [
     {"tool_choice": "auto", "parallel_tool_calls": True},
     {"tool_choice": "none"},
     {"stop": []},
+    {"functions": [], "guided_json": {}, "extra": NOTHING, "modalities": [], "seed": ""},
+    {"stream_options": None, "chat_template_kwargs": {"thinking": None}},
     {"user": "me", "metadata": {"a": "b"}, "service_tier": "auto"},
 ]
 
@@ -148,6 +172,36 @@ def test_messages_are_read_as_the_template_sees_them():
     )
 
 
+def test_fields_of_messages_that_add_nothing_are_ignored_at_any_depth():
+    """litellm sends a follow-up turn like this, with what it made of the answer before."""
+    call = {**CALL, "index": 0, "provider_specific_fields": NOTHING}
+    call["function"] = {**CALL["function"], "provider_specific_fields": None}
+    sent = [
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"x": 1}}]},
+        said(
+            reasoning_content="hm",
+            provider_specific_fields={**NOTHING, "reasoning_content": "hm"},
+            tool_calls=[call],
+            audio=None,
+        ),
+        {"role": "tool", "content": "3", "tool_call_id": "c", "provider_specific_fields": {}},
+    ]
+    plain = [
+        {"role": "user", "content": "a"},
+        said(reasoning_content="hm", tool_calls=[CALL]),
+        {"role": "tool", "content": "3", "tool_call_id": "c"},
+    ]
+    assert read_messages(sent) == read_messages(plain)
+
+
+async def test_no_null_is_answered_that_clients_would_send_back(serve):
+    rollout = serve("2")
+    async with client_of(rollout) as client:
+        reply = await client.chat.completions.with_raw_response.create(model="policy", messages=ASK)
+    message = reply.http_response.json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "2"}
+
+
 async def test_the_client_gets_the_refusal_and_nothing_is_asked(serve):
     rollout = serve("2")
     async with client_of(rollout) as client:
@@ -160,6 +214,8 @@ async def test_the_client_gets_the_refusal_and_nothing_is_asked(serve):
             await client.models.retrieve("other")
         with pytest.raises(openai.BadRequestError, match="is not JSON"):
             await client.post("/chat/completions", content=b"{", cast_to=object)
+        with pytest.raises(openai.BadRequestError, match="is not JSON"):
+            await client.post("/chat/completions", content=b'{"a": "\xff"}', cast_to=object)
     assert rollout.pool.prompts == []
     assert rollout.policy.turns == []
 

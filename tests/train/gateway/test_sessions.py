@@ -12,11 +12,11 @@ from test_openai_client import ASK, client_of
 from telescope_core.environments import Environment, Episode
 from telescope_core.errors import ConfigError, EndpointError
 from telescope_core.examples import ListSource
+from telescope_core.gateway import Gateway
+from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
 from telescope_core.types import Example, Message, RolloutStatus, Sampling, Split, StopReason
-from telescope_train.gateway import Gateway
-from telescope_train.inference.recorded import RecordedEnvironment
 
 LONGEST_S = 5.0
 
@@ -69,7 +69,7 @@ async def test_a_client_that_goes_away_frees_the_slot_at_once(serve):
         await asyncio.wait_for(rollout.pool.cancelled.wait(), LONGEST_S)
         assert time.monotonic() - started_s < 1.0
     assert rollout.policy.turns == []
-    assert rollout.policy.failure is None
+    assert rollout.policy.recorder.failure is None
 
 
 async def test_the_end_of_a_rollout_ends_what_is_asked(serve):

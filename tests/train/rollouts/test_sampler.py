@@ -23,6 +23,7 @@ from telescope_core import (
     reward,
 )
 from telescope_core.attempts import MAX_FAILED
+from telescope_core.errors import EndpointAccessError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_train.rollouts.accept import AcceptFn
@@ -142,6 +143,16 @@ async def test_a_rollout_that_keeps_failing_has_no_reward() -> None:
     assert {r.status for r in failed} == {RolloutStatus.FAILED}
     assert {r.reward for r in failed} == {None}
     assert sum(batch.failed_attempts.values()) == MAX_FAILED * GROUP_SIZE
+    await sampler.close()
+
+
+async def test_an_endpoint_that_refuses_every_request_stops_the_run_at_once() -> None:
+    client = ScriptedClient([EndpointAccessError("the judge answered 401: who are you?")])
+    sampler = sampler_over(client, ahead=0)
+    sampler.advance(0)
+    with pytest.raises(EndpointAccessError, match=r"environment echo: .*the judge answered 401"):
+        await sampler.take(0)
+    assert len(client.requests) <= GROUPS * GROUP_SIZE, "no rollout is played again"
     await sampler.close()
 
 

@@ -8,7 +8,7 @@ fails may be a failure of infrastructure, so it is played again a few times.
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from telescope_core.errors import ContextLengthError, EndpointError
+from telescope_core.errors import ContextLengthError, EndpointAccessError, EndpointError
 from telescope_core.types import Rollout, RolloutStatus, StopReason
 
 MAX_FAILED = 3
@@ -47,7 +47,12 @@ async def play_with_attempts(
             num_lost += 1
         else:
             num_failed += 1
-        if reached_limit(rollout) or num_failed >= max_failed or num_lost > MAX_LOST:
+        if (
+            reached_limit(rollout)
+            or has_no_access(rollout)
+            or num_failed >= max_failed
+            or num_lost > MAX_LOST
+        ):
             return rollout
 
 
@@ -62,6 +67,12 @@ def reached_limit(rollout: Rollout) -> bool:
     if kind == ContextLengthError.__name__:
         return True
     return kind == EndpointError.__name__ and says_too_long(text)
+
+
+def has_no_access(rollout: Rollout) -> bool:
+    """Return whether an endpoint refuses every request, so that no rollout can be played."""
+    failed = rollout.status is RolloutStatus.FAILED
+    return failed and rollout.status_reason == EndpointAccessError.__name__
 
 
 def says_too_long(text: str) -> bool:

@@ -44,6 +44,27 @@ class EndpointError(TelescopeError):
 
     exit_code = 5
 
+    def __init__(self, message: str = "", *, status: int | None = None, answer: str = "") -> None:
+        """`status` and `answer`: the HTTP status and the text that came with it, if any came."""
+        super().__init__(message)
+        self.status = status
+        self.answer = answer
+
+    @property
+    def is_of_request(self) -> bool:
+        """Whether the endpoint refused this one request, such as one that is too long."""
+        refused = self.status is not None and 400 <= self.status < 500
+        return refused and self.status not in (408, 429)
+
+
+class EndpointAccessError(EndpointError):
+    """An endpoint refuses every request: its key, the permission, the model or the URL is wrong."""
+
+    @property
+    def is_of_request(self) -> bool:
+        """False: no other request would be answered either."""
+        return False
+
 
 class JudgeError(EndpointError):
     """A judge or simulated user gave no usable answer; the rollout fails and has no reward."""

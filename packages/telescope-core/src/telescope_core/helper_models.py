@@ -6,15 +6,15 @@ answers, and records calls, tokens and cost as metrics of the rollout.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from pydantic import Field
 
-from telescope_core.chat.client import ChatClient
+from telescope_core.chat.client import ApiKey, ChatClient
 from telescope_core.chat.http import RequestLimits
 from telescope_core.environments.settings import Settings
 from telescope_core.environments.usage import count
-from telescope_core.errors import ConfigError, EndpointError, JudgeError
+from telescope_core.errors import ConfigError, EndpointAccessError, EndpointError, JudgeError
 from telescope_core.parsers import without_thinking
 from telescope_core.types import Completion, Message, Sampling
 
@@ -32,8 +32,11 @@ class HelperModelConfig(Settings):
     api_key_env: str = ""
     """Environment variable that holds the API key; must be one of the environment's `secrets`."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 = greedy. Unless it is set, it is left out at an endpoint that refuses it."""
     max_tokens: Annotated[int, Field(ge=1)] = 1024
     """Most tokens of one answer."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of each request, in the endpoint's names, such as reasoning_effort."""
     max_concurrent: Annotated[int, Field(ge=1)] = 16
     """Most requests at the same time; further ones wait."""
     max_attempts: Annotated[int, Field(ge=1)] = 3
@@ -89,14 +92,23 @@ class HelperModel:
                 return read(text)
             except ValueError as error:
                 problem = str(error)
-            if completion.finish_reason == "length":
-                problem += f" (it was cut at max_tokens = {self._config.max_tokens})"
+            problem += self._ending(completion)
             again = f"That cannot be used: {problem}. Answer with {wanted}, and nothing else."
             asked = [*messages, completion.message, Message(role="user", content=again)]
         raise JudgeError(
             f"{self._where}: no usable answer in {self._config.max_attempts} attempts; the last "
             f"problem was: {problem}"
         )
+
+    def _ending(self, completion: Completion) -> str:
+        """Return how an unusable answer ended, if that may be why."""
+        if completion.finish_reason == "length":
+            return f" (it was cut at max_tokens = {self._config.max_tokens})"
+        if completion.finish_reason == "content_filter":
+            return " (the endpoint's content filter stopped it)"
+        if completion.message.refusal:
+            return f" (the model refused: {completion.message.refusal})"
+        return ""
 
     async def close(self) -> None:
         """Close the connections. Idempotent."""
@@ -110,21 +122,31 @@ class HelperModel:
 
     async def _complete(self, messages: Sequence[Message]) -> Completion:
         config = self._config
-        sampling = Sampling(max_tokens=config.max_tokens, temperature=config.temperature)
+        sampling = Sampling(
+            max_tokens=config.max_tokens, temperature=config.temperature, extra=config.extra_body
+        )
         async with self._lanes:
             client = self._opened()
             try:
                 completion = await client.complete(messages, sampling)
+            except EndpointAccessError as error:
+                raise EndpointAccessError(f"{self._where}: {error}") from error
             except EndpointError as error:
                 raise JudgeError(f"{self._where}: {error}") from error
         prompt_tokens, tokens = completion.num_prompt_tokens, completion.num_completion_tokens
         count(f"{self._role}/calls", 1.0)
+        if completion.num_retries:
+            count(f"{self._role}/http_retries", completion.num_retries)
         count(f"{self._role}/prompt_tokens", prompt_tokens)
         count(f"{self._role}/completion_tokens", tokens)
         if config.prompt_price or config.completion_price:
             cost = prompt_tokens * config.prompt_price + tokens * config.completion_price
             count(f"{self._role}/cost", cost / _MILLION)
         return completion
+
+    def _api_key(self) -> ApiKey:
+        variable = self._config.api_key_env
+        return ApiKey(self._owner.secret(variable) if variable else "", variable)
 
     def _opened(self) -> ChatClient:
         if self._client is None:
@@ -137,7 +159,9 @@ class HelperModel:
             self._client = ChatClient(
                 config.base_url,
                 config.model or None,
-                api_key=self._owner.secret(config.api_key_env) if config.api_key_env else None,
+                api_key=self._api_key(),
+                # The default must not keep models out that take no temperature.
+                optional=() if "temperature" in config.model_fields_set else ("temperature",),
                 limits=RequestLimits(
                     request_timeout_s=config.request_timeout_s,
                     retry_budget_s=config.retry_budget_s,

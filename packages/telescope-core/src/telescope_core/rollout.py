@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, SupportsFloat, cast
 
 from telescope_core.attempts import says_too_long
+from telescope_core.chat.trouble import Watch, watching
 from telescope_core.environments.base import Environment
 from telescope_core.environments.calls import is_authors, location_of
 from telescope_core.environments.class_checks import class_location
@@ -43,8 +44,8 @@ async def play_rollout(
     """Play and score `request`; cancellation propagates, and other failures are in the result."""
     playing = _Playing(environment, name, request, policy)
     try:
-        with counting() as usage:
-            rollout = await playing.outcome()
+        with counting() as usage, watching() as trouble:
+            rollout = await playing.outcome(trouble)
     except BaseException:
         await playing.clean_up()
         raise
@@ -71,7 +72,7 @@ class _Playing:
         self._stage = "play"
         self._rollout = request.rollout(name)
 
-    async def outcome(self) -> Rollout:
+    async def outcome(self, trouble: Watch) -> Rollout:
         """Return the scored rollout, or a failed one."""
         deadline_s = self._request.deadline_s
         try:
@@ -79,6 +80,8 @@ class _Playing:
                 return await self._play_and_score()
         except TimeoutError as error:
             text = str(error) or f"the rollout exceeded its deadline of {deadline_s:g} s"
+            if trouble.text:
+                text += f", while an endpoint was in trouble: {trouble.text}"
             return self._failed(StopReason.TIMEOUT, TimeoutError(text))
         except Exception as error:  # noqa: BLE001 - a boundary: a failed rollout has a reason
             failed = self._failed(StopReason.ERROR, error)

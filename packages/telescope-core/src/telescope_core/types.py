@@ -21,6 +21,9 @@ else:
     # The wire library reads annotations at run time and knows no recursive aliases.
     JsonValue = Any
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
+"""Why a turn ended: the model ended it, `max_tokens` cut it (also in the middle of a tool call), it
+calls tools, or the endpoint's content filter stopped it."""
 WeightVersion: TypeAlias = int
 """0 = the initial weights, +1 per publish."""
 
@@ -88,6 +91,8 @@ class Message:
     """Calls in an assistant message, in the order in which they were written."""
     tool_call_id: str | None = None
     """In a tool message: the call whose result it is."""
+    refusal: str = ""
+    """Text with which an endpoint declined to answer, which it sends in place of the content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +115,9 @@ class Sampling:
 
     max_tokens: int
     """Most tokens of one turn."""
-    temperature: float = 1.0
-    """Divides the logits; 0 = always the likeliest token."""
+    temperature: float | None = 1.0
+    """Divides the logits; 0 = always the likeliest token. None = not set: an endpoint then uses its
+    own. In training it is always set."""
     top_p: float = 1.0
     """Smallest set of likeliest tokens whose probabilities sum to this is sampled from; 1 = all."""
     top_k: int = -1
@@ -124,6 +130,13 @@ class Sampling:
     """Texts that end a turn; they are not part of it."""
     seed: int | None = None
     """Makes the server draw the same tokens again, where it supports that."""
+    extra: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    """Further fields of requests to a chat endpoint, in its own names, such as reasoning_effort."""
+
+    @property
+    def temperature_text(self) -> str:
+        """The temperature for people."""
+        return "left to the endpoint" if self.temperature is None else f"{self.temperature:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +159,7 @@ class Completion:
     """
 
     message: Message
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: FinishReason
     tokens: SampledTokens | None = None
     """Its token ids and log-probs, as a place in a chain; None if the endpoint has none."""
     oldest_version: WeightVersion = 0
@@ -157,6 +170,8 @@ class Completion:
     """P, which is known even where the ids are not."""
     num_completion_tokens: int = 0
     """C, which is known even where the ids are not."""
+    num_retries: int = 0
+    """Times that the request was sent again before this answer came."""
 
     @property
     def prompt_ids(self) -> "array[int]":
@@ -226,6 +241,9 @@ class Rollout:
     """The whole conversation, prompt first."""
     turns: tuple[Turn, ...] = ()
     """The model calls, in order."""
+    conversations: tuple[tuple[Message, ...], ...] = ()
+    """What a program said at the rollout's endpoint and was answered: each conversation that does
+    not continue an earlier one. Empty where no program used it."""
     stop_reason: StopReason = StopReason.COMPLETED
     status: RolloutStatus = RolloutStatus.KEPT
     status_reason: str = ""
@@ -270,6 +288,11 @@ class Rollout:
     def is_truncated(self) -> bool:
         """Whether any turn was cut by `max_tokens`."""
         return any(turn.completion.finish_reason == "length" for turn in self.turns)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the endpoint declined to answer in any turn."""
+        return any(turn.completion.message.refusal for turn in self.turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,11 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from telescope_core.chat.trouble import showing_troubles
 from telescope_core.collector import rare_collections
 from telescope_core.errors import ProcessDiedError, TelescopeError
+from telescope_core.gateway import Gateway
+from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
 from telescope_core.reports.train_report import write_train_report
@@ -32,11 +35,9 @@ from telescope_train.cluster.supervision import supervised
 from telescope_train.diagnostics.engine_check import check_engine
 from telescope_train.diagnostics.step_rules import diagnoses
 from telescope_train.evals.live import AFTER, BEFORE, LiveEvals
-from telescope_train.gateway import Gateway
 from telescope_train.inference.fleet import ServerGroup, server_settings
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.recorded import RecordedEnvironment
 from telescope_train.inference.server import SERVED_MODEL_NAME
 from telescope_train.loop import LoopParts, train
 from telescope_train.observability.terminal import LiveView, print_resume, print_summary
@@ -86,7 +87,10 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
     config = prepared.config
     names = [entry.name for entry in config.environments]
     before = folder.metrics() if prepared.resume is not None else ()
-    with LiveView(config.run.number_of_steps, names, rows_before=before) as view:
+    with (
+        LiveView(config.run.number_of_steps, names, rows_before=before) as view,
+        showing_troubles(view.note),
+    ):
         renderer = _renderer(prepared, folder, view)
         view.phase("starting inference servers and trainer ranks")
         async with (
@@ -212,14 +216,14 @@ async def _train(opened: _Opened) -> None:
     environments = prepared.environments
     evals = LiveEvals(
         config=config,
-        environments=_recorded(environments.opened.evals),
+        environments=_recorded(environments.opened.evals, view),
         policies=source,
         folder=folder,
         concurrency=config.inference.max_num_seqs,
     )
     publisher = WeightPublisher(pool, ranks, in_flight=config.scheduling.in_flight_update)
     await publisher.connect()
-    training = _recorded(environments.opened.training)
+    training = _recorded(environments.opened.training, view)
     mix = await training_environments(config, training, evals.environments, environments.records)
     _note_examples(prepared, folder, mix)
     first_version = await _restore(prepared, ranks, publisher)
@@ -331,8 +335,10 @@ def _machine(prepared: Prepared, ranks: RayRanks) -> Machine:
     )
 
 
-def _recorded(clients: Mapping[str, EnvironmentClient]) -> dict[str, EnvironmentClient]:
-    return {name: RecordedEnvironment(client) for name, client in clients.items()}
+def _recorded(
+    clients: Mapping[str, EnvironmentClient], view: LiveView
+) -> dict[str, EnvironmentClient]:
+    return {name: RecordedEnvironment(one, note=view.note) for name, one in clients.items()}
 
 
 def _reason(error: BaseException) -> str:

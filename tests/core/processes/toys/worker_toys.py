@@ -26,6 +26,25 @@ from telescope_core import (
 )
 from telescope_core.chains import sampled_tokens
 from telescope_core.environments.toolbox import ToolConfig
+from telescope_core.judge import Judge, JudgeConfig
+
+
+class Graded(SingleTurnEnvironment):
+    """A judge grades the answer."""
+
+    class Config(EnvironmentConfig):
+        judge: JudgeConfig = JudgeConfig()
+
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.judge = Judge(self.config.judge, self)
+
+    def examples(self, split):
+        return ListSource([Example(id="sea", prompt="Describe the sea.")])
+
+    @reward
+    async def good(self, rollout, example):
+        return (await self.judge.score(rollout, example, rubric="1 when it is vivid.")).score
 
 
 class Echo(SingleTurnEnvironment):

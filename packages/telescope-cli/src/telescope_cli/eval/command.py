@@ -3,7 +3,6 @@
 The whole request is checked before the first file is written and before a server is started.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import typer
 
+from telescope_cli.eval.endpoint import api_key, sampling_of
 from telescope_cli.eval.flags import parse_ks, unparsed
 from telescope_cli.eval.options import (
     ApiKeyEnvOption,
@@ -25,18 +25,22 @@ from telescope_cli.eval.options import (
     EnvWorkersOption,
     ExampleOption,
     ExamplesOption,
+    ExtraBodyOption,
     KOption,
     MaxFailedOption,
     MaxTokensOption,
     ModelOption,
     OutputOption,
+    ReasoningEffortOption,
     ReportOption,
     ResumeOption,
     RolloutsOption,
     SeedOption,
     ShuffleOption,
     SplitOption,
+    StopOption,
     TemperatureOption,
+    TopPOption,
 )
 from telescope_cli.eval.play import evaluate
 from telescope_cli.eval.request import EvalRequest, checked
@@ -46,7 +50,7 @@ from telescope_core.errors import ConfigError
 from telescope_core.evals import EvalSettings
 from telescope_core.open import record_environment
 from telescope_core.processes.settings import Isolation, ProcessSettings
-from telescope_core.types import Sampling, Split
+from telescope_core.types import Split
 
 
 def eval_command(
@@ -54,14 +58,18 @@ def eval_command(
     environment: EnvironmentOption = None,
     model: ModelOption = [],  # noqa: B006 (typer reads lists, and copies them)
     base_url: BaseUrlOption = None,
-    api_key_env: ApiKeyEnvOption = "TELESCOPE_API_KEY",
+    api_key_env: ApiKeyEnvOption = None,
     examples: ExamplesOption = None,
     example: ExampleOption = [],  # noqa: B006
     shuffle: ShuffleOption = None,
     rollouts: RolloutsOption = 4,
     k: KOption = "1",
     split: SplitOption = Split.EVAL,
-    temperature: TemperatureOption = 1.0,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    stop: StopOption = [],  # noqa: B006 (typer reads it, and copies it)
+    reasoning_effort: ReasoningEffortOption = None,
+    extra_body: ExtraBodyOption = None,
     max_tokens: MaxTokensOption = 512,
     seed: SeedOption = None,
     concurrency: ConcurrencyOption = 64,
@@ -99,12 +107,12 @@ def eval_command(
         environment_settings=left.settings,
         model=None,
         base_url=base_url,
-        api_key=os.environ.get(api_key_env),
+        api_key=api_key(api_key_env),
         settings=EvalSettings(
             num_examples=1,  # until the split is known
             rollouts=rollouts,
             ks=parse_ks(k),
-            sampling=Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed),
+            sampling=sampling_of({**context.params, "base_url": base_url}),
             concurrency=concurrency,
             deadline_s=deadline_s,
             split=split,

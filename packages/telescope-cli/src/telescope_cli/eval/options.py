@@ -23,7 +23,11 @@ BaseUrlOption = Annotated[
     typer.Option(help="URL of an OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1."),
 ]
 ApiKeyEnvOption = Annotated[
-    str, typer.Option(help="Environment variable that holds the endpoint's API key.")
+    str | None,
+    typer.Option(
+        help="Environment variable that holds the endpoint's API key; TELESCOPE_API_KEY if not "
+        "given."
+    ),
 ]
 ExamplesOption = Annotated[
     str | None,
@@ -44,7 +48,24 @@ KOption = Annotated[
     str, typer.Option("--k", help="Values of k for pass@k and pass^k, such as 1,4.")
 ]
 SplitOption = Annotated[Split, typer.Option(help="Split to play.")]
-TemperatureOption = Annotated[float, typer.Option(help="Sampling temperature; 0 = greedy.")]
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Sampling temperature; 0 = greedy. Without it, 1 for a model folder, and the "
+        "endpoint's own for an endpoint."
+    ),
+]
+TopPOption = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Nucleus sampling.")]
+StopOption = Annotated[
+    list[str], typer.Option(help="Text that ends a turn; may be repeated.", show_default=False)
+]
+ReasoningEffortOption = Annotated[
+    str | None, typer.Option(help="How long a reasoning model thinks, in the endpoint's words.")
+]
+ExtraBodyOption = Annotated[
+    str | None,
+    typer.Option(help="Further fields of each request, as JSON, such as '{\"top_k\": 20}'."),
+]
 MaxTokensOption = Annotated[int, typer.Option(help="Most tokens per turn.")]
 SeedOption = Annotated[int | None, typer.Option(help="Random seed for sampling.")]
 ConcurrencyOption = Annotated[int, typer.Option(help="Most rollouts at the same time.")]

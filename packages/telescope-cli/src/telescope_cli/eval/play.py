@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from telescope_cli.eval.endpoint import host_seen_by
 from telescope_cli.eval.model import model_folder, serve_folder
 from telescope_cli.eval.request import EvalRequest
 from telescope_cli.eval.view import EvalProgress, print_unreadable, stderr_console
@@ -96,6 +97,8 @@ async def _play(
 ) -> EvalResult:
     from telescope_core.chat.client import ChatClient
     from telescope_core.chat.http import RequestLimits
+    from telescope_core.chat.trouble import showing_troubles
+    from telescope_core.gateway import forwarding, recording
     from telescope_core.open import open_environment
 
     settings = request.settings
@@ -106,20 +109,22 @@ async def _play(
     processes = replace(request.processes, log_folder=folder.path / "logs")
     environment = open_environment(request.environment, request.environment_settings, processes)
     try:
-        with EvalProgress(settings, done=done) as progress:
+        host = host_seen_by(request.processes.addresses)
+        with EvalProgress(settings, done=done) as progress, showing_troubles(progress.note):
 
             def record(row: Any) -> None:
                 folder.append(row)
                 progress.update(row)
 
-            result = await run_eval(
-                environment,
-                client,
-                settings,
-                model=request.model or await client.model(),
-                on_rollout=record,
-                done=done,
-            )
+            async with forwarding(client, host=host) as policies:
+                result = await run_eval(
+                    recording(environment, note=progress.note),
+                    policies,
+                    settings,
+                    model=request.model or await client.model(),
+                    on_rollout=record,
+                    done=done,
+                )
             return replace(result, environment_record=request.record)
     finally:
         await environment.close()

@@ -8,6 +8,7 @@ from typing import Any
 from telescope_cli.eval.model import model_folder
 from telescope_cli.eval.selection import Selection, resolve
 from telescope_cli.eval.view import stderr_console
+from telescope_core.chat.client import ApiKey
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.evals import EvalSettings
 from telescope_core.processes.settings import ProcessSettings
@@ -24,7 +25,7 @@ class EvalRequest:
     """Model folder, or name of a served model; None = the only model the endpoint serves."""
     base_url: str | None
     """URL of the endpoint; None = `model` is a folder, which is served for this eval."""
-    api_key: str | None
+    api_key: ApiKey
     settings: EvalSettings
     selection: Selection
     """Which examples; once checked, `settings` holds what it means in the environment."""

@@ -91,6 +91,10 @@ class EvalProgress:
             text = f"{self._count}/{self._total} rollouts, {self._running_mean()}"
             self._console.print(text, highlight=False)
 
+    def note(self, line: str) -> None:
+        """Print `line` above the bar, where it stays."""
+        self._console.print(Text(line, style="yellow"), soft_wrap=True)
+
     def _crossed_tenth(self) -> bool:
         return self._count * 10 // self._total > (self._count - 1) * 10 // self._total
 
@@ -107,7 +111,7 @@ def print_result(result: EvalResult, folder: Path) -> None:
     console.print(Text(f"model {result.model or 'unnamed'}"))
     console.print(
         f"{settings.num_examples} examples x {settings.rollouts} rollouts, "
-        f"temperature {settings.sampling.temperature:g}, "
+        f"temperature {settings.sampling.temperature_text}, "
         f"max_tokens {settings.sampling.max_tokens}, {settings.split} split"
     )
     console.print(result_table(result))
@@ -186,7 +190,13 @@ def _counts_line(result: EvalResult) -> str:
     if result.num_retried:
         parts.append(f"{result.num_retried} retried")
     parts.append(f"{result.num_truncated} truncated")
+    if result.num_filtered:
+        parts.append(f"{result.num_filtered} stopped by a content filter")
+    if result.num_refused:
+        parts.append(f"{result.num_refused} refused by the model")
     parts.append(f"{result.mean_completion_tokens:.0f} tokens each")
+    if result.num_http_retries:
+        parts.append(f"{result.num_http_retries} requests sent again")
     parts.append(f"{result.duration_s:.1f} s")
     return "; ".join(parts)
 

@@ -4,19 +4,32 @@ It writes requests and reads replies. The module `http` handles connections, dea
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from telescope_core.chains import ChainRecorder
+from telescope_core.chat.dialect import Dialect
 from telescope_core.chat.http import HttpPool, RequestLimits
 from telescope_core.chat.messages import message_to_json
 from telescope_core.chat.replies import read_completion, read_models, read_token_completion
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.chat.sampling_fields import sampling_fields
+from telescope_core.errors import ConfigError, EndpointAccessError, EndpointError, unknown_name
 from telescope_core.protocols import Policy
 from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling
+
+_NO_SUCH_CALL = (404, 405, 501)
+
+
+class ApiKey(NamedTuple):
+    """The key to an endpoint."""
+
+    value: str
+    """Empty = none is sent."""
+    variable: str = ""
+    """Environment variable that holds it, which errors then name."""
 
 
 class ChatClient:
@@ -24,7 +37,8 @@ class ChatClient:
 
     Without `model`, the endpoint must serve exactly one model, which is used. `with_tokens` asks
     for token ids and log-probs, which vLLM supports but the OpenAI API does not. Clients of
-    several endpoints may share a `pool`, which its creator must close.
+    several endpoints may share a `pool`, which its creator must close. Fields of requests
+    that are in `optional` are left out once the endpoint has refused them.
     """
 
     def __init__(
@@ -32,7 +46,8 @@ class ChatClient:
         base_url: str,
         model: str | None = None,
         *,
-        api_key: str | None = None,
+        api_key: "str | ApiKey | None" = None,
+        optional: Collection[str] = (),
         limits: RequestLimits | None = None,
         with_tokens: bool = False,
         pool: HttpPool | None = None,
@@ -46,10 +61,13 @@ class ChatClient:
         self._chat_url = f"{self.base_url}/chat/completions"
         self._model = model
         self._model_lock = asyncio.Lock()
-        self._api_key = api_key
+        self._api_key = api_key if isinstance(api_key, ApiKey) else ApiKey(api_key or "")
+        self._optional = frozenset(optional)
+        self._dialect = Dialect()
+        self._has_answered = False
         self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        if self._api_key.value:
+            self._headers["Authorization"] = f"Bearer {self._api_key.value}"
         self._limits = limits or RequestLimits()
         self._pool = pool or HttpPool()
         self._owns_pool = pool is None
@@ -71,7 +89,7 @@ class ChatClient:
                 f"the model at {self.base_url} is not known yet; name it, or await `check` first"
             )
         return ChatEndpoint(
-            base_url=self.base_url, api_key=self._api_key or "none", model=self._model
+            base_url=self.base_url, api_key=self._api_key.value or "none", model=self._model
         )
 
     async def close(self) -> None:
@@ -82,8 +100,13 @@ class ChatClient:
     async def list_models(self) -> list[str]:
         """Return the ids of the models served there."""
         url = f"{self.base_url}/models"
-        reply = await self._pool.request("GET", url, headers=self._headers, limits=self._limits)
-        return read_models(reply, where=url)
+        try:
+            reply = await self._pool.request("GET", url, headers=self._headers, limits=self._limits)
+        except EndpointError as error:
+            if error.status in (401, 403):
+                raise await self._refused(error) from None
+            raise
+        return read_models(reply.content, where=url)
 
     async def model(self) -> str:
         """Return the name of the model in use; asks the endpoint when none was given."""
@@ -94,8 +117,16 @@ class ChatClient:
         return self._model
 
     async def check(self) -> None:
-        """Raise a TelescopeError unless the endpoint answers and serves the model."""
-        served = await self.list_models()
+        """Raise a TelescopeError unless the endpoint answers and serves the model.
+
+        An endpoint that cannot list its models is asked nothing else when the model is named.
+        """
+        try:
+            served = await self.list_models()
+        except EndpointError as error:
+            if self._model is not None and error.status in _NO_SUCH_CALL:
+                return
+            raise
         if self._model is not None and self._model not in served:
             raise unknown_name("model", self._model, served, f"(served by {self.base_url})")
         await self.model()
@@ -108,22 +139,74 @@ class ChatClient:
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
         """Return the model's answer to `messages`; cancelling the caller cancels the request."""
-        body: dict[str, Any] = {
-            "model": await self.model(),
+        fields: dict[str, Any] = {
             "messages": [message_to_json(message) for message in messages],
-            **_sampling_fields(sampling),
-            **self._extra,
+            **sampling_fields(sampling),
         }
         if tools:
-            body["tools"] = list(tools)
-        reply = await self._pool.request(
-            "POST",
-            self._chat_url,
-            msgspec.json.encode(body),
-            headers=self._headers,
-            limits=self._limits,
-        )
-        return self._read(reply, where=self._chat_url)
+            fields["tools"] = list(tools)
+        return await self.request(fields)
+
+    async def request(self, fields: Mapping[str, Any]) -> Completion:
+        """Send a request with `fields` of the chat API as they are, but for the model's name.
+
+        Fields that this endpoint names differently, or does not take, are written accordingly.
+        """
+        body = {**fields, "model": await self.model(), **self._extra}
+        num_retries = 0
+        while True:
+            dialect = self._dialect
+            content = msgspec.json.encode(dialect.written(body))
+            try:
+                reply = await self._pool.request(
+                    "POST", self._chat_url, content, headers=self._headers, limits=self._limits
+                )
+                break
+            except EndpointError as error:
+                learned = dialect.learned(error, self._optional)
+                if learned is None:
+                    raise await self._refused(error) from None
+                # Other requests in flight may have learned something else in the meantime.
+                self._dialect |= learned
+                num_retries += 1
+        self._has_answered = True
+        completion = self._read(reply.content, where=self._chat_url)
+        return replace(completion, num_retries=num_retries + reply.num_retries)
+
+    async def _refused(self, error: EndpointError) -> EndpointError:
+        """Return `error`, as EndpointAccessError if every other request would be refused too.
+
+        Once the endpoint has answered, only a bad key concerns every request: some endpoints use
+        403 and 404 for the content of one.
+        """
+        if error.status not in (401, 403, 404) or (self._has_answered and error.status != 401):
+            return error
+        if error.status == 404:
+            advice = await self._advice_on_model()
+        else:
+            advice = self._advice_on_key(error.status)
+        text = f"{self._chat_url} answered {error.status}: {error.answer or 'nothing'}; {advice}"
+        return EndpointAccessError(text, status=error.status, answer=error.answer)
+
+    def _advice_on_key(self, status: int) -> str:
+        value, variable = self._api_key
+        if not value:
+            unset = f", because {variable} is not set" if variable else ""
+            return f"no API key was sent{unset}; name its environment variable with --api-key-env"
+        held = f" in {variable}" if variable else ""
+        if status == 401:
+            return f"the API key{held} was not accepted; put the right one there"
+        return f"the API key{held} may not use the model {self._model or 'there'!r}"
+
+    async def _advice_on_model(self) -> str:
+        base_url = "check the base URL (it usually ends in /v1)"
+        try:
+            served = await self.list_models()
+        except EndpointError:
+            return f"{base_url} and the name of the model, {self._model!r}"
+        if self._model in served:
+            return base_url
+        return str(unknown_name("model", self._model or "", served, f"(served by {self.base_url})"))
 
 
 class _ChatPolicy:
@@ -150,26 +233,6 @@ class _ChatPolicy:
             alone.prompt_ids, alone.completion_ids, alone.logprobs, temperature=sampling.temperature
         )
         return replace(completion, tokens=tokens)
-
-
-def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """Return the request fields; those outside the OpenAI API only when they are not neutral."""
-    fields: dict[str, Any] = {
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-    }
-    if sampling.stop:
-        fields["stop"] = list(sampling.stop)
-    if sampling.seed is not None:
-        fields["seed"] = sampling.seed
-    if sampling.top_k > 0:
-        fields["top_k"] = sampling.top_k
-    if sampling.min_p > 0.0:
-        fields["min_p"] = sampling.min_p
-    if sampling.repetition_penalty != 1.0:
-        fields["repetition_penalty"] = sampling.repetition_penalty
-    return fields
 
 
 def _only_one(served: list[str], base_url: str) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from telescope_core.chat.trouble import Troubles
 from telescope_core.errors import EndpointError
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ class _Failure(NamedTuple):
     """Seconds that the server asks the client to wait before the next attempt."""
 
 
+class HttpReply(NamedTuple):
+    """A reply with status 200."""
+
+    content: bytes
+    num_retries: int
+    """Attempts that failed before."""
+
+
 class HttpPool:
     """Connections to any number of servers, opened without a limit and kept open for reuse.
 
@@ -60,6 +69,7 @@ class HttpPool:
         import aiohttp as aiohttp
 
         self._opened: aiohttp.ClientSession | None = None
+        self._troubles = Troubles()
 
     async def request(
         self,
@@ -69,18 +79,22 @@ class HttpPool:
         *,
         headers: Mapping[str, str],
         limits: RequestLimits,
-    ) -> bytes:
-        """Return the reply's body; raises EndpointError that names `url` and what went wrong."""
+    ) -> HttpReply:
+        """Return the reply; raises EndpointError that names `url` and what went wrong."""
         give_up_s = time.monotonic() + limits.retry_budget_s
         pause_s = _FIRST_PAUSE_S
+        num_retries = 0
         while True:
             outcome = await self._attempt(method, url, body, headers=headers, limits=limits)
             if isinstance(outcome, bytes):
-                return outcome
+                self._troubles.over(url)
+                return HttpReply(outcome, num_retries)
             wait_s = max(outcome.wait_s, pause_s * random.uniform(0.5, 1.0))
             if time.monotonic() + wait_s > give_up_s:
-                raise outcome.error
+                raise _given_up(outcome.error, num_retries)
+            self._troubles.failed(url, str(outcome.error), wait_s=wait_s)
             await asyncio.sleep(wait_s)
+            num_retries += 1
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def close(self) -> None:
@@ -221,7 +235,16 @@ def _refusal(
         advice = f"it has moved to {moved_to}: use that as the base URL"
     if wait:
         advice += f" (the server asked to wait: Retry-After {wait})"
-    return EndpointError(f"{url} answered {status}: {quote(content) or 'nothing'}; {advice}")
+    answer = quote(content)
+    text = f"{url} answered {status}: {answer or 'nothing'}; {advice}"
+    return EndpointError(text, status=status, answer=answer)
+
+
+def _given_up(error: EndpointError, num_retries: int) -> EndpointError:
+    if not num_retries:
+        return error
+    text = f"{error} (tried {num_retries + 1} times)"
+    return EndpointError(text, status=error.status, answer=error.answer)
 
 
 def _unreachable(url: str, reason: str) -> EndpointError:

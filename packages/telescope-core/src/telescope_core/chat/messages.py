@@ -11,6 +11,8 @@ def message_to_json(message: Message) -> dict[str, Any]:
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         fields["reasoning_content"] = message.reasoning
+    if message.refusal:
+        fields["refusal"] = message.refusal
     if message.tool_calls:
         fields["tool_calls"] = [
             {
@@ -44,4 +46,5 @@ def message_from_json(fields: Mapping[str, Any]) -> Message:
             for call in calls
         ),
         tool_call_id=fields.get("tool_call_id"),
+        refusal=fields.get("refusal") or "",
     )

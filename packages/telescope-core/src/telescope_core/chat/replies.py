@@ -6,23 +6,22 @@ become arrays, so that no object per token outlives the call.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from telescope_core.chains import sampled_tokens
 from telescope_core.chat.http import quote
 from telescope_core.errors import EndpointError
-from telescope_core.types import Completion, Message, ToolCall
+from telescope_core.types import Completion, FinishReason, Message, ToolCall
 
 Expected = TypeVar("Expected")
-FinishReason = Literal["stop", "length", "tool_calls"]
 _FINISH_REASONS: dict[str | None, FinishReason] = {
     "stop": "stop",
     "length": "length",
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
-    "content_filter": "stop",
+    "content_filter": "content_filter",
     None: "stop",
 }
 
@@ -41,6 +40,7 @@ class _Message(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    refusal: str | None = None
     tool_calls: list[_ToolCall] | None = None
 
 
@@ -149,11 +149,11 @@ def _completion(reply: _Reply, content: bytes, where: str) -> Completion:
             f"expected one of {', '.join(name for name in _FINISH_REASONS if name)}"
         )
     usage = reply.usage or _Usage()
+    reason = _FINISH_REASONS[choice.finish_reason]
     return Completion(
         message=_message(choice.message),
-        finish_reason=(
-            "tool_calls" if choice.message.tool_calls else _FINISH_REASONS[choice.finish_reason]
-        ),
+        # Some servers say "stop" where the turn calls tools. A call that was cut stays cut.
+        finish_reason="tool_calls" if reason == "stop" and choice.message.tool_calls else reason,
         num_prompt_tokens=usage.prompt_tokens or 0,
         num_completion_tokens=usage.completion_tokens or 0,
     )
@@ -164,6 +164,7 @@ def _message(message: _Message) -> Message:
         role="assistant",
         content=message.content or "",
         reasoning=message.reasoning_content or message.reasoning or "",
+        refusal=message.refusal or "",
         tool_calls=tuple(
             ToolCall(
                 id=call.id or "",

@@ -56,6 +56,10 @@ class EvalResult:
     """Rollouts without a reward."""
     num_truncated: int
     """Scored rollouts with a turn that was cut by `max_tokens`."""
+    num_filtered: int = 0
+    """Scored rollouts with a turn that the endpoint's content filter stopped."""
+    num_refused: int = 0
+    """Scored rollouts in which the endpoint declined to answer."""
     num_retried: int
     """Rollouts scored only after a failed attempt; each retry samples again."""
     failures: Mapping[str, int]
@@ -74,6 +78,10 @@ class EvalResult:
     """Declared limits of each metric, and whether lower is better."""
     mean_completion_tokens: float
     """Mean number of completion tokens of scored rollouts, over all their turns."""
+    mean_prompt_tokens: float = 0.0
+    """Mean number of prompt tokens of scored rollouts, summed over all their turns."""
+    num_http_retries: int = 0
+    """Requests that were sent again because the endpoint was busy or did not answer."""
     duration_s: float
     """Seconds that the eval took."""
     tasks: tuple[TaskScore, ...] = field(default=())
@@ -107,6 +115,8 @@ def result_of(
         num_scored=len(scored),
         num_failed=len(failed),
         num_truncated=sum(row.is_truncated for row in scored),
+        num_filtered=sum(row.is_filtered for row in scored),
+        num_refused=sum(row.is_refused for row in scored),
         num_retried=sum("attempts" in row.tags for row in scored),
         failures=dict(Counter(row.status_reason or "unknown" for row in failed).most_common()),
         reward=mean_of_rewards([task.rewards for task in tasks], minimum=low, maximum=high),
@@ -116,6 +126,8 @@ def result_of(
         metrics=_mean_metrics(scored),
         metric_ranges=description.metrics,
         mean_completion_tokens=_mean([row.num_completion_tokens for row in scored]),
+        mean_prompt_tokens=_mean([row.num_prompt_tokens for row in scored]),
+        num_http_retries=sum(row.num_http_retries for row in rows),
         duration_s=duration_s,
         tasks=tasks,
     )

@@ -50,10 +50,9 @@ class EvalSettings:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.deadline_s <= 0:
             raise ConfigError(f"deadline_s must be above 0 seconds, got {self.deadline_s:g}")
-        if self.sampling.temperature < 0:
-            raise ConfigError(
-                f"temperature must be 0 or more, got {self.sampling.temperature:g}; 0 = greedy"
-            )
+        temperature = self.sampling.temperature
+        if temperature is not None and temperature < 0:
+            raise ConfigError(f"temperature must be 0 or more, got {temperature:g}; 0 = greedy")
         if self.positions and len(set(self.positions)) != self.num_examples:
             raise ConfigError(
                 f"expected {self.num_examples} different positions of examples, "

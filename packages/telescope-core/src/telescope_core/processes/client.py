@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from telescope_core.chat.trouble import relay
 from telescope_core.errors import EndpointError, EnvironmentProcessError, TelescopeError
 from telescope_core.processes.connection import Connection
 from telescope_core.processes.frames import (
@@ -283,6 +284,8 @@ class WorkerClient:
         match frame:
             case Beat():
                 self.last_beat = frame
+                if frame.trouble:
+                    relay(f"{self.label}: {frame.trouble}")
                 self.lag_s = max(self.lag_s, frame.lag_s)
             case Welcome() | Refused():
                 self._greeted(frame)
@@ -349,6 +352,7 @@ class WorkerClient:
             finish_reason=completion.finish_reason,
             num_prompt_tokens=completion.num_prompt_tokens,
             num_completion_tokens=completion.num_completion_tokens,
+            num_retries=completion.num_retries,
         )
         try:
             self._connection.send(Completed(id=number, completion=shown))

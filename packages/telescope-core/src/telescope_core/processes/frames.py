@@ -204,6 +204,8 @@ class Beat(_Frame, tag="beat"):
     """Resident memory of the process."""
     num_stuck_threads: int
     """Threads that still run code of rollouts that have ended."""
+    trouble: str = ""
+    """Trouble since the last beat with endpoints that the environment's own code asks."""
 
 
 HostFrame: TypeAlias = (

@@ -11,9 +11,13 @@ import resource
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
+from telescope_core.chat.trouble import showing_troubles
 from telescope_core.collector import rare_collections
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.locate import load_environment_class, locate_environment, use_search_path
@@ -39,6 +43,8 @@ class Worker:
         self._ended = asyncio.Event()
         threads = WorkerThreads()
         asyncio.get_running_loop().set_default_executor(threads)
+        # Filled by the event loop and emptied by the thread of the watch; both are atomic.
+        self._troubles: deque[str] = deque()
         self._watch = WorkerWatch(threads, self._beat)
 
     def host(self) -> asyncio.Protocol:
@@ -51,7 +57,14 @@ class Worker:
         """Return once the host is gone; a worker that listens never returns."""
         await self._ended.wait()
 
+    def show_trouble(self, line: str) -> None:
+        """Write `line` to the log of this process, and tell the hosts with the next beat."""
+        sys.stderr.write(f"{line}\n")
+        self._troubles.append(line)
+
     def _beat(self, beat: Beat, blocked_by: ServedCall | None) -> None:
+        lines = [self._troubles.popleft() for _ in range(len(self._troubles))]
+        beat = msgspec.structs.replace(beat, trouble="; ".join(lines))
         for serving in list(self._hosts):
             serving.beat(beat, blocked_by=blocked_by)
 
@@ -164,6 +177,12 @@ async def _serve(served: Served, options: argparse.Namespace) -> None:
     worker = Worker(served, ends_with_host=options.listen is None)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _exit_now)
+    with showing_troubles(worker.show_trouble):
+        await _serve_hosts(worker, served, options)
+
+
+async def _serve_hosts(worker: Worker, served: Served, options: argparse.Namespace) -> None:
+    loop = asyncio.get_running_loop()
     if options.fd is not None:
         inherited = socket.socket(fileno=options.fd)
         await loop.create_connection(worker.host, sock=inherited)

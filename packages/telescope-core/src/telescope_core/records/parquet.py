@@ -21,7 +21,7 @@ from telescope_core.types import RolloutStatus
 
 CHUNK_BYTES = 64 * 2**20
 """About how many bytes of tokens and text are copied at a time, and make a row group."""
-_JSON_COLUMNS = ("rewards", "metrics", "tags", "golden_answers", "info")
+_JSON_COLUMNS = ("rewards", "metrics", "tags", "golden_answers", "info", "conversations")
 
 
 def write_rows(path: Path, rows: Iterable[RolloutRow], *, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -158,6 +158,7 @@ def _schema() -> Any:
             ("reasoning_content", text),
             ("tool_calls", text),
             ("tool_call_id", text),
+            ("refusal", text),
         ]
     )
     return arrow.schema(
@@ -179,10 +180,14 @@ def _schema() -> Any:
             ("golden_answers", text),
             ("info", text),
             ("messages", arrow.list_(message)),
+            ("conversations", text),
             ("num_turns", count),
             ("num_prompt_tokens", count),
             ("num_completion_tokens", count),
             ("is_truncated", arrow.bool_()),
+            ("is_refused", arrow.bool_()),
+            ("finish_reasons", arrow.list_(text)),
+            ("num_http_retries", count),
             ("oldest_version", count),
             ("newest_version", count),
             ("generate_s", number),

@@ -12,7 +12,15 @@ from telescope_core.chains import SampledTokens
 from telescope_core.chat.messages import message_from_json, message_to_json
 from telescope_core.records.files import plain
 from telescope_core.records.tokens import tokens_from_json, tokens_to_json
-from telescope_core.types import JsonValue, Message, Rollout, RolloutStatus, StopReason, TurnInfo
+from telescope_core.types import (
+    FinishReason,
+    JsonValue,
+    Message,
+    Rollout,
+    RolloutStatus,
+    StopReason,
+    TurnInfo,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +48,21 @@ class RolloutRow:
     golden_answers: Mapping[str, str] = field(default_factory=dict[str, str])
     info: tuple[TurnInfo, ...] = ()
     messages: tuple[Message, ...] = ()
+    conversations: tuple[tuple[Message, ...], ...] = ()
+    """Conversations of a program at the rollout's endpoint; empty where none was there."""
     num_turns: int = 0
     """Model calls."""
     num_prompt_tokens: int = 0
-    """Prompt tokens of the last turn, which usually has the longest prompt."""
+    """Tokens of all prompts: each turn's prompt holds those of earlier turns again."""
     num_completion_tokens: int = 0
     """Tokens that the policy wrote, over all turns."""
     is_truncated: bool = False
+    is_refused: bool = False
+    """Whether the endpoint declined to answer; its text is `refusal` of the message."""
+    finish_reasons: tuple[FinishReason, ...] = ()
+    """Why each turn ended."""
+    num_http_retries: int = 0
+    """Requests to the model's endpoint that were sent again after a failure."""
     oldest_version: int | None = None
     newest_version: int | None = None
     generate_s: float = 0.0
@@ -74,8 +90,13 @@ class RolloutRow:
     def _of_turns(self, name: str) -> tuple[Any, ...] | None:
         if self.tokens is None:
             return None
-        nothing = array("f" if name == "logprobs" else "i")
+        nothing: array[Any] = array("f" if name == "logprobs" else "i")
         return tuple(nothing if one is None else getattr(one, name) for one in self.tokens)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether a content filter stopped any turn."""
+        return "content_filter" in self.finish_reasons
 
     @property
     def prompt_text(self) -> str:
@@ -94,7 +115,9 @@ class RolloutRow:
 
 
 _PLAIN_FIELDS = tuple(
-    name for name in RolloutRow.__dataclass_fields__ if name not in ("tokens", "messages")
+    name
+    for name in RolloutRow.__dataclass_fields__
+    if name not in ("tokens", "messages", "conversations")
 )
 
 
@@ -121,10 +144,14 @@ def row_of(
         golden_answers=rollout.golden_answers,
         info=rollout.info,
         messages=rollout.messages,
+        conversations=rollout.conversations,
         num_turns=len(completions),
-        num_prompt_tokens=completions[-1].num_prompt_tokens if completions else 0,
+        num_prompt_tokens=sum(c.num_prompt_tokens for c in completions),
         num_completion_tokens=rollout.num_completion_tokens,
         is_truncated=rollout.is_truncated,
+        is_refused=rollout.is_refused,
+        finish_reasons=tuple(c.finish_reason for c in completions),
+        num_http_retries=sum(c.num_retries for c in completions),
         oldest_version=min((c.oldest_version for c in completions), default=None),
         newest_version=max((c.newest_version for c in completions), default=None),
         generate_s=sum(turn.ended_s - turn.started_s for turn in rollout.turns),
@@ -137,6 +164,9 @@ def row_to_json(row: RolloutRow) -> dict[str, JsonValue]:
     """Return `row` as a JSON object, with its tokens only if they are recorded."""
     fields = {name: getattr(row, name) for name in _PLAIN_FIELDS}
     fields["messages"] = [message_to_json(message) for message in row.messages]
+    fields["conversations"] = [
+        [message_to_json(message) for message in conversation] for conversation in row.conversations
+    ]
     fields["info"] = [asdict(one) for one in row.info]
     return fields if row.tokens is None else fields | tokens_to_json(row.tokens)
 
@@ -150,6 +180,10 @@ def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
     try:
         messages = [message_from_json(message) for message in known.get("messages", ())]
         known["messages"] = [asdict(message) for message in messages]
+        known["conversations"] = [
+            [asdict(message_from_json(message)) for message in conversation]
+            for conversation in known.get("conversations", ())
+        ]
         known.pop("tokens", None)
         row = msgspec.convert(known, RolloutRow)
         return replace(row, tokens=tokens_from_json(fields))

@@ -49,17 +49,23 @@ def _header(result: EvalResult) -> str:
         (f"{result.num_scored:,}", "rollouts scored"),
         (f"{result.num_failed:,}", "rollouts failed, not scored"),
         (f"{result.num_truncated:,}", "rollouts truncated"),
+        *_other_endings(result),
         (f"{result.mean_completion_tokens:.0f}", "tokens per rollout"),
     ]
     title = f"{result.environment} {result.environment_version}"
     return (
         f"<h1>{escape(title)}</h1>"
         f'<p class="soft">Model {escape(result.model or "unnamed")}, '
-        f"temperature {settings.sampling.temperature:g}, {settings.split.value} split, "
+        f"temperature {settings.sampling.temperature_text}, {settings.split.value} split, "
         f"{format_duration(result.duration_s)}</p>"
         f'<p class="soft">{escape(_code(result))}</p>'
         f"{html.facts(facts)}"
     )
+
+
+def _other_endings(result: EvalResult) -> list[tuple[str, str]]:
+    counts = {"filtered": result.num_filtered, "refused": result.num_refused}
+    return [(f"{count:,}", f"rollouts {name}") for name, count in counts.items() if count]
 
 
 def _code(result: EvalResult) -> str:

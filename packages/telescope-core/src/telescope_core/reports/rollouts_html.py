@@ -37,6 +37,9 @@ def sample(
 ) -> str:
     """Return one rollout; `kinds` are the names by which `sample_filter` finds it."""
     body = "".join(_message(message) for message in row.messages)
+    for number, conversation in enumerate(row.conversations, start=1):
+        said = "".join(_message(message) for message in conversation)
+        body += f"<h4>Conversation {number} of its program</h4>{said}"
     expected = "".join(
         f'<div class="turn gold"><span class="role">expected: {escape(name)}</span>'
         f"<pre>{escape(_cut(answer))}</pre></div>"
@@ -84,14 +87,25 @@ def _header(row: RolloutRow, *, with_step: bool) -> str:
         f"status <b>{row.status.value}</b>"
         + (f" ({escape(row.status_reason)})" if row.status_reason else ""),
         f"{row.num_turns} turns, {row.num_completion_tokens} tokens"
-        + (", truncated" if row.is_truncated else ""),
+        + "".join(f", {how}" for how in _endings(row)),
         f"example {escape(row.example_id or 'unknown')}",
     ]
     return "".join(f"<span>{label}</span> " for label in labels)
 
 
+def _endings(row: RolloutRow) -> list[str]:
+    endings = {
+        "truncated": row.is_truncated,
+        "stopped by a content filter": row.is_filtered,
+        "refused": row.is_refused,
+    }
+    return [name for name, applies in endings.items() if applies]
+
+
 def _message(message: Message) -> str:
     text = message.content
+    if message.refusal:
+        text = f"{text}\n[refused] {message.refusal}".lstrip()
     if message.reasoning:
         text = f"[thinking]\n{message.reasoning}\n[/thinking]\n{text}"
     text = _cut(text)

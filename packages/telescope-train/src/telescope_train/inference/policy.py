@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from telescope_core.chains import ChainRecorder, SampledTokens
 from telescope_core.errors import ContextLengthError, EndpointError
-from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Turn
+from telescope_core.gateway import Gateway, RecordingPolicy
+from telescope_core.gateway.request import ChatRequest
+from telescope_core.types import Completion, JsonValue, Message, Sampling, Turn
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.proof import TemplateLossError
 from telescope_train.chat.renderer import Prompt, Renderer
-from telescope_train.gateway import Gateway, Session
 from telescope_train.inference.client import Generation
 from telescope_train.inference.pool import ServerPool
 
@@ -65,7 +66,7 @@ class TokenPolicySource:
         """Do nothing: the pool and the gateway are closed by whoever opened them."""
 
 
-class TokenPolicy:
+class TokenPolicy(RecordingPolicy):
     """One rollout's policy."""
 
     def __init__(
@@ -77,31 +78,13 @@ class TokenPolicy:
         *,
         interleaved: bool = True,
     ) -> None:
+        super().__init__()
         self._pool = pool
         self._renderer = renderer
         self._group_id = group_id
         self._max_model_len = max_model_len
         self._conversations = Conversations(renderer) if interleaved else None
-        self._recorder = ChainRecorder()
-        self._unanswered: dict[tuple[Message, ...], EndpointError | TemplateLossError] = {}
-        self.turns: list[Turn] = []
-        """Every answer so far, in the order in which the answers ended."""
-        self.session: Session | None = None
-
-    @property
-    def endpoint(self) -> ChatEndpoint | None:
-        """Address of this policy at the gateway, for this rollout alone."""
-        return self.session.endpoint if self.session is not None else None
-
-    @property
-    def failure(self) -> EndpointError | TemplateLossError | None:
-        """The error of a request that failed and was not repeated with success; None = none."""
-        return next(iter(self._unanswered.values()), None)
-
-    def close(self) -> None:
-        """End the endpoint and cancel the requests that are waiting there. Idempotent."""
-        if self.session is not None:
-            self.session.end()
+        self._chains = ChainRecorder()
 
     async def complete(
         self,
@@ -128,15 +111,12 @@ class TokenPolicy:
             )
             said = self._renderer.parse(generation.token_ids, tools=tools, prompt=prompt)
         except (EndpointError, TemplateLossError) as error:
-            # Kept until the same messages are answered. A program may swallow the error and go
-            # on, and what it then earns must not be taken for a reward of the policy.
-            self._unanswered[asked] = error
+            self.recorder.failed(asked, error)
             raise
         # Nothing is awaited from here on, so conversations, chains and `turns` of requests that
         # overlap stay in step, in the order in which their answers ended.
-        self._unanswered.pop(asked, None)
         said = replace(said, content=before_stop(said.content, sampling.stop))
-        tokens = self._recorder.record(
+        tokens = self._chains.record(
             prompt.token_ids,
             generation.token_ids,
             generation.logprobs,
@@ -145,14 +125,19 @@ class TokenPolicy:
         if self._conversations is not None:
             self._conversations.add(prompt, said, tokens, tools=tools)
         completion = _completion(tokens, generation, said)
-        self.turns.append(
-            Turn(
-                completion=completion,
-                started_s=started_s,
-                ended_s=time.monotonic(),
-                temperature=sampling.temperature,
-            )
+        turn = Turn(
+            completion=completion,
+            started_s=started_s,
+            ended_s=time.monotonic(),
+            temperature=sampling.temperature,
         )
+        self.recorder.answered(asked, turn)
+        return completion
+
+    async def answer(self, request: ChatRequest) -> Completion:
+        """Answer a program, and record its conversation beside the tokens."""
+        completion = await self.complete(request.messages, request.sampling, tools=request.tools)
+        self.recorder.heard(request.messages, completion)
         return completion
 
     def _prompt_for(

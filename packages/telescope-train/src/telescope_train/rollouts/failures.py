@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from telescope_core.errors import (
+    EndpointAccessError,
     EndpointError,
     EnvironmentProcessError,
     ProcessDiedError,
@@ -35,6 +36,7 @@ class Boundary(StrEnum):
 BY_ERROR = {
     RewardError.__name__: Boundary.REWARD,
     EndpointError.__name__: Boundary.ENDPOINT,
+    EndpointAccessError.__name__: Boundary.ENDPOINT,
     ProcessDiedError.__name__: Boundary.ENDPOINT,
     EnvironmentProcessError.__name__: Boundary.PROCESS,
     MemoryError.__name__: Boundary.PROCESS,

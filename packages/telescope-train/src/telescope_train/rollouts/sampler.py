@@ -25,7 +25,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from telescope_core.attempts import play_with_attempts
+from telescope_core.attempts import has_no_access, play_with_attempts
+from telescope_core.errors import EndpointAccessError
 from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
 from telescope_core.types import (
     Group,
@@ -261,6 +262,8 @@ class RolloutSampler:
 
         def count(failed: Rollout) -> None:
             self._failed_attempts[batch][boundary_of(failed)] += 1
+            if has_no_access(failed):
+                raise EndpointAccessError(f"environment {environment.client.name}: {failed.error}")
 
         # The lane is given back between attempts, so that others go on while a server recovers.
         return await play_with_attempts(

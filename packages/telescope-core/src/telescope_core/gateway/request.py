@@ -1,17 +1,17 @@
 """Reads a chat request: its conversation, its sampling parameters, and whether it can be exact.
 
 A parameter is honored, has no effect on tokens, or is refused by name. None is accepted and then
-ignored. A parameter that is absent or null takes the value with which the rollout is sampled.
+ignored. A parameter that is absent or null takes the value with which the rollout is sampled, and
+one that the gateway does not know may be empty.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from telescope_core.errors import nearest
+from telescope_core.gateway.messages import read_messages
+from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
 from telescope_core.types import JsonValue, Message, Sampling
-from telescope_train.gateway.messages import read_messages
-from telescope_train.gateway.reply import Refusal, unsupported, wrong
 
 LABELS = frozenset(
     {
@@ -24,6 +24,11 @@ LABELS = frozenset(
 _CONSTRAINED = (
     "tokens sampled under a constraint have other log-probs than the model in training gives them"
 )
+_FREE_CHOICE = (
+    "use 'auto', and say in the prompt which tool to call. A library that always asks for a call "
+    "can be told: in smolagents, OpenAIModel(..., tool_choice='auto')"
+)
+_STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 _ALL_TOKENS = "training learns the plain softmax at a temperature"
 _ONE_TEMPLATE = "prompts are written by the template of the run; set it in [model]"
 _TEXT_ALONE = "the model in training reads and writes text alone; leave it out"
@@ -33,7 +38,7 @@ NEUTRAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "best_of": (lambda n: n == 1, "a request gets one answer; ask several times to get several"),
     "frequency_penalty": (lambda p: p == 0, f"{_ALL_TOKENS}; leave it out"),
     "presence_penalty": (lambda p: p == 0, f"{_ALL_TOKENS}; leave it out"),
-    "logit_bias": (lambda bias: bias == {}, f"{_ALL_TOKENS}; leave it out"),
+    "logit_bias": (lambda _: False, f"{_ALL_TOKENS}; leave it out"),
     "response_format": (
         lambda form: form == {"type": "text"},
         f"{_CONSTRAINED}; ask for the format in the prompt and check the answer",
@@ -77,7 +82,7 @@ READ = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A chat request that can be answered exactly."""
+    """A chat request that can be answered."""
 
     messages: tuple[Message, ...]
     sampling: Sampling
@@ -85,14 +90,31 @@ class ChatRequest:
     stream: bool = False
     include_usage: bool = False
     """In a stream, whether a last chunk gives the numbers of tokens."""
+    fields: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    """The request to pass on to another endpoint; empty where the policy answers itself."""
 
 
 def read_request(body: object, own: Sampling, *, model: str) -> ChatRequest:
-    """Read a request to a rollout that is sampled with `own`; raises Refusal."""
+    """Read a request to a rollout that is sampled with `own`; raises Refusal unless exact."""
+    given = given_fields(body, model=model)
+    _require_known(given)
+    stream = flag(given, "stream")
+    tools = read_tools(given.get("tools", []))
+    _require_free_choice(given.get("tool_choice", "auto"), has_tools=bool(tools))
+    return ChatRequest(
+        messages=read_messages(given.get("messages")),
+        sampling=_sampling(given, own),
+        tools=tools,
+        stream=stream,
+        include_usage=include_usage(given.get("stream_options"), stream=stream),
+    )
+
+
+def given_fields(body: object, *, model: str) -> dict[str, Any]:
+    """Return the parameters that are not null; raises Refusal unless they ask for `model`."""
     if not isinstance(body, dict):
         raise wrong("the request", "a JSON object", body)
     given = {name: value for name, value in cast(dict[str, Any], body).items() if value is not None}
-    _require_known(given)
     if (asked := given.get("model")) != model:
         raise Refusal(
             f"there is no model {asked!r} here, only {model!r}; use the model of episode.endpoint",
@@ -100,30 +122,19 @@ def read_request(body: object, own: Sampling, *, model: str) -> ChatRequest:
             code="model_not_found",
             status=404,
         )
-    stream = _flag(given, "stream")
-    tools = _tools(given.get("tools", []))
-    _require_free_choice(given.get("tool_choice", "auto"), has_tools=bool(tools))
-    return ChatRequest(
-        messages=read_messages(given.get("messages")),
-        sampling=_sampling(given, own),
-        tools=tools,
-        stream=stream,
-        include_usage=_include_usage(given.get("stream_options"), stream=stream),
-    )
+    return given
 
 
 def _require_known(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
+        if name in READ or name in LABELS or is_empty(value):
+            continue
         if name in NEUTRAL:
             changes_nothing, why = NEUTRAL[name]
             if isinstance(value, bool) is not (name in _FLAGS) or not changes_nothing(value):
                 raise unsupported(name, why)
-        elif name not in READ and name not in LABELS:
-            close = nearest(name, [*READ, *NEUTRAL, *LABELS])
-            advice = f"did you mean {' or '.join(close)}?" if close else "leave it out"
-            raise Refusal(
-                f"unknown parameter {name!r}; {advice}", param=name, code="unknown_parameter"
-            )
+        else:
+            raise unknown("parameter", name, [*READ, *NEUTRAL, *LABELS])
 
 
 _FLAGS = frozenset({"echo", "logprobs", "parallel_tool_calls", "store", "ignore_eos"})
@@ -137,25 +148,27 @@ def _sampling(given: Mapping[str, Any], own: Sampling) -> Sampling:
             raise unsupported(name, f"{_ALL_TOKENS}; leave it out (this run samples at {as_run:g})")
     return replace(
         own,
-        max_tokens=min(own.max_tokens, _max_tokens(given) or own.max_tokens),
+        max_tokens=min(own.max_tokens, max_tokens_of(given) or own.max_tokens),
         temperature=_temperature(given.get("temperature"), own.temperature),
         stop=_stop(given.get("stop"), own.stop),
     )
 
 
-def _temperature(value: object, own: float) -> float:
+def _temperature(value: object, own: float | None) -> float | None:
     if value is None:
         return own
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2:
         raise wrong("temperature", "a number from 0 to 2", value)
     if value == 0 and own != 0:
+        run = "that of the run" if own is None else f"{own:g}"
         raise unsupported(
-            "temperature", f"0 leaves no log-prob to learn from; leave it out for {own:g}"
+            "temperature", f"0 leaves no log-prob to learn from; leave it out for {run}"
         )
     return float(value)
 
 
-def _max_tokens(given: Mapping[str, Any]) -> int | None:
+def max_tokens_of(given: Mapping[str, Any]) -> int | None:
+    """Return the smallest limit of tokens that is given; None = none is."""
     names = [name for name in ("max_completion_tokens", "max_tokens") if name in given]
     for name in names:
         value = given[name]
@@ -167,24 +180,28 @@ def _max_tokens(given: Mapping[str, Any]) -> int | None:
 def _stop(value: object, own: tuple[str, ...]) -> tuple[str, ...]:
     if value is None:
         return own
-    texts = cast(list[object], [value] if isinstance(value, str) else value)
-    if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
+    given: object = [value] if isinstance(value, str) else value
+    texts = cast(list[object], given) if isinstance(given, list) else [None]
+    if not all(isinstance(one, str) and one for one in texts):
         raise wrong("stop", "a text or a list of texts, none of them empty", value)
     return tuple(cast(list[str], texts)) or own
 
 
-def _tools(plain: object) -> tuple[dict[str, JsonValue], ...]:
+def read_tools(plain: object) -> tuple[dict[str, JsonValue], ...]:
+    """Return the functions that the model may call."""
     if not isinstance(plain, list):
         raise wrong("tools", "a list of functions", plain)
     for number, one in enumerate(cast(list[Any], plain)):
         match one:
             case {"type": "function", "function": {"name": str()}}:
-                continue
+                pass
             case {"type": str(kind)} if kind != "function":
                 raise unsupported(
                     f"tools[{number}].type", f"{kind!r} is not run here; offer it as a function"
                 )
-        raise wrong(f"tools[{number}]", "{'type': 'function', 'function': {'name': ...}}", one)
+            case _:
+                form = "{'type': 'function', 'function': {'name': ...}}"
+                raise wrong(f"tools[{number}]", form, one)
     return tuple(cast(list[dict[str, JsonValue]], plain))
 
 
@@ -194,20 +211,20 @@ def _require_free_choice(choice: object, *, has_tools: bool) -> None:
     if choice == "none":
         raise unsupported("tool_choice", f"{_CONSTRAINED}; leave tools out instead")
     if choice == "required" or isinstance(choice, dict):
-        raise unsupported(
-            "tool_choice", f"{_CONSTRAINED}; use 'auto', and say in the prompt which tool to call"
-        )
+        raise unsupported("tool_choice", f"{_CONSTRAINED}; {_FREE_CHOICE}")
     raise wrong("tool_choice", "'auto' or 'none'", choice)
 
 
-def _flag(given: Mapping[str, Any], name: str) -> bool:
+def flag(given: Mapping[str, Any], name: str) -> bool:
+    """Return whether `name` is given as true."""
     value = given.get(name, False)
     if not isinstance(value, bool):
         raise wrong(name, "true or false", value)
     return value
 
 
-def _include_usage(options: object, *, stream: bool) -> bool:
+def include_usage(options: object, *, stream: bool) -> bool:
+    """Return whether the options of a stream ask for numbers of tokens."""
     if options is None:
         return False
     if not stream:
@@ -215,11 +232,7 @@ def _include_usage(options: object, *, stream: bool) -> bool:
     if not isinstance(options, dict):
         raise wrong("stream_options", "an object", options)
     known = cast(dict[str, Any], options)
-    for name in known:
-        if name not in ("include_usage", "include_obfuscation"):
-            raise Refusal(
-                f"unknown parameter 'stream_options.{name}'; leave it out",
-                param=f"stream_options.{name}",
-                code="unknown_parameter",
-            )
-    return _flag(known, "include_usage")
+    for name, value in known.items():
+        if name not in _STREAM_OPTIONS and not is_empty(value):
+            raise unknown("parameter", f"stream_options.{name}", _STREAM_OPTIONS)
+    return flag(known, "include_usage")

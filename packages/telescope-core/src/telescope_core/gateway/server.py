@@ -8,15 +8,21 @@ from collections.abc import Awaitable, Callable
 from hmac import compare_digest
 from weakref import WeakValueDictionary
 
-import orjson
+import msgspec
 from aiohttp import web
 
-from telescope_core.errors import ConfigError, ContextLengthError, EndpointError
-from telescope_core.protocols import Policy
+from telescope_core.attempts import says_too_long
+from telescope_core.errors import (
+    ConfigError,
+    ContextLengthError,
+    EndpointAccessError,
+    EndpointError,
+)
+from telescope_core.gateway.refusal import Refusal
+from telescope_core.gateway.reply import event_stream, reply_json
+from telescope_core.gateway.request import ChatRequest, read_request
+from telescope_core.gateway.session import Answering, Session, ended
 from telescope_core.types import ChatEndpoint, Sampling
-from telescope_train.gateway.reply import Refusal, event_stream, reply_json
-from telescope_train.gateway.request import read_request
-from telescope_train.gateway.session import Session, ended
 
 # aiohttp's own limit is 1 MiB, which the history of a long agent run can exceed.
 MAX_REQUEST_BYTES = 64 * 2**20
@@ -30,9 +36,17 @@ class Gateway:
     A proxy or a log may show the path of a request, so the path alone gives no access.
     """
 
-    def __init__(self, *, model: str, host: str = "127.0.0.1", port: int = 0) -> None:
-        """`port` 0 = a free one."""
+    def __init__(
+        self,
+        *,
+        model: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        read: Callable[..., ChatRequest] = read_request,
+    ) -> None:
+        """`port` 0 = a free one; `read` reads requests, by default those to answer exactly."""
         self._model = model
+        self._read = read
         self._host = host
         self._port = port
         self._runner: web.AppRunner | None = None
@@ -65,7 +79,7 @@ class Gateway:
         # Port 0 makes the operating system choose one, which is known only now.
         self._port = self._runner.addresses[0][1]
 
-    def open(self, policy: Policy, sampling: Sampling) -> Session:
+    def open(self, policy: Answering, sampling: Sampling) -> Session:
         """Give `policy` an endpoint of its own; the policy must hold the session it gets."""
         name = secrets.token_urlsafe(12)
         endpoint = ChatEndpoint(
@@ -88,7 +102,7 @@ class Gateway:
 
     async def _chat(self, request: web.Request) -> web.Response:
         session = self._session(request)
-        asked = read_request(await _json(request), session.sampling, model=self._model)
+        asked = self._read(await _json(request), session.sampling, model=self._model)
         completion = await session.complete(asked)
         # Tokens arrive all at once when the turn is complete, so a stream is sent as one body.
         if asked.stream:
@@ -135,8 +149,8 @@ class Gateway:
 
 async def _json(request: web.Request) -> object:
     try:
-        return orjson.loads(await request.read())
-    except orjson.JSONDecodeError as error:
+        return msgspec.json.decode(await request.read())
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refusal(f"the request is not JSON: {error}", code="invalid_json") from None
 
 
@@ -164,6 +178,8 @@ async def _as_openai_errors(request: web.Request, handler: _Handler) -> web.Stre
     except ConfigError as error:
         return _refuse(Refusal(str(error), param="messages", code="invalid_value"))
     except EndpointError as error:
+        if error.is_of_request or isinstance(error, EndpointAccessError):
+            return _refuse(_passed_on(error))
         return _refuse(Refusal(str(error), code="inference_server_failed", status=502))
     except web.HTTPRequestEntityTooLarge:
         return _refuse(
@@ -175,12 +191,20 @@ async def _as_openai_errors(request: web.Request, handler: _Handler) -> web.Stre
         )
 
 
+def _passed_on(error: EndpointError) -> Refusal:
+    """Build the answer to a program whose request another endpoint refused."""
+    code = "context_length_exceeded" if says_too_long(error.answer) else "endpoint_refused"
+    return Refusal(str(error), code=code, status=error.status or 400)
+
+
 def _refuse(refusal: Refusal) -> web.Response:
     return _answer(refusal.as_json(), status=refusal.status)
 
 
 def _answer(body: dict[str, object], *, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+    return web.Response(
+        body=msgspec.json.encode(body), status=status, content_type="application/json"
+    )
 
 
 def _in_url(host: str) -> str:

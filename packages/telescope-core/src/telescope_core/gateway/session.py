@@ -2,11 +2,19 @@
 
 import asyncio
 import weakref
+from typing import Protocol
 
-from telescope_core.protocols import Policy
+from telescope_core.gateway.refusal import Refusal
+from telescope_core.gateway.request import ChatRequest
 from telescope_core.types import ChatEndpoint, Completion, Sampling
-from telescope_train.gateway.reply import Refusal
-from telescope_train.gateway.request import ChatRequest
+
+
+class Answering(Protocol):
+    """Answers the requests at one endpoint."""
+
+    async def answer(self, request: ChatRequest) -> Completion:
+        """Answer `request`; cancelling the caller cancels it."""
+        ...
 
 
 class Session:
@@ -16,7 +24,7 @@ class Session:
     a policy that is no longer used therefore disappears with it.
     """
 
-    def __init__(self, policy: Policy, sampling: Sampling, endpoint: ChatEndpoint) -> None:
+    def __init__(self, policy: Answering, sampling: Sampling, endpoint: ChatEndpoint) -> None:
         self._policy = weakref.ref(policy)
         self._asking: set[asyncio.Task[Completion]] = set()
         self.sampling = sampling
@@ -34,9 +42,7 @@ class Session:
             raise ended()
         # A task of its own, because `end` has to cancel the request without canceling the HTTP
         # handler that waits for it: the handler still has to tell the client why.
-        task = asyncio.create_task(
-            policy.complete(request.messages, request.sampling, tools=request.tools)
-        )
+        task = asyncio.get_running_loop().create_task(_answered(policy, request))
         self._asking.add(task)
         try:
             return await task
@@ -56,6 +62,10 @@ class Session:
         self.is_open = False
         for task in self._asking:
             task.cancel()
+
+
+async def _answered(policy: Answering, request: ChatRequest) -> Completion:
+    return await policy.answer(request)
 
 
 def ended() -> Refusal:

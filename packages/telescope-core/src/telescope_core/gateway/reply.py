@@ -1,11 +1,11 @@
-"""What the gateway answers, in the form of OpenAI's chat API: completions and refusals. Pure."""
+"""What the gateway answers, in the form of OpenAI's chat API. Pure."""
 
 import secrets
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
+import msgspec
 
 from telescope_core.types import Completion, Message, ToolCall
 
@@ -38,7 +38,7 @@ def event_stream(completion: Completion, *, model: str, include_usage: bool) -> 
     ]
     if include_usage:
         chunks.append({**head, "choices": [], "usage": _usage(completion)})
-    return b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + DONE
+    return b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks) + DONE
 
 
 def _head(completion: Completion, kind: str, model: str) -> dict[str, Any]:
@@ -56,8 +56,10 @@ def _message(message: Message) -> dict[str, Any]:
         "role": "assistant",
         # In a turn of calls alone, the content is null, as in OpenAI's API.
         "content": message.content or (None if message.tool_calls else ""),
-        "refusal": None,
     }
+    # No null in place of a missing field: some clients send what they do not know back to us.
+    if message.refusal:
+        fields["refusal"] = message.refusal
     if message.reasoning:
         fields["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -80,6 +82,8 @@ def _deltas(completion: Completion) -> Iterator[tuple[dict[str, Any], str | None
         yield {"reasoning_content": message.reasoning}, None
     if message.content:
         yield {"content": message.content}, None
+    if message.refusal:
+        yield {"refusal": message.refusal}, None
     for number, call in enumerate(message.tool_calls):
         opening = {"index": number, "id": call.id, "type": "function"}
         yield (
@@ -97,44 +101,3 @@ def _usage(completion: Completion) -> dict[str, int]:
         "completion_tokens": completion.num_completion_tokens,
         "total_tokens": completion.num_prompt_tokens + completion.num_completion_tokens,
     }
-
-
-class Refusal(Exception):
-    """Raised to refuse a request: names the part of the request, the reason, and what to do.
-
-    `param`: that part; `code`: OpenAI's kind of error; `status`: the HTTP status.
-    """
-
-    def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        self.code = code
-        self.status = status
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the body of the answer."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {
-            "error": {
-                "message": self.message,
-                "type": kind,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
-
-
-def wrong(param: str, expected: str, got: object) -> Refusal:
-    """Build the refusal of a value that the API does not allow there."""
-    shown = repr(got)
-    if len(shown) > 80:
-        shown = shown[:80] + "..."
-    return Refusal(f"{param} must be {expected}, got {shown}", param=param, code="invalid_value")
-
-
-def unsupported(param: str, why: str) -> Refusal:
-    """Build the refusal of a request that could not be answered exactly."""
-    return Refusal(f"{param}: {why}", param=param, code="unsupported_parameter")

@@ -1,0 +1,206 @@
+"""Reads the messages of a chat request.
+
+Where answers must be exact, a field or content that the model would not see is refused. Where the
+request is passed on to another endpoint, which judges it, only what is recorded is read.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
+from telescope_core.types import Message, Role, ToolCall
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_FIELDS = {
+    "system": {"role", "content"},
+    "user": {"role", "content"},
+    "assistant": {
+        *("role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls"),
+        *("function_call", "audio", "annotations"),
+    },
+    "tool": {"role", "content", "tool_call_id", "name"},
+}
+_PART_FIELDS = {"type", "text", "annotations", "cache_control"}
+_CALL_FIELDS = {"id", "type", "function", "index"}
+_FUNCTION_FIELDS = {"name", "arguments"}
+
+
+def read_messages(plain: object) -> tuple[Message, ...]:
+    """Return the conversation of a request; raises Refusal for anything the model cannot get."""
+    return tuple(_message(one, where) for one, where in _listed(plain))
+
+
+def read_loosely(plain: object) -> tuple[Message, ...]:
+    """Return what can be recorded of a conversation: its texts, thinking and calls."""
+    return tuple(_recorded(one, where) for one, where in _listed(plain))
+
+
+def _listed(plain: object) -> list[tuple[object, str]]:
+    messages = cast(list[object], plain) if isinstance(plain, list) else []
+    if not messages:
+        raise wrong("messages", "a list of at least one message", cast(object, plain))
+    return [(one, f"messages[{number}]") for number, one in enumerate(messages)]
+
+
+def _message(plain: object, where: str) -> Message:
+    fields, role = _fields_and_role(plain, where)
+    for name, value in fields.items():
+        if name not in _FIELDS[role] and not _adds_nothing(value, fields):
+            raise _unseen(f"{where}.{name}", _FIELDS[role], f"a {role} message")
+    if role == "assistant":
+        return _assistant(fields, where)
+    call_id = fields.get("tool_call_id")
+    if role == "tool" and not isinstance(call_id, str):
+        raise wrong(f"{where}.tool_call_id", "the id of the call that is answered", call_id)
+    return Message(
+        role=role, content=_text(fields.get("content"), f"{where}.content"), tool_call_id=call_id
+    )
+
+
+def _fields_and_role(plain: object, where: str) -> tuple[dict[str, Any], Role]:
+    if not isinstance(plain, dict):
+        raise wrong(where, "an object with role and content", plain)
+    fields = cast(dict[str, Any], plain)
+    role = _ROLES.get(str(fields.get("role")))
+    if role is None:
+        raise wrong(f"{where}.role", "one of " + ", ".join(_ROLES), fields.get("role"))
+    return fields, role
+
+
+def _adds_nothing(value: object, fields: Mapping[str, Any]) -> bool:
+    """Whether an unknown `value` is empty, or only repeats `fields` of its message.
+
+    Some clients send what they do not know once more, in an object of their own.
+    """
+    if not isinstance(value, dict):
+        return is_empty(value)
+    inner = cast(dict[str, object], value)
+    return all(is_empty(one) or fields.get(name) == one for name, one in inner.items())
+
+
+def _unseen(where: str, known: set[str], place: str) -> Refusal:
+    refusal = unknown("field", where, known)
+    return Refusal(
+        f"{refusal.message} (the model would not see it in {place})",
+        param=where,
+        code="unsupported_parameter",
+    )
+
+
+def _assistant(fields: Mapping[str, Any], where: str) -> Message:
+    for name in ("function_call", "audio", "refusal"):
+        if not is_empty(fields.get(name)):
+            raise unsupported(f"{where}.{name}", "the gateway never sends this field; leave it out")
+    content = fields.get("content")
+    reasoning = fields.get("reasoning_content") or fields.get("reasoning") or ""
+    if not isinstance(reasoning, str):
+        raise wrong(f"{where}.reasoning_content", "text", reasoning)
+    calls: object = fields.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise wrong(f"{where}.tool_calls", "a list of calls", calls)
+    return Message(
+        role="assistant",
+        content="" if content is None else _text(content, f"{where}.content"),
+        reasoning=reasoning,
+        tool_calls=tuple(
+            _call(one, f"{where}.tool_calls[{number}]")
+            for number, one in enumerate(cast(list[Any], calls))
+        ),
+    )
+
+
+def _call(plain: object, where: str) -> ToolCall:
+    match plain:
+        case {
+            "id": str(call_id),
+            "function": {"name": str(name), "arguments": str(arguments)},
+        }:
+            call = cast(dict[str, Any], plain)
+            _require_seen(call, _CALL_FIELDS, where)
+            _require_seen(call["function"], _FUNCTION_FIELDS, f"{where}.function")
+            return ToolCall(id=call_id, name=name, arguments=arguments)
+        case _:
+            raise wrong(where, "a function call with id, name and arguments as JSON text", plain)
+
+
+def _require_seen(fields: Mapping[str, Any], known: set[str], where: str) -> None:
+    for name, value in fields.items():
+        if name not in known and not is_empty(value):
+            raise _unseen(f"{where}.{name}", known, "a tool call")
+
+
+def _text(content: object, where: str) -> str:
+    """Return text, or the texts of parts with a newline between them."""
+    if isinstance(content, str):
+        return content
+    parts = cast(list[object], content) if isinstance(content, list) else []
+    if not parts:
+        raise wrong(where, "text, or a list of text parts", cast(object, content))
+    return "\n".join(_part(part, f"{where}[{number}]") for number, part in enumerate(parts))
+
+
+def _part(part: object, where: str) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            for name, value in cast(dict[str, Any], part).items():
+                if name not in _PART_FIELDS and not is_empty(value):
+                    raise _unseen(f"{where}.{name}", _PART_FIELDS, "a text part")
+            return text
+        case {"type": str(kind)} if kind != "text":
+            raise Refusal(
+                f"{where} is of type {kind!r}, but the model in training reads text alone; "
+                "send parts of type 'text'",
+                param=where,
+                code="unsupported_content",
+            )
+        case _:
+            raise wrong(where, "a part such as {'type': 'text', 'text': '...'}", part)
+
+
+def _recorded(plain: object, where: str) -> Message:
+    fields, role = _fields_and_role(plain, where)
+    thinking = fields.get("reasoning_content") or fields.get("reasoning")
+    call_id = fields.get("tool_call_id")
+    return Message(
+        role=role,
+        content=_recorded_text(fields.get("content")),
+        reasoning=thinking if isinstance(thinking, str) else "",
+        tool_calls=_recorded_calls(fields.get("tool_calls")),
+        tool_call_id=call_id if isinstance(call_id, str) else None,
+        refusal=_recorded_text(fields.get("refusal")),
+    )
+
+
+def _recorded_text(content: object) -> str:
+    """Return the text of `content`; a part of another kind becomes its name in brackets."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part in cast(list[object], content) if isinstance(content, list) else ():
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": str(kind)}:
+                texts.append(f"[{kind}]")
+            case _:
+                texts.append("[part]")
+    return "\n".join(texts)
+
+
+def _recorded_calls(calls: object) -> tuple[ToolCall, ...]:
+    found: list[ToolCall] = []
+    for call in cast(list[object], calls) if isinstance(calls, list) else ():
+        match call:
+            case {"function": {"name": str(name)}}:
+                fields = cast(dict[str, Any], call)
+                arguments = str(fields["function"].get("arguments") or "{}")
+                found.append(ToolCall(id=str(fields.get("id", "")), name=name, arguments=arguments))
+            case _:
+                continue
+    return tuple(found)

@@ -1,0 +1,78 @@
+"""An environment whose rollouts carry what the policy itself recorded."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+from telescope_core.gateway.policies import RecordingPolicy
+from telescope_core.protocols import EnvironmentClient, PlayRequest, Policy
+from telescope_core.types import Rollout, RolloutStatus, StopReason
+
+
+class RecordedEnvironment:
+    """Wraps `play` of any environment client; every other call goes straight to the client."""
+
+    def __init__(
+        self, client: EnvironmentClient, *, note: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """`note` is called once with what its author should know."""
+        self._client = client
+        self._note = note
+        self._has_noted = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
+        """Play `request`; the endpoint of a recording policy ends with the rollout."""
+        if not isinstance(policy, RecordingPolicy):
+            return await self._client.play(request, policy)
+        try:
+            rollout = await self._client.play(request, policy)
+        finally:
+            policy.close()
+        if policy.recorder.leaves_out_thinking and not self._has_noted:
+            self._has_noted = True
+            self._note(
+                f"{self._client.name}: its program leaves out the thinking of earlier turns "
+                "(reasoning_content), so in training each later turn is a sample of its own; see "
+                "docs/how-to/bring-an-agent.md"
+            )
+        return as_recorded(rollout, policy)
+
+
+def recording(
+    client: EnvironmentClient, *, note: Callable[[str], None] = lambda text: None
+) -> EnvironmentClient:
+    """Return `client` as an environment whose rollouts carry the record of their policies."""
+    # It has every method of the protocol, though most of them by `__getattr__`.
+    return cast(EnvironmentClient, RecordedEnvironment(client, note=note))
+
+
+def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
+    """Return `rollout` with the record of `policy`, as failed if the model did not answer.
+
+    A program may swallow the error and go on, but its reward then says nothing about the policy.
+    """
+    recorder = policy.recorder
+    rollout = replace(rollout, turns=tuple(policy.turns), conversations=recorder.conversations)
+    if rollout.stop_reason is StopReason.TIMEOUT:
+        return _with_cause(rollout, policy.trouble)
+    is_over = rollout.status in (RolloutStatus.KEPT, RolloutStatus.FAILED)
+    if recorder.failure is None or not is_over:
+        return rollout
+    return replace(
+        rollout,
+        status=RolloutStatus.FAILED,
+        status_reason=type(recorder.failure).__name__,
+        stop_reason=StopReason.ERROR,
+        error=f"{type(recorder.failure).__name__}: {recorder.failure}",
+        reward=None,
+    )
+
+
+def _with_cause(rollout: Rollout, trouble: str) -> Rollout:
+    error = rollout.error or ""
+    if not trouble or trouble in error:
+        return rollout
+    return replace(rollout, error=f"{error}, while the model's endpoint was in trouble: {trouble}")

@@ -1,0 +1,82 @@
+"""`Recorder`: what one rollout asked its policy and was answered, through whatever door.
+
+An environment asks with `episode.generate`; a program that it runs asks at the rollout's endpoint.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from telescope_core.errors import TelescopeError
+from telescope_core.types import Completion, Message, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What identifies a message in a history that a program sends back."""
+
+    role: str
+    content: str
+    calls: tuple[tuple[str, str], ...]
+    tool_call_id: str | None
+
+
+class Recorder:
+    """The turns of one rollout, and the conversations that a program had at its endpoint."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        """Every answer so far, in the order in which the answers ended."""
+        self.leaves_out_thinking = False
+        """Whether a program sent a turn back without the thinking that came with it."""
+        self._unanswered: dict[tuple[Message, ...], TelescopeError] = {}
+        self._conversations: list[list[Message]] = []
+
+    @property
+    def failure(self) -> TelescopeError | None:
+        """The error of a request that failed and was not repeated with success; None = none."""
+        return next(iter(self._unanswered.values()), None)
+
+    @property
+    def conversations(self) -> tuple[tuple[Message, ...], ...]:
+        """Each conversation of the program that does not continue an earlier one."""
+        return tuple(tuple(one) for one in self._conversations)
+
+    def failed(self, asked: tuple[Message, ...], error: TelescopeError) -> None:
+        """Keep `error` until the same messages are answered.
+
+        A program may swallow the error and go on, and what it then earns must not be taken for a
+        reward of the policy.
+        """
+        self._unanswered[asked] = error
+
+    def answered(self, asked: tuple[Message, ...], turn: Turn) -> None:
+        """Record the answer to `asked`."""
+        self._unanswered.pop(asked, None)
+        self.turns.append(turn)
+
+    def heard(self, asked: Sequence[Message], completion: Completion) -> None:
+        """Record what a program asked at the endpoint, and what it was answered."""
+        for said in self._conversations:
+            if len(said) <= len(asked) and all(map(_is_same, said, asked)):
+                self.leaves_out_thinking |= any(map(_lost_thinking, said, asked))
+                said += (*asked[len(said) :], completion.message)
+                return
+        self._conversations.append([*asked, completion.message])
+
+
+def _is_same(known: Message, sent: Message) -> bool:
+    """Whether a program sends back a message that it was answered, in its own words."""
+    return known == sent or _key(known) == _key(sent)
+
+
+def _key(message: Message) -> _Asked:
+    return _Asked(
+        role=message.role,
+        content=message.content.strip(),
+        calls=tuple((call.id, call.name) for call in message.tool_calls),
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _lost_thinking(known: Message, sent: Message) -> bool:
+    return bool(known.reasoning) and not sent.reasoning

@@ -1,0 +1,92 @@
+"""How an answer ended: cut, filtered and refused ones count as what they are, to the record."""
+
+import json
+
+import pytest
+from loopback_endpoint import ASK, ask, reply, serving
+
+from telescope_core import SingleTurnEnvironment, reward
+from telescope_core.evals import EvalSettings, run_eval
+from telescope_core.examples import GeneratedSource
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.records.rows import row_from_json, row_to_json
+from telescope_core.reports.rollouts_html import sample
+from telescope_core.types import Example, Message, Sampling
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":'}}
+
+
+class Greet(SingleTurnEnvironment):
+    """Says hello."""
+
+    def examples(self, split):
+        return GeneratedSource(lambda random, index: Example(id=str(index), prompt="hi"), seed="x")
+
+    @reward
+    def polite(self, rollout, example):
+        return 1.0 if "hello" in rollout.completion_text else 0.0
+
+
+async def evaluated(client, **settings):
+    rows = []
+    result = await run_eval(
+        InProcessEnvironment(Greet(), name="greet"),
+        client,
+        EvalSettings(
+            **{"num_examples": 1, "rollouts": 1, "sampling": Sampling(max_tokens=4), **settings}
+        ),
+        on_rollout=rows.append,
+    )
+    return result, [row_from_json(json.loads(json.dumps(row_to_json(row)))) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("length", "length"),
+        ("content_filter", "content_filter"),
+        ("tool_calls", "tool_calls"),
+        ("stop", "tool_calls"),
+        (None, "tool_calls"),
+    ],
+)
+async def test_a_turn_with_calls_keeps_the_reason_that_ended_it(said, expected):
+    async with serving(reply(None, said, tool_calls=[CALL])) as (_, client):
+        completion = await ask(client)
+    assert completion.finish_reason == expected
+    assert completion.message.tool_calls[0].arguments == '{"a":'
+
+
+async def test_a_cut_call_counts_as_truncated():
+    async with serving(reply(None, "length", tool_calls=[CALL])) as (_, client):
+        result, (row,) = await evaluated(client)
+    assert (result.num_truncated, row.is_truncated, row.stop_reason) == (1, True, "length")
+    assert row.finish_reasons == ("length",)
+
+
+async def test_a_filtered_answer_is_no_ordinary_empty_answer():
+    async with serving(reply("", "content_filter")) as (_, client):
+        result, (row,) = await evaluated(client)
+    assert (result.num_filtered, result.num_refused, result.num_truncated) == (1, 0, 0)
+    assert row.finish_reasons == ("content_filter",)
+    assert "stopped by a content filter" in sample(row)
+
+
+async def test_a_refusal_is_kept_shown_and_counted():
+    async with serving(reply(None, refusal="I can't help with that.")) as (endpoint, client):
+        result, (row,) = await evaluated(client)
+        completion = await ask(client)
+        await ask(client, (*ASK, completion.message))
+        sent = endpoint.requests[-1]["messages"][1]
+    assert (result.num_refused, result.num_filtered) == (1, 0)
+    said = Message(role="assistant", content="", refusal="I can't help with that.")
+    assert row.messages[-1] == completion.message == said
+    assert sent["refusal"] == "I can't help with that."
+    assert "I can&#x27;t help with that." in sample(row)
+
+
+async def test_prompt_tokens_and_repeated_requests_are_summed():
+    async with serving(503, reply("hello")) as (_, client):
+        result, (row,) = await evaluated(client)
+    assert (row.num_prompt_tokens, row.num_http_retries) == (5, 1)
+    assert (result.mean_prompt_tokens, result.num_http_retries) == (5.0, 1)

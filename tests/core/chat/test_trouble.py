@@ -1,0 +1,118 @@
+"""Trouble of an endpoint is shown while it lasts, and refusals of every request end at once."""
+
+import logging
+
+import pytest
+from loopback_endpoint import ask, reply, serving
+from test_endings import Greet, evaluated
+
+from telescope_core.chat.client import ApiKey
+from telescope_core.chat.http import RequestLimits
+from telescope_core.chat.trouble import SHOWN_EVERY_S, Troubles, showing_troubles, watching
+from telescope_core.errors import EndpointAccessError, EndpointError
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.protocols import PlayRequest
+from telescope_core.types import Sampling, Split, StopReason
+
+
+def test_a_line_is_shown_at_once_and_then_now_and_again():
+    now_s = [100.0]
+    troubles = Troubles(lambda: now_s[0])
+    lines = []
+    with showing_troubles(lines.append):
+        for _ in range(12):
+            troubles.failed("http://a/v1", "http://a/v1 answered 429: slow down", wait_s=4.0)
+        now_s[0] += SHOWN_EVERY_S
+        troubles.failed("http://a/v1", "http://a/v1 answered 429: slow down", wait_s=2.5)
+    assert lines == [
+        "http://a/v1 answered 429: slow down (once; trying again in 4.0 s)",
+        "http://a/v1 answered 429: slow down (13 times; trying again in 2.5 s)",
+    ]
+    assert logging.getLogger("telescope_core.chat.trouble").propagate
+
+
+def test_trouble_is_watched_until_it_is_over():
+    troubles = Troubles()
+    with watching() as outer, watching() as inner:
+        troubles.failed("http://a", "a is busy", wait_s=1.0)
+        troubles.failed("http://b", "b is down", wait_s=1.0)
+        assert inner.text == outer.text == "a is busy (once); b is down (once)"
+        troubles.over("http://a")
+    assert outer.text == "b is down (once)"
+
+
+async def test_attempts_that_are_repeated_are_shown_and_counted():
+    lines = []
+    async with serving(503, 503, reply()) as (_, client):
+        with showing_troubles(lines.append):
+            completion = await ask(client)
+    assert completion.num_retries == 2
+    assert len(lines) == 1
+    assert "/v1/chat/completions answered 503" in lines[0]
+
+
+async def test_the_cause_is_part_of_the_message_of_a_deadline():
+    async with serving(503) as (endpoint, client):
+        request = PlayRequest(
+            split=Split.EVAL,
+            example_index=0,
+            group_id="g",
+            index=0,
+            sampling=Sampling(max_tokens=4),
+            deadline_s=1.5,
+        )
+        rollout = await InProcessEnvironment(Greet(), name="greet").play(
+            request, client.policy("r")
+        )
+    assert rollout.stop_reason is StopReason.TIMEOUT
+    assert "exceeded its deadline of 1.5 s, while an endpoint was in trouble: " in rollout.error
+    assert "answered 503: {'error': 'busy'}".replace("'", '"') in rollout.error
+    assert endpoint.requests
+
+
+async def test_giving_up_says_how_often_it_was_tried():
+    async with serving(503, limits=RequestLimits(retry_budget_s=0.3)) as (_, client):
+        with pytest.raises(EndpointError, match=r"\(tried \d times\)"):
+            await ask(client)
+
+
+@pytest.mark.parametrize(
+    ("status", "options", "advice"),
+    [
+        (401, {}, "no API key was sent; name its environment variable with --api-key-env"),
+        (401, {"api_key": ApiKey("", "MY_KEY")}, "no API key was sent, because MY_KEY is not set"),
+        (401, {"api_key": ApiKey("k", "MY_KEY")}, "the API key in MY_KEY was not accepted"),
+        (403, {"api_key": "k", "model": "tiny"}, "the API key may not use the model 'tiny'"),
+        (404, {"model": "tony"}, r"unknown model 'tony'; did you mean 'tiny'\? \(served by"),
+        (404, {"model": "tiny"}, r"check the base URL \(it usually ends in /v1\)"),
+    ],
+)
+async def test_a_refusal_of_every_request_ends_the_eval_at_once(status, options, advice):
+    async with serving(status, **options) as (endpoint, client):
+        with pytest.raises(
+            EndpointAccessError, match=f"eval stopped, .*answered {status}.*{advice}"
+        ):
+            await evaluated(client, num_examples=40)
+    # Those in flight at the same time have been sent already; none is repeated.
+    assert len(endpoint.requests) <= 40
+
+
+async def test_none_is_sent_after_the_first_refusal():
+    async with serving(401) as (endpoint, client):
+        with pytest.raises(EndpointAccessError):
+            await evaluated(client, num_examples=40, concurrency=1)
+    assert len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_an_endpoint_that_has_answered_may_refuse_one_request(status):
+    async with serving(reply("hello"), status, reply("hello")) as (endpoint, client):
+        result, _ = await evaluated(client, num_examples=3, concurrency=1)
+    assert (result.num_scored, len(endpoint.requests)) == (3, 4)
+
+
+async def test_a_key_that_is_revoked_ends_the_eval():
+    async with serving(reply("hello"), 401) as (endpoint, client):
+        with pytest.raises(EndpointAccessError):
+            await evaluated(client, num_examples=9, concurrency=1)
+    assert len(endpoint.requests) == 2

@@ -1,0 +1,282 @@
+"""The endpoint of a rollout in an eval: what a program asks is passed on, answered and recorded."""
+
+import asyncio
+import json
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import openai
+import pytest
+
+from telescope_core import Environment, Example, Message, StopReason, reward
+from telescope_core.chat.http import RequestLimits
+from telescope_core.evals import EvalSettings, run_eval
+from telescope_core.examples import GeneratedSource
+from telescope_core.gateway import RecordedEnvironment, forwarding
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.records.rows import row_from_json, row_to_json
+from telescope_core.reports.rollouts_html import sample
+from telescope_core.types import Sampling
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "chat"))
+from loopback_endpoint import reply, serving
+
+SETTINGS = EvalSettings(
+    num_examples=1,
+    rollouts=1,
+    sampling=Sampling(max_tokens=50, temperature=0.5, stop=("END",), extra={"top_k": 5}),
+    max_retries=0,
+)
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+
+class Agent(Environment):
+    """Runs `program(client, model)` and keeps what it returns as the answer."""
+
+    program = None
+
+    def examples(self, split):
+        return GeneratedSource(lambda random, index: Example(id=str(index), prompt="hi"), seed="x")
+
+    async def play(self, episode):
+        endpoint = episode.endpoint
+        async with openai.AsyncOpenAI(
+            base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0
+        ) as client:
+            said = await type(self).program(client, endpoint.model)
+        episode.add(Message(role="assistant", content=said or ""))
+        return StopReason.COMPLETED
+
+    @reward
+    def answered(self, rollout, example):
+        return float(rollout.completion_text == "fine")
+
+
+@asynccontextmanager
+async def evaluated(program, *script, settings=SETTINGS, **options):
+    """Evaluate `program` against an endpoint with `script`; yields endpoint, result, row, notes."""
+
+    class Played(Agent):
+        pass
+
+    Played.program = staticmethod(program)
+    rows, notes = [], []
+    async with serving(*script, **options) as (endpoint, client):
+        environment = RecordedEnvironment(
+            InProcessEnvironment(Played(), name="agent"), note=notes.append
+        )
+        async with forwarding(client) as policies:
+            result = await run_eval(environment, policies, settings, on_rollout=rows.append)
+        kept = row_from_json(json.loads(json.dumps(row_to_json(rows[0]))))
+        yield endpoint, result, kept, notes
+
+
+async def three_turns(client, model):
+    messages = [{"role": "user", "content": "hi"}]
+    for _ in range(3):
+        answer = await client.chat.completions.create(model=model, messages=messages)
+        said = answer.choices[0].message
+        messages += [said, {"role": "user", "content": "and then?"}]
+    return said.content
+
+
+async def test_an_agent_in_an_eval_is_recorded_as_in_training():
+    async with evaluated(three_turns, reply("one"), reply("two"), reply("fine")) as (
+        endpoint,
+        result,
+        row,
+        notes,
+    ):
+        first, *_, last = endpoint.requests
+    assert (row.num_turns, row.num_prompt_tokens, row.num_completion_tokens) == (3, 15, 6)
+    assert (row.reward, result.mean_completion_tokens, notes) == (1.0, 6.0, [])
+    assert row.finish_reasons == ("stop", "stop", "stop")
+    assert row.generate_s > 0
+    (conversation,) = row.conversations
+    assert [message.content for message in conversation] == [
+        *("hi", "one", "and then?", "two", "and then?", "fine")
+    ]
+    assert "and then?" in sample(row)
+    # What the program left out is that of the eval.
+    assert first == {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 50,
+        "temperature": 0.5,
+        "stop": ["END"],
+        "top_k": 5,
+    }
+    assert len(last["messages"]) == 5
+
+
+async def test_everything_that_can_be_recorded_is_passed_on_as_it_is():
+    asked = [
+        {"role": "user", "content": [{"type": "text", "text": "what is it?"}, IMAGE], "name": "Al"}
+    ]
+
+    async def program(client, model):
+        answer = await client.chat.completions.create(
+            model=model,
+            messages=asked,
+            temperature=0,
+            max_completion_tokens=7,
+            tool_choice="required",
+            tools=[{"type": "function", "function": {"name": "add"}}],
+            response_format={"type": "json_object"},
+            seed=3,
+            extra_body={"guided_json": {"type": "object"}},
+        )
+        return answer.choices[0].message.content
+
+    async with evaluated(program, reply("fine")) as (endpoint, _, row, _):
+        (sent,) = endpoint.requests
+    assert row.error is None
+    assert sent["messages"] == asked
+    assert (sent["temperature"], sent["max_completion_tokens"]) == (0, 7)
+    assert "max_tokens" not in sent
+    assert (sent["tool_choice"], sent["seed"]) == ("required", 3)
+    assert sent["guided_json"] == {"type": "object"}
+    assert row.conversations[0][0].content == "what is it?\n[image_url]"
+
+
+async def test_the_limit_of_the_eval_holds_for_programs_too():
+    async def program(client, model):
+        ask = [{"role": "user", "content": "hi"}]
+        await client.chat.completions.create(model=model, messages=ask, max_tokens=5000)
+        return "fine"
+
+    async with evaluated(program, reply("x", "length")) as (endpoint, result, row, _):
+        assert endpoint.requests[0]["max_tokens"] == 50
+    assert (result.num_truncated, row.finish_reasons) == (1, ("length",))
+
+
+async def test_a_stream_is_answered_in_the_same_words():
+    async def program(client, model):
+        ask = [{"role": "user", "content": "hi"}]
+        stream = await client.chat.completions.create(
+            model=model, messages=ask, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        assert chunks[-1].usage.completion_tokens == 2
+        return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+
+    async with evaluated(program, reply("fine")) as (endpoint, _, row, _):
+        assert "stream" not in endpoint.requests[0]
+    assert (row.reward, row.num_turns) == (1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"n": 2}, "a request gets one answer"),
+        ({"modalities": ["text", "audio"]}, "text alone"),
+        ({"model": "other"}, "there is no model 'other' here"),
+    ],
+)
+async def test_what_cannot_be_recorded_is_refused_by_name(fields, said):
+    async def program(client, model):
+        ask = [{"role": "user", "content": "hi"}]
+        with pytest.raises(openai.APIStatusError, match=said):
+            await client.chat.completions.create(**{"model": model, "messages": ask, **fields})
+        return "fine"
+
+    async with evaluated(program, reply("fine")) as (endpoint, _, row, _):
+        assert endpoint.requests == []
+    assert row.reward == 1.0
+
+
+async def test_what_the_endpoint_refuses_the_program_hears_in_its_words():
+    async def program(client, model):
+        ask = [{"role": "user", "content": "hi"}]
+        with pytest.raises(openai.BadRequestError, match="no such thing"):
+            await client.chat.completions.create(model=model, messages=ask)
+        return (
+            (await client.chat.completions.create(model=model, messages=ask))
+            .choices[0]
+            .message.content
+        )
+
+    script = (lambda body: (400, "no such thing")), reply("fine")
+    async with evaluated(program, *script) as (_, _, row, _):
+        pass
+    assert (row.reward, row.num_turns) == (1.0, 1)
+
+
+async def test_a_program_that_copes_with_a_refusal_is_scored():
+    async def program(client, model):
+        ask = client.chat.completions.create
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(model=model, messages=[{"role": "user", "content": "much too long"}])
+        assert caught.value.code == "context_length_exceeded"
+        return (
+            (await ask(model=model, messages=[{"role": "user", "content": "short"}]))
+            .choices[0]
+            .message.content
+        )
+
+    script = (lambda body: (400, "maximum context length is 8 tokens")), reply("fine")
+    async with evaluated(program, *script) as (_, result, row, _):
+        pass
+    assert (row.reward, row.num_turns, result.num_failed) == (1.0, 1, 0)
+
+
+async def test_an_endpoint_that_fails_fails_the_rollout_even_where_the_program_goes_on():
+    async def program(client, model):
+        ask = [{"role": "user", "content": "hi"}]
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model=model, messages=ask)
+        return "fine"
+
+    limits = RequestLimits(retry_budget_s=0.2)
+    async with evaluated(program, 500, limits=limits) as (_, result, row, _):
+        pass
+    assert (result.num_failed, row.status_reason, row.reward) == (1, "EndpointError", None)
+    assert "answered 500" in row.error
+
+
+async def test_thinking_that_a_program_leaves_out_is_noted_once():
+    async def program(client, model):
+        messages = [{"role": "user", "content": "hi"}]
+        for _ in range(3):
+            answer = await client.chat.completions.create(model=model, messages=messages)
+            said = answer.choices[0].message.content
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "?"}]
+        return said
+
+    thinking = reply("fine", reasoning_content="hm")
+    many = EvalSettings(num_examples=3, rollouts=2, sampling=Sampling(max_tokens=5))
+    async with evaluated(program, thinking, settings=many) as (_, _, row, notes):
+        pass
+    assert len(notes) == 1
+    assert "leaves out the thinking of earlier turns (reasoning_content)" in notes[0]
+    (conversation,) = row.conversations
+    assert [m.reasoning for m in conversation if m.role == "assistant"] == ["hm"] * 3
+
+
+async def test_sub_agents_are_conversations_of_their_own():
+    async def program(client, model):
+        ask = client.chat.completions.create
+        histories = [[{"role": "user", "content": f"part {number}"}] for number in range(3)]
+        await asyncio.gather(*(ask(model=model, messages=messages) for messages in histories))
+        return "fine"
+
+    async with evaluated(program, reply("ok")) as (_, _, row, _):
+        pass
+    assert row.num_turns == 3
+    assert sorted(one[0].content for one in row.conversations) == ["part 0", "part 1", "part 2"]
+
+
+async def test_the_cause_of_a_deadline_is_the_trouble_of_the_endpoint():
+    async def program(client, model):
+        ask = [{"role": "user", "content": "hi"}]
+        await client.chat.completions.create(model=model, messages=ask)
+
+    settings = EvalSettings(
+        num_examples=1, rollouts=1, sampling=Sampling(max_tokens=5), deadline_s=1.5
+    )
+    async with evaluated(program, 503, settings=settings) as (_, _, row, _):
+        pass
+    assert row.stop_reason is StopReason.TIMEOUT
+    assert "while the model's endpoint was in trouble: http://127.0.0.1:" in row.error
+    assert "answered 503" in row.error
