@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.cli.test_eval import endpoint
+from tests.cli.conftest import endpoint
 from tests.hub.projects import TOY
 
 from telescope_core.evals import read_result

@@ -197,5 +197,5 @@ async def test_a_rollout_in_which_something_was_lost_has_failed(what: str) -> No
     policy = TokenPolicy(RecordingPool([ids]), renderer, "g", None)
     with pytest.raises(TemplateLossError, match=said):
         await policy.complete([USER], Sampling(max_tokens=9), tools=tools)
-    assert said in str(policy.failure)
+    assert said in str(policy.recorder.failure)
     assert policy.turns == []

@@ -94,8 +94,6 @@ def eval_command(
       telescope eval math-reasoning --model ./my-model --examples 64 --rollouts 8 --k 1,4
 
       telescope eval countdown --base-url http://127.0.0.1:8000/v1 --env.max_number 9
-
-      telescope eval --report runs/quickstart
     """
     left = unparsed(context)
     if report is not None:
@@ -112,7 +110,7 @@ def eval_command(
             num_examples=1,  # until the split is known
             rollouts=rollouts,
             ks=parse_ks(k),
-            sampling=sampling_of({**context.params, "base_url": base_url}),
+            sampling=sampling_of(context.params),
             concurrency=concurrency,
             deadline_s=deadline_s,
             split=split,
