@@ -154,9 +154,10 @@ def test_pass_at_k_is_the_mirror_image_of_pass_all_k(solved, k):
     )
 
 
-@given(st.lists(st.lists(st.floats(0, 1), max_size=3), min_size=2, max_size=20))
+@given(st.lists(st.lists(st.integers(0, 64), max_size=3), min_size=2, max_size=20))
 @settings(deadline=None, max_examples=60)
-def test_rewards_are_measured_on_their_own_range(rewards):
+def test_rewards_are_measured_on_their_own_range(parts):
+    rewards = [[part / 64 for part in task] for task in parts]
     estimate = mean_of_rewards(rewards)
     stretched = mean_of_rewards(
         [[10 * one - 5 for one in task] for task in rewards], minimum=-5, maximum=5
@@ -175,6 +176,8 @@ def test_rewards_that_are_counts_have_the_interval_of_pass_at_1():
     estimate = mean_of_rewards(rewards, minimum=-1.0, maximum=2.0)
     assert estimate.low == pytest.approx(3 * rate.low - 1)
     assert estimate.high == pytest.approx(3 * rate.high - 1)
+    rounded = [[one - 1e-13 if one == 2.0 else one for one in task] for task in rewards]
+    assert mean_of_rewards(rounded, minimum=-1.0, maximum=2.0) == estimate
 
 
 def test_repeating_rollouts_of_the_same_tasks_hardly_narrows_the_interval():

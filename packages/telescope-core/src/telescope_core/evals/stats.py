@@ -91,8 +91,12 @@ def mean_of_rewards(
     tasks = [task for task in rewards if task]
     if not tasks:
         return None
-    if minimum < maximum and all(one in (minimum, maximum) for task in tasks for one in task):
-        counts = [(len(task), sum(one == maximum for one in task)) for task in tasks]
+    # Sums of weights may miss an end of the range by rounding.
+    slack = 1e-9 * (maximum - minimum)
+    if minimum < maximum and all(
+        min(one - minimum, maximum - one) <= slack for task in tasks for one in task
+    ):
+        counts = [(len(task), sum(maximum - one <= slack for one in task)) for task in tasks]
         rate = success_rate(counts, 1, every=False)
         return None if rate is None else _stretched(rate, minimum, maximum)
     means_N = [math.fsum(task) / len(task) for task in tasks]
