@@ -120,8 +120,19 @@ def test_examples_are_paired_by_id_and_the_others_are_told():
 
 
 def test_rollouts_of_a_repeated_id_are_one_task():
-    before = an_eval([("a", [1]), ("a", [0]), ("b", [1])])
+    before = an_eval([("a", [1, 0]), ("a", [0, 0]), ("b", [1, 1])], ks=(1, 2))
+    assert [(task.example_id, task.rewards) for task in before.tasks] == [
+        *(("a", (1, 0, 0, 0)), ("b", (1, 1)))
+    ]
+    assert (before.num_tasks, before.pass_at[1].num_tasks, before.num_rollouts) == (2, 2, 6)
+    assert (before.pass_at[1].mean, before.pass_at[2].mean) == (0.625, 0.75)
     assert compare_results(before, before).main.num_tasks == 2
+
+
+def test_groups_that_failed_before_they_had_an_example_stay_apart():
+    result = an_eval([("", [None, None]), ("", [None, None]), ("b", [1, 0])])
+    assert (result.num_tasks, len(result.tasks)) == (3, 3)
+    assert (result.num_failed, result.pass_at[1].num_tasks) == (4, 1)
 
 
 def test_every_shared_measure_is_compared_and_the_number_of_rollouts_may_differ():

@@ -208,6 +208,11 @@ def _warnings(result: EvalResult) -> list[str]:
         warnings.append(
             "temperature 0 gives the same answer in every rollout; more rollouts add nothing."
         )
+    if result.num_tasks < settings.num_examples:
+        warnings.append(
+            f"only {result.num_tasks} of the {settings.num_examples} examples differ; all rollouts "
+            "of a repeated example count as one task."
+        )
     for k, estimate in sorted(result.pass_at.items()):
         counted = estimate.num_tasks if estimate else 0
         if counted < result.num_tasks:

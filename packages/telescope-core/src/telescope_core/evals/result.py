@@ -21,7 +21,7 @@ from telescope_core.types import EnvironmentDescription, MetricRange, RolloutSta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskScore:
-    """The scored rollouts of one example."""
+    """The scored rollouts of one example, also of one that a source gave several times."""
 
     example_id: str
     rewards: tuple[float, ...]
@@ -47,7 +47,7 @@ class EvalResult:
     reward_min: float
     reward_max: float
     num_tasks: int
-    """Number of examples."""
+    """Number of different examples: of those that were requested, without repeated ones."""
     num_rollouts: int
     """Number of rollouts requested: examples times rollouts per example."""
     num_scored: int
@@ -110,7 +110,7 @@ def result_of(
         success_threshold=description.success_threshold,
         reward_min=low,
         reward_max=high,
-        num_tasks=settings.num_examples,
+        num_tasks=settings.num_examples - (len({row.group_id for row in rows}) - len(tasks)),
         num_rollouts=settings.num_examples * settings.rollouts,
         num_scored=len(scored),
         num_failed=len(failed),
@@ -134,25 +134,26 @@ def result_of(
 
 
 def _task_scores(rows: Sequence[RolloutRow], threshold: float) -> tuple[TaskScore, ...]:
+    """Return one entry per example; a source that runs out of examples may repeat them."""
+    example_of = {row.group_id: row.example_id for row in rows if row.example_id}
     groups: dict[str, list[RolloutRow]] = {}
-    for row in rows:
-        groups.setdefault(row.group_id, []).append(row)
-    tasks: list[TaskScore] = []
-    for _, group in sorted(groups.items()):
-        rewards = tuple(
-            row.reward
-            for row in sorted(group, key=lambda row: row.index)
-            if row.status is RolloutStatus.KEPT and row.reward is not None
-        )
-        tasks.append(
-            TaskScore(
-                example_id=next((row.example_id for row in group if row.example_id), ""),
-                rewards=rewards,
-                num_solved=sum(reward >= threshold for reward in rewards),
-                num_failed=sum(row.status is RolloutStatus.FAILED for row in group),
-            )
-        )
-    return tuple(tasks)
+    for row in sorted(rows, key=lambda row: (row.group_id, row.index)):
+        # A group that failed before it had its example is a task of its own, without a name.
+        name = example_of.get(row.group_id, "")
+        groups.setdefault(f"id:{name}" if name else f"group:{row.group_id}", []).append(row)
+    return tuple(_task_score(group, threshold) for group in groups.values())
+
+
+def _task_score(group: Sequence[RolloutRow], threshold: float) -> TaskScore:
+    rewards = tuple(
+        row.reward for row in group if row.status is RolloutStatus.KEPT and row.reward is not None
+    )
+    return TaskScore(
+        example_id=next((row.example_id for row in group if row.example_id), ""),
+        rewards=rewards,
+        num_solved=sum(reward >= threshold for reward in rewards),
+        num_failed=sum(row.status is RolloutStatus.FAILED for row in group),
+    )
 
 
 def _mean_metrics(rows: Sequence[RolloutRow]) -> dict[str, float]:
