@@ -164,7 +164,7 @@ def test_two_evals_are_compared_by_example(endpoint, place, capsys):
     flat = " ".join(text.split())
     assert "pass@1: no difference shown, from 0.500 to 0.500" in flat
     assert "Note: 2 examples are left out, because only the first eval scored them." in flat
-    assert "temperature: None -> 0.5" in flat
+    assert "temperature: left to the endpoint -> 0.5" in flat
     assert max(map(len, text.splitlines())) <= 80
     assert "-0.459 to +0.459" in text  # on one line
     assert telescope("compare", "one", "two", "--json") == 0

@@ -154,7 +154,7 @@ def test_other_code_and_other_settings_are_told():
     text = paragraph(compare_results(before, after))
     assert "not comparable, because the environment's code changed" in text
     assert "sums 0.1.0 -> sums 0.2.0" in text
-    assert "temperature: 1.0 -> 0.5" in text
+    assert "temperature: 1 -> 0.5" in text
 
 
 def test_tasks_that_all_change_alike_have_a_bound_and_not_a_point():

@@ -3,10 +3,11 @@
 The whole request is checked before the first file is written and before a server is started.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -94,6 +95,8 @@ def eval_command(
       telescope eval math-reasoning --model ./my-model --examples 64 --rollouts 8 --k 1,4
 
       telescope eval countdown --base-url http://127.0.0.1:8000/v1 --env.max_number 9
+
+      telescope eval --report runs/quickstart
     """
     left = unparsed(context)
     if report is not None:
@@ -106,15 +109,7 @@ def eval_command(
         model=None,
         base_url=base_url,
         api_key=api_key(api_key_env),
-        settings=EvalSettings(
-            num_examples=1,  # until the split is known
-            rollouts=rollouts,
-            ks=parse_ks(k),
-            sampling=sampling_of(context.params),
-            concurrency=concurrency,
-            deadline_s=deadline_s,
-            split=split,
-        ),
+        settings=_settings(context.params),
         selection=parse_selection(examples, example, shuffle),
         processes=processes,
         record=record_environment(names[0], processes),
@@ -123,6 +118,18 @@ def eval_command(
     outcomes = evaluate(requests, output=output, resume=resume)
     show_outcomes(outcomes, as_json=as_json)
     require_enough(outcomes, max_failed=max_failed)
+
+
+def _settings(options: Mapping[str, Any]) -> EvalSettings:
+    return EvalSettings(
+        num_examples=1,  # until the split is known
+        rollouts=options["rollouts"],
+        ks=parse_ks(options["k"]),
+        sampling=sampling_of(options),
+        concurrency=options["concurrency"],
+        deadline_s=options["deadline_s"],
+        split=options["split"],
+    )
 
 
 def _show_folder(path: Path, *, as_json: bool) -> None:

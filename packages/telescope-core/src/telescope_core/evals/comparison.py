@@ -190,9 +190,10 @@ def _settings_that_matter(result: EvalResult) -> Mapping[str, object]:
     settings = result.settings
     return {
         "split": settings.split,
-        "temperature": settings.sampling.temperature,
+        "temperature": settings.sampling.temperature_text,
         "max_tokens": settings.sampling.max_tokens,
         "stop": settings.sampling.stop,
+        "further fields of requests": dict(settings.sampling.extra),
         "deadline_s": settings.deadline_s,
         "success_threshold": result.success_threshold,
     }
