@@ -22,6 +22,7 @@ from telescope_train.loop import LoopParts
 from telescope_train.models.facts import read_model_facts
 from telescope_train.rollouts.mix import make_sampler, training_environments
 from telescope_train.step.credit import CreditRules, RewardRange
+from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
 from telescope_train.trainer.ranks import LocalRanks
 from telescope_train.trainer.worker import TrainerWorker
@@ -86,14 +87,20 @@ class ToyRanks(LocalRanks):
     def __init__(self, worker: TrainerWorker) -> None:
         super().__init__(worker)
         self.plans: list[StepPlan] = []
+        self.num_steps = 0
         self.reference_updates: list[int] = []
 
     async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
         self.plans.append(plan)
+        self.num_steps += 1
         return await super().train_step(plan, version)
 
+    async def apply_gradient(self, scale: float) -> dict[str, float]:
+        self.num_steps += 1
+        return await super().apply_gradient(scale)
+
     async def update_reference(self) -> None:
-        self.reference_updates.append(len(self.plans))
+        self.reference_updates.append(self.num_steps)
         await super().update_reference()
 
 
@@ -130,4 +137,5 @@ async def toy_parts(
         publisher=NoServers(),
         folder=RunFolder.create(folder, config=config.model_dump(mode="json")),
         machine=Machine(facts=facts, seq_len=64, hidden_size=128, gpu_name=None),
+        streams_gradients=streams_gradients(config),
     )

@@ -13,6 +13,8 @@
     sampler.advance     admits the batches that were waiting for this version
 
 There is one loop. How far sampling runs ahead is the sampler's business, by `max_async_rollout`.
+With `streams_gradients`, the ranks train on finished groups while the rest of the batch is still
+being sampled (`step.streaming`); the optimizer step is still one, at the end of the batch.
 """
 
 import asyncio
@@ -27,12 +29,14 @@ from telescope_train.backends.protocol import Ranks
 from telescope_train.batches.batch import StepPlan
 from telescope_train.batches.packing import Packing
 from telescope_train.config.schema import TrainConfig
+from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.rollouts.sampler import RolloutSampler
-from telescope_train.step.credit import CreditRules, assign_credit
+from telescope_train.step.credit import Credit, CreditRules, assign_credit
 from telescope_train.step.metrics import StepClock, StepResult, step_row
 from telescope_train.step.minibatches import plan_step
 from telescope_train.step.records import record_rollouts
 from telescope_train.step.reference_kl import kl_penalties
+from telescope_train.step.streaming import GradientStream
 from telescope_train.step.throughput import Machine
 
 
@@ -58,29 +62,31 @@ class LoopParts:
     machine: Machine
     first_version: WeightVersion = 0
     """Version that is live at the start: the steps done before, when a run is resumed."""
+    streams_gradients: bool = False
+    """Train on finished groups before their batch is complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """A batch that the ranks have trained on."""
+
+    batch: SampledBatch
+    credit: Credit
+    plan: StepPlan
+    learned: dict[str, float]
+    """Metrics of the ranks."""
 
 
 async def train(
     parts: LoopParts, *, after_step: Callable[[int, dict[str, float]], Awaitable[None]]
 ) -> None:
     """Take every step of the config; `after_step` gets the number and the row of each."""
-    rules, trainer = parts.rules, parts.trainer
+    trainer = parts.trainer
+    learn = _as_groups_end if parts.streams_gradients else _whole_batch
     parts.sampler.advance(parts.first_version)
     for version in range(parts.first_version, parts.config.run.number_of_steps):
         step, clock = version + 1, StepClock()
-        batch = await parts.sampler.take(version)
-        clock.lap("generate")
-        kl = await kl_penalties(batch.groups, rules, parts.packing, trainer.reference_logprobs)
-        clock.lap("train")
-        # In threads, because rollouts of the next batch may be going on in this event loop.
-        credit = await asyncio.to_thread(assign_credit, batch.groups, rules, kl_penalties=kl)
-        plan = await asyncio.to_thread(
-            plan_step, credit.samples, rules, parts.packing, version=version
-        )
-        clock.lap("wait")
-        # Writing parquet takes about as long as a short step, so it runs beside the ranks.
-        recorded = asyncio.to_thread(record_rollouts, parts.folder, step, batch.all_groups, credit)
-        learned, _ = await asyncio.gather(take_steps(trainer, plan, version), recorded)
+        trained = await learn(parts, version, clock)
         if reference_is_due(step, parts.config):
             await trainer.update_reference()
         clock.lap("train")
@@ -88,11 +94,62 @@ async def train(
         clock.lap("sync")
         # Before metrics are written: the servers would idle in the meantime.
         parts.sampler.advance(step)
-        result = StepResult(batch=batch, credit=credit, plan=plan, times=clock.times)
+        result = StepResult(
+            batch=trained.batch, credit=trained.credit, plan=trained.plan, times=clock.times
+        )
         row = step_row(result, parts.machine, version=version)
-        row |= learned | {"step": step, "version": step, "time_s": time.time()}
+        row |= trained.learned | {"step": step, "version": step, "time_s": time.time()}
         parts.folder.log_metrics(row)
         await after_step(step, row)
+
+
+async def _whole_batch(parts: LoopParts, version: WeightVersion, clock: StepClock) -> _Trained:
+    """Wait for the batch, then train on it; the last lap is not taken yet."""
+    rules, trainer = parts.rules, parts.trainer
+    batch = await parts.sampler.take(version)
+    clock.lap("generate")
+    kl = await kl_penalties(batch.groups, rules, parts.packing, trainer.reference_logprobs)
+    clock.lap("train")
+    # In threads, because rollouts of the next batch may be going on in this event loop.
+    credit = await asyncio.to_thread(assign_credit, batch.groups, rules, kl_penalties=kl)
+    plan = await asyncio.to_thread(plan_step, credit.samples, rules, parts.packing, version=version)
+    clock.lap("wait")
+    # Writing parquet takes about as long as a short step, so it runs beside the ranks.
+    learned, _ = await asyncio.gather(
+        take_steps(trainer, plan, version), _record(parts, version, batch, credit)
+    )
+    return _Trained(batch=batch, credit=credit, plan=plan, learned=learned)
+
+
+async def _as_groups_end(parts: LoopParts, version: WeightVersion, clock: StepClock) -> _Trained:
+    """Train on groups of the batch as they end; the last lap is not taken yet."""
+    rules = parts.rules
+    stream = GradientStream(rules, parts.packing, parts.trainer, version)
+    async for groups in parts.sampler.finished(version):
+        clock.lap("generate")
+        await stream.add(groups)
+        clock.lap("train")
+    batch = await parts.sampler.take(version)
+    clock.lap("generate")
+    credit, _ = await asyncio.gather(
+        asyncio.to_thread(
+            assign_credit,
+            batch.groups,
+            rules,
+            kl_penalties=stream.kl_penalties,
+            built=stream.built,
+        ),
+        stream.rest(),
+    )
+    learned, _ = await asyncio.gather(stream.apply(credit), _record(parts, version, batch, credit))
+    return _Trained(batch=batch, credit=credit, plan=stream.plan, learned=learned)
+
+
+async def _record(
+    parts: LoopParts, version: WeightVersion, batch: SampledBatch, credit: Credit
+) -> None:
+    step = version + 1
+    await asyncio.to_thread(record_rollouts, parts.folder, step, batch.all_groups, credit)
 
 
 async def take_steps(trainer: Ranks, plan: StepPlan, version: WeightVersion) -> dict[str, float]:

@@ -45,6 +45,7 @@ from telescope_train.plan.prepared import Prepared
 from telescope_train.rollouts.held_out import require_untrained
 from telescope_train.rollouts.mix import Mix, make_sampler, training_environments
 from telescope_train.step.credit import credit_rules
+from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
 from telescope_train.summary import make_summary
 from telescope_train.trainer.ranks import RayRanks
@@ -248,6 +249,7 @@ async def _train(opened: _Opened) -> None:
         folder=folder,
         machine=_machine(prepared, ranks),
         first_version=first_version,
+        streams_gradients=streams_gradients(config),
     )
     view.phase("training")
     try:

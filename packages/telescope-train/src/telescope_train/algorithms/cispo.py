@@ -39,6 +39,7 @@ ALGORITHM = Algorithm(
     advantage=normalized,
     loss=loss,
     weighting="token",
+    compares="group",
     has_ratio=True,
     clip_low=1.0,
     clip_high=4.0,

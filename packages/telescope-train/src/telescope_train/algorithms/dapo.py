@@ -16,6 +16,7 @@ ALGORITHM = Algorithm(
     advantage=normalized,
     loss=policy_gradient,
     weighting="token",
+    compares="group",
     use_ppo_clip=True,
     clip_low=0.2,
     clip_high=0.28,

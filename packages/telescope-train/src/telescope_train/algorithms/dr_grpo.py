@@ -17,6 +17,7 @@ ALGORITHM = Algorithm(
     advantage=without_norm(centered),
     loss=policy_gradient,
     weighting="constant",
+    compares="group",
     use_ppo_clip=False,
     clip_low=0.2,
     clip_high=0.2,

@@ -34,6 +34,7 @@ ALGORITHM = Algorithm(
     advantage=normalized,
     loss=loss,
     weighting="sequence",
+    compares="group",
     has_ratio=True,
     clip_low=3e-4,
     clip_high=4e-4,

@@ -51,6 +51,9 @@ class Algorithm:
     """The dual clip of a loss of its own; None = it has none. Used if the config sets none."""
     reads: frozenset[str] = frozenset()
     """The settings among `OWN_SETTINGS` that it reads."""
+    compares: Literal["group", "batch"] = "batch"
+    """Rollouts that the advantage of one depends on: those of its group, or all of the batch. With
+    `advantage_norm` "batch" it is always the batch."""
     min_group_size: int = 2
     """Fewest rollouts of one example that it can learn from."""
     takes_negative_rewards: bool = True

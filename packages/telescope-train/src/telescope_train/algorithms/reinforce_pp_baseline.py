@@ -28,6 +28,7 @@ ALGORITHM = Algorithm(
     advantage=advantage,
     loss=policy_gradient,
     weighting="token",
+    compares="batch",
     use_ppo_clip=False,
     clip_low=0.2,
     clip_high=0.2,

@@ -17,6 +17,7 @@ ALGORITHM = Algorithm(
     advantage=without_norm(leave_one_out),
     loss=policy_gradient,
     weighting="token",
+    compares="group",
     use_ppo_clip=False,
     clip_low=0.2,
     clip_high=0.2,

@@ -36,6 +36,7 @@ ALGORITHM = Algorithm(
     advantage=normalized,
     loss=loss,
     weighting="sequence",
+    compares="group",
     has_ratio=True,
     reads=frozenset({"advantage_norm", "sapo_tau_pos", "sapo_tau_neg"}),
 )

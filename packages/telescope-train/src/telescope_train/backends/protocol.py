@@ -125,8 +125,8 @@ class TrainerBackend(Protocol):
         """
         ...
 
-    def apply_gradient(self) -> UpdateResult:
-        """Clip the gradient, step the optimizer and the schedule, and clear the gradient."""
+    def apply_gradient(self, scale: float = 1.0) -> UpdateResult:
+        """Multiply the gradient by `scale`, clip it, step the optimizer and clear the gradient."""
         ...
 
     def rehearse_step(self) -> int:
@@ -199,6 +199,17 @@ class Ranks(Protocol):
 
         `version` is that of the weights before the first of them.
         """
+        ...
+
+    async def accumulate_gradient(self, shards: Shards, version: int) -> None:
+        """Add the gradient of `shards` to that of the next `apply_gradient`.
+
+        `version` is that of the present weights.
+        """
+        ...
+
+    async def apply_gradient(self, scale: float) -> dict[str, float]:
+        """Take one optimizer step with `scale` times what was accumulated; returns metrics."""
         ...
 
     async def logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:

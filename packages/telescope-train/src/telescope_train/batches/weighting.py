@@ -1,7 +1,9 @@
 """The weight of each trained token in one optimizer step: the only place with a denominator.
 
 Weights are computed over all samples of the step before they are packed. Everything later only
-sums, so the gradient cannot depend on micro-batches, packing or the number of ranks.
+sums, so the gradient cannot depend on micro-batches, packing or the number of ranks. If gradients
+are taken before the step's last sample is known, the numerators stand for the weights, and the
+whole gradient is divided by the denominator at the end.
 """
 
 from collections.abc import Sequence
@@ -22,16 +24,47 @@ def token_weights(
 
     All chains of a rollout count as one sequence. Only `constant` reads `max_tokens`.
     """
+    return numerators(samples, weighting) / denominator(samples, weighting, max_tokens=max_tokens)
+
+
+def numerators(samples: Sequence[TrainingSample], weighting: Weighting) -> NDArray[np.float64]:
+    """Return [N] the part of each weight that follows from the rollout of the sample alone.
+
+    So it is known before the rest of the batch is. `samples` holds all chains of its rollouts.
+    """
+    if _known(weighting) != "sequence":
+        return np.ones(len(samples))
+    rollout_N, trained_N = _rollouts(samples), _trained(samples)
+    return 1.0 / np.bincount(rollout_N, weights=trained_N)[rollout_N]
+
+
+def denominator(
+    samples: Sequence[TrainingSample], weighting: Weighting, *, max_tokens: int
+) -> float:
+    """Return what the numerators are divided by, over all samples of an optimizer step.
+
+    It is 1 if there are none. Only `constant` reads `max_tokens`.
+    """
+    if not samples:
+        return 1.0
+    if _known(weighting) == "token":
+        return float(_trained(samples).sum())
+    num_rollouts = float(_rollouts(samples).max() + 1)
+    return num_rollouts * max_tokens if weighting == "constant" else num_rollouts
+
+
+def _rollouts(samples: Sequence[TrainingSample]) -> NDArray[np.int64]:
+    """Return [N] the number of the rollout of each sample, counted from 0."""
+    rollouts: dict[tuple[str, int], int] = {}
+    numbers = [rollouts.setdefault(sample.rollout_key, len(rollouts)) for sample in samples]
+    return np.array(numbers, dtype=np.int64)
+
+
+def _trained(samples: Sequence[TrainingSample]) -> NDArray[np.float64]:
+    return np.array([np.count_nonzero(sample.mask) for sample in samples], dtype=np.float64)
+
+
+def _known(weighting: Weighting) -> Weighting:
     if weighting not in get_args(Weighting):
         raise unknown_name("weighting", weighting, get_args(Weighting))
-    if not samples:
-        return np.zeros(0)
-    rollouts: dict[tuple[str, int], int] = {}
-    rollout_N = np.array([rollouts.setdefault(s.rollout_key, len(rollouts)) for s in samples])
-    trained_N = np.array([np.count_nonzero(s.mask) for s in samples], dtype=np.float64)
-    if weighting == "token":
-        return np.full(len(samples), 1.0 / trained_N.sum())
-    if weighting == "constant":
-        return np.full(len(samples), 1.0 / (len(rollouts) * max_tokens))
-    length_N = np.bincount(rollout_N, weights=trained_N)[rollout_N]
-    return 1.0 / (len(rollouts) * length_N)
+    return weighting

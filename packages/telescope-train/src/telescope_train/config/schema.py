@@ -135,6 +135,9 @@ class SchedulingSection(Section):
     """What running requests do when weights change: `pause` = they stop, compute their tokens so
     far again under the new weights, and go on, `continue` = they go on from what the old weights
     have computed. That saves the work, but their log-probs are then those of a mixture."""
+    stream_gradients: Literal["auto"] | bool = "auto"
+    """Train on finished groups while the rest of their batch is still being sampled, and take the
+    optimizer step when it is complete; `auto` = if no setting needs the whole batch first."""
     max_concurrent_prompts_per_server: Count = 32
     """Most groups that are played at the same time for each inference server."""
 

@@ -14,9 +14,8 @@ from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.plan.memory import MemoryPlan, memory_of
 from telescope_train.plan.prepared import Prepared
-from telescope_train.rollouts.environments import (
-    worker_plans,
-)
+from telescope_train.rollouts.environments import worker_plans
+from telescope_train.step.stream_rules import how_gradients_are_taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +70,8 @@ class Plan:
     algorithm: str
     age_of_rollouts: str
     """How much older than the weights they train, and what corrects for it."""
+    gradients: str
+    """When the gradient of a batch is computed, and why not earlier."""
     replies: str
     """How what the model writes is read."""
     max_model_len: int
@@ -107,6 +108,7 @@ def make_plan(prepared: Prepared) -> Plan:
         num_steps=config.run.number_of_steps,
         algorithm=config.algorithm.algorithm,
         age_of_rollouts=age_of_rollouts(config),
+        gradients=how_gradients_are_taken(config),
         replies=how_replies_are_read(config.model),
         max_model_len=limit,
         groups_per_step=config.rollout.prompts_batch_size_for_trainer,

@@ -83,6 +83,7 @@ def _batch(plan: Plan) -> Iterator[str]:
         f"{plan.max_tokens_per_step:,} tokens ({plan.max_model_len:,} each)",
     )
     yield _row("age of rollouts", plan.age_of_rollouts)
+    yield _row("gradients", plan.gradients)
     yield _row("replies", f"read: {plan.replies}")
 
 

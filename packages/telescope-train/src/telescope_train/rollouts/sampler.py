@@ -22,7 +22,7 @@ With `max_async_rollout` 0 nothing of a step is sampled before the step before i
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 
 from telescope_core.attempts import has_no_access, play_with_attempts
@@ -108,6 +108,7 @@ class RolloutSampler:
         self._restored: dict[int, SampledBatch] = {}
         self._failed_attempts: defaultdict[int, Counter[Boundary]] = defaultdict(Counter)
         self._rejected: defaultdict[int, list[Group]] = defaultdict(list)
+        self._asked: dict[int, dict[str, int]] = {}
         self._num_playing = 0
         self._num_waiting = 0
         self._next_batch = 0
@@ -127,10 +128,25 @@ class RolloutSampler:
             ]
             self._next_batch += 1
 
+    async def finished(self, batch: int) -> AsyncIterator[list[Group]]:
+        """Yield the groups of `batch` in lists as they end, each group once; `take` comes after.
+
+        Each list holds what has ended since the last one, in the order of the draws.
+        """
+        self._asked[batch] = self._queues()
+        if batch in self._restored:
+            yield list(self._restored[batch].groups)
+            return
+        places = {task: place for place, task in enumerate(self._batches[batch])}
+        left = set(places)
+        while left:
+            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            yield [task.result() for task in sorted(done, key=places.__getitem__)]
+
     async def take(self, batch: int) -> SampledBatch:
         """Return the groups of `batch` once all are scored; raises when not one rollout was."""
         # Looked at before waiting: what is finished by now shows whether the trainer is starved.
-        queues = self._queues()
+        queues = self._asked.pop(batch, None) or self._queues()
         sampled = self._restored.pop(batch, None) or await self._sampled(batch)
         for known in (self._batches, self._failed_attempts, self._rejected, self._admitted):
             known.pop(batch, None)

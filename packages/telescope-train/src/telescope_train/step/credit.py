@@ -102,10 +102,12 @@ def assign_credit(
     rules: CreditRules,
     *,
     kl_penalties: Mapping[RolloutKey, float] | None = None,
+    built: Mapping[RolloutKey, Sequence[TrainingSample]] | None = None,
 ) -> Credit:
     """Return the samples of `groups` and what became of each group.
 
-    `kl_penalties` are added to the rewards (`kl_in_reward`). Rollouts that were not kept take no
+    `kl_penalties` are added to the rewards (`kl_in_reward`). `built` holds samples of an earlier
+    call, which are used again where the advantage is the same. Rollouts that were not kept take no
     part, because a failure is not a reward. Filtered ones stay in the baseline but give no sample.
     """
     config, section = rules.config, rules.config.algorithm
@@ -144,12 +146,11 @@ def assign_credit(
         for key, rollouts in usable.items()
         if key not in discarded and all((key, r.index) in filtered for r in rollouts)
     }
-    trained = [
-        rollout
-        for rollout in everything
-        if rollout.group_id not in discarded and (rollout.group_id, rollout.index) not in filtered
-    ]
-    samples = _samples(trained, by_rollout, rules.sampling)
+    left_out = filtered.keys() | {
+        (r.group_id, r.index) for r in everything if r.group_id in discarded
+    }
+    trained = [r for r in everything if (r.group_id, r.index) not in left_out]
+    samples = _samples(trained, by_rollout, rules.sampling, built or {})
     return Credit(
         samples=samples,
         advantages=by_rollout,
@@ -182,20 +183,22 @@ def _samples(
     rollouts: Sequence[Rollout],
     advantages: Mapping[RolloutKey, float],
     sampling: Mapping[str, Sampling],
+    built: Mapping[RolloutKey, Sequence[TrainingSample]],
 ) -> tuple[TrainingSample, ...]:
     # Checked before any sample is built: a KeyError would not say which names are known.
     for rollout in rollouts:
         if rollout.environment not in sampling:
             raise unknown_name("environment in sampling", rollout.environment, sampling)
-    return tuple(
-        sample
-        for rollout in rollouts
-        for sample in samples_from_rollout(
-            rollout,
-            advantages[rollout.group_id, rollout.index],
-            sampling[rollout.environment].temperature,
-        )
-    )
+
+    def samples_of(rollout: Rollout) -> Sequence[TrainingSample]:
+        key = (rollout.group_id, rollout.index)
+        known = built.get(key)
+        if known is not None and all(sample.advantage == advantages[key] for sample in known):
+            return known
+        temperature = sampling[rollout.environment].temperature
+        return list(samples_from_rollout(rollout, advantages[key], temperature))
+
+    return tuple(sample for rollout in rollouts for sample in samples_of(rollout))
 
 
 def _filtered(rollouts: Sequence[Rollout], rules: CreditRules) -> dict[RolloutKey, Filtered]:

@@ -93,6 +93,14 @@ class AllRanks:
         )
         return rows[0]
 
+    async def accumulate_gradient(self, shards: Shards, version: int) -> None:
+        """Add the gradient of `shards` to that of the next `apply_gradient`."""
+        await self._each("accumulate_gradient", shards, version)
+
+    async def apply_gradient(self, scale: float) -> dict[str, float]:
+        """Take one optimizer step with `scale` times what was accumulated; returns metrics."""
+        return (await self._all("apply_gradient", scale))[0]
+
     async def logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
         """Return logprobs_T, nats, of [rank][batch] under the present weights."""
         return await self._each("logprobs", shards)
@@ -145,11 +153,11 @@ class AllRanks:
     def _shard_of_rank(self) -> list[int]:
         return [rank // self._sharing for rank in range(len(self._ranks))]
 
-    async def _each(self, method: str, shards: Shards) -> list[Any]:
+    async def _each(self, method: str, shards: Shards, *arguments: Any) -> list[Any]:
         """Call `method` on each rank with its shard; returns one answer for each shard."""
         answers = await asyncio.gather(
             *(
-                rank.call(method, shards[shard])
+                rank.call(method, shards[shard], *arguments)
                 for rank, shard in zip(self._ranks, self._shard_of_rank, strict=True)
             )
         )

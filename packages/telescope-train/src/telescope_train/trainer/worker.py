@@ -91,6 +91,15 @@ class CountedBatches(Sequence[PackedBatch]):
         return self._batches[index]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Accumulated:
+    """A part of the gradient of one step."""
+
+    result: GradientResult
+    old_logprobs_s: float
+    gradient_s: float
+
+
 class TrainerWorker:
     """One rank of the trainer. Call `close` when done; a process can have one at a time."""
 
@@ -114,6 +123,7 @@ class TrainerWorker:
         self._algorithm = settings.algorithm
         self._device = _device(settings)
         self._saving: Saving | None = None
+        self._accumulated: list[_Accumulated] = []
         self._publisher: GlooPublisher | None = None
         if self._device.type == "cpu":
             torch.set_num_threads(num_threads)
@@ -177,6 +187,45 @@ class TrainerWorker:
             "time/old_logprobs_s": prepared_s - started_s,
             "time/gradient_s": time.perf_counter() - prepared_s - optimizer_s,
             "time/optimizer_s": optimizer_s,
+        }
+
+    def accumulate_gradient(self, batches: Sequence[PackedBatch], version: int) -> None:
+        """Add the gradient of `batches`, this rank's share, to that of the next `apply_gradient`.
+
+        `version` is that of the present weights. Log-probs from before the step are those of the
+        present weights too, so they are computed here for these batches alone.
+        """
+        started_s = time.perf_counter()
+        (share,) = with_old_logprobs([batches], self, self._algorithm)
+        prepared_s = time.perf_counter()
+        result = self.backend.accumulate_gradient(self._progress.over(share), version=version)
+        self._accumulated.append(
+            _Accumulated(
+                result=result,
+                old_logprobs_s=prepared_s - started_s,
+                gradient_s=time.perf_counter() - prepared_s,
+            )
+        )
+
+    def apply_gradient(self, scale: float) -> dict[str, float]:
+        """Take an optimizer step with `scale` times the sum of what was accumulated.
+
+        Metrics are over all tokens of all ranks. Raises ValueError if nothing was accumulated.
+        """
+        if not self._accumulated:
+            raise ValueError("expected a gradient, got none; call accumulate_gradient first")
+        started_s = time.perf_counter()
+        update = self.backend.apply_gradient(scale)
+        parts, self._accumulated = self._accumulated, []
+        whole = GradientResult(
+            loss=scale * sum(part.result.loss for part in parts),
+            metrics=reduce_metrics(part.result.metrics for part in parts),
+        )
+        return {
+            **update_row([whole], [update]),
+            "time/old_logprobs_s": sum(part.old_logprobs_s for part in parts),
+            "time/gradient_s": sum(part.gradient_s for part in parts),
+            "time/optimizer_s": time.perf_counter() - started_s,
         }
 
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:

@@ -100,8 +100,11 @@ class FsdpBackend:
         shared = shared_metrics(terms, same_version_T=same_version_M)
         return loss.item(), {**token_loss.metrics, **shared}
 
-    def apply_gradient(self) -> UpdateResult:
-        """Clip to `grad_clip` by the global norm; skip the step if the norm is not finite."""
+    def apply_gradient(self, scale: float = 1.0) -> UpdateResult:
+        """Clip to `grad_clip` by the global norm; skip the step if the norm is not finite.
+
+        The gradient is multiplied by `scale` first.
+        """
         trainer = self._settings.trainer
         factor = learning_rate_factor(
             self._progress.step,
@@ -112,7 +115,7 @@ class FsdpBackend:
         )
         rate = trainer.learning_rate * factor
         set_learning_rate(self._optimizer, rate)
-        norm = self._clip(trainer.grad_clip)
+        norm = self._clip(trainer.grad_clip, scale)
         # The norm is the same on all ranks, so they skip together. One that stepped alone would
         # leave shards of different steps.
         is_skipped = not math.isfinite(norm)
@@ -150,8 +153,11 @@ class FsdpBackend:
             for parameter in self._policy.parameters()
         ]
 
-    def _clip(self, max_norm: float) -> float:
-        """Scale the gradient to a norm of at most `max_norm` (0 = any); returns its norm before."""
+    def _clip(self, max_norm: float, scale: float = 1.0) -> float:
+        """Multiply the gradient by `scale`, then cut its norm to at most `max_norm` (0 = any).
+
+        Returns the norm before the cut.
+        """
         # Shards do not overlap, so the global square is the sum of the local ones: one collective.
         gradients = [
             local_part(parameter.grad)
@@ -163,10 +169,13 @@ class FsdpBackend:
         # is on the CPU, where NCCL cannot reduce it.
         square = torch.nn.utils.get_total_norm(gradients).double().to(self._device) ** 2
         dist.all_reduce(square)
-        norm = math.sqrt(square.item()) if square.isfinite() else square.item()
+        norm = scale * (math.sqrt(square.item()) if square.isfinite() else square.item())
+        factor = scale
         if max_norm and math.isfinite(norm) and norm > max_norm:
+            factor *= max_norm / norm
+        if factor != 1.0:
             # In place on the local shards, which share memory with the gradients.
-            torch._foreach_mul_(gradients, max_norm / norm)
+            torch._foreach_mul_(gradients, factor)
         return norm
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ from telescope_train.algorithms.record import load_algorithm
 from telescope_train.config.fields import was_set
 from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.accept import BUILT_IN, EXPECTED
+from telescope_train.step.stream_rules import stream_problem
 
 SWITCHES = {
     "overlong_buffer_tokens": ("overlong_penalty_factor", "overlong_penalty_factor above 0"),
@@ -29,6 +30,9 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
             yield (
                 f"algorithm.{field} has no effect without {switch}; set {remedy}, or remove {field}"
             )
+    problem = stream_problem(config)
+    if problem is not None:
+        yield problem
     accept = config.rollout.should_accept_fn
     is_path = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", accept or "") is not None
     if accept is not None and accept not in BUILT_IN and not is_path:

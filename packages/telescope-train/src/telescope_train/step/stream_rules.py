@@ -1,0 +1,57 @@
+"""Whether gradients can be taken before a batch is complete, and if not, why. Imports no torch."""
+
+from telescope_core.errors import ConfigError
+from telescope_train.algorithms.record import load_algorithm
+from telescope_train.config.schema import TrainConfig
+
+
+def streams_gradients(config: TrainConfig) -> bool:
+    """Return whether finished groups are trained on while the rest of their batch is sampled."""
+    return config.scheduling.stream_gradients is not False and needs_whole_batch(config) is None
+
+
+def needs_whole_batch(config: TrainConfig) -> str | None:
+    """Return what in the settings needs the whole batch before the first gradient; None = nothing.
+
+    Raises ConfigError for an unknown algorithm.
+    """
+    section = config.algorithm
+    algorithm = load_algorithm(section.algorithm)
+    if algorithm.compares == "batch":
+        return f"{algorithm.name} compares each reward with the whole batch"
+    if "advantage_norm" in algorithm.reads and section.advantage_norm == "batch":
+        return 'advantage_norm is "batch"'
+    if section.number_of_minibatches > 1:
+        return "number_of_minibatches is above 1: each minibatch is a step of its own"
+    if section.ppo_epochs > 1:
+        return "ppo_epochs is above 1: later epochs begin when the first has ended"
+    return None
+
+
+def how_gradients_are_taken(config: TrainConfig) -> str:
+    """Return when the gradient of a batch is computed, and why not earlier, for people."""
+    if config.scheduling.stream_gradients is False:
+        return "when the batch is complete: stream_gradients is false"
+    try:
+        reason = needs_whole_batch(config)
+    except ConfigError:
+        return "unknown, as the algorithm is"
+    if reason is not None:
+        return f"when the batch is complete: {reason}"
+    return "as groups end, while the rest is sampled; one optimizer step per batch"
+
+
+def stream_problem(config: TrainConfig) -> str | None:
+    """Return why `stream_gradients = true` cannot be met; None if it can, or is not asked for."""
+    if config.scheduling.stream_gradients is not True:
+        return None
+    try:
+        reason = needs_whole_batch(config)
+    except ConfigError:
+        return None  # reported with the algorithm
+    if reason is None:
+        return None
+    return (
+        f"scheduling.stream_gradients cannot be true, because {reason}; "
+        'use "auto", or change that setting'
+    )

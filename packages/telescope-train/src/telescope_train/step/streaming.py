@@ -1,0 +1,145 @@
+"""One optimizer step whose gradient is taken while its batch is still being sampled.
+
+    sampler.finished(b)   lists of groups, as they end
+         | groups
+    GradientStream.add    credit of these groups; whole rounds of packed batches go to the ranks
+         | the rest waits for the groups that follow
+    .rest                 what is left when the batch is complete
+    .apply                the gradient is divided by the denominator of the whole batch
+
+The gradient is a sum over tokens, and only its denominator needs the whole batch. So this is the
+step that `plan_step` would have taken, up to the order in which floats are added.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from telescope_core.errors import ConfigError
+from telescope_core.types import Group, WeightVersion
+from telescope_train.algorithms import weighting_of
+from telescope_train.backends.protocol import Ranks
+from telescope_train.batches.batch import PackedBatch, StepPlan, TrainingSample
+from telescope_train.batches.binning import spread_over_ranks
+from telescope_train.batches.packing import Packing, pack
+from telescope_train.batches.weighting import denominator, numerators
+from telescope_train.step.credit import Credit, CreditRules, assign_credit
+from telescope_train.step.reference_kl import kl_penalties
+from telescope_train.step.shaping import RolloutKey
+
+FULL = 0.85
+"""Share of `seq_len` from which a packed batch is worth a forward pass before all are known."""
+
+
+class GradientStream:
+    """The gradient of one step, as far as its groups have ended."""
+
+    def __init__(
+        self, rules: CreditRules, packing: Packing, trainer: Ranks, version: WeightVersion
+    ) -> None:
+        """`version` is that of the weights that are trained."""
+        self._rules, self._packing = rules, packing
+        self._trainer, self._version = trainer, version
+        self._weighting = weighting_of(rules.config.algorithm, rules.algorithm)
+        self._waiting: list[tuple[TrainingSample, float]] = []
+        self._built: dict[RolloutKey, list[TrainingSample]] = {}
+        self._kl: dict[RolloutKey, float] = {}
+        self._shards: list[list[PackedBatch]] = [[] for _ in range(packing.num_ranks)]
+        self._num_trained = 0
+        self._num_early = 0
+
+    @property
+    def kl_penalties(self) -> Mapping[RolloutKey, float]:
+        """Of every rollout so far."""
+        return self._kl
+
+    @property
+    def built(self) -> Mapping[RolloutKey, Sequence[TrainingSample]]:
+        """The samples of every rollout that is trained on so far."""
+        return self._built
+
+    async def add(self, groups: Sequence[Group]) -> None:
+        """Take the gradient of what fills whole rounds of batches; keep the rest for later."""
+        rules = self._rules
+        # What the ranks have had before the last groups came is what did not have to wait for them.
+        self._num_early = self._num_trained
+        kl = await kl_penalties(groups, rules, self._packing, self._trainer.reference_logprobs)
+        self._kl |= kl
+        # In a thread, because rollouts go on in this event loop.
+        credit = await asyncio.to_thread(assign_credit, groups, rules, kl_penalties=kl)
+        weights = numerators(credit.samples, self._weighting).tolist()
+        self._waiting += zip(credit.samples, weights, strict=True)
+        for sample in credit.samples:
+            self._built.setdefault(sample.rollout_key, []).append(sample)
+        await self._accumulate(full_rounds([s for s, _ in self._waiting], self._packing))
+
+    async def rest(self) -> None:
+        """Take the gradient of what is left; the batch is complete."""
+        await self._accumulate(range(len(self._waiting)))
+
+    async def apply(self, credit: Credit) -> dict[str, float]:
+        """Take the optimizer step; `credit` is that of the whole batch. Returns its metrics.
+
+        Raises ConfigError if a group was credited differently when the batch was complete.
+        """
+        self._require_same(credit)
+        if not credit.samples:
+            return {}  # a batch without a gradient changes nothing
+        total = denominator(credit.samples, self._weighting, max_tokens=self._packing.max_tokens)
+        learned = await self._trainer.apply_gradient(1.0 / total)
+        return learned | {"gradient/early_fraction": self._num_early / self._num_trained}
+
+    @property
+    def plan(self) -> StepPlan:
+        """What the ranks have done, as one step."""
+        is_empty = not any(self._shards)
+        return StepPlan(
+            minibatches=[] if is_empty else [self._shards], order=[] if is_empty else [0]
+        )
+
+    async def _accumulate(self, chosen: Sequence[int]) -> None:
+        if not chosen:
+            return
+        taken = set(chosen)
+        parts = [self._waiting[index] for index in sorted(taken)]
+        self._waiting = [one for index, one in enumerate(self._waiting) if index not in taken]
+        shards = pack(
+            [sample for sample, _ in parts],
+            np.array([weight for _, weight in parts]),
+            seq_len=self._packing.seq_len,
+            num_ranks=self._packing.num_ranks,
+            hidden_size=self._packing.hidden_size,
+        )
+        for mine, new in zip(self._shards, shards, strict=True):
+            mine += new
+            self._num_trained += sum(batch.num_trained_tokens for batch in new)
+        await self._trainer.accumulate_gradient(shards, self._version)
+
+    def _require_same(self, credit: Credit) -> None:
+        """Raise ConfigError unless the ranks have seen exactly the samples of `credit`."""
+        assert not self._waiting, "rest comes before apply"
+        # `assign_credit` uses what was built, unless the advantage of the rollout has changed.
+        trained = {id(sample) for samples in self._built.values() for sample in samples}
+        whole = {id(sample) for sample in credit.samples}
+        if trained != whole:
+            name = self._rules.algorithm.name
+            raise ConfigError(
+                f"the advantages of {name} depend on other groups of the batch, although it says "
+                f'compares = "group"; set compares = "batch" in its record, or '
+                "stream_gradients = false"
+            )
+
+
+def full_rounds(samples: Sequence[TrainingSample], packing: Packing) -> list[int]:
+    """Return the indices of the samples that fill batches for all ranks, as many as there are.
+
+    Batches that are not full would cost time that is missing when the batch is complete.
+    """
+    lengths_N = np.array([len(sample) for sample in samples], dtype=np.int64)
+    if lengths_N.sum() < FULL * packing.seq_len * packing.num_ranks:
+        return []
+    bins = spread_over_ranks(lengths_N, seq_len=packing.seq_len, num_ranks=1)
+    full = [one for one in bins if lengths_N[one].sum() >= FULL * packing.seq_len]
+    whole_rounds = len(full) // packing.num_ranks * packing.num_ranks
+    return [index for one in full[:whole_rounds] for index in one.tolist()]

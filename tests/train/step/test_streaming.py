@@ -1,0 +1,242 @@
+"""Gradients that are taken while a batch is still being sampled are those of the whole batch."""
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from telescope_core.errors import ConfigError
+from telescope_train.algorithms import known_algorithms, load_algorithm
+from telescope_train.algorithms.record import Algorithm
+from telescope_train.batches.packing import Packing
+from telescope_train.batches.weighting import denominator, numerators, token_weights
+from telescope_train.loop import train
+from telescope_train.plan.checks.step import step_problems
+from telescope_train.rollouts.sampler import RolloutSampler
+from telescope_train.step.stream_rules import (
+    how_gradients_are_taken,
+    needs_whole_batch,
+    streams_gradients,
+)
+from telescope_train.step.streaming import FULL, full_rounds
+from telescope_train.trainer.worker import TrainerWorker
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from toy_run import toy_config, toy_parts
+
+STREAMED = [name for name in known_algorithms() if load_algorithm(name).compares == "group"]
+
+
+@pytest.fixture
+def start():
+    """Return a function that starts a rank in this process; it is closed at the end."""
+    workers = []
+
+    def build(settings) -> TrainerWorker:
+        for worker in workers:
+            worker.close()
+        workers.append(TrainerWorker(settings))
+        return workers[-1]
+
+    yield build
+    for worker in workers:
+        worker.close()
+
+
+def config_of(tiny, **algorithm):
+    """Return settings of a run in float64 with batches of a few samples, so that there are many."""
+    config = toy_config(tiny, steps=2, **algorithm)
+    model = config.model.model_copy(
+        update={"model_dtype": "float64", "mixed_precision_dtype": "float64"}
+    )
+    # At rate 0 both runs have the same weights in every step; Adam would blow rounding up.
+    trainer = config.trainer.model_copy(update={"seq_len": 32, "learning_rate": 0.0})
+    return config.model_copy(update={"model": model, "trainer": trainer})
+
+
+class Shuffled(RolloutSampler):
+    """Groups end one at a time, in another order than they were drawn."""
+
+    async def finished(self, batch):
+        groups = [group async for some in RolloutSampler.finished(self, batch) for group in some]
+        for index in np.random.default_rng(batch).permutation(len(groups)):
+            yield [groups[index]]
+
+
+async def trained(config, folder, start, *, streams: bool):
+    """Return the gradient of each step, by name, and the rows of metrics."""
+    parts = await toy_parts(config, folder, start)
+    backend = parts.trainer.worker.backend
+    gradients, apply = [], backend.apply_gradient
+
+    def noted(scale=1.0):
+        gradient = backend.export_gradient()
+        gradients.append({name: scale * value.double().numpy() for name, value in gradient})
+        return apply(scale)
+
+    backend.apply_gradient = noted
+    parts.sampler.__class__ = Shuffled if streams else RolloutSampler
+    packing = replace(parts.packing, seq_len=32)
+    parts = replace(parts, streams_gradients=streams, packing=packing)
+
+    async def after_step(step, row):
+        return None
+
+    await train(parts, after_step=after_step)
+    await parts.sampler.close()
+    return gradients, parts.folder.metrics()
+
+
+CASES = [
+    *({"algorithm": name} for name in STREAMED),
+    {"use_ppo_clip": True, "ppo_clip_ref_logprobs": "batch"},
+    {"use_ppo_clip": True, "use_decoupled_loss": True, "kl_penalty_tau": 0.1},
+    {"kl_penalty_tau": 0.1, "kl_in_reward": True},
+    {"filter_overlong": True, "overlong_penalty_factor": 0.5, "overlong_buffer_tokens": 4},
+]
+
+
+@pytest.mark.parametrize("algorithm", CASES, ids=lambda case: "-".join(map(str, case.values())))
+async def test_gradient_and_metrics_are_those_of_the_whole_batch(tiny, start, tmp_path, algorithm):
+    config = config_of(tiny, **algorithm)
+    assert streams_gradients(config)
+    whole, expected = await trained(config, tmp_path / "whole", start, streams=False)
+    found, rows = await trained(config, tmp_path / "streamed", start, streams=True)
+    assert len(found) == len(whole) == 2
+    for gradient, other in zip(found, whole, strict=True):
+        for name, value in other.items():
+            assert np.linalg.norm(gradient[name] - value) < 1e-6 * np.linalg.norm(value), name
+    left_out = ("time", "mfu", "tokens/", "packing", "queue/", "gradient/")
+    for row, other in zip(rows, expected, strict=True):
+        assert row.keys() == other.keys() | {"gradient/early_fraction"}
+        for name in other:
+            if not name.startswith(left_out):
+                assert row[name] == pytest.approx(other[name], rel=1e-5, abs=1e-7), name
+        assert row["tokens/trained"] == other["tokens/trained"]
+
+
+async def test_parts_of_the_gradient_are_taken_before_the_batch_is_complete(tiny, start, tmp_path):
+    """The second half of the batch ends only after the ranks have had something of the first."""
+    parts = await toy_parts(config_of(tiny), tmp_path / "run", start)
+    had_some = asyncio.Event()
+    accumulate = parts.trainer.accumulate_gradient
+
+    async def noted(shards, version):
+        await accumulate(shards, version)
+        had_some.set()
+
+    class Halves(RolloutSampler):
+        async def finished(self, batch):
+            groups = [g async for some in RolloutSampler.finished(self, batch) for g in some]
+            had_some.clear()
+            yield groups[:3]
+            async with asyncio.timeout(60):
+                await had_some.wait()
+            yield groups[3:]
+
+    parts.sampler.__class__ = Halves
+    parts.trainer.accumulate_gradient = noted
+    parts = replace(parts, streams_gradients=True, packing=replace(parts.packing, seq_len=16))
+
+    async def after_step(step, row):
+        return None
+
+    await train(parts, after_step=after_step)
+    await parts.sampler.close()
+    assert all(row["gradient/early_fraction"] > 0 for row in parts.folder.metrics())
+
+
+async def test_an_algorithm_that_looks_at_the_whole_batch_after_all_is_refused(
+    tiny, start, tmp_path
+):
+    parts = await toy_parts(config_of(tiny), tmp_path / "run", start)
+
+    def by_batch(rewards_N, groups_N, norm):
+        return load_algorithm("reinforce_pp").advantage(rewards_N, groups_N, norm)
+
+    false = replace(parts.rules.algorithm, name="mine", advantage=by_batch, compares="group")
+    parts.sampler.__class__ = Shuffled
+    parts = replace(parts, streams_gradients=True, rules=replace(parts.rules, algorithm=false))
+
+    async def after_step(step, row):
+        return None
+
+    with pytest.raises(ConfigError, match=r"mine depend on other groups .* compares = .batch."):
+        await train(parts, after_step=after_step)
+    await parts.sampler.close()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(2, 40), max_size=40),
+    st.integers(1, 4),
+    st.sampled_from([40, 64, 100]),
+)
+def test_only_full_batches_for_all_ranks_are_taken_early(make_sample, lengths, ranks, seq_len):
+    samples = [make_sample(1, length - 1, rollout=n) for n, length in enumerate(lengths)]
+    packing = Packing(seq_len=seq_len, num_ranks=ranks, hidden_size=64, max_tokens=8)
+    chosen = full_rounds(samples, packing)
+    assert len(set(chosen)) == len(chosen)
+    total = sum(lengths[index] for index in chosen)
+    assert total == 0 or total >= FULL * seq_len * ranks
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=9),
+    st.sampled_from(["token", "sequence", "constant"]),
+)
+def test_numerators_of_parts_over_the_denominator_of_all_are_the_weights(
+    make_sample, rollouts, weighting
+):
+    parts = [
+        [make_sample(2, length, rollout=number) for length in chains]
+        for number, chains in enumerate(rollouts)
+    ]
+    samples = [sample for part in parts for sample in part]
+    whole = token_weights(samples, weighting, max_tokens=9)
+    total = denominator(samples, weighting, max_tokens=9)
+    found = np.concatenate([numerators(part, weighting) for part in parts]) / total
+    np.testing.assert_allclose(found, whole, rtol=1e-12)
+    trained = np.array([np.count_nonzero(sample.mask) for sample in samples])
+    if weighting != "constant":
+        assert (whole * trained).sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reason"),
+    [
+        ({"algorithm": "reinforce_pp"}, "compares each reward with the whole batch"),
+        ({"algorithm": "reinforce_pp_baseline"}, "compares each reward with the whole batch"),
+        ({"advantage_norm": "batch"}, "advantage_norm"),
+        ({"number_of_minibatches": 2}, "number_of_minibatches"),
+        ({"ppo_epochs": 2, "use_ppo_clip": True}, "ppo_epochs"),
+    ],
+)
+def test_what_needs_the_whole_batch_is_said(tiny, algorithm, reason):
+    config = toy_config(tiny, **algorithm)
+    assert reason in needs_whole_batch(config)
+    assert not streams_gradients(config)
+    assert reason in how_gradients_are_taken(config)
+    asked = config.scheduling.model_copy(update={"stream_gradients": True})
+    problems = list(step_problems(config.model_copy(update={"scheduling": asked})))
+    assert any("stream_gradients cannot be true" in one and reason in one for one in problems)
+
+
+def test_streaming_can_be_turned_off(tiny):
+    config = toy_config(tiny)
+    assert streams_gradients(config)
+    assert "as groups end" in how_gradients_are_taken(config)
+    off = config.scheduling.model_copy(update={"stream_gradients": False})
+    config = config.model_copy(update={"scheduling": off})
+    assert not streams_gradients(config)
+    assert "stream_gradients is false" in how_gradients_are_taken(config)
+
+
+def test_an_algorithm_of_ones_own_compares_with_the_batch_unless_it_says_otherwise():
+    assert Algorithm.__dataclass_fields__["compares"].default == "batch"
