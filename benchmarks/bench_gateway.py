@@ -23,7 +23,7 @@ from telescope_core.types import Sampling
 from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import ModelSection
-from telescope_train.inference.client import Generation
+from telescope_train.inference.client import Generation, TokenClient
 from telescope_train.inference.policy import TokenPolicy, TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME, ServerSettings, running
@@ -75,7 +75,7 @@ def places_of(policies: list[TokenPolicy]) -> list[dict[str, str]]:
 
 async def measure(base_url: str, renderer: Renderer) -> list[dict[str, float | int | str]]:
     """Return one row per place and concurrency: medians over rounds that take turns."""
-    pool, gateway = ServerPool([base_url]), Gateway(model=SERVED_MODEL_NAME)
+    pool, gateway = ServerPool([TokenClient(base_url)]), Gateway(model=SERVED_MODEL_NAME)
     await gateway.start()
     sources = {
         "gateway": TokenPolicySource(pool, renderer, max_model_len=1024, gateway=gateway),

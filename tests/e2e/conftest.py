@@ -11,6 +11,7 @@ import pytest
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
+from telescope_train.inference.client import TokenClient
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.server import ServerSettings, running
 from telescope_train.models.tiny import make_tiny_model
@@ -42,7 +43,7 @@ async def fresh_pool(tiny_model: Path, tmp_path: Path) -> AsyncIterator[ServerPo
     """A pool of one server of its own: it still holds the initial weights."""
     settings = tiny_server(tiny_model, tmp_path / "inference.log")
     with running(settings, deadline_s=180):
-        pool = ServerPool([settings.base_url])
+        pool = ServerPool([TokenClient(settings.base_url)])
         yield pool
         await pool.close()
 

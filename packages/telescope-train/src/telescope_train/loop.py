@@ -23,7 +23,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from telescope_core.records import RunFolder
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import Ranks
 from telescope_train.batches.batch import StepPlan
@@ -34,7 +33,7 @@ from telescope_train.rollouts.sampler import RolloutSampler
 from telescope_train.step.credit import Credit, CreditRules, assign_credit
 from telescope_train.step.metrics import StepClock, StepResult, step_row
 from telescope_train.step.minibatches import plan_step
-from telescope_train.step.records import record_rollouts
+from telescope_train.step.records import StepRecords, record_rollouts
 from telescope_train.step.reference_kl import kl_penalties
 from telescope_train.step.streaming import GradientStream
 from telescope_train.step.throughput import Machine
@@ -58,7 +57,7 @@ class LoopParts:
     sampler: RolloutSampler
     trainer: Ranks
     publisher: Publisher
-    folder: RunFolder
+    folder: StepRecords
     machine: Machine
     first_version: WeightVersion = 0
     """Version that is live at the start: the steps done before, when a run is resumed."""

@@ -35,6 +35,7 @@ from telescope_train.cluster.supervision import supervised
 from telescope_train.diagnostics.engine_check import check_engine
 from telescope_train.diagnostics.step_rules import diagnoses
 from telescope_train.evals.live import AFTER, BEFORE, LiveEvals
+from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import ServerGroup, server_settings
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
@@ -192,7 +193,7 @@ async def _policies(
     prepared: Prepared, servers: ServerGroup, renderer: Renderer, gateway: Gateway
 ) -> AsyncIterator[_Policies]:
     """Connect to the servers, on behalf of the environments."""
-    pool = ServerPool(servers.base_urls)
+    pool = ServerPool([TokenClient(url) for url in servers.base_urls])
     try:
         source = TokenPolicySource(
             pool,

@@ -5,7 +5,7 @@ chains of tokens, whether the environment asked for it or a program that the env
 through the gateway.
 """
 
-import time
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -94,7 +94,8 @@ class TokenPolicy(RecordingPolicy):
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
         """Answer `messages`, token-exactly."""
-        started_s = time.monotonic()
+        clock = asyncio.get_running_loop()
+        started_s = clock.time()
         asked = tuple(messages)
         # An agent may send several requests at the same time. None of them sees the answer to
         # another that is still being sampled, and two that go on from the same one are both exact.
@@ -128,7 +129,7 @@ class TokenPolicy(RecordingPolicy):
         turn = Turn(
             completion=completion,
             started_s=started_s,
-            ended_s=time.monotonic(),
+            ended_s=clock.time(),
             temperature=sampling.temperature,
         )
         self.recorder.answered(asked, turn)

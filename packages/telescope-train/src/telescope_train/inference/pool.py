@@ -5,21 +5,57 @@ A group's rollouts share their prompt, so one server computes it once (prefix ca
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from telescope_core.types import Sampling, WeightVersion
-from telescope_train.inference.client import Generation, TokenClient
+from telescope_train.inference.client import Generation
 
 MAX_ROUTES = 10_000
 """Groups whose server is remembered. A group that is forgotten loses only its cached prefix."""
 
 
+class ServerClient(Protocol):
+    """The way to one server; see `client.TokenClient`."""
+
+    base_url: str
+    num_in_flight: int
+    """Requests that it has not answered yet."""
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        cache_salt: str,
+        priority: int = 0,
+    ) -> Generation:
+        """Sample one continuation of `prompt_ids`."""
+        ...
+
+    async def control(
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        query: str = "",
+        is_repeatable: bool = False,
+    ) -> None:
+        """Call an administrative route."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections. Idempotent."""
+        ...
+
+
 class ServerPool:
     """Routes requests. `version` is the newest weight version that all servers have."""
 
-    def __init__(self, base_urls: Sequence[str]) -> None:
-        self.clients = [TokenClient(url) for url in base_urls]
+    def __init__(self, clients: Sequence[ServerClient]) -> None:
+        self.clients = list(clients)
         self.version: WeightVersion = 0
-        self._routes: OrderedDict[str, TokenClient] = OrderedDict()
+        self._routes: OrderedDict[str, ServerClient] = OrderedDict()
 
     async def generate(
         self,

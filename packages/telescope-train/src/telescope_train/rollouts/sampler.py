@@ -20,7 +20,6 @@ With `max_async_rollout` 0 nothing of a step is sampled before the step before i
 """
 
 import asyncio
-import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
@@ -82,7 +81,7 @@ class _Admission:
     draw_position: int
     """Examples drawn before the first one of the batch."""
     at_s: float
-    """On the monotonic clock."""
+    """On the clock of the event loop."""
 
 
 class RolloutSampler:
@@ -120,7 +119,9 @@ class RolloutSampler:
             batch = self._next_batch
             # A checkpoint goes back to this position, so it is noted before the first draw.
             self._admitted[batch] = _Admission(
-                version=version, draw_position=self._examples.draw.position, at_s=time.monotonic()
+                version=version,
+                draw_position=self._examples.draw.position,
+                at_s=asyncio.get_running_loop().time(),
             )
             self._batches[batch] = [
                 asyncio.create_task(self._fill(batch, position, self._examples.next()))
@@ -188,7 +189,7 @@ class RolloutSampler:
             groups=tuple(groups),
             rejected=tuple(sorted(self._rejected[batch], key=_place)),
             failed_attempts=dict(self._failed_attempts[batch]),
-            duration_s=time.monotonic() - self._admitted[batch].at_s,
+            duration_s=asyncio.get_running_loop().time() - self._admitted[batch].at_s,
         )
 
     async def close(self) -> None:

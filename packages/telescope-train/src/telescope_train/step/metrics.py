@@ -1,6 +1,6 @@
 """One step as a row of metrics, without the trainer's own; docs/reference/metrics.md lists all."""
 
-import time
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,16 +24,19 @@ training, publishing weights, and everything else (credit, packing, records)."""
 
 
 class StepClock:
-    """Splits the time of one step: each lap is added to the activity it was spent on."""
+    """Splits the time of one step: each lap is added to the activity it was spent on.
+
+    Time is that of the running event loop.
+    """
 
     def __init__(self) -> None:
         self.times: dict[str, float] = dict.fromkeys(LAPS, 0.0)
         """Seconds by the names of `LAPS`; they add up to the time from creation to the last lap."""
-        self._last_s = time.perf_counter()
+        self._last_s = asyncio.get_running_loop().time()
 
     def lap(self, name: str) -> None:
         """Add the time since the last lap to `name`."""
-        now_s = time.perf_counter()
+        now_s = asyncio.get_running_loop().time()
         self.times[name] += now_s - self._last_s
         self._last_s = now_s
 

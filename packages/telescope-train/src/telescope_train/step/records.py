@@ -1,14 +1,29 @@
 """Record the rollouts of a step in the run folder: all of them, each with its outcome."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
-from telescope_core.records import RunFolder, row_of
-from telescope_core.types import Group, Rollout, RolloutStatus
+from telescope_core.records import RolloutRow, row_of
+from telescope_core.types import Group, JsonValue, Rollout, RolloutStatus
 from telescope_train.step.credit import Credit
 
 
-def record_rollouts(folder: RunFolder, step: int, groups: Sequence[Group], credit: Credit) -> None:
+class StepRecords(Protocol):
+    """Where the rows of a run go: the run folder, `telescope_core.records.RunFolder`."""
+
+    def log_metrics(self, row: Mapping[str, JsonValue]) -> None:
+        """Add one row of metrics."""
+        ...
+
+    def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> Any:
+        """Write the rollouts of one step."""
+        ...
+
+
+def record_rollouts(
+    folder: StepRecords, step: int, groups: Sequence[Group], credit: Credit
+) -> None:
     """Write all rollouts of a step; those that were not trained on are marked as discarded."""
     # One row at a time: what the file holds of a step is copied in parts.
     rows = (

@@ -11,8 +11,7 @@ from typing import Literal
 
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import Ranks, TensorHeader
-from telescope_train.inference.client import TokenClient
-from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.pool import ServerClient, ServerPool
 from telescope_train.inference.wire import PAUSE_AND_CLEAR, PAUSE_AND_KEEP, PAUSE_PATH
 
 InFlight = Literal["continue", "pause"]
@@ -87,7 +86,7 @@ class WeightPublisher:
         query: str = "",
         is_repeatable: bool = False,
     ) -> None:
-        def call(client: TokenClient) -> Awaitable[None]:
+        def call(client: ServerClient) -> Awaitable[None]:
             return client.control(path, body, query=query, is_repeatable=is_repeatable)
 
         await _together(*(call(client) for client in self._pool.clients))

@@ -1,0 +1,334 @@
+"""A model of one inference engine with continuous batching, in virtual time.
+
+All running requests advance together, one token per decode step. The time of a step grows with the
+number of requests and with the tokens in the cache. So the engine counts decode steps, and a
+request that joins at step s with n tokens to write ends at step s + n: an event costs the logarithm
+of the number of requests, whatever their lengths. Prompts that are not cached hold up the steps of
+all, as a prefill does. Requests that find no slot or no room in the cache wait, by priority.
+"""
+
+import asyncio
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from telescope_core.errors import EndpointError
+from telescope_core.types import WeightVersion
+
+_SLACK = 1e-6
+"""Decode steps by which rounding may miss the end of a request."""
+_MAX_PREFIXES = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpeed:
+    """What an engine can do. The defaults are about those of an 8B model on one H100."""
+
+    slots: int = 256
+    """Most requests that run at the same time."""
+    cache_tokens: int = 1_000_000
+    """Tokens for which the cache has room."""
+    step_s: float = 0.008
+    """Seconds of a decode step with nothing in it."""
+    step_per_request_s: float = 4e-5
+    """Seconds that each running request adds to a step."""
+    step_per_cached_token_s: float = 1.5e-8
+    """Seconds that each token in the cache adds to a step."""
+    prefill_tokens_per_s: float = 40_000.0
+    """Prompt tokens that are computed in a second."""
+
+
+class Span(NamedTuple):
+    """Tokens of one answer that the same weights sampled."""
+
+    version: WeightVersion
+    num_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request, as far as the engine has come with it."""
+
+    num_prompt_tokens: int
+    num_tokens: int
+    """Tokens that it will write."""
+    group: str
+    """Requests of a group share the prompt of its first turn."""
+    rollout: str
+    """Requests of a rollout share everything before their own turn."""
+    salt: str
+    """Requests share what is cached only with others that have the same salt."""
+    priority: int
+    number: int
+    """Order of arrival."""
+    future: "asyncio.Future[list[Span]]"
+    num_done: int = 0
+    """Tokens that it had written when it was last taken out of the batch or seen by an update."""
+    started_at: float = 0.0
+    """Decode step at which it joined the batch, less `num_done`."""
+    spans: list[Span] = field(default_factory=list[Span])
+
+    @property
+    def ends_at(self) -> float:
+        """The decode step at which its last token is written."""
+        return self.started_at + self.num_tokens
+
+
+class SimulatedEngine:
+    """One engine. Everything happens on the running event loop."""
+
+    def __init__(self, speed: EngineSpeed, *, name: str = "engine") -> None:
+        self.speed = speed
+        self.name = name
+        self.version: WeightVersion = 0
+        self.num_preemptions = 0
+        self.num_tokens_written = 0
+        self.busy_s = 0.0
+        """Seconds in which at least one request was running."""
+        self._clock = asyncio.get_running_loop()
+        self._steps = 0.0
+        self._seen_s = self._clock.time()
+        self._stalled_until_s = 0.0
+        self._running: dict[int, Job] = {}
+        self._ends: list[tuple[float, int]] = []
+        self._waiting: list[tuple[int, int, Job]] = []
+        self._cached: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._context = 0.0
+        self._number = 0
+        self._is_paused = False
+        self._is_hung = False
+        self._dead: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Requests in the batch."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place in the batch."""
+        return sum(not job.future.done() for _, _, job in self._waiting)
+
+    @property
+    def cache_use(self) -> float:
+        """Share of the cache that running requests fill, 0 to 1."""
+        self._advance()
+        return self._context / self.speed.cache_tokens
+
+    async def generate(
+        self,
+        num_prompt_tokens: int,
+        num_tokens: int,
+        *,
+        rollout_id: str,
+        salt: str,
+        priority: int = 0,
+    ) -> list[Span]:
+        """Return which weights wrote the tokens; raises EndpointError if the engine dies.
+
+        `rollout_id` is `group/index`: a group shares its first prompt, a rollout its whole past.
+        """
+        self._require_alive()
+        if num_prompt_tokens + num_tokens > self.speed.cache_tokens:
+            raise EndpointError(
+                f"{self.name} has room for {self.speed.cache_tokens} tokens in its cache, and a "
+                f"request needs {num_prompt_tokens + num_tokens}"
+            )
+        self._number += 1
+        job = Job(
+            num_prompt_tokens=num_prompt_tokens,
+            num_tokens=max(1, num_tokens),
+            group=rollout_id.rpartition("/")[0],
+            rollout=rollout_id,
+            salt=salt,
+            priority=priority,
+            number=self._number,
+            future=self._clock.create_future(),
+        )
+        self._advance()
+        heapq.heappush(self._waiting, (priority, job.number, job))
+        self._admit()
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            self._advance()
+            if self._running.pop(job.number, None) is not None:
+                self._context -= self._size(job)
+            self._admit()
+            raise
+
+    def pause(self, *, clears_cache: bool) -> None:
+        """Stop between two steps; running requests keep their tokens."""
+        self._require_alive()
+        self._advance()
+        self._is_paused = True
+        if clears_cache:
+            self._cached.clear()
+            # Their tokens so far are computed again when the engine goes on.
+            self._stall(sum(self._size(job) for job in self._running.values()))
+        self._wake()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._require_alive()
+        self._advance()
+        self._is_paused = False
+        self._admit()
+
+    def update(self, version: WeightVersion) -> None:
+        """Write further tokens under `version`; the engine is paused."""
+        self._require_alive()
+        self._advance()
+        for job in self._running.values():
+            self._close_span(job)
+        self.version = version
+
+    def die(self, why: str) -> None:
+        """Fail every request, now and later."""
+        self._advance()
+        self._dead = why
+        jobs = [*self._running.values(), *(job for _, _, job in self._waiting)]
+        self._running.clear()
+        self._waiting.clear()
+        self._ends.clear()
+        self._cached.clear()
+        self._context = 0.0
+        self._wake()
+        for job in jobs:
+            if not job.future.done():
+                job.future.set_exception(EndpointError(f"lost the inference server: {why}"))
+
+    def hang(self) -> None:
+        """Answer nothing any more, and say nothing of it."""
+        self._advance()
+        self._is_hung = True
+        self._wake()
+
+    def _require_alive(self) -> None:
+        if self._dead is not None:
+            raise EndpointError(f"lost the inference server: {self._dead}")
+
+    @property
+    def _step_s(self) -> float:
+        speed = self.speed
+        return (
+            speed.step_s
+            + speed.step_per_request_s * len(self._running)
+            + speed.step_per_cached_token_s * self._context
+        )
+
+    def _size(self, job: Job) -> float:
+        """Return the tokens of `job` in the cache; it is running."""
+        return job.num_prompt_tokens + min(self._steps - job.started_at, job.num_tokens)
+
+    def _advance(self) -> None:
+        """Bring the count of steps up to the present."""
+        now_s = self._clock.time()
+        begin_s = max(self._seen_s, min(self._stalled_until_s, now_s))
+        if self._running and not (self._is_paused or self._is_hung):
+            steps = (now_s - begin_s) / self._step_s
+            self._steps += steps
+            self._context += steps * len(self._running)
+            self.busy_s += now_s - self._seen_s
+        self._seen_s = now_s
+
+    def _stall(self, num_tokens: float) -> None:
+        """Hold the batch up for the prefill of `num_tokens`."""
+        start_s = max(self._clock.time(), self._stalled_until_s)
+        self._stalled_until_s = start_s + num_tokens / self.speed.prefill_tokens_per_s
+
+    def _admit(self) -> None:
+        """Fill the batch from those that wait, and set the timer."""
+        speed = self.speed
+        while self._waiting and not (self._is_paused or self._is_hung):
+            if len(self._running) >= speed.slots:
+                break
+            _, _, job = self._waiting[0]
+            if not job.future.done():
+                size = job.num_prompt_tokens + job.num_done
+                if self._running and self._context + size > speed.cache_tokens:
+                    break
+                self._join(job, size)
+            heapq.heappop(self._waiting)
+        self._wake()
+
+    def _join(self, job: Job, size: int) -> None:
+        of_group = self._cached.get((job.salt, job.group))
+        known = max(of_group or 0, self._cached.get((job.salt, job.rollout), 0))
+        self._stall(size - min(known, size - 1))
+        if of_group is None:
+            self._keep((job.salt, job.group), job.num_prompt_tokens)
+        job.started_at = self._steps - job.num_done
+        self._running[job.number] = job
+        self._context += size
+        heapq.heappush(self._ends, (job.ends_at, job.number))
+
+    def _wake(self) -> None:
+        """Set the timer to the next end of a request, or to a full cache."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._running or self._is_paused or self._is_hung:
+            return
+        while not self._is_current(*self._ends[0]):
+            heapq.heappop(self._ends)
+        steps = max(0.0, self._ends[0][0] - self._steps)
+        room = self.speed.cache_tokens - self._context
+        if len(self._running) > 1:
+            steps = min(steps, max(1.0, room / len(self._running)))
+        wait_s = max(0.0, self._stalled_until_s - self._clock.time()) + steps * self._step_s
+        self._timer = self._clock.call_later(wait_s, self._tick)
+
+    def _tick(self) -> None:
+        self._advance()
+        for job in self._ended():
+            self._close_span(job)
+            del self._running[job.number]
+            self._context -= job.num_prompt_tokens + job.num_tokens
+            self.num_tokens_written += job.num_tokens
+            self._keep((job.salt, job.rollout), job.num_prompt_tokens + job.num_tokens)
+            if not job.future.done():
+                job.future.set_result(job.spans)
+        while len(self._running) > 1 and self._context > self.speed.cache_tokens:
+            self._preempt()
+        self._admit()
+
+    def _ended(self) -> Iterator[Job]:
+        while self._ends and self._ends[0][0] <= self._steps + _SLACK:
+            end, number = heapq.heappop(self._ends)
+            if self._is_current(end, number):
+                yield self._running[number]
+
+    def _is_current(self, end: float, number: int) -> bool:
+        """Return whether request `number` still runs, and ends at decode step `end`.
+
+        One that was cancelled does not; one that was taken out and came back ends later.
+        """
+        job = self._running.get(number)
+        return job is not None and job.ends_at == end
+
+    def _keep(self, key: tuple[str, str], num_tokens: int) -> None:
+        """Note that these tokens are in the cache; those that were used longest ago go first."""
+        self._cached[key] = num_tokens
+        self._cached.move_to_end(key)
+        while len(self._cached) > _MAX_PREFIXES:
+            self._cached.popitem(last=False)
+
+    def _preempt(self) -> None:
+        """Put the request that came last back in the queue; its tokens are computed again."""
+        job = self._running.pop(max(self._running))
+        self._context -= self._size(job)
+        self._close_span(job)
+        heapq.heappush(self._waiting, (job.priority, job.number, job))
+        self.num_preemptions += 1
+
+    def _close_span(self, job: Job) -> None:
+        """Note under which weights the tokens since the last span were written."""
+        written = job.num_tokens - job.num_done
+        written = min(written, max(0, round(self._steps - job.started_at) - job.num_done))
+        if written:
+            job.spans.append(Span(self.version, written))
+            job.num_done += written

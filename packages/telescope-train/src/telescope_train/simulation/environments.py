@@ -1,0 +1,187 @@
+"""Simulated environments: how long answers are, how many turns there are, what fails.
+
+Everything of a rollout follows from its id and the seed, never from the order of events. So two
+schedules play the same rollouts and can be compared one by one, and a fault in one place changes
+nothing elsewhere.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from telescope_core.errors import EndpointError
+from telescope_core.protocols import PlayRequest, Policy
+from telescope_core.types import (
+    EnvironmentDescription,
+    Example,
+    Group,
+    Rollout,
+    RolloutStatus,
+    Split,
+    StopReason,
+)
+from telescope_train.simulation.servers import SimulatedPolicy
+
+Lengths: TypeAlias = Callable[[random.Random], int]
+"""Draws the number of tokens of an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What rollouts of an environment are like. Times are in seconds, lengths in tokens."""
+
+    lengths: Lengths
+    """Of one answer."""
+    num_prompt_tokens: int = 256
+    """Of the first prompt."""
+    num_turns: tuple[int, int] = (1, 1)
+    """Fewest and most answers of a rollout."""
+    num_tool_tokens: int = 128
+    """Of what the environment says between two answers."""
+    tool_s: float = 0.0
+    """Mean time between two answers; exponential."""
+    reward_s: float = 0.2
+    """Time of scoring."""
+    failure_rate: float = 0.0
+    """Share of the attempts in which the environment raises."""
+
+
+def lognormal(mean: float, sigma: float) -> Lengths:
+    """Return lengths with the given mean; `sigma` is the deviation of their logarithm."""
+    mu = math.log(mean) - sigma**2 / 2
+    return lambda chance: max(1, round(chance.lognormvariate(mu, sigma)))
+
+
+def bimodal(short: float, long: float, share_long: float) -> Lengths:
+    """Return lengths around `short`, or around `long` for a share of the answers."""
+    around = {False: lognormal(short, 0.4), True: lognormal(long, 0.3)}
+    return lambda chance: around[chance.random() < share_long](chance)
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    "reasoning": Workload(lengths=lognormal(4000, 0.9)),
+    "agents": Workload(
+        lengths=lognormal(300, 0.8), num_turns=(2, 40), num_tool_tokens=400, tool_s=2.0
+    ),
+    "bimodal": Workload(lengths=bimodal(600, 12_000, 0.15)),
+}
+"""Three kinds of rollouts: long thoughts, agents with many turns, and two kinds of answers."""
+
+
+class SimulatedEnvironment:
+    """An environment client that plays a workload; see `telescope_core.protocols`."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        name: str = "simulated",
+        seed: int = 0,
+        on_end: Callable[[Rollout], None] = lambda rollout: None,
+    ) -> None:
+        """`on_end` gets every attempt that has ended."""
+        self.name = name
+        self.drawn: list[tuple[str, int]] = []
+        """(group id, tokens that all answers will have) of each rollout that has begun."""
+        self._workload = workload
+        self._seed = seed
+        self._on_end = on_end
+        self._attempts: dict[str, int] = {}
+
+    async def describe(self) -> EnvironmentDescription:
+        """Return an endless training split."""
+        return EnvironmentDescription(
+            name=self.name,
+            version="0",
+            reward_min=0.0,
+            reward_max=1.0,
+            success_threshold=1.0,
+            num_examples={Split.TRAIN: None, Split.EVAL: None},
+            network="none",
+        )
+
+    async def example(self, split: Split, index: int) -> Example:
+        """Return the example of this number."""
+        return Example(id=f"{split}-{index}", prompt=str(index))
+
+    async def gold(self, split: Split, index: int) -> Rollout | None:
+        """Return None: nothing is known to be right."""
+        return None
+
+    async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
+        """Play one rollout; a failure is returned as one."""
+        assert isinstance(policy, SimulatedPolicy), "simulated environments need such policies"
+        rollout = replace(request.rollout(self.name), example_id=f"train-{request.example_index}")
+        try:
+            async with asyncio.timeout(request.deadline_s):
+                reward = await self._play(request, policy)
+        except TimeoutError:
+            ended = _failed(rollout, "TimeoutError: the deadline passed", StopReason.TIMEOUT)
+        except EndpointError as error:
+            ended = _failed(rollout, f"EndpointError: {error}", StopReason.ERROR)
+        except _RaisedError as error:
+            ended = _failed(rollout, f"ValueError: {error}", StopReason.ERROR)
+        else:
+            ended = replace(rollout, reward=reward)
+        ended = replace(ended, turns=tuple(policy.turns))
+        self._on_end(ended)
+        return ended
+
+    async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
+        """Return the group unchanged."""
+        return group
+
+    async def cancel(self, rollout_id: str) -> None:
+        """Do nothing: whoever plays a rollout cancels its task."""
+
+    async def health(self) -> None:
+        """Return at once."""
+
+    def stats(self) -> Mapping[str, float]:
+        """Return nothing."""
+        return {}
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    async def _play(self, request: PlayRequest, policy: SimulatedPolicy) -> float:
+        work = self._workload
+        attempt = self._attempts[request.rollout_id] = self._attempts.get(request.rollout_id, 0) + 1
+        # The lengths are those of the rollout in every attempt; only what fails may change.
+        chance = random.Random(f"{self._seed}/{request.rollout_id}")
+        answers = [work.lengths(chance) for _ in range(chance.randint(*work.num_turns))]
+        if attempt == 1:
+            limit = request.sampling.max_tokens
+            self.drawn.append((request.group_id, sum(min(one, limit) for one in answers)))
+        fails = random.Random(f"{self._seed}/{request.rollout_id}/{attempt}")
+        difficulty = random.Random(f"{self._seed}/{request.example_index}").random()
+        for turn, num_tokens in enumerate(answers):
+            if turn and work.tool_s:
+                await asyncio.sleep(chance.expovariate(1 / work.tool_s))
+            if fails.random() < work.failure_rate:
+                raise _RaisedError("the environment failed, as the simulation planned")
+            await policy.say(
+                request.sampling,
+                num_new_tokens=work.num_tool_tokens if turn else work.num_prompt_tokens,
+                num_tokens=num_tokens,
+            )
+        if work.reward_s:
+            await asyncio.sleep(work.reward_s)
+        return float(chance.random() < difficulty)
+
+
+class _RaisedError(Exception):
+    """The environment's own code failed."""
+
+
+def _failed(rollout: Rollout, error: str, reason: StopReason) -> Rollout:
+    return replace(
+        rollout,
+        status=RolloutStatus.FAILED,
+        status_reason=error.partition(":")[0],
+        stop_reason=reason,
+        error=error,
+    )

@@ -1,0 +1,202 @@
+"""One simulated run: the real loop, sampler, pool and publisher over modelled machines."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from telescope_core.records import RolloutRow
+from telescope_core.types import JsonValue, Rollout
+from telescope_train.batches.packing import Packing
+from telescope_train.config.schema import TrainConfig
+from telescope_train.inference.pool import ServerPool
+from telescope_train.loop import LoopParts, train
+from telescope_train.models.facts import UNKNOWN_FACTS
+from telescope_train.rollouts.mix import make_sampler, training_environments
+from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
+from telescope_train.simulation.environments import SimulatedEnvironment, Workload
+from telescope_train.simulation.servers import (
+    ServerTimes,
+    SimulatedClient,
+    SimulatedPolicies,
+    num_ids,
+)
+from telescope_train.simulation.trainer import SimulatedRanks, TrainerSpeed
+from telescope_train.simulation.virtual_time import run_in_virtual_time
+from telescope_train.step.credit import credit_rules
+from telescope_train.step.stream_rules import streams_gradients
+from telescope_train.step.throughput import Machine
+from telescope_train.weights.publish import WeightPublisher
+
+_VOCAB_SIZE = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What is simulated: the settings of the run, its machines, and what its rollouts are like."""
+
+    config: TrainConfig
+    workload: Workload
+    num_servers: int = 4
+    num_ranks: int = 4
+    engine: EngineSpeed = field(default_factory=EngineSpeed)
+    servers: ServerTimes = field(default_factory=ServerTimes)
+    trainer: TrainerSpeed = field(default_factory=TrainerSpeed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What came of a simulated run. Times are virtual unless they say otherwise."""
+
+    rows: Sequence[dict[str, float]]
+    """Metrics of each step, as a run writes them."""
+    duration_s: float
+    server_busy: float
+    """Share of the time in which a server had work, over all servers."""
+    trainer_busy: float
+    """Share of the time in which the ranks computed."""
+    num_tokens: int
+    """Tokens of the answers that servers finished."""
+    num_preemptions: int
+    mean_drawn: float
+    """Mean tokens of the rollouts of all batches that were trained, as they were drawn."""
+    mean_trained: float
+    """Mean tokens of the rollouts that batches were made of."""
+    history: str
+    """Digest of all rollouts and their times: equal runs have equal ones."""
+    real_s: float
+    """Seconds that the simulation itself took."""
+
+    @property
+    def step_s(self) -> float:
+        """Mean duration of a step."""
+        return self.duration_s / len(self.rows)
+
+    @property
+    def length_bias(self) -> float:
+        """Mean trained over mean drawn length; 1 = long answers are trained on like short ones."""
+        return self.mean_trained / self.mean_drawn
+
+
+class History:
+    """Takes the place of the run folder, and keeps what `Simulated` needs."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._digest = hashlib.sha256()
+
+    def log_metrics(self, row: Mapping[str, JsonValue]) -> None:
+        """Keep the metrics of one step."""
+        # The only number that is not virtual.
+        self.rows.append({name: value for name, value in row.items() if name != "time_s"})
+        self._digest.update(repr(sorted(self.rows[-1].items())).encode())
+
+    def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> None:
+        """Keep nothing of the rows: each costs more to write than its rollout to simulate."""
+
+    def played(self, rollout: Rollout) -> None:
+        """Note that `rollout` has ended."""
+        now_s = asyncio.get_running_loop().time()
+        text = f"{rollout.group_id}/{rollout.index} {rollout.status} {now_s:.9f}\n"
+        self._digest.update(text.encode())
+
+    @property
+    def digest(self) -> str:
+        """Of everything so far."""
+        return self._digest.hexdigest()
+
+
+def simulate(scenario: Scenario) -> Simulated:
+    """Return what comes of `scenario`; the same each time but for `real_s`."""
+    began_s = time.perf_counter()
+    result = run_in_virtual_time(lambda: _simulated(scenario))
+    return replace(result, real_s=time.perf_counter() - began_s)
+
+
+async def _simulated(scenario: Scenario) -> Simulated:
+    return await _Run(scenario).simulated()
+
+
+class _Run:
+    """Everything of one run, inside the loop."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self.history = History()
+        self.environment = SimulatedEnvironment(
+            scenario.workload, seed=scenario.config.run.seed, on_end=self.history.played
+        )
+        self.engines = [
+            SimulatedEngine(scenario.engine, name=f"server-{index}")
+            for index in range(scenario.num_servers)
+        ]
+        self.pool = ServerPool([SimulatedClient(one, scenario.servers) for one in self.engines])
+        self.ranks = SimulatedRanks(scenario.num_ranks, scenario.trainer)
+
+    async def simulated(self) -> Simulated:
+        """Take every step, and return what came of them."""
+        parts = await self.parts()
+        try:
+            await train(parts, after_step=_nothing)
+        finally:
+            await parts.sampler.close()
+        duration_s = asyncio.get_running_loop().time()
+        rows = self.history.rows
+        drawn = [
+            num_tokens
+            for group_id, num_tokens in self.environment.drawn
+            if int(group_id.partition(".")[0]) < len(rows)
+        ]
+        return Simulated(
+            rows=rows,
+            duration_s=duration_s,
+            server_busy=sum(e.busy_s for e in self.engines) / (duration_s * len(self.engines)),
+            trainer_busy=self.ranks.busy_s / duration_s,
+            num_tokens=sum(engine.num_tokens_written for engine in self.engines),
+            num_preemptions=sum(engine.num_preemptions for engine in self.engines),
+            mean_drawn=float(np.mean(drawn)),
+            mean_trained=float(np.mean([row["completion_len/mean"] for row in rows])),
+            history=self.history.digest,
+            real_s=0.0,
+        )
+
+    async def parts(self) -> LoopParts:
+        """Return what the loop touches."""
+        config = self._scenario.config
+        clients = {entry.name: self.environment for entry in config.environments}
+        mix = await training_environments(config, clients, {}, {})
+        publisher = WeightPublisher(
+            self.pool, self.ranks, in_flight=config.scheduling.in_flight_update
+        )
+        await publisher.connect()
+        return LoopParts(
+            config=config,
+            rules=credit_rules(config, mix, vocab_size=_VOCAB_SIZE),
+            packing=Packing(
+                seq_len=num_ids(config.trainer.seq_len),
+                num_ranks=self.ranks.num_ranks,
+                hidden_size=self._scenario.trainer.hidden_size,
+                max_tokens=config.rollout.max_tokens,
+            ),
+            sampler=make_sampler(
+                config, mix, SimulatedPolicies(self.pool), num_servers=len(self.engines)
+            ),
+            trainer=self.ranks,
+            publisher=publisher,
+            folder=self.history,
+            machine=Machine(
+                facts=UNKNOWN_FACTS,
+                seq_len=num_ids(config.trainer.seq_len),
+                hidden_size=self._scenario.trainer.hidden_size,
+                gpu_name=None,
+            ),
+            streams_gradients=streams_gradients(config),
+        )
+
+
+async def _nothing(step: int, row: dict[str, float]) -> None:
+    """Do nothing after a step."""

@@ -1,0 +1,188 @@
+"""Simulated servers behind the real `ServerPool` and `WeightPublisher`, and policies over them.
+
+What a request asks for travels in `Planned`, which stands for the ids of its prompt. One id stands
+for `TOKENS_PER_ID` tokens, so that samples, packing and credit are real and cost little.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from telescope_core.chains import ChainRecorder
+from telescope_core.errors import EndpointError
+from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Turn
+from telescope_train.inference.client import Generation
+from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.wire import PAUSE_AND_CLEAR, PAUSE_PATH
+from telescope_train.simulation.engine import SimulatedEngine
+
+TOKENS_PER_ID = 64
+"""Tokens that one id stands for."""
+
+
+def num_ids(num_tokens: int) -> int:
+    """Return how many ids stand for `num_tokens` tokens; at least 1."""
+    return max(1, -(-num_tokens // TOKENS_PER_ID))
+
+
+class Planned(list[int]):
+    """The ids of a prompt, and how many tokens the answer will have."""
+
+    def __init__(self, ids: Sequence[int], *, rollout_id: str, num_tokens: int) -> None:
+        super().__init__(ids)
+        self.rollout_id = rollout_id
+        self.num_tokens = num_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTimes:
+    """Delays of a server outside its engine, in seconds."""
+
+    round_trip_s: float = 0.002
+    """Of one request or control call."""
+    transfer_s: float = 0.5
+    """To receive all weights."""
+
+
+class SimulatedClient:
+    """The way to one simulated server; see `inference.pool.ServerClient`."""
+
+    def __init__(self, engine: SimulatedEngine, times: ServerTimes) -> None:
+        self.base_url = engine.name
+        self.num_in_flight = 0
+        self.engine = engine
+        self._times = times
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        cache_salt: str,
+        priority: int = 0,
+    ) -> Generation:
+        """Sample the planned answer, cut to `max_tokens`."""
+        assert isinstance(prompt_ids, Planned), "simulated servers take planned requests"
+        num_tokens = min(prompt_ids.num_tokens, sampling.max_tokens)
+        self.num_in_flight += 1
+        try:
+            await asyncio.sleep(self._times.round_trip_s)
+            spans = await self.engine.generate(
+                len(prompt_ids) * TOKENS_PER_ID,
+                num_tokens,
+                rollout_id=prompt_ids.rollout_id,
+                salt=cache_salt,
+                priority=priority,
+            )
+        finally:
+            self.num_in_flight -= 1
+        ids = num_ids(num_tokens)
+        return Generation(
+            token_ids=array("i", range(7, 7 + ids)),
+            logprobs=array("f", [-1.0]) * ids,
+            finish_reason="stop" if num_tokens == prompt_ids.num_tokens else "length",
+            oldest_version=min(span.version for span in spans),
+            newest_version=max(span.version for span in spans),
+        )
+
+    async def control(
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        query: str = "",
+        is_repeatable: bool = False,
+    ) -> None:
+        """Do what the server would do at `path`, as far as the engine notices it."""
+        await asyncio.sleep(self._times.round_trip_s)
+        if path == PAUSE_PATH:
+            self.engine.pause(clears_cache=PAUSE_AND_CLEAR in query)
+        elif path == "/update_weights":
+            await asyncio.sleep(self._times.transfer_s)
+        elif path == "/finish_weight_update":
+            self.engine.update(int((body or {})["weight_version"]))
+        elif path == "/resume":
+            self.engine.resume()
+        elif path not in ("/init_weight_transfer_engine", "/start_weight_update"):
+            raise EndpointError(f"{self.base_url}{path} answered HTTP 404: not simulated")
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+class SimulatedPolicies:
+    """Gives each rollout a policy that asks the pool for planned answers."""
+
+    def __init__(self, pool: ServerPool) -> None:
+        self._pool = pool
+
+    def policy(self, rollout_id: str, sampling: Sampling | None = None) -> "SimulatedPolicy":
+        """Return the policy of one rollout."""
+        return SimulatedPolicy(self._pool, rollout_id)
+
+    async def close(self) -> None:
+        """Do nothing: the pool is closed by whoever opened it."""
+
+
+class SimulatedPolicy:
+    """One rollout's policy. The environment says with `say` how long the next answer is."""
+
+    endpoint: ChatEndpoint | None = None
+
+    def __init__(self, pool: ServerPool, rollout_id: str) -> None:
+        self.turns: list[Turn] = []
+        self._pool = pool
+        self._rollout_id = rollout_id
+        self._ids: list[int] = []
+        self._chains = ChainRecorder()
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        *,
+        tools: Sequence[dict[str, JsonValue]] = (),
+    ) -> Completion:
+        """Refuse: a simulated environment has no messages; it calls `say`."""
+        raise NotImplementedError("simulated environments call `say`")
+
+    async def say(self, sampling: Sampling, *, num_new_tokens: int, num_tokens: int) -> Completion:
+        """Return an answer of `num_tokens` after `num_new_tokens` of further prompt."""
+        clock = asyncio.get_running_loop()
+        started_s = clock.time()
+        self._ids += [3] * num_ids(num_new_tokens)
+        generation = await self._pool.generate(
+            Planned(self._ids, rollout_id=self._rollout_id, num_tokens=num_tokens),
+            sampling,
+            stop_token_ids=(),
+            group_id=self._rollout_id.rpartition("/")[0],
+            priority=-len(self.turns),
+        )
+        tokens = self._chains.record(
+            array("i", self._ids),
+            generation.token_ids,
+            generation.logprobs,
+            temperature=sampling.temperature,
+        )
+        self._ids += generation.token_ids
+        completion = Completion(
+            message=Message(role="assistant", content=""),
+            finish_reason=generation.finish_reason,
+            tokens=tokens,
+            oldest_version=generation.oldest_version,
+            newest_version=generation.newest_version,
+            num_prompt_tokens=tokens.prompt_end,
+            num_completion_tokens=min(num_tokens, sampling.max_tokens),
+        )
+        self.turns.append(
+            Turn(
+                completion=completion,
+                started_s=started_s,
+                ended_s=clock.time(),
+                temperature=sampling.temperature,
+            )
+        )
+        return completion

@@ -1,0 +1,118 @@
+"""Simulated trainer ranks: they take the time that the FLOPs of their batches need."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telescope_train.backends.protocol import TensorHeader
+from telescope_train.batches.batch import PackedBatch, Shards, StepPlan
+from telescope_train.batches.binning import sample_costs
+from telescope_train.simulation.servers import TOKENS_PER_ID
+from telescope_train.step.throughput import sequence_lengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSpeed:
+    """What one rank can do."""
+
+    tokens_per_s: float = 12_000.0
+    """Tokens through forward and backward in a second, without attention."""
+    hidden_size: int = 4096
+    """Sets how much attention costs relative to the rest."""
+    optimizer_s: float = 0.5
+    """Seconds of one optimizer step."""
+    send_s: float = 0.5
+    """Seconds to send all weights."""
+
+
+class SimulatedRanks:
+    """All ranks; see `backends.protocol.Ranks`. They do one thing after the other."""
+
+    def __init__(self, num_ranks: int, speed: TrainerSpeed) -> None:
+        self.num_ranks = num_ranks
+        self.speed = speed
+        self.busy_s = 0.0
+        """Seconds in which the slowest rank was computing."""
+        self.num_steps = 0
+        self._queue = asyncio.Lock()
+
+    async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
+        """Take the time of all optimizer steps of `plan`."""
+        for index in plan.order:
+            await self.accumulate_gradient(plan.minibatches[index], version)
+            await self.apply_gradient(1.0)
+        return {}
+
+    async def accumulate_gradient(self, shards: Shards, version: int) -> None:
+        """Take the time of forward and backward passes: in each round, that of the slowest rank."""
+        rounds = zip(*shards, strict=True)
+        await self._work(sum(max(self._seconds(batch) for batch in one) for one in rounds))
+
+    async def apply_gradient(self, scale: float) -> dict[str, float]:
+        """Take the time of an optimizer step."""
+        await self._work(self.speed.optimizer_s)
+        self.num_steps += 1
+        return {}
+
+    async def logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
+        """Take the time of a forward pass; the log-probs are 0."""
+        rounds = zip(*shards, strict=True)
+        await self._work(sum(max(self._seconds(batch) for batch in one) for one in rounds) / 3)
+        return [[np.zeros(len(b.token_ids_T), np.float32) for b in shard] for shard in shards]
+
+    async def reference_logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
+        """Like `logprobs`."""
+        return await self.logprobs(shards)
+
+    async def update_reference(self) -> None:
+        """Do nothing."""
+
+    async def weight_headers(self) -> list[TensorHeader]:
+        """Return one tensor that stands for all."""
+        return [TensorHeader(name="weights", dtype="bfloat16", shape=(1,))]
+
+    async def meeting_point(self) -> tuple[str, int]:
+        """Return a place that nobody goes to."""
+        return "simulated", 0
+
+    async def connect(self, host: str, port: int, world_size: int) -> None:
+        """Do nothing."""
+
+    async def send_weights(self) -> None:
+        """Take the time of a transfer."""
+        await self._work(self.speed.send_s)
+
+    async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
+        """Do nothing: checkpoints are not simulated."""
+
+    async def checkpoint_is_written(self) -> bool:
+        """Return True."""
+        return True
+
+    async def finish_checkpoint(self) -> None:
+        """Do nothing."""
+
+    async def load_checkpoint(self, folder: Path) -> None:
+        """Do nothing."""
+
+    async def save_pretrained(self, folder: Path) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    async def _work(self, seconds: float) -> None:
+        async with self._queue:
+            await asyncio.sleep(seconds)
+            self.busy_s += seconds
+
+    def _seconds(self, batch: PackedBatch) -> float:
+        lengths_N: NDArray[np.int64] = sequence_lengths(batch) * TOKENS_PER_ID
+        if not lengths_N.size:
+            return 0.0
+        return (
+            float(sample_costs(lengths_N, self.speed.hidden_size).sum()) / self.speed.tokens_per_s
+        )
