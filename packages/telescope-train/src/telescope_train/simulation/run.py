@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,8 @@ class Scenario:
     engine: EngineSpeed = field(default_factory=EngineSpeed)
     servers: ServerTimes = field(default_factory=ServerTimes)
     trainer: TrainerSpeed = field(default_factory=TrainerSpeed)
+    adapt: Callable[[LoopParts], LoopParts] = lambda parts: parts
+    """Changes the parts of the run, such as for another rule of scheduling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +141,7 @@ class _Run:
 
     async def simulated(self) -> Simulated:
         """Take every step, and return what came of them."""
-        parts = await self.parts()
+        parts = self._scenario.adapt(await self.parts())
         try:
             await train(parts, after_step=_nothing)
         finally:
