@@ -27,11 +27,11 @@ PAGE = """# Schedules, simulated
 
 {facts}
 
-{gpus} GPUs, batches of {groups} groups x {size} rollouts, {steps} steps, seed 0; the best division of
-the GPUs for each schedule. Speed is relative to the synchronous schedule on the same GPUs. "Length" is
-the mean length of trained over drawn rollouts: below 1, long answers are trained on too rarely. "Waste"
-is the share of sampled tokens that were dropped because they were too old. The last three rules are
-those of other systems.
+{gpus} GPUs, batches of {groups} groups x {size} rollouts, {steps} steps, seed 0; the best
+division of the GPUs for each schedule. Speed is relative to the synchronous schedule on the same
+GPUs. "Length" is the mean length of trained over drawn rollouts: below 1, long answers are trained
+on too rarely. "Waste" is the share of sampled tokens that were dropped because they were too old.
+The last three rules are those of other systems.
 
 {tables}
 """

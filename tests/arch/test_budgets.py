@@ -47,6 +47,9 @@ BROAD_EXCEPT = {
         )
         for name in ("answers", "leakage", "load", "playing", "reward")
     },
+    "packages/telescope-train/src/telescope_train/simulation/virtual_time.py": (
+        "carried from a function for a thread to whoever awaits it"
+    ),
     "packages/telescope-train/src/telescope_train/inference/vllm_plugin/token_plane.py": (
         "the client is told why its request failed"
     ),

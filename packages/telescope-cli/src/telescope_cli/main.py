@@ -40,6 +40,12 @@ VERBS = {
         takes_settings=True,
         needs="telescope_train",
     ),
+    "simulate": Verb(
+        target="telescope_cli.simulate:simulate_command",
+        help="Estimate what a run would do on GPUs that are not here.",
+        takes_settings=True,
+        needs="telescope_train",
+    ),
     "train": Verb(
         target="telescope_cli.train:train_command",
         help="Train a model with reinforcement learning on environments.",

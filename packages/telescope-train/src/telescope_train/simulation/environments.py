@@ -8,9 +8,9 @@ nothing elsewhere.
 import asyncio
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from telescope_core.errors import EndpointError
 from telescope_core.protocols import PlayRequest, Policy
@@ -27,6 +27,15 @@ from telescope_train.simulation.servers import SimulatedPolicy
 
 Lengths: TypeAlias = Callable[[random.Random], int]
 """Draws the number of tokens of an answer."""
+
+
+class Asked(NamedTuple):
+    """One model call of a rollout, in tokens."""
+
+    num_new_tokens: int
+    """Of the prompt, beyond what the turn before ended with."""
+    num_tokens: int
+    """Of the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +55,25 @@ class Workload:
     reward_s: float = 0.2
     """Time of scoring."""
     failure_rate: float = 0.0
-    """Share of the attempts in which the environment raises."""
+    """Share of the model calls before which the environment raises."""
+
+    def calls(self, chance: random.Random) -> list[Asked]:
+        """Return the model calls of one rollout."""
+        return [
+            Asked(self.num_tool_tokens if turn else self.num_prompt_tokens, self.lengths(chance))
+            for turn in range(chance.randint(*self.num_turns))
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded(Workload):
+    """Rollouts as long as those of a run: each is one of `rollouts`, chosen by chance."""
+
+    rollouts: Sequence[Sequence[Asked]]
+
+    def calls(self, chance: random.Random) -> list[Asked]:
+        """Return the model calls of one of the recorded rollouts."""
+        return list(self.rollouts[chance.randrange(len(self.rollouts))])
 
 
 def lognormal(mean: float, sigma: float) -> Lengths:
@@ -152,21 +179,21 @@ class SimulatedEnvironment:
         attempt = self._attempts[request.rollout_id] = self._attempts.get(request.rollout_id, 0) + 1
         # The lengths are those of the rollout in every attempt; only what fails may change.
         chance = random.Random(f"{self._seed}/{request.rollout_id}")
-        answers = [work.lengths(chance) for _ in range(chance.randint(*work.num_turns))]
+        calls = work.calls(chance)
         if attempt == 1:
             limit = request.sampling.max_tokens
-            self.drawn.append((request.group_id, sum(min(one, limit) for one in answers)))
+            self.drawn.append((request.group_id, sum(min(one.num_tokens, limit) for one in calls)))
         fails = random.Random(f"{self._seed}/{request.rollout_id}/{attempt}")
         difficulty = random.Random(f"{self._seed}/{request.example_index}").random()
-        for turn, num_tokens in enumerate(answers):
-            if turn and work.tool_s:
+        for number, call in enumerate(calls):
+            if number and work.tool_s:
                 await asyncio.sleep(chance.expovariate(1 / work.tool_s))
             if fails.random() < work.failure_rate:
                 raise _RaisedError("the environment failed, as the simulation planned")
             await policy.say(
                 request.sampling,
-                num_new_tokens=work.num_tool_tokens if turn else work.num_prompt_tokens,
-                num_tokens=num_tokens,
+                num_new_tokens=call.num_new_tokens,
+                num_tokens=call.num_tokens,
             )
         if work.reward_s:
             await asyncio.sleep(work.reward_s)

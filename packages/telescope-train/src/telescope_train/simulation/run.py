@@ -129,9 +129,15 @@ class _Run:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self.history = History()
-        self.environment = SimulatedEnvironment(
-            scenario.workload, seed=scenario.config.run.seed, on_end=self.history.played
-        )
+        self.environments = {
+            entry.name: SimulatedEnvironment(
+                scenario.workload,
+                name=entry.name,
+                seed=scenario.config.run.seed,
+                on_end=self.history.played,
+            )
+            for entry in scenario.config.environments
+        }
         self.engines = [
             SimulatedEngine(scenario.engine, name=f"server-{index}")
             for index in range(scenario.num_servers)
@@ -150,7 +156,8 @@ class _Run:
         rows = self.history.rows
         drawn = [
             num_tokens
-            for group_id, num_tokens in self.environment.drawn
+            for environment in self.environments.values()
+            for group_id, num_tokens in environment.drawn
             if int(group_id.partition(".")[0]) < len(rows)
         ]
         return Simulated(
@@ -169,8 +176,7 @@ class _Run:
     async def parts(self) -> LoopParts:
         """Return what the loop touches."""
         config = self._scenario.config
-        clients = {entry.name: self.environment for entry in config.environments}
-        mix = await training_environments(config, clients, {}, {})
+        mix = await training_environments(config, self.environments, {}, {})
         publisher = WeightPublisher(
             self.pool, self.ranks, in_flight=config.scheduling.in_flight_update
         )

@@ -147,7 +147,7 @@ class SimulatedPolicy:
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
         """Refuse: a simulated environment has no messages; it calls `say`."""
-        raise NotImplementedError("simulated environments call `say`")
+        raise TypeError("a simulated policy takes no messages; simulated environments call `say`")
 
     async def say(self, sampling: Sampling, *, num_new_tokens: int, num_tokens: int) -> Completion:
         """Return an answer of `num_tokens` after `num_new_tokens` of further prompt."""

@@ -1,0 +1,172 @@
+"""`telescope simulate run.toml`: what a run would do on GPUs that are not here."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from telescope_core.config import split_arguments
+from telescope_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from telescope_train.models.facts import ModelFacts
+    from telescope_train.simulation.estimate import Estimate, Expected
+
+WIDTH = 80
+_UNITS = {"M": 1e6, "B": 1e9}
+
+
+def simulate_command(
+    context: typer.Context,
+    gpus: Annotated[int, typer.Option(min=2, help="GPUs of servers and trainer together.")] = 8,
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="Inference servers; by default half of the GPUs.")
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option(help="Kind of GPU: H100, H200, B200, A100, L40S ...")
+    ] = "H100",
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of each server.")] = 1,
+    parameters: Annotated[
+        str, typer.Option(help="Size of the model, such as 8B, if its folder is not here.")
+    ] = "",
+    lengths_of: Annotated[
+        Path | None,
+        typer.Option(help="Run folder whose rollouts say how long answers are."),
+    ] = None,
+    mean_length: Annotated[
+        float | None, typer.Option(min=1, help="Mean tokens of an answer; default: max_tokens / 4.")
+    ] = None,
+    spread: Annotated[
+        float, typer.Option(min=0, help="Deviation of the logarithm of the lengths.")
+    ] = 0.9,
+    turns: Annotated[str, typer.Option(help="Answers of a rollout, such as 1 or 2-40.")] = "1",
+    tool_seconds: Annotated[
+        float, typer.Option(min=0, help="Mean seconds between two answers of a rollout.")
+    ] = 0.0,
+    reward_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds of scoring a rollout.")
+    ] = 0.2,
+    steps: Annotated[int, typer.Option(min=2, help="Steps to simulate.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+) -> None:
+    """Simulate a run on GPUs that are not here: steps per hour, idle time, staleness.
+
+    The run's own scheduling works in virtual time over models of servers and trainer, for the
+    number of servers that you give and for a few others. Settings come from files and flags, as
+    for `telescope train`. Speeds are estimated from data sheets, so compare, and do not promise.
+
+    For example:
+
+      telescope simulate run.toml --gpus 16 --servers 12 --parameters 8B
+
+      telescope simulate run.toml --gpus 64 --lengths-of runs/small --max_async_rollout 2
+
+      telescope simulate run.toml --gpus 1024 --tensor-parallel 8 --parameters 70B --json
+    """
+    from telescope_train.plan.load import load_train_config
+    from telescope_train.simulation.environments import Workload, lognormal
+    from telescope_train.simulation.estimate import Hardware, estimate, recorded_workload
+
+    files, flags = split_arguments(context.args)
+    if not files:
+        raise ConfigError(
+            "expected a settings file, got none; write: telescope simulate run.toml --gpus 16"
+        )
+    config = load_train_config(files, flags)
+    hardware = Hardware(
+        gpu=gpu,
+        num_gpus=gpus,
+        num_servers=servers or max(1, gpus // (2 * tensor_parallel)),
+        gpus_per_server=tensor_parallel,
+    )
+    workload = Workload(
+        lengths=lognormal(mean_length or config.rollout.max_tokens / 4, spread),
+        num_turns=_turns(turns),
+        tool_s=tool_seconds,
+        reward_s=reward_seconds,
+    )
+    if lengths_of is not None:
+        workload = recorded_workload(lengths_of, workload)
+    facts = _facts(config.model.model, config.run.output_dir, parameters)
+    console = Console(width=WIDTH, highlight=False)
+    with Console(stderr=True).status(f"simulating {steps} steps on {gpus} x {gpu}"):
+        found = estimate(config, facts, hardware, workload, steps=steps)
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2))
+        return
+    _show(console, found, hardware.gpu)
+
+
+def _turns(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and (high or low).isdecimal() and 1 <= int(low) <= int(high or low)):
+        raise ConfigError(
+            f"--turns: expected a number such as 1, or a range such as 2-40, got {text!r}"
+        )
+    return int(low), int(high or low)
+
+
+def _facts(model: str, output_dir: str, parameters: str) -> "ModelFacts":
+    from telescope_train.models.facts import read_model_facts
+    from telescope_train.simulation.machines import facts_by_size
+
+    if not parameters:
+        return read_model_facts(model, output_dir=output_dir)
+    number, unit = parameters[:-1], parameters[-1].upper()
+    try:
+        return facts_by_size(float(number) * _UNITS[unit])
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"--parameters: expected a size such as 600M or 8B, got {parameters!r}"
+        ) from None
+
+
+def _show(console: Console, found: "Estimate", gpu: str) -> None:
+    from telescope_train.simulation.estimate import table_of
+
+    one = found.chosen
+    console.print(
+        f"{one.num_servers} servers and {one.num_ranks} trainer GPUs ({gpu}): "
+        f"{one.steps_per_hour:,.0f} steps an hour, {one.step_s:.1f} s each"
+    )
+    console.print(f"A step waits longest for {found.limit}.")
+    _bar(console, one)
+    console.print(
+        f"Staleness: mean {one.staleness_mean:.2f}, at most {one.staleness_max:.0f} updates. "
+        f"Groups ready when asked: {one.groups_ready:.1f}; rollouts waiting for a lane: "
+        f"{one.rollouts_waiting:.0f}; preemptions: {one.num_preemptions}."
+    )
+    table = Table(box=box.SIMPLE, title="other divisions of the GPUs", title_justify="left")
+    for head in ("servers", "trainer", "s a step", "steps/h", "servers idle", "trainer idle"):
+        table.add_column(head, justify="right")
+    best = min(table_of(found), key=lambda row: row.step_s)
+    for row in table_of(found):
+        table.add_row(
+            f"{row.num_servers}",
+            f"{row.num_ranks}",
+            f"{row.step_s:.1f}",
+            f"{row.steps_per_hour:,.0f}",
+            f"{row.servers_idle:.0%}",
+            f"{row.trainer_idle:.0%}",
+            style="green" if row is best else "",
+        )
+    console.print(table)
+    if best is not found.chosen:
+        gain = one.step_s / best.step_s
+        console.print(f"With {best.num_servers} servers it would be {gain:.2f} times as fast.")
+
+
+def _bar(console: Console, one: "Expected") -> None:
+    """Draw how the trainer spends a step."""
+    parts = {"waits": one.generate_s, "trains": one.train_s, "publishes": one.sync_s}
+    total = sum(parts.values()) or 1.0
+    room = WIDTH - 2
+    marks = {"waits": ".", "trains": "#", "publishes": "="}
+    bar = "".join(marks[name] * round(room * value / total) for name, value in parts.items())
+    console.print(f"[{bar[:room]:<{room}}]", markup=False)
+    said = ", ".join(f"{marks[n]} {n} {v:.1f} s" for n, v in parts.items())
+    console.print(f"The trainer in one step: {said}")

@@ -1,0 +1,200 @@
+"""What a run would do on machines that are not here: `telescope simulate`.
+
+The chosen division of the GPUs between servers and ranks is simulated, and a few others beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from telescope_core.errors import ConfigError
+from telescope_core.records import RolloutRow, RunFolder
+from telescope_train.config.schema import TrainConfig
+from telescope_train.models.facts import ModelFacts
+from telescope_train.simulation.environments import Asked, Recorded, Workload
+from telescope_train.simulation.machines import estimated_speeds
+from telescope_train.simulation.run import Scenario, Simulated, simulate
+
+_OTHER_SPLITS = (0.5, 0.75, 1.25, 1.5)
+"""Numbers of servers, relative to the chosen one, that are tried beside it."""
+_WARM_UP = 3
+"""Steps at the start that are left out of means: the first batch has nobody to overlap with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The machines of a simulated run."""
+
+    gpu: str
+    """Its name in `machines.GPUS`."""
+    num_gpus: int
+    """All together."""
+    num_servers: int
+    gpus_per_server: int = 1
+    """GPUs that share the layers of one server (tensor parallelism)."""
+
+    @property
+    def num_ranks(self) -> int:
+        """GPUs that are left for the trainer."""
+        return self.num_gpus - self.num_servers * self.gpus_per_server
+
+    def require_sound(self) -> None:
+        """Raise ConfigError if a side has no GPU."""
+        if self.num_servers < 1 or self.num_ranks < 1:
+            raise ConfigError(
+                f"{self.num_servers} servers of {self.gpus_per_server} GPUs leave "
+                f"{self.num_ranks} of {self.num_gpus} GPUs for the trainer; expected at least one "
+                "server and one GPU for the trainer"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What one division of the GPUs can be expected to do. Means leave out the first steps."""
+
+    num_servers: int
+    num_ranks: int
+    step_s: float
+    """Seconds between two optimizer steps."""
+    steps_per_hour: float
+    servers_idle: float
+    """Share of the time in which a server has nothing to do."""
+    trainer_idle: float
+    staleness_mean: float
+    """Weight updates between the first token of a sample and its training."""
+    staleness_max: float
+    groups_ready: float
+    """Groups that have ended when the trainer asks for its batch."""
+    rollouts_waiting: float
+    """Rollouts that wait for a lane at that time."""
+    num_preemptions: int
+    generate_s: float
+    """Seconds of a step in which the trainer waits for rollouts."""
+    train_s: float
+    sync_s: float
+
+    @classmethod
+    def of(cls, found: Simulated, hardware: Hardware) -> "Expected":
+        """Return what `found` says."""
+        rows = found.rows[min(_WARM_UP, len(found.rows) - 1) :]
+
+        def mean(name: str) -> float:
+            return float(np.mean([row.get(name, 0.0) for row in rows]))
+
+        return cls(
+            num_servers=hardware.num_servers,
+            num_ranks=hardware.num_ranks,
+            step_s=mean("time/step_s"),
+            steps_per_hour=3600.0 / mean("time/step_s"),
+            servers_idle=1.0 - found.server_busy,
+            trainer_idle=max(0.0, 1.0 - found.trainer_busy),
+            staleness_mean=mean("staleness/mean"),
+            staleness_max=max(row.get("staleness/max", 0.0) for row in rows),
+            groups_ready=mean("queue/groups_ready"),
+            rollouts_waiting=mean("queue/rollouts_waiting"),
+            num_preemptions=found.num_preemptions,
+            generate_s=mean("time/generate_s"),
+            train_s=mean("time/train_s"),
+            sync_s=mean("time/sync_s"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The chosen division of the GPUs, and others for comparison."""
+
+    chosen: Expected
+    others: tuple[Expected, ...]
+    """Sorted by the number of servers."""
+    limit: str
+    """What a step waits for."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all numbers."""
+        return asdict(self)
+
+
+def estimate(
+    config: TrainConfig, facts: ModelFacts, hardware: Hardware, workload: Workload, *, steps: int
+) -> Estimate:
+    """Simulate `steps` steps of the run on `hardware`, and with other numbers of servers."""
+    hardware.require_sound()
+    run = config.run.model_copy(update={"number_of_steps": steps})
+    config = config.model_copy(update={"run": run})
+    chosen = _expected(config, facts, hardware, workload)
+    others = [_expected(config, facts, other, workload) for other in _other_splits(hardware)]
+    return Estimate(chosen=chosen, others=tuple(others), limit=_limit(chosen))
+
+
+def recorded_workload(run_folder: Path, like: Workload) -> Recorded:
+    """Return rollouts as long as those in `run_folder`, with the times of `like`.
+
+    Raises ConfigError if the run has no rollouts with tokens.
+    """
+    rows = RunFolder(run_folder).rollouts()
+    rollouts = [calls for row in rows if (calls := _calls(row))]
+    if not rollouts:
+        raise ConfigError(f"{run_folder} has no rollouts with recorded tokens to learn from")
+    return Recorded(
+        lengths=like.lengths,
+        tool_s=like.tool_s,
+        reward_s=float(np.mean([row.score_s for row in rows])),
+        rollouts=rollouts,
+    )
+
+
+def _calls(row: RolloutRow) -> list[Asked]:
+    calls: list[Asked] = []
+    known = 0
+    for tokens in row.tokens or ():
+        if tokens is None:
+            continue
+        calls.append(Asked(max(1, tokens.prompt_end - known), tokens.num_completion_ids))
+        known = tokens.prompt_end + tokens.num_completion_ids
+    return calls
+
+
+def _other_splits(hardware: Hardware) -> list[Hardware]:
+    numbers = {round(hardware.num_servers * factor) for factor in _OTHER_SPLITS}
+    most = (hardware.num_gpus - 1) // hardware.gpus_per_server
+    possible = sorted(n for n in numbers if 1 <= n <= most and n != hardware.num_servers)
+    return [replace(hardware, num_servers=number) for number in possible]
+
+
+def _expected(
+    config: TrainConfig, facts: ModelFacts, hardware: Hardware, workload: Workload
+) -> Expected:
+    speeds = estimated_speeds(
+        facts,
+        hardware.gpu,
+        gpus_per_server=hardware.gpus_per_server,
+        num_ranks=hardware.num_ranks,
+        slots=config.inference.max_num_seqs,
+    )
+    scenario = Scenario(
+        config=config,
+        workload=workload,
+        num_servers=hardware.num_servers,
+        num_ranks=hardware.num_ranks,
+        engine=speeds.engine,
+        servers=speeds.servers,
+        trainer=speeds.trainer,
+    )
+    return Expected.of(simulate(scenario), hardware)
+
+
+def _limit(expected: Expected) -> str:
+    parts = {
+        "rollouts: the trainer waits for them": expected.generate_s,
+        "training": expected.train_s,
+        "publishing weights": expected.sync_s,
+    }
+    return max(parts, key=lambda name: parts[name])
+
+
+def table_of(estimate: Estimate) -> Sequence[Expected]:
+    """Return all divisions that were simulated, by their number of servers."""
+    return sorted([estimate.chosen, *estimate.others], key=lambda one: one.num_servers)

@@ -1,0 +1,132 @@
+"""`telescope simulate`: what is printed, what is refused, and lengths from a recorded run."""
+
+import json
+
+import pytest
+
+from telescope_cli.main import main
+from telescope_core.chains import sampled_tokens
+from telescope_core.records import RunFolder, row_of
+from telescope_core.types import Completion, Message, Rollout, Turn
+
+SETTINGS = """
+environments = [{ name = "math-reasoning" }, { name = "countdown" }]
+[run]
+name = "planned"
+number_of_steps = 1000
+[model]
+model = "org/not-here"
+[rollout]
+group_size = 4
+prompts_batch_size_for_trainer = 8
+max_tokens = 2048
+[trainer]
+seq_len = 8192
+"""
+
+
+@pytest.fixture
+def settings(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(SETTINGS)
+    return str(path)
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+    """Return exit code, output and messages."""
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", *arguments])
+    captured = capsys.readouterr()
+    return ended.value.code or 0, captured.out, captured.err
+
+
+def test_a_run_is_estimated_with_other_divisions(settings, capsys):
+    few = ("--gpus", "8", "--parameters", "8B", "--steps", "5")
+    code, text, _ = run(capsys, settings, *few, "--servers", "4")
+    assert code == 0
+    assert "4 servers and 4 trainer GPUs (H100)" in text
+    assert "other divisions of the GPUs" in text
+    assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
+    again = run(capsys, settings, *few, "--servers", "4")[1]
+    assert again == text, "the same command gives the same numbers"
+
+
+def test_numbers_come_as_json_and_follow_the_settings(settings, capsys):
+    found = {}
+    for ahead in (0, 1):
+        code, text, _ = run(
+            capsys,
+            settings,
+            *("--gpus", "4", "--servers", "2", "--parameters", "600M", "--steps", "6", "--json"),
+            *("--max_async_rollout", str(ahead)),
+        )
+        assert code == 0
+        found[ahead] = json.loads(text)["chosen"]
+    assert found[0]["staleness_max"] == 0
+    assert found[1]["staleness_max"] == 1
+    assert found[1]["steps_per_hour"] > found[0]["steps_per_hour"]
+    assert found[0]["num_servers"] == found[0]["num_ranks"] == 2
+
+
+def test_lengths_come_from_the_rollouts_of_a_run(settings, capsys, tmp_path):
+    folder = RunFolder.create(tmp_path / "small", config={})
+    for step, length in enumerate((10, 1000), start=1):
+        completion = Completion(
+            message=Message(role="assistant", content=""),
+            finish_reason="stop",
+            tokens=sampled_tokens([1] * 20, [2] * length, [-1.0] * length),
+        )
+        turn = Turn(completion=completion, started_s=0.0, ended_s=1.0)
+        rollout = Rollout(
+            environment="e", example_id="x", group_id="0.0", index=0, turns=(turn,), reward=1.0
+        )
+        folder.write_rollouts(step, [row_of(rollout, step=step, with_tokens=True)])
+    code, text, _ = run(
+        capsys,
+        settings,
+        *("--gpus", "2", "--parameters", "1B", "--steps", "4", "--json"),
+        *("--lengths-of", str(tmp_path / "small")),
+    )
+    assert code == 0
+    recorded = json.loads(text)["chosen"]
+    text = run(
+        capsys,
+        settings,
+        *("--gpus", "2", "--parameters", "1B", "--steps", "4", "--json", "--mean-length", "4000"),
+    )[1]
+    assert json.loads(text)["chosen"]["step_s"] > recorded["step_s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--parameters", "8X"), "expected a size such as 600M or 8B, got '8X'"),
+        ((), "the size of the model is not known"),
+        (("--gpu", "H10", "--parameters", "8B"), "unknown GPU 'H10'; did you mean"),
+        (("--servers", "8", "--parameters", "8B"), "leave 0 of 8 GPUs for the trainer"),
+        (("--turns", "5-2", "--parameters", "8B"), "a range such as 2-40, got '5-2'"),
+        (("--parameters", "70B"), "give each server more GPUs with --tensor-parallel"),
+        (("--group_sise", "2"), "group_sise"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_message(settings, capsys, arguments, message):
+    code, text, error = run(capsys, settings, *arguments)
+    assert code == 2
+    assert not text
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_a_settings_file_is_asked_for(capsys):
+    code, _, error = run(capsys)
+    assert code == 2
+    assert "telescope simulate run.toml" in error
+
+
+def test_a_run_without_tokens_is_refused(settings, capsys, tmp_path):
+    RunFolder.create(tmp_path / "empty", config={})
+    code, _, error = run(
+        capsys, settings, "--parameters", "1B", "--lengths-of", str(tmp_path / "empty")
+    )
+    assert code == 2
+    assert "no rollouts with recorded tokens" in error
