@@ -134,7 +134,7 @@ def evil_wheel(bundled: Path) -> dict[str, bytes | None]:
     ("change", "message"),
     [
         ("package", "is not the file that its manifest lists"),
-        ("wheel", "is not the one that was published"),
+        ("wheel", "which its lock does not name"),
         ("extra", "manifest and files differ"),
         ("missing", "manifest and files differ"),
         ("no manifest", "it has no bundle.json"),

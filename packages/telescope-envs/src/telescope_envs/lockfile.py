@@ -9,7 +9,6 @@ import json
 import os
 import re
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from telescope_core.errors import ConfigError, RegistryError, nearest
+from telescope_envs.documents import read_toml
 from telescope_envs.filelocks import locked
 from telescope_envs.inventory import LOCK_NAME, find_lock
 from telescope_envs.registry.names import check_name, check_owner, module_name
@@ -152,20 +152,25 @@ def read_lock(path: Path) -> Lock:
         return Lock()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}; {_REMEDY}") from error
+    return parse_lock(text, str(path), remedy=_REMEDY)
+
+
+def parse_lock(text: str, where: str, *, remedy: str) -> Lock:
+    """Return the lock in `text`; ConfigError names `where`, the line, and the `remedy`."""
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}; {_REMEDY}") from error
-    _require_version(table, path)
+        table = read_toml(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not TOML: {error}; {remedy}") from error
+    _require_version(table, where, remedy)
     try:
         lock = Lock.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(_what_is_wrong(error, text, path)) from None
+        raise ConfigError(f"{where}:{_what_is_wrong(error, text)}; {remedy}") from None
     except RegistryError as error:
-        raise ConfigError(f"{path}: {error}; {_REMEDY}") from None
+        raise ConfigError(f"{where}: {error}; {remedy}") from None
     ids = [one.id for one in lock.environments]
     for twice in sorted({name for name in ids if ids.count(name) > 1}):
-        raise ConfigError(f"{path}: holds {twice} twice; remove one, or {_REMEDY}")
+        raise ConfigError(f"{where}: holds {twice} twice; remove one, or {remedy}")
     return lock
 
 
@@ -222,21 +227,21 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _require_version(table: dict[str, Any], path: Path) -> None:
+def _require_version(table: dict[str, Any], where: str, remedy: str) -> None:
     version = table.get("version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise ConfigError(
-            f"{path} has format version {version}, but this Telescope reads only up to "
+            f"{where} has format version {version}, but this Telescope reads only up to "
             f"{FORMAT_VERSION}; upgrade telescope-envs"
         )
     if version != FORMAT_VERSION:
         raise ConfigError(
-            f"{path}: expected version = {FORMAT_VERSION}, got {version!r}; {_REMEDY}"
+            f"{where}: expected version = {FORMAT_VERSION}, got {version!r}; {remedy}"
         )
 
 
-def _what_is_wrong(error: ValidationError, text: str, path: Path) -> str:
-    """Return a message with the line and field that are wrong, and the remedy."""
+def _what_is_wrong(error: ValidationError, text: str) -> str:
+    """Return the line and the field that are wrong, and why."""
     first = error.errors()[0]
     place = first["loc"]
     index = place[1] if len(place) > 1 and place[0] == "environments" else None
@@ -247,8 +252,8 @@ def _what_is_wrong(error: ValidationError, text: str, path: Path) -> str:
         fields = LockedEnvironment.model_fields if index is not None else Lock.model_fields
         close = nearest(field, fields)
         message = f"unknown key{f'; did you mean {close[0]!r}?' if close else ''}"
-    where = f"{path}:{line}: {field}: " if field and field != "environments" else f"{path}:{line}: "
-    return f"{where}{message}; {_REMEDY}"
+    named = f"{field}: " if field and field != "environments" else ""
+    return f"{line}: {named}{message}"
 
 
 def _line_of(text: str, index: object, field: str) -> int:

@@ -24,6 +24,7 @@ from telescope_envs.subprocesses import run_program
 
 _TIME_LIMIT_S = 900.0
 _NO_WHEEL = re.compile(r"Wheels are required for `([^`]+)`|(\S+?)(?:==\S+)? has no usable wheels")
+_DIGEST = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _INFO = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*)-(?P<version>[^-]+)\.dist-info")
 
 
@@ -32,7 +33,7 @@ class Uv:
     """Runs uv, with the sources that packages may come from."""
 
     offline: bool = False
-    """Take packages only from uv's cache and from installed bundles."""
+    """Use no network, only uv's cache."""
     wheels: Path | None = None
     """A folder of wheels to take packages from, instead of every index."""
     heirs: tuple[int, ...] = ()
@@ -65,17 +66,28 @@ class Uv:
         if self.wheels is not None:
             found = str(self.wheels.absolute())
             return ["--offline", "--no-config", "--no-index", "--find-links", found]
-        config = config_options(os.environ)
-        if not self.offline:
-            return config
-        brought = packages_folder()
-        links = ("--find-links", str(brought)) if brought.is_dir() else ()
-        return [*config, "--offline", *links]
+        return [*config_options(os.environ), *(("--offline",) if self.offline else ())]
 
 
 def packages_folder() -> Path:
     """Return the folder of dependencies' wheels from bundles, kept for later use offline."""
     return data_folder() / "cache" / "packages"
+
+
+def brought_wheels_folder(sha256: str) -> Path:
+    """Return the folder for the wheel with this hash, alone: equal names may hide other bytes."""
+    return packages_folder() / sha256
+
+
+def brought_wheels(lines: Iterable[str]) -> list[str]:
+    """Return the options of uv that offer it the wheels from bundles that `lines` name by hash.
+
+    Offer them only to install what is locked. Which version is locked is for the package index to
+    say: anyone may make a bundle.
+    """
+    digests = sorted({digest for line in lines for digest in _DIGEST.findall(line)})
+    folders = [brought_wheels_folder(digest) for digest in digests]
+    return [part for one in folders if one.is_dir() for part in ("--find-links", str(one))]
 
 
 def missing_requirements(requires_dist: Iterable[str]) -> list[str]:

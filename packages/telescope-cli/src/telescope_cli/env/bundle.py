@@ -16,12 +16,17 @@ from telescope_cli.env.options import (
 )
 from telescope_cli.env.outcomes import Outcome, attempt, state_of
 from telescope_core.errors import ConfigError
-from telescope_envs.installing.bundle import OpenBundle, Part, opened_bundle, write_bundle
+from telescope_envs.installing.bundle import Part, write_bundle
 from telescope_envs.installing.bundling import (
     chosen_entries,
     install_bundled,
     part_of_lock,
     part_of_registry,
+)
+from telescope_envs.installing.open_bundle import (
+    MAX_BUNDLE_BYTES,
+    OpenBundle,
+    opened_bundle,
 )
 from telescope_envs.installing.steps import InstallOptions
 from telescope_envs.inventory import find_lock
@@ -66,10 +71,20 @@ def bundle(
         for part in parts
         for data in part.entry.datasets
     ]
+    num_bytes = output.stat().st_size
+    if num_bytes > MAX_BUNDLE_BYTES:
+        progress(
+            f"warning: to install from it, add --max-bundle-gb {-(-num_bytes // 2**30)}: without "
+            f"it, a bundle may have {MAX_BUNDLE_BYTES} bytes"
+        )
     if as_json:
         rows = [{"id": part.entry.id, "version": part.entry.version} for part in parts]
-        size = output.stat().st_size
-        about = {"file": str(output), "bytes": size, "environments": rows, "datasets": datasets}
+        about = {
+            "file": str(output),
+            "bytes": num_bytes,
+            "environments": rows,
+            "datasets": datasets,
+        }
         typer.echo(json.dumps(about))
         return
     for part in parts:
@@ -79,8 +94,9 @@ def bundle(
             f"{data['environment']} can load {data['repo']} at {data['revision']}: it is not in "
             "the bundle, so copy it yourself"
         )
-    size_mb = output.stat().st_size / 1e6
-    typer.echo(f"{output}: {len(manifest.files)} files, {size_mb:.1f} MB, {manifest.platform}")
+    typer.echo(
+        f"{output}: {len(manifest.files)} files, {num_bytes / 1e6:.1f} MB, {manifest.platform}"
+    )
 
 
 def _parts(names: Sequence[str], lock: Lock, registry: str | None) -> list[Part]:
@@ -106,7 +122,7 @@ def _bare(environment_id: str) -> str:
 
 
 def installed_from_bundle(
-    path: Path, names: Sequence[str], *, options: InstallOptions
+    path: Path, names: Sequence[str], *, options: InstallOptions, max_bytes: int = MAX_BUNDLE_BYTES
 ) -> list[Outcome]:
     """Install `names`, or everything, from the bundle at `path`; returns the outcome of each."""
 
@@ -115,6 +131,6 @@ def installed_from_bundle(
         state = state_of(done.is_new)
         return Outcome(name=entry.id, id=entry.id, version=entry.version, state=state)
 
-    with opened_bundle(path, progress=progress) as bundled:
+    with opened_bundle(path, progress=progress, max_bytes=max_bytes) as bundled:
         entries = chosen_entries(bundled.lock, names)
         return [attempt(entry.id, partial(one, bundled, entry)) for entry in entries]

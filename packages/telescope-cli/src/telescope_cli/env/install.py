@@ -48,6 +48,12 @@ def install(
             help="Install from a file that telescope env bundle wrote, without network access.",
         ),
     ] = None,
+    max_bundle_gb: Annotated[
+        int,
+        typer.Option(
+            "--max-bundle-gb", metavar="N", min=1, help="Largest bundle to install from, in GiB."
+        ),
+    ] = 10,
     registry: RegistryOption = None,
     shared: Annotated[
         bool,
@@ -76,7 +82,10 @@ def install(
     if from_bundle is not None:
         from telescope_cli.env.bundle import installed_from_bundle
 
-        report(installed_from_bundle(from_bundle, names or [], options=options), as_json=as_json)
+        done = installed_from_bundle(
+            from_bundle, names or [], options=options, max_bytes=max_bundle_gb * 2**30
+        )
+        report(done, as_json=as_json)
         return
     if not names:
         raise ConfigError("give at least one NAME, such as math-reasoning, or --from-bundle FILE")

@@ -7,8 +7,9 @@ from typing import NoReturn
 
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
 from telescope_envs.filelocks import locked
-from telescope_envs.installing.bundle import OpenBundle, Part
+from telescope_envs.installing.bundle import Part
 from telescope_envs.installing.leftovers import lock_file
+from telescope_envs.installing.open_bundle import OpenBundle
 from telescope_envs.installing.pipeline import (
     checked_wheel,
     choose_release,

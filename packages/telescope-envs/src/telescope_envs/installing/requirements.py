@@ -17,7 +17,13 @@ from packaging.utils import canonicalize_name
 from telescope_core.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.installing.steps import InstallOptions
 from telescope_envs.lockfile import is_requirement_line
-from telescope_envs.packages import Uv, installed_pins, lacks_wheel, wheels_only
+from telescope_envs.packages import (
+    Uv,
+    brought_wheels,
+    installed_pins,
+    lacks_wheel,
+    wheels_only,
+)
 from telescope_envs.registry.records import Release
 
 CORE = "telescope-core"
@@ -106,6 +112,7 @@ def install_requirements(
             *("pip", "install", "--python", str(python), "--quiet", "--link-mode", "hardlink"),
             *("--require-hashes", "--no-deps", *wheels_only(options.allow_sdist)),
             *("--requirements", str(listed)),
+            *(brought_wheels(lines) if options.offline and options.wheels is None else ()),
         ]
         failure = f"the dependencies of {needed_by} cannot be installed"
         try:
