@@ -25,6 +25,7 @@ from telescope_envs.installing.writing import write_wheel
 from telescope_envs.lockfile import LockedEnvironment
 from telescope_envs.packages import Uv
 from telescope_envs.registry.wheel import WheelContents, check_bytes, check_release, read_wheel
+from telescope_envs.trees import files_below, remove_tree
 
 BUILDING = ".building-"
 """Prefix of the name of an unfinished virtual environment; the environment's key follows."""
@@ -90,23 +91,31 @@ def build_venv(plan: Plan, uv: Uv, *, options: InstallOptions, progress: Progres
     folder = venv_folder(plan.locked)
     scratch = folder.with_name(f"{BUILDING}{key_of(plan.locked.id)}")
     try:
-        shutil.rmtree(scratch, ignore_errors=True)
+        clear_scratch(scratch)
         scratch.parent.mkdir(parents=True, exist_ok=True)
         _fill(scratch, plan, uv, options=options, progress=progress)
         progress(f"{plan.label}: {Step.PROBE}")
         probe(python_of(scratch), plan.installation.release)
         (scratch / _RECORD).write_text(plan.installation.model_dump_json(by_alias=True))
-        if folder.exists():
-            shutil.rmtree(folder)
+        clear_scratch(folder)
         scratch.rename(folder)
     except OSError as error:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_tree(scratch)
         raise EnvironmentLoadError(
             f"{plan.label}: {error.filename or folder}: {error.strerror}; nothing was installed"
         ) from error
     except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_tree(scratch)
         raise
+
+
+def clear_scratch(folder: Path) -> None:
+    """Remove what is in the place of a new folder: nothing may be built upon it."""
+    if not remove_tree(folder):
+        raise EnvironmentLoadError(
+            f"{folder} is left of an earlier installation and cannot be removed; remove it with "
+            "the rights of whoever made it, and install again"
+        )
 
 
 def _fill(folder: Path, plan: Plan, uv: Uv, *, options: InstallOptions, progress: Progress) -> None:
@@ -158,7 +167,7 @@ def link_byte_code(site_packages: Path) -> None:
     Compiling it again would cost each environment seconds at its first start, and megabytes.
     """
     here = Path(sysconfig.get_path("purelib"))
-    for source in site_packages.rglob("*.py"):
+    for source in [path for path in files_below(site_packages) if path.suffix == ".py"]:
         ours = here / source.relative_to(site_packages)
         name = Path(cache_from_source(str(ours)))
         target = source.parent / name.parent.name / name.name

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from telescope_core.errors import RegistryError
 from telescope_envs.home import data_folder
 from telescope_envs.registry.records import Release
+from telescope_envs.trees import remove_tree
 
 _RECORD = "release.json"
 PART = ".part-"
@@ -66,15 +66,14 @@ def store_wheel(data: bytes, release: Release, *, registry: str) -> Path:
     folder = wheels_folder() / release.wheel.sha256
     scratch = folder.with_name(f"{PART}{key_of(release.id)}")
     try:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_tree(scratch)
         scratch.mkdir(parents=True)
         (scratch / release.wheel.filename).write_bytes(data)
         (scratch / _RECORD).write_text(record.model_dump_json(by_alias=True))
-        if folder.exists():  # damaged, or without its record
-            shutil.rmtree(folder)
+        remove_tree(folder)  # damaged, or without its record
         os.rename(scratch, folder)
     except OSError as error:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_tree(scratch)
         raise RegistryError(
             f"{folder} cannot be written: {error.strerror}; check its disk space and permissions"
         ) from error

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 from pathlib import Path
 
 from telescope_core.errors import ConfigError
@@ -12,6 +11,7 @@ from telescope_envs.installed import installed_environments
 from telescope_envs.installing.build import BUILDING, venv_folder, venvs_folder
 from telescope_envs.installing.cache import PART, key_of, wheels_folder
 from telescope_envs.lockfile import read_lock
+from telescope_envs.trees import remove_tree
 
 _REMOVING = ".removing-"
 
@@ -22,7 +22,7 @@ def lock_file(environment_id: str) -> Path:
 
 
 def remove_leftovers() -> list[Path]:
-    """Remove unfinished folders whose installer is gone, and return them; others stay."""
+    """Remove unfinished folders whose installer is gone; returns those that are gone now."""
     removed: list[Path] = []
     for parent, prefix in (
         (venvs_folder(), BUILDING),
@@ -32,8 +32,7 @@ def remove_leftovers() -> list[Path]:
         for folder in sorted(parent.glob(f"{prefix}*")):
             key = folder.name.removeprefix(prefix)
             with locked_if_free(data_folder() / "locks" / f"{key}.lock") as is_ours:
-                if is_ours:
-                    shutil.rmtree(folder, ignore_errors=True)
+                if is_ours and remove_tree(folder):
                     removed.append(folder)
     return removed
 
@@ -55,19 +54,27 @@ def remove_unused_venvs(environment_id: str) -> list[Path]:
     in_use |= _locked_by_projects()
     removed: list[Path] = []
     for folder in sorted(venvs_folder().glob(f"{key_of(environment_id)}--*")):
-        if folder not in in_use and not _is_running(folder):
-            remove_venv(folder, environment_id)
+        is_used = folder in in_use or _is_running(folder)
+        if not is_used and remove_venv(folder, environment_id):
             removed.append(folder)
     return removed
 
 
-def remove_venv(folder: Path, environment_id: str) -> None:
-    """Remove a virtual environment: rename it out of the way first, then delete its files."""
+def remove_venv(folder: Path, environment_id: str) -> bool:
+    """Remove a virtual environment: rename it out of the way first, then delete its files.
+
+    Returns whether it is out of the way; where it cannot be, all of it stays.
+    """
     aside = venvs_folder() / f"{_REMOVING}{key_of(environment_id)}"
-    shutil.rmtree(aside, ignore_errors=True)
+    if not remove_tree(aside):
+        return False
     if folder.is_dir():
-        os.rename(folder, aside)
-    shutil.rmtree(aside, ignore_errors=True)
+        try:
+            os.rename(folder, aside)
+        except OSError:
+            return False
+        remove_tree(aside)
+    return True
 
 
 def _locked_by_projects() -> set[Path]:

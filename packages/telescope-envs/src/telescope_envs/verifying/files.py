@@ -16,6 +16,7 @@ from importlib.metadata import Distribution
 from importlib.util import MAGIC_NUMBER, source_from_cache
 from pathlib import Path
 
+from telescope_envs.trees import files_below
 from telescope_envs.verifying.findings import Finding, FindingKind
 
 _BYTE_CODE_HEADER = 16
@@ -68,7 +69,7 @@ def extra_files(venv: Path, recorded: list[Recorded], empty: Path) -> Iterator[F
     `empty` is a virtual environment without packages; files that are the same in it belong there.
     """
     listed = {file.path for file in recorded}
-    for path in _files(venv):
+    for path in files_below(venv):
         if path in listed or (path.parent == venv and path.name in _NOT_OF_PACKAGES):
             continue
         if "__pycache__" in path.parts and path.suffix == ".pyc":
@@ -91,7 +92,9 @@ def changed_byte_code(folder: Path) -> Iterator[Finding]:
     Python runs byte code instead of the source, so changing it has the same effect as changing
     the source.
     """
-    for path in sorted(folder.rglob("*.pyc")):
+    for path in files_below(folder):
+        if path.suffix != ".pyc":
+            continue
         source = _source_of(path)
         if source is None or not source.is_file():
             continue
@@ -122,12 +125,6 @@ def _source_of(path: Path) -> Path | None:
         return Path(source_from_cache(str(path)))
     except ValueError:
         return None
-
-
-def _files(venv: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(venv):
-        for name in sorted(names):
-            yield Path(folder) / name
 
 
 def _is_same(path: Path, ours: Path) -> bool:
