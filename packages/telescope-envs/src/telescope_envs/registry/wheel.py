@@ -52,6 +52,7 @@ _END_BYTES = 22
 _IS_ENCRYPTED = 0x1
 _IS_UTF8 = 0x800
 _REFUSED_SUFFIXES = {".pth", ".so", ".pyd", ".dll", ".dylib", ".exe"}
+_BYTE_CODE_SUFFIXES = {".pyc", ".pyo"}
 _REFUSED_MODULES = {"sitecustomize", "usercustomize"}
 
 
@@ -211,6 +212,11 @@ def _check_path(path: str, filename: str, module: str, info_folder: str) -> None
             f"at most {_MAX_DEPTH} parts, each of at most {_MAX_COMPONENT} bytes"
         )
     last = PurePosixPath(parts[-1])
+    if last.suffix.lower() in _BYTE_CODE_SUFFIXES or "__pycache__" in map(str.lower, parts):
+        raise RegistryError(
+            f"wheel {filename}: contains {path!r}: Python may run byte code in place of the source "
+            "beside it, so a wheel may not contain any; build it again without it"
+        )
     if last.suffix.lower() in _REFUSED_SUFFIXES or last.stem.lower() in _REFUSED_MODULES:
         raise RegistryError(
             f"wheel {filename}: contains {path!r}, which an environment may not contain"
