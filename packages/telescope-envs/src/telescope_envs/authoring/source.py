@@ -1,6 +1,7 @@
 """Determines the source of a release: repository, commit and folder, without local changes."""
 
 import re
+import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -45,8 +46,10 @@ def committed_source(project: Path, *, allow_no_git: bool) -> Source:
 
 def changed_files(project: Path) -> list[str]:
     """Return the files below `project` that are changed, staged or untracked."""
+    # A submodule has a configuration of its own, which git would obey to say whether it changed.
     found = run_git(
-        project, "status", "--porcelain", "-z", "--untracked-files=all", "--no-renames", "."
+        *(project, "status", "--porcelain", "-z", "--untracked-files=all", "--no-renames"),
+        *("--ignore-submodules=all", "."),
     )
     if found is None:
         raise ConfigError(
@@ -56,8 +59,12 @@ def changed_files(project: Path) -> list[str]:
 
 
 def commit_file(project: Path, name: str, message: str) -> None:
-    """Commit one changed file; raises ConfigError if git fails."""
-    if run_git(project, "commit", "--quiet", "-m", message, "--", name) is None:
+    """Commit one changed file; raises ConfigError if git fails.
+
+    This is the author's own git, with the hooks and the signing of their repository.
+    """
+    command = ["git", "-C", str(project), "commit", "--quiet", "-m", message, "--", name]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
         raise ConfigError(
             f"git did not commit {project / name} (are user.name and user.email set? try git "
             "commit there); commit it, and run telescope env push again"
@@ -71,7 +78,10 @@ def public_address(remote: str) -> str:
     """
     remote = remote.strip()
     if "://" in remote:
-        parts = urlsplit(remote)
+        try:
+            parts = urlsplit(remote)
+        except ValueError:
+            return ""
         host, path = parts.hostname or "", parts.path
     else:
         found = _SCP_LIKE.fullmatch(remote)

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 from telescope_core.errors import ConfigError
+from telescope_envs.git import reading
 
 _CACHES = {".git", ".hg", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 _NOT_AT_THE_TOP = {".venv", "venv", "dist", "build", "runs", "node_modules"}
@@ -57,16 +58,20 @@ def is_in_git(folder: Path) -> bool:
 
 
 def run_git(folder: Path, *arguments: str) -> str | None:
-    """Return what git prints; None if git fails, is not installed, or `folder` is not in git."""
-    environ = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
+    """Return what git reads there; None if it fails, is not installed, or `folder` is not in git.
+
+    Nothing that the repository's configuration names is started.
+    """
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        with reading(folder) as environ:
+            done = subprocess.run(
+                ["git", "-C", str(folder), *arguments],
+                env=environ,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            )
     except FileNotFoundError:
         return None
     return done.stdout if done.returncode == 0 else None

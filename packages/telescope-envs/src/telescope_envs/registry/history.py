@@ -4,19 +4,21 @@ Each commit on the first-parent history is compared with the one before it, and 
 with the last commit. Reading the commits takes two git calls, however long the history is.
 """
 
-import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.git import reading, why_unreadable
 from telescope_envs.registry.findings import Finding
 from telescope_envs.registry.parsing import parse_aliases
 
 _TIME_LIMIT_S = 120.0
 _NOTHING = b""
+_NO_REPOSITORY = ("not a git repository", "must be run in a work tree")
+Answer = TypeVar("Answer")
 
 
 class Change(NamedTuple):
@@ -173,16 +175,21 @@ def _blobs(root: Path, names: Sequence[str]) -> dict[str, bytes]:
     output = _git(root, "cat-file", "--batch", stdin="".join(f"{n}\n" for n in wanted).encode())
     for name in wanted:
         head, _, output = output.partition(b"\n")
+        if head.endswith(b" missing"):
+            raise RegistryError(
+                f"{root}: the repository lacks object {name}, so its history cannot be checked; "
+                "clone it again, without --filter"
+            )
         size = int(head.split(b" ")[2])
         found[name], output = output[:size], output[size + 1 :]
     return found
 
 
 def _is_repository(root: Path) -> bool:
-    done = _run(root, ("rev-parse", "--is-inside-work-tree"))
-    if done.returncode and b"not a git repository" not in done.stderr:
-        raise RegistryError(f"git cannot read {root}: {done.stderr.decode().strip()}")
-    return done.returncode == 0
+    problem = _with_git(lambda: why_unreadable(root))
+    if problem and not any(text in problem for text in _NO_REPOSITORY):
+        raise RegistryError(f"git cannot read {root}: {problem}")
+    return not problem
 
 
 def _succeeds(root: Path, *arguments: str) -> bool:
@@ -200,15 +207,24 @@ def _run(
     root: Path, arguments: Sequence[str], stdin: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
     """Run git in the registry, so that paths are relative to it."""
+
+    def started() -> subprocess.CompletedProcess[bytes]:
+        with reading(root) as environ:
+            return subprocess.run(
+                ["git", *arguments],
+                cwd=root,
+                input=stdin,
+                env=environ,
+                capture_output=True,
+                timeout=_TIME_LIMIT_S,
+                check=False,
+            )
+
+    return _with_git(started)
+
+
+def _with_git(run: Callable[[], Answer]) -> Answer:
     try:
-        return subprocess.run(
-            ["git", "--no-optional-locks", *arguments],
-            cwd=root,
-            input=stdin,
-            env={**os.environ, "LC_ALL": "C"},
-            capture_output=True,
-            timeout=_TIME_LIMIT_S,
-            check=False,
-        )
+        return run()
     except FileNotFoundError as error:
         raise RegistryError("checking the history needs git, which is not installed") from error

@@ -6,7 +6,6 @@ but no code of the environment.
 
 import io
 import re
-import subprocess
 import tempfile
 import tomllib
 import zipfile
@@ -18,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from telescope_core.errors import RegistryError, TelescopeError
 from telescope_envs.authoring.build import build_wheel
+from telescope_envs.authoring.sources import run_git
 from telescope_envs.registry.records import Dataset
 from telescope_envs.registry.wheel import read_wheel
 from telescope_envs.validation import metadata
@@ -157,15 +157,9 @@ def _members(wheel: bytes) -> Iterator[tuple[str, bytes]]:
 
 def _sources(project: Path) -> list[Path]:
     """Return the files that git would include; without git, all but hidden and built ones."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if listed.returncode == 0:
-        found = [project / name for name in listed.stdout.split("\0") if name]
+    listed = run_git(project, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    if listed is not None:
+        found = [project / name for name in listed.split("\0") if name]
     else:
         found = [
             path

@@ -1,0 +1,137 @@
+"""Running git in a folder that somebody else made, so that nothing in the folder is started.
+
+The configuration and the hooks of a repository name programs, and git starts some of them even to
+show a status. So git gets a second view of the repository, in a temporary folder: the same objects,
+refs and index, but no hooks, and of its configuration only settings that name no program.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+_TIME_LIMIT_S = 60.0
+_OF_THE_USER = {
+    "GIT_CONFIG_GLOBAL",
+    "GIT_CONFIG_SYSTEM",
+    "GIT_CONFIG_NOSYSTEM",
+    "GIT_CEILING_DIRECTORIES",
+    "GIT_DISCOVERY_ACROSS_FILESYSTEM",
+}
+"""Variables of git that are passed on. A hook of git sets others, which mean another repository."""
+_OVERRIDES = {"core.fsmonitor": "false", "core.hooksPath": os.devnull, "log.showSignature": "false"}
+_HARMLESS = re.compile(
+    r"(?P<section>core|extensions|remote\.origin)\.(?P<name>repositoryformatversion|filemode"
+    r"|ignorecase|symlinks|precomposeunicode|autocrlf|eol|safecrlf|sparsecheckout"
+    r"|sparsecheckoutcone|objectformat|refstorage|url)"
+)
+_NOT_SEEN = {
+    *("HEAD", "config", "config.worktree", "hooks"),
+    *("commondir", "gitdir", "modules", "worktrees"),
+}
+"""Files of a repository that the second view does not share. HEAD is copied."""
+
+
+class _Repository(NamedTuple):
+    work_tree: Path
+    git_folder: Path
+    common_folder: Path
+    """Another one than `git_folder` in a further work tree of the same repository."""
+
+
+@contextmanager
+def reading(folder: Path) -> Generator[dict[str, str]]:
+    """Yield the variables with which git reads the repository around `folder`, and runs nothing.
+
+    With them git finds no repository where `why_unreadable` has a reason. Do not write with them.
+    """
+    with tempfile.TemporaryDirectory(prefix="telescope-git-") as scratch:
+        view = Path(scratch) / "view"
+        environ = {**_environ(), "GIT_DIR": str(view)}
+        found = _discovered(folder)
+        if isinstance(found, _Repository):
+            _write_view(view, found)
+            environ["GIT_WORK_TREE"] = str(found.work_tree)
+        yield environ
+
+
+def why_unreadable(folder: Path) -> str:
+    """Return what git says if it can read no repository with files around `folder`; else empty."""
+    found = _discovered(folder)
+    return "" if isinstance(found, _Repository) else found
+
+
+def _environ() -> dict[str, str]:
+    kept = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith("GIT_") or name in _OF_THE_USER
+    }
+    settings = {"GIT_CONFIG_COUNT": str(len(_OVERRIDES))}
+    for number, (key, value) in enumerate(_OVERRIDES.items()):
+        settings |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    # Objects that are missing are not fetched: their remote may be any program.
+    quiet = {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
+    return {**kept, **settings, **quiet, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
+
+
+def _discovered(folder: Path) -> _Repository | str:
+    """Return the repository around `folder`, or what git says if there is none to read."""
+    question = ("--show-toplevel", "--absolute-git-dir", "--git-common-dir")
+    try:
+        done = _git("-C", str(folder), "rev-parse", "--path-format=absolute", *question)
+    except subprocess.TimeoutExpired:
+        return f"git did not answer within {_TIME_LIMIT_S:g} s"
+    lines = done.stdout.splitlines()
+    if done.returncode or len(lines) != len(_Repository._fields):
+        return done.stderr.strip() or "not a git repository"
+    return _Repository(*map(Path, lines))
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of git that starts nothing, whatever the configuration says."""
+    return subprocess.run(
+        ["git", *arguments],
+        env=_environ(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_TIME_LIMIT_S,
+        check=False,
+    )
+
+
+def _write_view(view: Path, repository: _Repository) -> None:
+    view.mkdir()
+    for folder in (repository.common_folder, repository.git_folder):
+        for name in set(os.listdir(folder)) - _NOT_SEEN:
+            if name != "info" or not (view / name).is_symlink():
+                (view / name).unlink(missing_ok=True)
+                (view / name).symlink_to(folder / name)
+    shutil.copyfile(repository.git_folder / "HEAD", view / "HEAD")
+    config = repository.common_folder / "config"
+    (view / "config").write_text("".join(_harmless_lines(config)), encoding="utf-8")
+
+
+def _harmless_lines(config: Path) -> Iterator[str]:
+    listed = _git("config", "--file", str(config), "--null", "--list").stdout
+    for entry in listed.split("\0"):
+        key, separator, value = entry.partition("\n")
+        found = _HARMLESS.fullmatch(key)
+        if found is None:
+            continue
+        section, _, inner = found["section"].partition(".")
+        head = f'[{section} "{inner}"]' if inner else f"[{section}]"
+        quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        # A key without a value, which git reads as true, is written as it was.
+        yield (
+            f'{head}\n\t{found["name"]} = "{quoted}"\n'
+            if separator
+            else f"{head}\n\t{found['name']}\n"
+        )
