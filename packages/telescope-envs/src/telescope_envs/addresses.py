@@ -77,7 +77,12 @@ def is_loopback(host: str) -> bool:
 
 def _folder(text: str) -> Path:
     path = text[len("file://") :] if text.lower().startswith("file://") else text
-    return Path(path).expanduser().absolute()
+    if "\0" in path:
+        raise ConfigError(f"registry {text!r} is not a folder; give {FORMS}")
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:  # ~somebody who is not a user here
+        raise ConfigError(f"registry {text!r} is not a folder: {error}; give {FORMS}") from None
 
 
 def _canonical_url(text: str) -> str:

@@ -7,7 +7,6 @@ code in the wheel does.
 """
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.addresses import parse_address
+from telescope_envs.documents import read_json
 from telescope_envs.registry.records import Publisher, Release
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.store import attestation_path
@@ -125,7 +125,7 @@ def expected_identities(publishers: Sequence[Publisher]) -> list["RepositoryIden
     found: list[RepositoryIdentity] = []
     for publisher in publishers:
         address = publisher.id if "://" in publisher.id else f"https://github.com/{publisher.id}"
-        issuer = publisher.issuer or _ISSUERS.get(urlsplit(address).hostname or "", "")
+        issuer = publisher.issuer or _ISSUERS.get(_host_of(address), "")
         if publisher.kind == "repository" and issuer and " " not in publisher.id:
             found.append(
                 RepositoryIdentity(
@@ -133,6 +133,13 @@ def expected_identities(publishers: Sequence[Publisher]) -> list["RepositoryIden
                 )
             )
     return found
+
+
+def _host_of(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:  # not an address, so nobody can sign for it
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +234,10 @@ def statement_of(filename: str, sha256: str) -> dict[str, Any]:
 
 
 def _check_statement(kind: str, payload: bytes, release: Release, sha256: str) -> None:
-    said: object = json.loads(payload) if kind == PAYLOAD_TYPE else None
+    try:
+        said = read_json(payload) if kind == PAYLOAD_TYPE else None
+    except ValueError as error:
+        said = f"text that is not JSON: {error}"
     wanted = statement_of(release.wheel.filename, sha256)
     if said != wanted:
         subject: object = said.get("subject") if isinstance(said, dict) else said  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

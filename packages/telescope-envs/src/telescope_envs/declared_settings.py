@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.subprocesses import last_line, passed_on, run_program
+from telescope_envs.subprocesses import last_line, passed_on, printed_table, run_program
 
 _TIME_LIMIT_S = 60.0
 _PROGRAM = (
@@ -40,7 +40,7 @@ def declared_settings(
     )
     if done.returncode:
         raise EnvironmentLoadError(f"{factory} cannot be loaded: {last_line(done)}")
-    return settings_in(json.loads(done.stdout.splitlines()[-1]))
+    return settings_in(printed_table(done, what=factory))
 
 
 def settings_in(schema: Mapping[str, Any]) -> list[DeclaredSetting]:

@@ -1,14 +1,17 @@
 """Reads TOML and JSON that somebody else wrote: whatever is wrong with it is one kind of error.
 
 The parsers of the standard library fail in several ways: by their own error, by one about UTF-8, by
-recursion on deep nesting, and by the length of a number.
+recursion, and by the length of a number. They also return values that nobody can print afterwards.
 """
 
 import json
 import tomllib
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar, cast
 
+_MAX_DEPTH = 100
+_MAX_INTEGER = 2**63 - 1
+"""As TOML requires of its readers; Python cannot even print integers of any size."""
 Document = TypeVar("Document")
 
 
@@ -19,11 +22,37 @@ def read_toml(data: str | bytes) -> dict[str, object]:
 
 def read_json(data: str | bytes) -> object:
     """Return a JSON document; raises ValueError with the reason."""
-    return _read(lambda: json.loads(data if isinstance(data, str) else data.decode()))
+    return _read(lambda: cast(object, json.loads(data)))
 
 
 def _read(parse: Callable[[], Document]) -> Document:
     try:
-        return parse()
+        document = parse()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    _require_plain(document)
+    return document
+
+
+def _require_plain(document: object) -> None:
+    """Raise ValueError for what cannot be printed: deep nesting, huge integers, half characters."""
+    level: list[object] = [document]
+    for _ in range(_MAX_DEPTH):
+        for value in level:
+            if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+                raise ValueError("an integer in it has more than 64 bits")
+            if isinstance(value, str):
+                value.encode()  # fails for half of a pair of surrogates
+        level = [inner for value in level for inner in _inside(value)]
+        if not level:
+            return
+    raise ValueError("it is nested too deeply")
+
+
+def _inside(value: object) -> Iterator[object]:
+    if isinstance(value, dict):
+        for key, inner in cast(dict[object, object], value).items():
+            yield key
+            yield inner
+    elif isinstance(value, list):
+        yield from cast(list[object], value)

@@ -4,6 +4,7 @@
 whose package is gone.
 """
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -72,7 +73,7 @@ def link_paths() -> list[Path]:
 def is_there(distribution: str, version: str, interpreter: str) -> bool:
     """Whether what a record describes still exists: its Python, or its package in this one."""
     if interpreter:
-        return Path(interpreter).exists()
+        return os.path.exists(interpreter)  # False as well for what cannot be a path
     return version_of(distribution) == version
 
 
@@ -97,7 +98,7 @@ def listed_installations() -> list[ListedInstallation]:
     for path in record_paths():
         try:
             record = _RECORD.decode(path.read_bytes())
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             continue  # written by another version of Telescope, so ignored
         release = record.release
         if is_there(release.distribution, release.version, record.interpreter):
@@ -127,9 +128,10 @@ def listed_links() -> dict[str, Path]:
     for path in link_paths():
         try:
             link = _LINK.decode(path.read_bytes())
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             continue
-        found[link.id] = Path(link.folder)
+        if path == links_folder() / f"{link.id}.json":
+            found[link.id] = Path(link.folder)
     return found
 
 

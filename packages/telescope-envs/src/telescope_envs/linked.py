@@ -7,19 +7,19 @@ process that plays it. No package is installed, so no change needs a new install
 
 import hashlib
 import os
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, ConfigDict, ValidationError
+from packaging.requirements import Requirement
+from packaging.version import Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError
 from telescope_envs.inventory import link_paths, links_folder
+from telescope_envs.pyproject import Table, read_pyproject, table_at, texts_at
 from telescope_envs.registry.names import (
     ENTRY_POINT_GROUP,
     check_name,
@@ -50,13 +50,19 @@ class LinkedProject:
         return f"{self.owner}/{self.name}"
 
 
+def _is_path(folder: Path) -> Path:
+    if "\0" in str(folder):
+        raise ValueError("the name of a folder cannot hold a null character")
+    return folder
+
+
 class Link(BaseModel):
     """The record that `env link` writes."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     id: str
-    folder: Path
+    folder: Annotated[Path, AfterValidator(_is_path)]
     linked_at: datetime
 
     @property
@@ -113,13 +119,15 @@ def unlink(name: str) -> Link | None:
 
 
 def links() -> list[Link]:
-    """Return every link in order of id, including links to folders that are gone."""
+    """Return every link in order of id, each once, including links to folders that are gone."""
     found: list[Link] = []
     for path in link_paths():
         try:
-            found.append(Link.model_validate_json(path.read_bytes()))
+            link = Link.model_validate_json(path.read_bytes())
         except ValidationError:
             continue  # written by another version of Telescope, so ignored
+        if path == _record_path(link.id):
+            found.append(link)
     return found
 
 
@@ -127,17 +135,16 @@ def read_project(folder: Path) -> LinkedProject:
     """Return what the pyproject.toml in `folder` declares; raises ConfigError if it is invalid."""
     folder = folder.expanduser().resolve()
     path = folder / "pyproject.toml"
-    if not path.is_file():
-        why = "holds no pyproject.toml" if folder.is_dir() else "is not a folder"
+    if not os.path.isfile(path):
+        why = "holds no pyproject.toml" if os.path.isdir(folder) else "is not a folder"
         raise ConfigError(
             f"{folder} {why}; expected the folder of an environment's project, such as "
             "`telescope env init` creates"
         )
-    try:
-        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
-    table = _table(document, "project", path)
+    document = read_pyproject(folder)
+    if "project" not in document:
+        raise ConfigError(f"{path}: has no table [project]")
+    table = table_at(document, "project", path=path)
     name, factory = _entry_point(table, path)
     distribution = _text(table, "name", path)
     owner = distribution.removeprefix("telescope-env-").removesuffix(f"-{name}")
@@ -182,26 +189,15 @@ def _record_path(environment_id: str) -> Path:
     return links_folder() / f"{environment_id}.json"
 
 
-def _table(document: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
-    table: object = document.get(name)
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path}: has no table [{name}]")
-    return cast(dict[str, Any], table)
-
-
-def _text(table: dict[str, Any], key: str, path: Path) -> str:
+def _text(table: Table, key: str, path: Path) -> str:
     value: object = table.get(key)
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{path}: project.{key} must be a non-empty string, got {value!r}")
     return value
 
 
-def _entry_point(table: dict[str, Any], path: Path) -> tuple[str, str]:
-    groups: object = table.get("entry-points")
-    named: object = (
-        cast(dict[str, object], groups).get(ENTRY_POINT_GROUP) if isinstance(groups, dict) else None
-    )
-    entries = list(cast(dict[str, object], named).items()) if isinstance(named, dict) else []
+def _entry_point(table: Table, path: Path) -> tuple[str, str]:
+    entries = list(table_at(table, "entry-points", ENTRY_POINT_GROUP, path=path).items())
     if len(entries) != 1 or not isinstance(entries[0][1], str):
         raise ConfigError(
             f"{path}: expected one environment in "
@@ -229,14 +225,13 @@ def _valid(check: Any, text: str, path: Path) -> str:
 def _version(text: str, path: Path) -> str:
     try:
         return str(Version(text))
-    except InvalidVersion as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: project.version: {error}") from error
 
 
-def _requirements(table: dict[str, Any], path: Path) -> tuple[str, ...]:
-    listed: object = table.get("dependencies", [])
-    texts = [str(item) for item in cast(list[object], listed)] if isinstance(listed, list) else []
+def _requirements(table: Table, path: Path) -> tuple[str, ...]:
+    texts = texts_at(table, "dependencies", "project", path=path)
     try:
         return tuple(str(Requirement(text)) for text in texts)
-    except InvalidRequirement as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: project.dependencies: {error}") from error

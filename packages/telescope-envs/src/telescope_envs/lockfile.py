@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from telescope_core.errors import ConfigError, RegistryError, nearest
@@ -129,7 +129,7 @@ def is_requirement_line(line: str) -> bool:
         return False
     try:
         Requirement(found["pin"] + (found["marker"] or ""))
-    except InvalidRequirement:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 from telescope_core.errors import EnvironmentLoadError
+from telescope_envs.documents import read_json
 
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 MAX_OUTPUT_BYTES = 4 * 2**20
@@ -136,6 +137,26 @@ def _is_at_end(stream: IO[bytes], tail: _Tail) -> bool:
             tail.add(chunk)
         return True
     return False
+
+
+def printed_table(
+    finished: subprocess.CompletedProcess[str], *, what: str, keys: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the JSON table in the last line that a program printed, which has all of `keys`.
+
+    Raises EnvironmentLoadError for anything else: an environment's code may print too, or end its
+    process before the table is printed.
+    """
+    try:
+        found = read_json((finished.stdout.splitlines() or [""])[-1])
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not set(keys) <= set(cast(dict[str, object], found)):
+        raise EnvironmentLoadError(
+            f"{what} ended its process while it was loaded; expected its declarations, got "
+            f"{finished.stdout[-200:]!r}"
+        )
+    return cast(dict[str, Any], found)
 
 
 def last_line(finished: subprocess.CompletedProcess[str]) -> str:

@@ -9,7 +9,6 @@ lab = { address = "http://10.0.0.5:8080", insecure = true }
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +18,7 @@ import msgspec
 
 from telescope_core.errors import ConfigError, nearest, unknown_name
 from telescope_envs.addresses import FORMS, Address, parse_address
+from telescope_envs.documents import read_toml
 
 VARIABLE = "TELESCOPE_REGISTRY"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,38}")
@@ -68,7 +68,7 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the address that `text` means: that of a named registry, else `text` itself."""
         place = self._meaning_of(text)
         is_path = place.scheme == "file" and "://" not in text and text not in self.registries
-        if is_path and not Path(place.text).is_dir():
+        if is_path and not os.path.isdir(place.text):
             if _NAME.fullmatch(text):
                 raise unknown_name(
                     "registry",
@@ -132,8 +132,10 @@ def read_user_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
     if not path.is_file():
         return UserConfig()
     try:
-        table = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        table = read_toml(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
     for key in table:
         known = UserConfig.__struct_fields__

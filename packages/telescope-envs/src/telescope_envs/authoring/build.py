@@ -11,20 +11,20 @@ import io
 import os
 import sys
 import tempfile
-import tomllib
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import uv
+from packaging.requirements import Requirement
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryError
 from telescope_envs.authoring.sources import copy_sources
 from telescope_envs.package_index import config_options, index_settings
 from telescope_envs.packages import missing_requirements
+from telescope_envs.pyproject import read_pyproject, table_at, texts_at
 from telescope_envs.registry.wheel import WheelContents, read_wheel, record_hash
 from telescope_envs.subprocesses import run_program
 
@@ -144,14 +144,16 @@ def _build_requirements(project: Path) -> list[str]:
     path = project / "pyproject.toml"
     if not path.is_file():
         raise ConfigError(f"{project} contains no pyproject.toml; give the folder of a project")
-    try:
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
-    system: dict[str, Any] = table.get("build-system", {})
+    system = table_at(read_pyproject(project), "build-system", path=path)
     if "build-backend" not in system:
         raise ConfigError(
             f"{path} declares no build backend; add [build-system] with "
             'requires = ["hatchling>=1.27"] and build-backend = "hatchling.build"'
         )
-    return [str(text) for text in system.get("requires", [])]
+    needs = texts_at(system, "requires", "build-system", path=path)
+    for text in needs:
+        try:
+            Requirement(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}: build-system.requires: {error}") from None
+    return needs

@@ -12,7 +12,7 @@ from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.authoring.build import BuiltWheel
 from telescope_envs.authoring.versions import require_above
 from telescope_envs.credentials import login_hint, token_for
-from telescope_envs.registry.names import near_names, parse_reserved, plain
+from telescope_envs.registry.names import near_names, plain
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
 from telescope_envs.validation import LEVELS, Outcome, Report, Verdict
@@ -62,7 +62,7 @@ def require_own_name(registry: Registry, environment_id: str, *, new_name_ok: bo
 
 def require_unreserved(registry: Registry, environment_id: str) -> None:
     """Raise RegistryError when the owner or the name is reserved."""
-    reserved = parse_reserved((registry.store.read("reserved.txt") or b"").decode())
+    reserved = registry.reserved()
     for part in environment_id.split("/"):
         if plain(part) in reserved and part != registry.config.name:
             raise RegistryError(

@@ -1,11 +1,10 @@
 """Reads a project's owner, name and version from its pyproject.toml before it is built."""
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.pyproject import read_pyproject, table_at
 from telescope_envs.registry.names import ENTRY_POINT_GROUP, check_name, check_owner
 
 
@@ -27,12 +26,9 @@ class Identity:
 def read_identity(project: Path) -> Identity:
     """Return the identity that `project` declares; raises ConfigError or RegistryError."""
     path = project / "pyproject.toml"
-    try:
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
-    about: dict[str, Any] = table.get("project", {})
-    entries: dict[str, Any] = about.get("entry-points", {}).get(ENTRY_POINT_GROUP, {})
+    document = read_pyproject(project)
+    about = table_at(document, "project", path=path)
+    entries = table_at(document, "project", "entry-points", ENTRY_POINT_GROUP, path=path)
     if "name" not in about or len(entries) != 1:
         raise ConfigError(
             f"{path}: expected project.name, and exactly one line under "

@@ -11,6 +11,7 @@ from telescope_envs.authoring.build import BuiltWheel
 from telescope_envs.registry.describe import describe_wheel
 from telescope_envs.registry.names import split_distribution
 from telescope_envs.registry.records import (
+    FILENAME,
     Dataset,
     Release,
     RewardRange,
@@ -49,7 +50,7 @@ def release_of(
         factory=contents.factory,
         wheel=WheelFile(
             filename=built.path.name,
-            urls=tuple(url.format(filename=built.path.name) for url in artifacts),
+            urls=tuple(url.replace(FILENAME, built.path.name) for url in artifacts),
             sha256=built.sha256,
             size=built.size,
             metadata_sha256=contents.metadata_sha256,

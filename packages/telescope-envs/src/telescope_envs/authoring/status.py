@@ -5,7 +5,7 @@ Nothing is ever deleted: a yanked version still installs if it is named exactly 
 
 from dataclasses import dataclass
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.registry.records import Deprecation, Release, Status
@@ -98,7 +98,7 @@ def _released(registry: Registry, text: str) -> tuple[str, Release]:
     known = ", ".join(release.version for release in releases) or "none"
     try:
         wanted = Version(request.wanted.removeprefix("=="))
-    except InvalidVersion:
+    except ValueError:
         raise ConfigError(
             f"{text!r}: name one version exactly, such as {environment_id}@"
             f"{releases[-1].version if releases else '0.1.0'}; published versions: {known}"

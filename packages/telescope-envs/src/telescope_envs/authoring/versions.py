@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import tomlkit
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from tomlkit.exceptions import TOMLKitError
 
 from telescope_core.errors import ConfigError, RegistryError
@@ -25,7 +25,13 @@ def bumped(current: str, bump: str) -> str:
     """
     if bump not in PARTS:
         return check_version(_canonical(bump))
-    version = Version(current)
+    try:
+        version = Version(current)
+    except ValueError:
+        raise ConfigError(
+            f"the version {current[:80]!r} in pyproject.toml cannot be raised, because it is not a "
+            "PEP 440 version; write for instance 0.1.0"
+        ) from None
     numbers = [*version.release, 0, 0][:3]
     index = PARTS.index(bump)
     is_prepared = version.is_prerelease and not any(numbers[index + 1 :])
@@ -77,7 +83,7 @@ def write_version(pyproject: Path, version: str) -> None:
 def _canonical(text: str) -> str:
     try:
         return str(Version(text))
-    except InvalidVersion:
+    except ValueError:
         raise ConfigError(
             f"--bump {text!r}: expected {', '.join(PARTS)} or a version such as 0.2.0 or 1.0.0rc1"
         ) from None

@@ -1,6 +1,6 @@
 """Checks that refuse a release before anything is downloaded."""
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from telescope_core.errors import RegistryError
 from telescope_envs.installed import InstalledEnvironment
@@ -53,6 +53,6 @@ def is_exact(request: Request) -> bool:
         return True
     try:
         Version(request.wanted.removeprefix("=="))
-    except InvalidVersion:
+    except ValueError:
         return False
     return True

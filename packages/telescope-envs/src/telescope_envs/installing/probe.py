@@ -1,12 +1,10 @@
 """Loading an installed environment in a clean process, and comparing it with its record."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from telescope_core.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.registry.records import Release
-from telescope_envs.subprocesses import last_line, passed_on, run_program
+from telescope_envs.subprocesses import last_line, passed_on, printed_table, run_program
 
 _TIME_LIMIT_S = 120.0
 _PROGRAM = Path(__file__).with_name("declare.py")
@@ -24,27 +22,14 @@ def probe(python: Path, release: Release) -> None:
         raise EnvironmentLoadError(
             f"{release.id} cannot be loaded in its own virtual environment: {last_line(done)}"
         )
-    _compare(_answer(done.stdout, release), release)
-
-
-def _answer(printed: str, release: Release) -> dict[str, Any]:
-    try:
-        return json.loads(printed.splitlines()[-1])
-    except (IndexError, json.JSONDecodeError) as error:
-        raise EnvironmentLoadError(
-            f"{release.id} ended its process while it was loaded; expected its declarations, got "
-            f"{printed[-200:]!r}"
-        ) from error
-
-
-def _compare(declared: dict[str, Any], release: Release) -> None:
-    """Compare all but the schema of settings, whose text differs between versions of pydantic."""
+    # Not the schema of settings, whose text differs between versions of pydantic.
     recorded: dict[str, object] = {
         "splits": sorted(release.splits),
         "reward": release.reward.model_dump(),
         "network": release.network,
         "secrets": sorted(release.secrets),
     }
+    declared = printed_table(done, what=release.id, keys=list(recorded))
     for field, expected in recorded.items():
         if declared[field] != expected:
             raise RegistryError(

@@ -21,7 +21,7 @@ from telescope_envs.registry.names import (
     same_distribution_ids,
 )
 from telescope_envs.registry.parsing import (
-    parse_namespace,
+    parse_namespace_of,
     parse_record,
     parse_releases,
     parse_status,
@@ -118,11 +118,7 @@ def _check_owner_may_publish(read: Read, owner: str) -> None:
             f"nobody may publish as {owner!r}: the registry has no {path}; publish under an owner "
             "that you own, or ask the registry's maintainers to add this one"
         )
-    namespace = parse_namespace(found, path)
-    if namespace.owner != owner:
-        raise RegistryError(
-            f"{path} belongs to owner {namespace.owner!r}; tell the registry's maintainers"
-        )
+    namespace = parse_namespace_of(owner, found, path)
     if namespace.status == "suspended":
         raise RegistryError(
             f"namespace {owner!r} is suspended: nothing can be published in it; "
@@ -131,7 +127,7 @@ def _check_owner_may_publish(read: Read, owner: str) -> None:
 
 
 def _check_name_is_free(read: Read, release: Release) -> None:
-    reserved = parse_reserved((read("reserved.txt") or b"").decode())
+    reserved = parse_reserved(read("reserved.txt") or b"")
     config = parse_record(RegistryConfig, read("config.json") or b"", "config.json")
     for name in {release.name, release.owner} - {config.name}:
         if plain(name) in reserved:

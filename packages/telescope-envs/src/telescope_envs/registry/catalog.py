@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 import msgspec
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.names import near_names
@@ -78,7 +78,7 @@ def catalog_row(environment_id: str, index: bytes, status: bytes | None) -> Cata
         lines = _LINES.decode_lines(index)
         where = f"status/{environment_id}.json"
         said = _STATUS.decode(status) if status is not None else _Status()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise RegistryError(f"{where}: {error}; update the registry") from None
     if not lines:
         return None
@@ -110,7 +110,7 @@ def newest_version(versions: Sequence[str], yanked: dict[str, str]) -> int:
         return max(range(len(plain)), key=lambda i: (versions[i] not in yanked, plain[i]))
     try:
         parsed = [Version(version) for version in versions]
-    except InvalidVersion as error:
+    except ValueError as error:
         raise RegistryError(f"{error}; update the registry") from None
     return max(
         range(len(parsed)),
@@ -155,7 +155,7 @@ def read_catalog(data: bytes, where: str) -> list[CatalogRow]:
     """Return the rows of a `v1/index.json`, sorted by id."""
     try:
         rows = _ROWS.decode(data)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RegistryError(f"{where}: {error}; render the registry again") from None
     return sorted(map(_shown_row, rows), key=lambda row: row.id)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 
 from telescope_envs.registry.check_tree import IndexLine, Tree
 from telescope_envs.registry.findings import Finding
@@ -35,8 +35,7 @@ def _same_names(tree: Tree) -> Iterator[Finding]:
 def _reserved_names(tree: Tree) -> Iterator[Finding]:
     if tree.config is None:
         return  # without the config it is unknown which owner is the registry's own
-    text = tree.bytes_of("reserved.txt").decode(errors="replace")
-    reserved = parse_reserved(text) - {tree.config.name}
+    reserved = parse_reserved(tree.bytes_of("reserved.txt")) - {tree.config.name}
     used = [(f"index/{name}.jsonl", part) for name in tree.releases for part in name.split("/")]
     used += [("aliases.toml", alias) for alias in tree.aliases]
     for where, name in dict.fromkeys(used):
@@ -96,7 +95,7 @@ def _wrong_requirements(line: IndexLine) -> Iterator[Finding]:
 def _problem(text: str) -> str:
     try:
         requirement = Requirement(text)
-    except InvalidRequirement:
+    except (ValueError, RecursionError):
         return "not a valid requirement (PEP 508)"
     if requirement.url:
         return "a URL, not a package from the package index"

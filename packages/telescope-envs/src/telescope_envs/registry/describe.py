@@ -1,12 +1,11 @@
 """Loads an environment from its wheel in a separate process and returns what it declares."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.subprocesses import last_line, passed_on, run_program
+from telescope_envs.subprocesses import last_line, passed_on, printed_table, run_program
 
 _TIME_LIMIT_S = 120.0
 _PROGRAM = (
@@ -26,4 +25,5 @@ def describe_wheel(wheel: Path, factory: str) -> dict[str, Any]:
     finished = run_program(command, environ=passed_on(), limit_s=_TIME_LIMIT_S, late=late)
     if finished.returncode:
         raise EnvironmentLoadError(f"{wheel.name} cannot be loaded: {last_line(finished)}")
-    return json.loads(finished.stdout.splitlines()[-1])
+    keys = ("config_schema_sha256", "splits", "reward", "network", "secrets")
+    return printed_table(finished, what=wheel.name, keys=keys)

@@ -178,7 +178,10 @@ class Fetcher:
         return self._token is not None and origin_of(url) == self._origin
 
     def _require_allowed(self, here: str, asked: str) -> None:
-        parts, origin = urlsplit(here), origin_of(here)
+        try:
+            parts, origin = urlsplit(here), origin_of(here)
+        except ValueError as error:
+            raise RegistryError(f"{asked} is not a URL: {error}; update the registry") from None
         if parts.scheme not in ("http", "https") or not origin[1] or "@" in parts.netloc:
             raise RegistryError(f"{asked} leads to {parts.scheme}://..., which is never fetched")
         is_private = origin == self._origin or is_loopback(origin[1])

@@ -7,7 +7,7 @@ Pure functions over text. The registry's `namespaces/` says who may use an owner
 import re
 from collections.abc import Iterable, Iterator
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from telescope_core.errors import RegistryError
 
@@ -41,9 +41,10 @@ def check_version(version: str) -> str:
     """
     try:
         parsed = Version(version)
-    except InvalidVersion:
+    except ValueError:
         raise RegistryError(
-            f"version {version!r} is not a PEP 440 version; write for instance 0.1.0 or 1.0.0rc1"
+            f"version {version[:80]!r} is not a PEP 440 version; write for instance 0.1.0 or "
+            "1.0.0rc1"
         ) from None
     canonical = parsed.public.rpartition("!")[2]
     if parsed.local is not None or parsed.epoch or canonical != version:
@@ -85,8 +86,9 @@ def same_distribution_ids(environment_id: str) -> list[str]:
     return [pair for pair in pairs if pair != environment_id]
 
 
-def parse_reserved(text: str) -> frozenset[str]:
+def parse_reserved(data: bytes | str) -> frozenset[str]:
     """Return the names in a `reserved.txt`: one per line; `#` begins a comment."""
+    text = data if isinstance(data, str) else data.decode(errors="replace")
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return frozenset(plain(line) for line in lines if line)
 

@@ -1,12 +1,11 @@
 """Parses a registry's files into records; errors are RegistryErrors that name file and line."""
 
-import json
-import tomllib
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from telescope_core.errors import RegistryError
+from telescope_envs.documents import read_toml
 from telescope_envs.registry.records import Aliases, Namespace, Release, Status
 
 RecordType = TypeVar("RecordType", bound=BaseModel)
@@ -17,9 +16,7 @@ def parse_record(record: type[RecordType], text: bytes, where: str) -> RecordTyp
     try:
         return record.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "record"
-        raise RegistryError(f"{where}: {field}: {first['msg']}; update the registry") from None
+        raise RegistryError(_what_is_wrong(error, where)) from None
 
 
 def parse_releases(data: bytes, environment_id: str, where: str) -> list[Release]:
@@ -43,18 +40,35 @@ def parse_status(data: bytes | None, where: str) -> Status:
 
 
 def parse_namespace(data: bytes, where: str) -> Namespace:
-    """Return the namespace record of an owner."""
-    return parse_record(Namespace, json.dumps(parse_toml(data, where)).encode(), where)
+    """Return a namespace record, of whatever owner."""
+    return _of_tables(Namespace, data, where)
+
+
+def parse_namespace_of(owner: str, data: bytes, where: str) -> Namespace:
+    """Return the namespace record of `owner`; RegistryError if it says that it is another's."""
+    found = parse_namespace(data, where)
+    if found.owner != owner:
+        raise RegistryError(
+            f"{where} belongs to owner {found.owner!r}; tell the registry's maintainers"
+        )
+    return found
 
 
 def parse_aliases(data: bytes, where: str) -> Aliases:
     """Return the record of the bare names."""
-    return parse_record(Aliases, json.dumps(parse_toml(data, where)).encode(), where)
+    return _of_tables(Aliases, data, where)
 
 
-def parse_toml(data: bytes, where: str) -> dict[str, object]:
-    """Return the tables of a TOML file."""
+def _of_tables(record: type[RecordType], data: bytes, where: str) -> RecordType:
     try:
-        return tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RegistryError(f"{where}: not TOML: {error}") from error
+        return record.model_validate(read_toml(data))
+    except ValidationError as error:
+        raise RegistryError(_what_is_wrong(error, where)) from None
+    except ValueError as error:
+        raise RegistryError(f"{where}: not TOML: {error}; update the registry") from error
+
+
+def _what_is_wrong(error: ValidationError, where: str) -> str:
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "record"
+    return f"{where}: {field}: {first['msg']}; update the registry"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 import msgspec.toml
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from telescope_envs.distributions import version_of
 from telescope_envs.registry.catalog import CatalogRow
@@ -54,6 +54,6 @@ def quick_catalog(text: str | None = None, opening: Opening | None = None) -> Ca
         aliases = msgspec.toml.decode(folder.read("aliases.toml") or b"", type=_Aliases).aliases
         ours = Version(version_of("telescope-envs") or "0")
         is_ours = config.format == FORMAT_VERSION and ours >= Version(config.minimum_client)
-    except (msgspec.DecodeError, UnicodeDecodeError, InvalidVersion):
+    except (ValueError, RecursionError):
         return None
     return Catalog(folder.address, folder.catalog(), [*aliases]) if is_ours else None

@@ -6,7 +6,9 @@ and refuses a `schema` number above its own, so fields can be added without brea
 
 from typing import Annotated, Literal, Self
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from pydantic import (
     AfterValidator,
     AwareDatetime,
@@ -42,18 +44,48 @@ def _is_version(text: str) -> str:
 
 def _is_specifier(text: str) -> str:
     try:
-        SpecifierSet(text)
-    except InvalidSpecifier as error:
-        raise ValueError(f"{error}; write for instance '>=3.11'") from None
+        SpecifierSet(text).contains("3.11")  # which fails for numbers that are too long to read
+    except ValueError as error:
+        raise ValueError(f"{str(error)[:80]}; write for instance '>=3.11'") from None
     return text
 
 
+def _is_requirement(text: str) -> str:
+    try:
+        marker = Requirement(text).marker
+        _ = marker is None or marker.evaluate({"extra": ""})
+    except (ValueError, RecursionError):
+        raise ValueError(f"{text[:80]!r} is not a requirement (PEP 508)") from None
+    return text
+
+
+def _is_any_version(text: str) -> str:
+    try:
+        Version(text)
+    except ValueError:
+        raise ValueError(f"{text[:80]!r} is not a version") from None
+    return text
+
+
+def _is_template(text: str) -> str:
+    # Not a format string: `{filename.attribute}` would read more than the name.
+    if text.count(FILENAME) != 1 or set(text.replace(FILENAME, "")) & set("{}"):
+        raise ValueError(f"expected an address with {FILENAME} in it once, got {text[:80]!r}")
+    return text
+
+
+FILENAME = "{filename}"
+"""What stands for the name of a wheel in a template."""
 ReleaseVersion = Annotated[str, AfterValidator(_is_version)]
 PythonRange = Annotated[str, AfterValidator(_is_specifier)]
 ProtocolVersion = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)$")]
 
 Line = Annotated[str, Field(pattern=PRINTABLE)]
 """Text that is safe to print as it is in lists and errors."""
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$", max_length=200)]
+RequirementText = Annotated[Line, AfterValidator(_is_requirement)]
+AnyVersion = Annotated[str, AfterValidator(_is_any_version)]
+Template = Annotated[Line, AfterValidator(_is_template)]
 
 
 class _Record(BaseModel):
@@ -65,7 +97,7 @@ class _Record(BaseModel):
 class WheelFile(_Record):
     """The wheel file of a release and where to download it."""
 
-    filename: str
+    filename: FileName
     urls: tuple[str, ...]
     """Absolute, or relative to the registry; any of them may be used, as the hash is checked."""
     sha256: Sha256
@@ -158,7 +190,7 @@ class Release(_Record):
     wheel: WheelFile
     source: Source = Source.model_construct()
     requires_python: PythonRange
-    requires_dist: tuple[str, ...]
+    requires_dist: tuple[RequirementText, ...]
     protocol: ProtocolRange = ProtocolRange.model_construct()
     kind: str = "environment"
     capabilities: tuple[str, ...] = ()
@@ -208,9 +240,9 @@ class RegistryConfig(_Record):
 
     format: Annotated[int, Field(ge=1, le=FORMAT_VERSION)] = FORMAT_VERSION
     name: str
-    artifacts: tuple[str, ...] = ("artifacts/{filename}",)
+    artifacts: tuple[Template, ...] = ("artifacts/{filename}",)
     """Templates of artifact URLs for new releases."""
-    minimum_client: str = "0.1.0"
+    minimum_client: AnyVersion = "0.1.0"
     api: str = ""
     """Path of a server's API below the registry; empty if the registry is only files."""
 

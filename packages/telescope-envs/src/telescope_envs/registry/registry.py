@@ -10,7 +10,7 @@ from telescope_envs.registry.catalog import CatalogRow
 from telescope_envs.registry.names import parse_reserved
 from telescope_envs.registry.parsing import (
     parse_aliases,
-    parse_namespace,
+    parse_namespace_of,
     parse_record,
     parse_releases,
     parse_status,
@@ -65,7 +65,7 @@ class Registry:
 
     def reserved(self) -> frozenset[str]:
         """Return the names that nobody may use."""
-        return parse_reserved((self.store.read("reserved.txt") or b"").decode())
+        return parse_reserved(self.store.read("reserved.txt") or b"")
 
     def releases(self, environment_id: str) -> list[Release]:
         """Return the releases of owner/name, oldest version first; empty when it has none."""
@@ -83,7 +83,7 @@ class Registry:
         """Return the record of who may publish as `owner`; None when nobody may."""
         path = f"namespaces/{owner}.toml"
         found = self.store.read(path)
-        return parse_namespace(found, self._where(path)) if found is not None else None
+        return parse_namespace_of(owner, found, self._where(path)) if found is not None else None
 
     def wheel_bytes(self, release: Release) -> bytes:
         """Return the wheel's bytes, unchecked; raises RegistryError when no URL has them."""

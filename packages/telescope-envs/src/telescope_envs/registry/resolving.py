@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
-from telescope_core.errors import ConfigError, RegistryError, unknown_name
+from telescope_core.errors import ConfigError, RegistryError, UnknownNameError, unknown_name
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_envs.registry.records import Release, Status
 from telescope_envs.registry.registry import Registry
@@ -110,7 +110,14 @@ def resolve_id(registry: Registry, request: Request) -> str:
     aliases = {} if request.owner else registry.aliases()
     environment_id = request.typed_id if request.owner else aliases.get(request.name, "")
     if not environment_id or not registry.has(environment_id):
-        known = {*registry.ids(), *registry.aliases()}
+        published = set(registry.ids())
+        aliased = {alias for alias, target in registry.aliases().items() if target in published}
+        if not request.owner and environment_id:
+            raise UnknownNameError(
+                f"{request.name!r} means {environment_id} in registry {registry.address}, which "
+                "has no release of it; tell the registry's maintainers"
+            )
+        known = published | aliased
         hint = f"(registry {registry.address})"
         raise unknown_name("environment", request.typed_id, known, hint)
     return environment_id
@@ -214,7 +221,7 @@ def _is_exact(wanted: str) -> bool:
 def _exact_version(wanted: str) -> Version | None:
     try:
         return Version(wanted.removeprefix("=="))
-    except InvalidVersion:
+    except ValueError:
         return None
 
 
@@ -229,9 +236,11 @@ def _check_digest(wanted: str) -> None:
 def _specifier(wanted: str) -> SpecifierSet:
     exact = _exact_version(wanted)
     try:
-        return SpecifierSet(f"=={exact}" if exact is not None else wanted)
-    except InvalidSpecifier as error:
+        found = SpecifierSet(f"=={exact}" if exact is not None else wanted)
+        found.contains("1.0")  # which fails for numbers that are too long to read
+        return found
+    except ValueError as error:
         raise ConfigError(
-            f"version {wanted!r} is not valid; write an exact version such as 0.1.0 or a range "
-            "such as '>=0.1,<0.2'"
+            f"version {wanted[:80]!r} is not valid; write an exact version such as 0.1.0 or a "
+            "range such as '>=0.1,<0.2'"
         ) from error

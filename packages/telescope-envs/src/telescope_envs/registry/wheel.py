@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 from unicodedata import normalize
 
 from packaging.metadata import parse_email
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from telescope_core.errors import RegistryError
@@ -306,7 +306,7 @@ def _contents(
 def _requirement(text: str, distribution: str) -> str:
     try:
         requirement = Requirement(text)
-    except InvalidRequirement as error:
+    except (ValueError, RecursionError) as error:
         raise RegistryError(f"{distribution}: requirement {text!r}: {error}") from error
     if requirement.url:
         raise RegistryError(

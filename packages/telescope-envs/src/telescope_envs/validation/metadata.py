@@ -6,8 +6,8 @@ from importlib.metadata import version as installed_version
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from packaging.metadata import RawMetadata, parse_email
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from telescope_core.errors import RegistryError
@@ -111,7 +111,7 @@ def _check_python(raw: RawMetadata, findings: Findings) -> None:
     wanted = raw.get("requires_python", "")
     try:
         allows = SpecifierSet(wanted).contains(platform.python_version(), prereleases=True)
-    except InvalidSpecifier:
+    except ValueError:
         findings.found("static.requires_python", f"{wanted!r} is not a version range")
         return
     if not wanted:
@@ -128,7 +128,7 @@ def _check_dependencies(raw: RawMetadata, findings: Findings) -> None:
     for text in raw.get("requires_dist", []):
         try:
             requirement = Requirement(text)
-        except InvalidRequirement as error:
+        except (ValueError, RecursionError) as error:
             findings.found("static.dependencies", f"{text!r}: {error}")
             continue
         name = str(canonicalize_name(requirement.name))

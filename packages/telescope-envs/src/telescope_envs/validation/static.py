@@ -7,7 +7,6 @@ but no code of the environment.
 import io
 import re
 import tempfile
-import tomllib
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,9 +14,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from telescope_core.errors import RegistryError, TelescopeError
+from telescope_core.errors import ConfigError, RegistryError, TelescopeError
 from telescope_envs.authoring.build import build_wheel
 from telescope_envs.authoring.sources import run_git
+from telescope_envs.pyproject import read_pyproject
 from telescope_envs.registry.records import Dataset
 from telescope_envs.registry.wheel import read_wheel
 from telescope_envs.validation import metadata
@@ -55,11 +55,10 @@ def check_static(subject: Subject, findings: Findings) -> Subject:
 
 
 def _with_wheel(subject: Subject, project: Path, findings: Findings) -> Subject:
-    path = project / "pyproject.toml"
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        findings.found("static.project", f"pyproject.toml: not TOML: {error}")
+        table = read_pyproject(project)
+    except ConfigError as error:
+        findings.found("static.project", str(error).removeprefix(f"{project}/"))
         findings.not_run(("static.build",), "pyproject.toml cannot be read")
         return subject
     for section in ("build-system", "project"):

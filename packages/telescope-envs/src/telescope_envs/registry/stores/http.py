@@ -7,7 +7,7 @@ wrote. Requests are conditional on the cached copy, so a file is sent again only
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.catalog import CATALOG_PATH, CatalogRow, read_catalog
@@ -57,7 +57,7 @@ class HttpStore:
         patience = replace(self._patience, total_s=total_s)
         if is_registry_path(url):
             return self._get(self._url(url), max_bytes, patience)
-        if urlsplit(url).scheme not in ("http", "https"):
+        if not url.startswith(("http:", "https:")):
             return None
         if url.startswith("http:") and self._base.startswith("https:"):
             raise RegistryError(
