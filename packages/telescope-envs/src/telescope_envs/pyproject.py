@@ -25,13 +25,14 @@ def read_pyproject(project: Path) -> Table:
 
 def table_at(document: Table, *names: str, path: Path) -> Table:
     """Return the table at `names`, empty if it is not there; ConfigError if it is no table."""
-    here: object = document
+    here = document
     for depth, name in enumerate(names, 1):
-        here = cast(Table, here).get(name, {})
-        if not isinstance(here, dict):
+        found = here.get(name, {})
+        if not isinstance(found, dict):
             where = ".".join(names[:depth])
-            raise ConfigError(f"{path}: {where} must be a table, got {here!r}")
-    return cast(Table, here)
+            raise ConfigError(f"{path}: {where} must be a table, got {found!r}")
+        here = cast(Table, found)
+    return here
 
 
 def texts_at(table: Table, key: str, where: str, *, path: Path) -> list[str]:
