@@ -182,6 +182,30 @@ def test_checkpoint_continues_bit_for_bit(tiny, start, tmp_path):
         assert torch.equal(value, expected[name])
 
 
+def test_a_checkpoint_of_a_cpu_continues_on_a_gpu_and_back(tiny, start, tmp_path, monkeypatch):
+    """A GPU has a random state that a checkpoint of a CPU does not hold."""
+    batches = grpo_batches(seq_len=128)[0]
+    worker = start(backend_settings(tiny))
+    worker.train_step(batches, version=0)
+    worker.save_checkpoint(tmp_path / "of-cpu")
+    expected = {name: value.clone() for name, value in worker.export_weights()}
+    of_gpu, restored = torch.arange(16, dtype=torch.uint8), []
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "get_rng_state", lambda: torch.zeros(16, dtype=torch.uint8))
+        patch.setattr(torch.cuda, "set_rng_state", restored.append)
+        worker.load_checkpoint(tmp_path / "of-cpu")
+        assert not restored, "there was none to restore"
+        patch.setattr(torch.cuda, "get_rng_state", lambda: of_gpu)
+        worker.save_checkpoint(tmp_path / "of-gpu")
+        patch.setattr(torch.cuda, "get_rng_state", lambda: torch.zeros(16, dtype=torch.uint8))
+        worker.load_checkpoint(tmp_path / "of-gpu")
+        assert torch.equal(restored[0], of_gpu)
+    worker = start(backend_settings(tiny))
+    worker.load_checkpoint(tmp_path / "of-gpu")
+    assert all(torch.equal(value, expected[name]) for name, value in worker.export_weights())
+
+
 def test_a_folder_that_is_no_model_is_never_replaced(tiny, start, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")

@@ -27,9 +27,9 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore the state of every generator."""
+    """Restore the state of every generator; a GPU's may be absent."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available():
+    if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])

@@ -99,7 +99,8 @@ def set_weights(model: torch.nn.Module, weights: dict[str, Any]) -> None:
 def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
     """Read a checkpoint into the model and optimizer; returns the progress.
 
-    A rank for which the checkpoint has no random state keeps the state that it was seeded with.
+    A generator for which the checkpoint has no state keeps the state that it was seeded with: that
+    of a GPU after a checkpoint of a CPU, or all of them on a rank that did not exist then.
     """
     keys = saved_keys(folder)
     if not any(key.startswith("progress.") for key in keys):
@@ -116,14 +117,18 @@ def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Opt
     if any(key.startswith("optimizer.") for key in keys):
         # For want of moments to fill, torch takes a step here, at rate 0 with gradients of 0.
         state["optimizer"] = get_optimizer_state_dict(policy, optimizer, options=_TRAINED)
-    has_random_state = any(key.startswith(f"{_random_key()}.") for key in keys)
-    if has_random_state:
-        state[_random_key()] = random_state()
+    generators = {
+        name: value
+        for name, value in random_state().items()
+        if any(key.startswith(f"{_random_key()}.{name}") for key in keys)
+    }
+    if generators:
+        state[_random_key()] = generators
     load_state(folder, state)
     set_weights(policy, state["model"])
     if "optimizer" in state:
         set_optimizer_state_dict(policy, optimizer, state["optimizer"], options=_TRAINED)
-    if has_random_state:
+    if generators:
         set_random_state(state[_random_key()])
     return Progress(**state["progress"])
 
