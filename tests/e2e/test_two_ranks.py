@@ -52,9 +52,13 @@ def test_two_ranks_train_synchronously(tmp_path: Path, tiny_model: Path) -> None
         assert [len(turn) for turn in row.logprobs] == [len(turn) for turn in row.completion_ids]
 
 
-def test_two_ranks_share_each_row_and_train_adapters(tmp_path: Path, tiny_model: Path) -> None:
+@pytest.mark.parametrize("transfer", ["merged", "adapter"])
+def test_two_ranks_share_each_row_and_train_adapters(
+    tmp_path: Path, tiny_model: Path, transfer: str
+) -> None:
     """Context parallelism, LoRA and a reference model together, through the real command."""
     flags = ["--fsdp_context_parallel_size", "2", "--use_lora", "--lora_rank", "4"]
+    flags += ["--lora_transfer", transfer]
     flags += ["--learning_rate", "1e-2", "--kl_penalty_tau", "0.01", "--number_of_steps", "3"]
     finish([*train_command(tmp_path, tiny_model, PAIR_RUN), *flags, "--json"], tmp_path)
     folder = RunFolder.open(tmp_path / "runs" / "pair")

@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM
 
 from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp import optimizer
-from telescope_train.backends.fsdp.low_precision_adamw import LowPrecisionAdamW, round_at_random
+from telescope_train.backends.fsdp.low_precision_adamw import LowPrecisionAdamW
 from telescope_train.backends.fsdp.optimizer import make_optimizer
 from telescope_train.chat.template import template_problems
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
 from telescope_train.models import packed
 from telescope_train.models.logprobs import chunked_logprobs
+from telescope_train.models.rounding import round_at_random
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))

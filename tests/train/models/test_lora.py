@@ -15,6 +15,7 @@ from telescope_train.backends.distributed_checkpoint import saved_keys
 from telescope_train.backends.fsdp.sharding import local_part, reshard
 from telescope_train.config.schema import AlgorithmSection
 from telescope_train.models.lora import adapters_off
+from telescope_train.models.lora_transfer import scaled_adapter
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))
@@ -120,6 +121,62 @@ def test_servers_are_sent_whole_blocks_and_nothing_else(tiny, start):
     changed = [name for name in whole if not torch.equal(whole[name], initial[name])]
     assert changed == [f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(3)]
     assert set(whole) == set(initial)
+
+
+def of_dtypes(settings, model_dtype, layers):
+    section = settings.model.model_copy(
+        update={"model_dtype": model_dtype, "mixed_precision_dtype": layers}
+    )
+    return replace(settings, model=section)
+
+
+def adapted(sent, initial):
+    """Return what was added to the matrices, all numbers in one row."""
+    return torch.cat([(sent[name].float() - initial[name].float()).flatten() for name in sent])
+
+
+@pytest.mark.parametrize(("layers", "least"), [("float32", 0.9999), ("bfloat16", 0.95)])
+def test_servers_get_a_small_update_of_bfloat16_weights_whole(tiny, start, layers, least):
+    """At this rate rounding to nearest would leave a twentieth of the first step."""
+    settings = of_dtypes(lora_settings(tiny, learning_rate=1e-5), "bfloat16", layers)
+    worker = start(settings)
+    initial = {name: value.clone() for name, value in worker.transfer_weights()}
+    for name, value in initial.items():
+        assert torch.equal(value, value.to(torch.bfloat16).to(value.dtype)), name
+    worker.train_step(grpo_batches(seq_len=128)[0], version=0)
+    sent = dict(worker.transfer_weights())
+    assert {value.dtype for value in sent.values()} == {getattr(torch, layers)}
+    given = adapted(sent, initial)
+    parts = dict(scaled_adapter(worker.backend._policy.lm, worker.backend._whole))
+    change = torch.cat(
+        [
+            (
+                parts[f"base_model.model.{name[:-7]}.lora_B.weight"]
+                @ parts[f"base_model.model.{name[:-7]}.lora_A.weight"]
+            ).flatten()
+            for name in sent
+        ]
+    )
+    assert change.abs().mean() < 1e-5
+    assert least < float(given @ change / (change @ change)) < 2 - least
+    nearest = (torch.cat([v.float().flatten() for v in initial.values()]) + change).bfloat16()
+    before = torch.cat([value.float().flatten() for value in initial.values()])
+    assert float((nearest.float() - before) @ change / (change @ change)) < 0.1
+    # The same weights are sent the same way again, for instance after a resume.
+    again = dict(worker.transfer_weights())
+    assert all(torch.equal(value, again[name]) for name, value in sent.items())
+
+
+def test_an_adapter_that_is_sent_has_its_scale_in_it(tiny, start):
+    worker = start(replace(lora_settings(tiny, lora_alpha=7), sends_adapter=True))
+    worker.train_step(grpo_batches(seq_len=128)[0], version=0)
+    sent, whole = dict(worker.transfer_weights()), dict(worker.export_weights())
+    assert len(sent) == 3 * 7 * 2
+    initial = dict(AutoModelForCausalLM.from_pretrained(tiny).named_parameters())
+    for name in (name for name in whole if name.endswith("_proj.weight")):
+        prefix = f"base_model.model.{name.removesuffix('.weight')}"
+        change = sent[f"{prefix}.lora_B.weight"] @ sent[f"{prefix}.lora_A.weight"]
+        assert torch.allclose(initial[name] + change, whole[name], atol=1e-7)
 
 
 def test_the_reference_is_the_model_without_adapters(tiny, start):

@@ -277,6 +277,24 @@ def test_what_needs_a_gpu_stands_in_the_way_without_one(flags, expected):
     assert bool(found) == (machine_device() == "cpu")
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ([], "merged; sampling is as fast"),
+        (["--mixed_precision_dtype", "bfloat16"], "merged, rounded to be right on average;"),
+        (["--lora_transfer", "adapter"], "compute it with every token; that slows sampling"),
+        (
+            ["--lora_transfer", "adapter", "--mixed_precision_dtype", "bfloat16"],
+            "and in bfloat16 loses most of small changes",
+        ),
+    ],
+)
+def test_what_servers_get_of_an_adapter_is_said(flags, more, expected):
+    found = plan(flags, "--use_lora", "--mixed_precision_dtype", "float32", *more)
+    assert expected in " ".join(render_plan(found).split())
+    assert "LoRA" not in render_plan(plan(flags))
+
+
 def test_the_chat_template_is_looked_at(flags: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     (folder / "tokenizer_config.json").write_text(

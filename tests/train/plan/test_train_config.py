@@ -110,6 +110,11 @@ def test_every_setting_is_read_by_the_trainer():
         (["--min_lr_ratio", "0.1"], "min_lr_ratio has no effect"),
         (["--lr_scheduler", "none", "--warmup_steps", "2"], "warmup_steps has no effect"),
         (["--lora_rank", "8"], "trainer.lora_rank has no effect without use_lora"),
+        (["--lora_transfer", "adapter"], "weights.lora_transfer has no effect without use_lora"),
+        (
+            ["--use_lora", "--lora_transfer", "adapter", "--lora_rank", "600"],
+            "vLLM computes adapters up to rank 512, and lora_rank is 600; lower it, or use",
+        ),
         (
             ["--fsdp_context_parallel_size", "2"],
             "trainer_num_workers (1) must be a multiple of fsdp_context_parallel_size (2)",
@@ -186,6 +191,8 @@ def test_environments_that_do_not_fit(entries, expected):
         ["--eval_before_training", "--evals", '[{"name": "a", "temperature": 0}]'],
         ["--weight_transport", "gloo"],
         ["--use_lora", "--lora_rank", "8", "--lora_target_modules", '["q_proj"]'],
+        ["--use_lora", "--lora_transfer", "adapter", "--lora_rank", "512"],
+        ["--use_lora", "--lora_rank", "600"],
         ["--gradient_checkpointing", "selective", "--optimizer", "adamw_bf16"],
     ],
 )

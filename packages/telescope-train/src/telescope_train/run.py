@@ -41,6 +41,7 @@ from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
 from telescope_train.loop import LoopParts, train
+from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.terminal import LiveView, print_resume, print_summary
 from telescope_train.plan.prepared import Prepared
 from telescope_train.rollouts.held_out import require_untrained
@@ -223,7 +224,12 @@ async def _train(opened: _Opened) -> None:
         folder=folder,
         concurrency=config.inference.max_num_seqs,
     )
-    publisher = WeightPublisher(pool, ranks, in_flight=config.scheduling.in_flight_update)
+    publisher = WeightPublisher(
+        pool,
+        ranks,
+        in_flight=config.scheduling.in_flight_update,
+        sends_adapter=served_adapter(config) is not None,
+    )
     await publisher.connect()
     training = _recorded(environments.opened.training, view)
     mix = await training_environments(config, training, evals.environments, environments.records)

@@ -27,6 +27,7 @@ from telescope_train.config.schema import (
 )
 from telescope_train.models.attention.choice import AttentionChoice
 from telescope_train.models.device import Device, compute_dtype, machine_device
+from telescope_train.models.served_adapter import served_adapter
 
 Loss: TypeAlias = Callable[[Terms], TokenLoss]
 """Returns the unweighted loss of each token; the backend weights and sums it."""
@@ -46,6 +47,8 @@ class BackendSettings:
     """Optimizer steps after which the learning-rate schedule ends."""
     device: Device = field(default_factory=machine_device)
     """The device that the ranks compute on; the driver decides it once."""
+    sends_adapter: bool = False
+    """Servers get a LoRA adapter, and not the matrices with the adapter added."""
 
     @property
     def compute_dtype(self) -> str:
@@ -62,6 +65,7 @@ class BackendSettings:
             seed=config.run.seed,
             number_of_steps=config.num_optimizer_steps,
             device=device,
+            sends_adapter=served_adapter(config) is not None,
         )
 
 
@@ -158,7 +162,10 @@ class TrainerBackend(Protocol):
         ...
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Like `export_weights`, for the tensors that can differ from the initial model only."""
+        """Yield what servers need: the tensors that can differ from the initial model only.
+
+        With `sends_adapter` the matrices of the adapter, under their names in a peft file.
+        """
         ...
 
     def save_checkpoint(self, folder: str | Path) -> None:

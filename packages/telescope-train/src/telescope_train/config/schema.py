@@ -172,6 +172,10 @@ class WeightsSection(Section):
 
     weight_transport: str = "auto"
     """Name of an installed transport; `auto` = the fastest that works on this machine."""
+    lora_transfer: Literal["merged", "adapter"] = "merged"
+    """What servers are given with `use_lora`: `merged` = the matrices with the adapter added,
+    `adapter` = the adapter alone, which is far less to send, but slows sampling, and in bfloat16
+    its first small changes are lost."""
 
 
 class CheckpointSection(Section):

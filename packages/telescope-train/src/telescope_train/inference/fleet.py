@@ -13,6 +13,7 @@ from telescope_core.errors import ProcessDiedError
 from telescope_train.cluster.ray_cluster import answer
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.server import ServerProcess, ServerSettings
+from telescope_train.models.served_adapter import served_adapter
 
 WATCH_EVERY_S = 1.0
 """Seconds between two rounds of questions to the keepers."""
@@ -163,6 +164,7 @@ def server_settings(
             weight_transport="gloo" if transport == "auto" else transport,
             trust_remote_code=model.trust_remote_code,
             fp32_lm_head=model.fp32_lm_head,
+            adapter=served_adapter(config),
         )
         for index in range(inference.inference_num_workers)
     ]

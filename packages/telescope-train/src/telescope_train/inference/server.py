@@ -22,6 +22,7 @@ from urllib.request import urlopen
 from telescope_core.errors import ProcessDiedError
 from telescope_train.cluster.ports import free_port, require_free_port
 from telescope_train.models.device import machine_device
+from telescope_train.models.served_adapter import ServedAdapter
 
 SERVED_MODEL_NAME = "policy"
 ENGINE_THREAD_VARIABLE = "TELESCOPE_VLLM_ENGINE_THREAD"
@@ -66,6 +67,8 @@ class ServerSettings:
     trust_remote_code: bool = False
     fp32_lm_head: bool = False
     """Compute logits in float32 whatever the `dtype`."""
+    adapter: ServedAdapter | None = None
+    """The adapter that the trainer will send; None = the weights themselves change, or nothing."""
 
     @property
     def base_url(self) -> str:
@@ -103,6 +106,8 @@ class ServerSettings:
                 ),
                 *("--weight-transfer-config", json.dumps({"backend": self.weight_transport})),
             ]
+        if self.adapter is not None:
+            arguments += self.adapter.arguments()
         if self.trust_remote_code:
             arguments.append("--trust-remote-code")
         return arguments

@@ -1,8 +1,8 @@
 """LoRA adapters through peft: adding them, turning them off, and merging them into the weights.
 
 Paper: arXiv:2106.09685. An adapted matrix is W + (alpha / rank) B A with W frozen. peft renames
-`x.weight` to `x.base_layer.weight`. Everything that leaves the trainer is merged and has the base
-names, so servers and exports need not know about adapters.
+`x.weight` to `x.base_layer.weight`. Exports are merged and have the base names. What servers get is
+decided in `lora_transfer`.
 Dims: R rank, I inputs, O outputs of a matrix.
 """
 
@@ -101,47 +101,36 @@ def dropout_on(lm: PreTrainedModel) -> Iterator[None]:
 
 
 def merged_weights(
-    lm: PreTrainedModel, whole: Callable[[Tensor], Tensor], *, siblings_only: bool = False
+    lm: PreTrainedModel, whole: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (base name, value) of every parameter, with adapters merged in.
+    """Yield (base name, value) of every parameter, with adapters merged in, in its own dtype.
 
-    `whole` gathers one parameter. `siblings_only` yields only adapted matrices and the other
-    matrices of the same block, because engines fuse them (query, key and value; gate and up) and
-    cannot load a fused matrix in part.
+    `whole` gathers one parameter.
     """
     modules = adapted_modules(lm)
-    blocks = {name.rpartition(".")[0] for name in modules}
     for name, parameter in lm.named_parameters():
         if ".lora_" in name:
             continue
         base_name = name.replace(".base_layer.", ".")
         module_name, _, leaf = base_name.rpartition(".")
-        if siblings_only and not _is_matrix_of(lm, module_name, blocks):
-            continue
         value = whole(parameter.detach())
         if leaf == "weight" and module_name in modules:
-            value = _merged(value, modules[module_name], whole)
+            value = merged(value, modules[module_name], whole).to(value.dtype)
         yield base_name, value
 
 
-def _is_matrix_of(lm: PreTrainedModel, module_name: str, blocks: set[str]) -> bool:
-    if module_name.rpartition(".")[0] not in blocks:
-        return False
-    module = lm.get_submodule(module_name)
-    return isinstance(getattr(module, "base_layer", module), torch.nn.Linear)
-
-
-def _merged(weight: Tensor, module: Any, whole: Callable[[Tensor], Tensor]) -> Tensor:
+def merged(weight: Tensor, module: Any, whole: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return `weight` with the adapter of `module` added, in float32 or wider."""
     down_RI = whole(module.lora_A[ADAPTER].weight.detach())
     up_OR = whole(module.lora_B[ADAPTER].weight.detach())
     return _sum(weight, down_RI, up_OR, module.scaling[ADAPTER])
 
 
 def _sum(weight: Tensor, down_RI: Tensor, up_OR: Tensor, scale: float) -> Tensor:
-    """Add in float32 or wider, then round once to the dtype of the weight."""
+    """Add in float32 or wider, which is the dtype of the result."""
     wide = torch.promote_types(weight.dtype, up_OR.dtype)
     change_OI = (up_OR.to(wide) @ down_RI.to(wide)) * scale
-    return (weight.to(wide) + change_OI).to(weight.dtype)
+    return weight.to(wide) + change_OI
 
 
 def adapter_weights(
@@ -150,7 +139,12 @@ def adapter_weights(
     """Yield (name in a peft file, value) of every adapter matrix."""
     for name, parameter in lm.named_parameters():
         if ".lora_" in name:
-            yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", whole(parameter.detach())
+            yield peft_name(name), whole(parameter.detach())
+
+
+def peft_name(name: str) -> str:
+    """Return the name in a peft file of the adapter matrix that the model calls `name`."""
+    return f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}"
 
 
 def write_adapter(folder: Path, lm: PreTrainedModel, weights: dict[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from telescope_train.chat.template import how_replies_are_read
 from telescope_train.checkpoints.folders import checkpoints_folder
 from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import EvalEntry, TrainConfig
+from telescope_train.models.served_adapter import served_adapter
 from telescope_train.plan.memory import MemoryPlan, memory_of
 from telescope_train.plan.prepared import Prepared
 from telescope_train.rollouts.environments import worker_plans
@@ -74,6 +75,8 @@ class Plan:
     """When the gradient of a batch is computed, and why not earlier."""
     replies: str
     """How what the model writes is read."""
+    lora: str | None
+    """What servers get of an adapter, and what that costs; None without `use_lora`."""
     max_model_len: int
     """Tokens of prompt and answer together."""
     groups_per_step: int
@@ -110,6 +113,7 @@ def make_plan(prepared: Prepared) -> Plan:
         age_of_rollouts=age_of_rollouts(config),
         gradients=how_gradients_are_taken(config),
         replies=how_replies_are_read(config.model),
+        lora=_lora(config, prepared.dtype),
         max_model_len=limit,
         groups_per_step=config.rollout.prompts_batch_size_for_trainer,
         rollouts_per_step=rollouts,
@@ -142,6 +146,16 @@ def _environment_shares(
             )
         )
     return shares
+
+
+def _lora(config: TrainConfig, dtype: str) -> str | None:
+    if not config.trainer.use_lora:
+        return None
+    if served_adapter(config) is None:
+        rounding = ", rounded to be right on average" if dtype == "bfloat16" else ""
+        return f"servers get the matrices of adapted blocks, merged{rounding}; sampling is as fast"
+    loss = ", and in bfloat16 loses most of small changes" if dtype == "bfloat16" else ""
+    return f"servers get the adapter and compute it with every token; that slows sampling{loss}"
 
 
 def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:

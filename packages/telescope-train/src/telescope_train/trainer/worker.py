@@ -248,7 +248,7 @@ class TrainerWorker:
         return self._progress.each(self.backend.export_weights())
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Like `export_weights`, for the tensors that can differ from the initial model only."""
+        """Yield what servers need; see `TrainerBackend`."""
         return self._progress.each(self.backend.transfer_weights())
 
     def weight_headers(self) -> list[TensorHeader]:

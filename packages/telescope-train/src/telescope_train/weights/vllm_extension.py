@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from telescope_train.weights.buckets import empty, in_buckets, size_bytes, unflattened
 from telescope_train.weights.gloo import GlooGroup
+from telescope_train.weights.vllm_adapter import load_adapter
 
 if torch.cpu._is_amx_tile_supported():
     # Linux grants AMX to a process on request only. Without this, a bfloat16 model on a machine
@@ -26,7 +27,19 @@ if torch.cpu._is_amx_tile_supported():
 
 
 class WorkerExtension:
-    """An empty class: naming it in vLLM's configuration makes vLLM import this module."""
+    """What vLLM's workers can do besides. Naming it makes vLLM import this module."""
+
+    weight_transfer_engine: "GlooEngine"
+    model_runner: Any
+
+    def receive_adapter(self, update_info: dict[str, Any]) -> None:
+        """Receive an adapter and put it in the place of the one before, in one call.
+
+        Not `update_weights`: vLLM forgets all adapters at the end of an update of weights.
+        """
+        engine = self.weight_transfer_engine
+        sent = engine.receive(engine.parse_update_info(update_info))
+        load_adapter(self.model_runner.lora_manager, dict(sent))
 
 
 @dataclass
@@ -90,7 +103,7 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         """Load each tensor as it arrives."""
         # From a generator: the next bucket is received when the loader asks for it, so the model is
         # never in memory twice.
-        self.model.load_weights(self._receive(update_info))
+        self.model.load_weights(self.receive(update_info))
 
     def finish_weight_update(self) -> None:
         """Bring every layer into its fast form again, including a tied head."""
@@ -104,7 +117,8 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         """Leave the transfer group."""
         self._group = None
 
-    def _receive(self, info: GlooUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
+    def receive(self, info: GlooUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, tensor) as they arrive; every worker must exhaust it."""
         if self._group is None:
             raise RuntimeError("weights were sent before init_weight_transfer_engine")
         forms = [(getattr(torch, d), s) for d, s in zip(info.dtypes, info.shapes, strict=True)]

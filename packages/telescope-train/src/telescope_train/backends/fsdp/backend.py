@@ -33,7 +33,9 @@ from telescope_train.backends.protocol import (
 )
 from telescope_train.backends.schedule import learning_rate_factor
 from telescope_train.batches.batch import PackedBatch
+from telescope_train.models.load import torch_dtype
 from telescope_train.models.lora import adapter_weights, dropout_on, merged_weights
+from telescope_train.models.lora_transfer import merged_blocks, scaled_adapter
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.row import PackedRow, packed_row
 
@@ -225,10 +227,18 @@ class FsdpBackend:
             yield name, value.cpu()
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield all weights, or with LoRA those of adapted blocks: servers loaded the rest."""
+        """Yield all weights, or with LoRA adapted blocks or adapters: servers loaded the rest."""
+        settings, lm = self._settings, self._policy.lm
+        if not settings.trainer.use_lora:
+            yield from self.export_weights()
+            return
         reshard(self._policy)
-        only = self._settings.trainer.use_lora
-        for name, value in merged_weights(self._policy.lm, self._whole, siblings_only=only):
+        weights = (
+            scaled_adapter(lm, self._whole)
+            if settings.sends_adapter
+            else merged_blocks(lm, self._whole, torch_dtype(settings.compute_dtype))
+        )
+        for name, value in weights:
             yield name, value.cpu()
 
     def _whole(self, value: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from telescope_train.backends.fsdp.sharding import local_part
+from telescope_train.models.rounding import round_at_random
 
 
 class LowPrecisionAdamW(torch.optim.Optimizer):
@@ -62,16 +63,3 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         wide = weights.float().mul_(1 - group["lr"] * group["weight_decay"])
         wide.addcdiv_(mean, denominator, value=-group["lr"] / (1 - beta1**number))
         weights.copy_(wide)
-
-
-def round_at_random(values: Tensor) -> Tensor:
-    """Return float32 `values` in bfloat16, rounded up or down at random; right on average.
-
-    A bfloat16 is the upper half of a float32. Adding a random number below one unit of the upper
-    half and cutting off the lower half rounds up with a probability of the part cut off.
-    """
-    bits = values.view(torch.int32)
-    noise = torch.randint(0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device)
-    rounded = bits.add(noise).bitwise_and_(-(1 << 16)).view(torch.float32)
-    # Noise may carry the bits of a NaN over into those of a number.
-    return torch.where(values.isfinite(), rounded, values).to(torch.bfloat16)

@@ -7,25 +7,23 @@ CPU build is installed under another distribution name.
 import os
 import runpy
 import sys
-from functools import partial
-
-import uvicorn
 
 from telescope_core.collector import rare_collections
 from telescope_train.inference.server import CPU_KERNELS_VARIABLE, ENGINE_THREAD_VARIABLE
-from telescope_train.inference.vllm_plugin import cpu_kernels, engine_thread
-from telescope_train.inference.wire import MAX_FRAME_BYTES
+from telescope_train.inference.vllm_plugin import adapter, cpu_kernels, engine_thread, websockets
 
 
 def main() -> None:
     """Run vLLM's OpenAI-compatible server with this process's arguments."""
-    # Both must be in place before vLLM creates its engine and its model.
+    # All must be in place before vLLM creates its engine and its model.
+    adapter.name_in_every_request()
     if os.environ.get(ENGINE_THREAD_VARIABLE) == "1":
         engine_thread.install()
         # The kernels are registered in this process alone, so the engine has to be in it too.
         if os.environ.get(CPU_KERNELS_VARIABLE) == "1":
             sys.argv += cpu_kernels.install()
-    _set_up_websockets()
+            adapter.install_cpu_kernel()
+    websockets.install()
     with rare_collections():
         runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
     # The server has closed. Shutting down the interpreter with everything that vLLM loaded would
@@ -33,16 +31,6 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def _set_up_websockets() -> None:
-    """Make uvicorn's WebSockets take large frames, and wait for a client that is busy."""
-    # vLLM passes neither option on. By default a client that does not answer a ping within 20 s
-    # is taken for dead, and a driver may be busy for longer, for example while it writes a large
-    # step. A client that is really gone closes its socket, or its address stops answering.
-    uvicorn.Config = partial(  # type: ignore[misc]
-        uvicorn.Config, ws_max_size=MAX_FRAME_BYTES, ws_ping_timeout=None
-    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from telescope_train.config.fields import was_set
 from telescope_train.config.schema import CheckpointSection, TrainConfig
+from telescope_train.models.served_adapter import VLLM_RANKS, served_adapter
 
 
 def trainer_problems(config: TrainConfig) -> Iterator[str]:
@@ -56,6 +57,17 @@ def _lora_problems(config: TrainConfig) -> Iterator[str]:
                 f"trainer.{field} has no effect without use_lora; "
                 f"set use_lora = true, or remove {field}"
             )
+    if was_set(config.weights, "lora_transfer") and not section.use_lora:
+        yield (
+            "weights.lora_transfer has no effect without use_lora; set use_lora = true, or remove "
+            "lora_transfer"
+        )
+    highest = VLLM_RANKS[-1]
+    if served_adapter(config) is not None and section.lora_rank > highest:
+        yield (
+            f"weights.lora_transfer = 'adapter': vLLM computes adapters up to rank {highest}, and "
+            f"lora_rank is {section.lora_rank}; lower it, or use 'merged'"
+        )
 
 
 def checkpoint_problems(section: CheckpointSection, number_of_steps: int) -> Iterator[str]:

@@ -1,0 +1,31 @@
+"""Rounding to bfloat16 that is right on average, where rounding to nearest would lose a small part.
+
+A bfloat16 is the upper half of a float32. Adding a number below one unit of the upper half and
+cutting off the lower half rounds up for as many of these numbers as the part cut off is large.
+"""
+
+import zlib
+
+import torch
+from torch import Tensor
+
+
+def round_at_random(values: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Return float32 `values` in bfloat16, rounded up or down at random."""
+    bits = values.view(torch.int32)
+    noise = torch.randint(
+        0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator
+    )
+    rounded = bits.add(noise).bitwise_and_(-(1 << 16)).view(torch.float32)
+    # Noise may carry the bits of a NaN over into those of a number.
+    return torch.where(values.isfinite(), rounded, values).to(torch.bfloat16)
+
+
+def round_steadily(values: Tensor, name: str) -> Tensor:
+    """Return float32 `values` in bfloat16; each is rounded at a place of its own, drawn by `name`.
+
+    It is right on average over many values, and the same values are always rounded the same way. A
+    value that bfloat16 holds stays as it is.
+    """
+    generator = torch.Generator(values.device).manual_seed(zlib.crc32(name.encode()))
+    return round_at_random(values.contiguous(), generator)
