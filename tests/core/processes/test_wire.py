@@ -10,7 +10,7 @@ from wire_cases import WireInThisProcess, request
 
 from telescope_core.chains import sampled_tokens
 from telescope_core.chat.client import ChatClient
-from telescope_core.errors import EndpointError, EnvironmentProcessError
+from telescope_core.errors import ContextLengthError, EndpointError, EnvironmentProcessError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.locate import load_environment_class
 from telescope_core.processes import StageDeadlines
@@ -283,3 +283,20 @@ async def test_a_closed_pool_says_so(wire):
     await pool.close()
     with pytest.raises(EnvironmentProcessError, match="the workers of toy are closed"):
         await pool.play(request(), ScriptedClient(["0"]).policy("r"))
+
+
+async def test_limits_are_outcomes_across_the_wire_too(wire):
+    class Slow:
+        endpoint = None
+
+        async def complete(self, messages, sampling, *, tools=()):
+            await asyncio.Event().wait()
+
+    late = await wire().play(request(deadline_s=0.05, scores_at_deadline=True), Slow())
+    assert (late.status, late.stop_reason) == (RolloutStatus.KEPT, StopReason.TIMEOUT)
+    assert late.reward is not None
+    full = ContextLengthError("a prompt of 90 tokens, but max_model_len is 64")
+    pool = wire("Counting")
+    played = await pool.play(request(), ScriptedClient(["one", "two", full]).policy("r"))
+    assert (played.status, played.stop_reason) == (RolloutStatus.KEPT, StopReason.CONTEXT_LENGTH)
+    assert len(played.turns) == 2

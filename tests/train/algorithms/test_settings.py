@@ -91,6 +91,7 @@ ELSEWHERE = {
     "number_of_minibatches",
     "ppo_epochs",
     "filter_overlong",
+    "filter_timeout",
     "overlong_penalty_factor",
     "overlong_buffer_tokens",
     "filter_gibberish",

@@ -14,18 +14,22 @@ from telescope_core import (
     GeneratedSource,
     Group,
     Message,
+    MultiTurnEnvironment,
     Rollout,
     RolloutStatus,
     Sampling,
     SingleTurnEnvironment,
     Split,
+    StopReason,
     TelescopeError,
     reward,
 )
 from telescope_core.attempts import MAX_FAILED
 from telescope_core.errors import EndpointAccessError
 from telescope_core.in_process import InProcessEnvironment
+from telescope_core.protocols import PolicySource
 from telescope_core.scripted import ScriptedClient
+from telescope_core.types import Completion
 from telescope_train.rollouts.accept import AcceptFn
 from telescope_train.rollouts.draw import ExampleDraw, Source
 from telescope_train.rollouts.failures import MAX_DRAWS_PER_GROUP, Boundary, boundary_of
@@ -52,12 +56,15 @@ class Echo(SingleTurnEnvironment):
 
 
 def sampler_over(
-    client: ScriptedClient,
+    client: PolicySource,
     *,
     ahead: int,
     batches: int = 4,
     accept: AcceptFn | None = None,
     environment: Environment | None = None,
+    groups: int = GROUPS,
+    timeout_s: float = 5.0,
+    lanes: int = 4,
 ) -> RolloutSampler:
     environment = TrainingEnvironment(
         client=InProcessEnvironment(environment or Echo(), name="echo"),
@@ -67,10 +74,10 @@ def sampler_over(
     draw = ExampleDraw([Source(environment="echo", weight=1.0, num_examples=None)], seed=0)
     settings = SamplerSettings(
         num_batches=batches,
-        groups_per_batch=GROUPS,
+        groups_per_batch=groups,
         max_async_rollout=ahead,
-        max_concurrent_rollouts=4,
-        rollout_timeout_s=5.0,
+        max_concurrent_rollouts=lanes,
+        rollout_timeout_s=timeout_s,
         accept=accept,
     )
     examples = TrainingExamples(draw, {"echo": environment.client}, {})
@@ -130,6 +137,73 @@ async def test_a_failure_is_retried_and_counted_and_never_a_reward() -> None:
     assert batch.failed_attempts == {Boundary.ENVIRONMENT: 1}
     assert [r.reward for group in batch.groups for r in group.rollouts] == [1.0] * 6
     await sampler.close()
+
+
+class Walk(MultiTurnEnvironment):
+    """Pays 1 at the end of a walk, whose length is in the prompt."""
+
+    max_turns = 1000
+    sync_runs_in = "loop"
+
+    def examples(self, split: Split) -> GeneratedSource:
+        return GeneratedSource(lambda rng, i: Example(id=f"{i}", prompt="walk"), seed=0)
+
+    def env_response(self, messages, episode):
+        return None if messages[-1].content == "there" else "on"
+
+    @reward
+    def arrived(self, rollout: Rollout, example: Example) -> float:
+        return float(rollout.completion_text == "there")
+
+
+class Walkers:
+    """Policies of rollouts of 1 to 25 turns, of which those beyond 16 turns never come to an end.
+
+    That is 36 % of them. `num_started` counts the rollouts that asked for anything.
+    """
+
+    def __init__(self) -> None:
+        self.num_started = 0
+
+    def policy(self, rollout_id: str, sampling: Sampling | None = None) -> "Walker":
+        self.num_started += 1
+        return Walker(num_turns=self.num_started % 25 + 1)
+
+    async def close(self) -> None: ...
+
+
+class Walker:
+    endpoint = None
+
+    def __init__(self, num_turns: int) -> None:
+        self._left = num_turns
+        self._is_endless = num_turns > 16
+
+    async def complete(self, messages, sampling, *, tools=()) -> Completion:
+        if self._left == 1 and self._is_endless:
+            await asyncio.Event().wait()
+        self._left -= 1
+        said = "on" if self._left else "there"
+        return Completion(message=Message(role="assistant", content=said), finish_reason="stop")
+
+
+async def test_rollouts_over_the_deadline_are_played_once_and_stay_in_their_groups() -> None:
+    walkers = Walkers()
+    sampler = sampler_over(
+        walkers, ahead=0, environment=Walk(), groups=50, timeout_s=2.0, lanes=150
+    )
+    sampler.advance(0)
+    batch = await sampler.take(0)
+    await sampler.close()
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    late = [r for r in rollouts if r.stop_reason is StopReason.TIMEOUT]
+    assert (len(late), len(rollouts)) == (54, 150)
+    assert walkers.num_started == len(rollouts), "an attempt was played again"
+    assert batch.failed_attempts == {}
+    assert {r.status for r in rollouts} == {RolloutStatus.KEPT}
+    assert {r.reward for r in late} == {0.0}
+    # As many turns as were taken, so what is kept is as long as what was played.
+    assert sum(len(r.turns) for r in rollouts) == 6 * (sum(range(1, 26)) - 9)
 
 
 async def test_a_rollout_that_keeps_failing_has_no_reward() -> None:

@@ -1,4 +1,5 @@
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from telescope_core.types import (
     Rollout,
     RolloutStatus,
     Sampling,
+    StopReason,
     Turn,
 )
 from telescope_train.algorithms import load_algorithm
@@ -231,6 +233,48 @@ def test_a_filtered_rollout_stays_in_the_baseline_and_leaves_the_loss():
     assert filtered.metrics["filtered/overlong"] == 1
     assert filtered.metrics["filtered/fraction"] == pytest.approx(1 / 3)
     assert filtered.metrics["final_reward/mean"] == pytest.approx(0.75)
+
+
+def reaching(stop_reason: StopReason, *rewards: float) -> Group:
+    """A group whose first rollout ended for `stop_reason`, and the others by themselves."""
+    whole = group("a", [*rewards])
+    first, *others = whole.rollouts
+    return replace(whole, rollouts=(replace(first, stop_reason=stop_reason), *others))
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "setting", "reason"),
+    [
+        (StopReason.TIMEOUT, "filter_timeout", "timeout"),
+        (StopReason.CONTEXT_LENGTH, "filter_overlong", "overlong"),
+    ],
+)
+def test_a_rollout_that_reached_a_limit_is_trained_on_or_masked(stop_reason, setting, reason):
+    limited = reaching(stop_reason, 0.0, 1.0, 0.5)
+    scored, masked = (credit(limited, **{setting: value}) for value in (False, True))
+    # Its reward counts in the baseline either way: the others are not compared among themselves.
+    assert scored.advantages == masked.advantages == credit(group("a", [0.0, 1.0, 0.5])).advantages
+    assert scored.filtered == {}
+    assert masked.filtered == {("a", 0): reason}
+    assert [sample.rollout_index for sample in scored.samples] == [0, 1, 2]
+    # What is no sample has no token in the loss, nor in its denominator.
+    assert [sample.rollout_index for sample in masked.samples] == [1, 2]
+    assert masked.metrics[f"filtered/{reason}"] == 1
+
+
+def test_by_default_a_deadline_is_masked_and_a_full_context_is_trained_on():
+    assert credit(reaching(StopReason.TIMEOUT, 0.0, 1.0)).filtered == {("a", 0): "timeout"}
+    assert credit(reaching(StopReason.CONTEXT_LENGTH, 0.0, 1.0)).filtered == {}
+
+
+def test_a_rollout_without_a_turn_has_its_reward_in_the_baseline_and_no_sample():
+    whole = group("a", [0.0, 1.0])
+    silent = replace(whole.rollouts[0], turns=(), stop_reason=StopReason.TIMEOUT)
+    for filter_timeout in (False, True):
+        limited = replace(whole, rollouts=(silent, whole.rollouts[1]))
+        result = credit(limited, filter_timeout=filter_timeout)
+        assert [sample.rollout_index for sample in result.samples] == [1]
+        assert result.advantages == credit(whole).advantages
 
 
 def test_a_group_emptied_by_filters_is_discarded_for_that_reason():

@@ -13,6 +13,7 @@ OF_THE_STEP = {
     "number_of_minibatches": "2",
     "ppo_epochs": "2",
     "filter_overlong": "true",
+    "filter_timeout": "false",
     "overlong_penalty_factor": "0.5",
     "overlong_buffer_tokens": "32",
     "filter_gibberish": "true",

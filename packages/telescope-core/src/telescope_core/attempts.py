@@ -1,14 +1,15 @@
 """Playing a rollout again after a failure: one rule for training and evals.
 
-A limit that was reached (deadline, context length, tokens) is an outcome of the rollout. Playing it
-again would favor short answers, and would cost as much as the first time. Everything else that
-fails may be a failure of infrastructure, so it is played again a few times.
+A limit that was reached (deadline, context length, tokens) is an outcome of the rollout, whether it
+could be scored or not. Playing it again would favor short answers, and would cost as much as the
+first time. Everything else that fails may be a failure of infrastructure, so it is played again a
+few times.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from telescope_core.errors import ContextLengthError, EndpointAccessError, EndpointError
+from telescope_core.errors import ContextLengthError, EndpointAccessError, EndpointError, JudgeError
 from telescope_core.types import Rollout, RolloutStatus, StopReason
 
 MAX_FAILED = 3
@@ -59,9 +60,10 @@ async def play_with_attempts(
 def reached_limit(rollout: Rollout) -> bool:
     """Return whether a failed rollout ended at its deadline or at the length of the context.
 
-    `max_tokens` is not among them: a rollout that reaches it is scored like any other.
+    Most rollouts that reach a limit are scored as they stand. Those here could not be: nothing was
+    written yet, or the environment raised when the limit came.
     """
-    if rollout.stop_reason is StopReason.TIMEOUT:
+    if rollout.stop_reason in (StopReason.TIMEOUT, StopReason.CONTEXT_LENGTH):
         return True
     kind, _, text = (rollout.error or "").partition(": ")
     if kind == ContextLengthError.__name__:
@@ -73,6 +75,15 @@ def has_no_access(rollout: Rollout) -> bool:
     """Return whether an endpoint refuses every request, so that no rollout can be played."""
     failed = rollout.status is RolloutStatus.FAILED
     return failed and rollout.status_reason == EndpointAccessError.__name__
+
+
+def is_too_long(error: Exception) -> bool:
+    """Return whether the policy refused a request because its prompt does not fit the model."""
+    if isinstance(error, ContextLengthError):
+        return True
+    # The endpoint of a judge has a context of its own, which is no limit of the policy.
+    is_of_policy = isinstance(error, EndpointError) and not isinstance(error, JudgeError)
+    return is_of_policy and says_too_long(str(error))
 
 
 def says_too_long(text: str) -> bool:

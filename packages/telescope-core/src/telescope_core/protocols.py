@@ -18,6 +18,9 @@ from telescope_core.types import (
     Split,
 )
 
+LATE_SCORE_S = 30.0
+"""Seconds in which a rollout is scored that was still being played at its deadline."""
+
 
 class Policy(Protocol):
     """The model that an environment talks to, in chat messages.
@@ -91,6 +94,9 @@ class PlayRequest:
     sampling: Sampling
     deadline_s: float
     """Seconds that the rollout may take, including its rewards."""
+    scores_at_deadline: bool = False
+    """Whether a rollout that is still being played at its deadline is scored as it stands, for
+    which it then has `LATE_SCORE_S` more seconds. Otherwise it fails."""
 
     @property
     def rollout_id(self) -> str:

@@ -2,7 +2,8 @@
 
 This is the only place that handles failures of environment code. An exception from an environment,
 its reward functions or the endpoint becomes a failed rollout with the reason in `error`. It never
-becomes a reward.
+becomes a reward. A limit is no failure: a rollout for which the policy's context has no more room,
+or, on request, whose deadline passes while it is played, is scored as it stands.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, SupportsFloat, cast
 
-from telescope_core.attempts import says_too_long
+from telescope_core.attempts import is_too_long
 from telescope_core.chat.trouble import Watch, watching
 from telescope_core.environments.base import Environment
 from telescope_core.environments.calls import is_authors, location_of
@@ -22,7 +23,7 @@ from telescope_core.environments.hooks import EpisodeStopped, Hook, of_kind
 from telescope_core.environments.turns import MultiTurnEnvironment
 from telescope_core.environments.usage import counting
 from telescope_core.errors import ContextLengthError, EndpointError, TelescopeError
-from telescope_core.protocols import PlayRequest, Policy
+from telescope_core.protocols import LATE_SCORE_S, PlayRequest, Policy
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import (
     Example,
@@ -70,15 +71,18 @@ class _Playing:
         self._policy = policy
         self._episode: Episode | None = None
         self._stage = "play"
+        self._is_playing = False
         self._rollout = request.rollout(name)
 
     async def outcome(self, trouble: Watch) -> Rollout:
         """Return the scored rollout, or a failed one."""
         deadline_s = self._request.deadline_s
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(deadline_s) as deadline:
                 return await self._play_and_score()
         except TimeoutError as error:
+            if deadline.expired() and self._is_scored_late(trouble):
+                return await self._scored_late()
             text = str(error) or f"the rollout exceeded its deadline of {deadline_s:g} s"
             if trouble.text:
                 text += f", while an endpoint was in trouble: {trouble.text}"
@@ -111,11 +115,45 @@ class _Playing:
             episode.find_stop = environment.find_stop
         for hook in of_kind(environment.hooks, "setup"):
             await environment.caller.one("setup", getattr(environment, hook.name), episode)
-        stop_reason = await _played(environment.play(episode))
+        self._is_playing = True
+        try:
+            stop_reason = await _played(environment.play(episode))
+        except (ContextLengthError, EndpointError) as error:
+            # The first turn must fit. If it does not, the settings are wrong.
+            if not episode.turns or not is_too_long(error):
+                raise
+            episode.note("context_length", f"{error} ({self._who_wrote_the_prompt()})")
+            stop_reason = StopReason.CONTEXT_LENGTH
+        return await self._scored(episode, stop_reason)
+
+    async def _scored(self, episode: Episode, stop_reason: StopReason) -> Rollout:
         self._rollout = replace(self._snapshot(), stop_reason=stop_reason)
         self._stage = "reward"
-        scored = await score_rollout(environment, self._rollout, example, episode=episode)
+        scored = await score_rollout(
+            self._environment, self._rollout, episode.example, episode=episode
+        )
         return replace(scored, info=tuple(episode.info), tags=dict(episode.tags))
+
+    def _is_scored_late(self, trouble: Watch) -> bool:
+        """Whether the deadline is a limit of the policy, and not of what runs around it."""
+        is_at_play = self._is_playing and self._stage == "play"
+        return self._request.scores_at_deadline and is_at_play and not trouble.text
+
+    async def _scored_late(self) -> Rollout:
+        """Return the rollout as it stood at its deadline, scored."""
+        assert self._episode is not None, "nothing is played without an episode"
+        try:
+            async with asyncio.timeout(LATE_SCORE_S):
+                return await self._scored(self._episode, StopReason.TIMEOUT)
+        except TimeoutError:
+            text = (
+                f"the rollout exceeded its deadline of {self._request.deadline_s:g} s, and what "
+                f"was there could not be scored within {LATE_SCORE_S:g} s"
+            )
+            return self._failed(StopReason.TIMEOUT, TimeoutError(text))
+        except Exception as error:  # noqa: BLE001 - a boundary: a failed rollout has a reason
+            failed = self._failed(StopReason.TIMEOUT, error)
+            return replace(failed, tags={**failed.tags, "failed_in": self._stage})
 
     def _snapshot(self) -> Rollout:
         episode = self._episode
@@ -133,7 +171,7 @@ class _Playing:
     def _failed(self, stop_reason: StopReason, error: Exception) -> Rollout:
         name = type(error).__name__
         notes = [*getattr(error, "__notes__", ())]
-        if self._stage == "play" and _is_too_long(error):
+        if self._stage == "play" and is_too_long(error):
             notes.append(self._who_wrote_the_prompt())
         where = f" ({'; '.join(notes)})" if notes else ""
         return replace(
@@ -162,13 +200,6 @@ def _as_floats(metrics: Mapping[str, object]) -> dict[str, Any]:
         name: float(value) if isinstance(value, SupportsFloat) else value
         for name, value in metrics.items()
     }
-
-
-def _is_too_long(error: Exception) -> bool:
-    """Whether the error means that a prompt was too long, from the trainer or an endpoint."""
-    if isinstance(error, ContextLengthError):
-        return True
-    return isinstance(error, EndpointError) and says_too_long(str(error))
 
 
 async def score_rollout(

@@ -44,6 +44,8 @@ class StopReason(StrEnum):
     """The environment has no further turn."""
     LENGTH = "length"
     """The policy reached `max_tokens` in its last turn."""
+    CONTEXT_LENGTH = "context_length"
+    """The conversation left no room in the model's context for another turn."""
     MAX_TURNS = "max_turns"
     """The environment's turn limit was reached."""
     TIMEOUT = "timeout"

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 
+from telescope_core.attempts import is_too_long
 from telescope_core.chat.client import ChatClient
 from telescope_core.chat.trouble import Watch, watching
 from telescope_core.errors import EndpointError
@@ -132,6 +133,7 @@ class ForwardingPolicy(RecordingPolicy):
         self, asked: tuple[Message, ...], sampling: Sampling, asking: Awaitable[Completion]
     ) -> Completion:
         started_s = time.monotonic()
+        self.recorder.was_asked = True
         with watching() as watch:
             self._waiting.append(watch)
             try:
@@ -140,7 +142,7 @@ class ForwardingPolicy(RecordingPolicy):
                 self._waiting.remove(watch)
                 # What the endpoint refuses of this one request is for the program to deal with,
                 # such as by a shorter history.
-                if not error.is_of_request:
+                if not error.is_of_request or (self.turns and is_too_long(error)):
                     self.recorder.failed(asked, error)
                 raise
             # One that is cancelled stays: its trouble may be why the deadline passed.

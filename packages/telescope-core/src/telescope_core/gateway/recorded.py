@@ -57,16 +57,35 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
     recorder = policy.recorder
     rollout = replace(rollout, turns=tuple(policy.turns), conversations=recorder.conversations)
     if rollout.stop_reason is StopReason.TIMEOUT:
-        return _with_cause(rollout, policy.trouble)
+        return _timed_out(rollout, policy)
     is_over = rollout.status in (RolloutStatus.KEPT, RolloutStatus.FAILED)
-    if recorder.failure is None or not is_over:
+    if not is_over:
         return rollout
+    if recorder.failure is not None:
+        name = type(recorder.failure).__name__
+        return _failed(rollout, f"{name}: {recorder.failure}", StopReason.ERROR)
+    if recorder.is_out_of_context and rollout.tags.get("failed_in") != "reward":
+        # A program that ends, or breaks, when it is told that its history is too long.
+        return replace(rollout, stop_reason=StopReason.CONTEXT_LENGTH)
+    return rollout
+
+
+def _timed_out(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
+    """Return a rollout that reached its deadline, as failed unless that is due to the policy."""
+    if rollout.status is RolloutStatus.KEPT and (policy.trouble or not policy.recorder.was_asked):
+        text = "TimeoutError: the rollout exceeded its deadline"
+        missing = "" if policy.recorder.was_asked else " before it asked the model for anything"
+        rollout = _failed(rollout, text + missing, StopReason.TIMEOUT)
+    return rollout if rollout.error is None else _with_cause(rollout, policy.trouble)
+
+
+def _failed(rollout: Rollout, error: str, stop_reason: StopReason) -> Rollout:
     return replace(
         rollout,
         status=RolloutStatus.FAILED,
-        status_reason=type(recorder.failure).__name__,
-        stop_reason=StopReason.ERROR,
-        error=f"{type(recorder.failure).__name__}: {recorder.failure}",
+        status_reason=error.partition(":")[0],
+        stop_reason=stop_reason,
+        error=error,
         reward=None,
     )
 

@@ -6,6 +6,7 @@ An environment asks with `episode.generate`; a program that it runs asks at the 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from telescope_core.attempts import is_too_long
 from telescope_core.errors import TelescopeError
 from telescope_core.types import Completion, Message, Turn
 
@@ -28,6 +29,10 @@ class Recorder:
         """Every answer so far, in the order in which the answers ended."""
         self.leaves_out_thinking = False
         """Whether a program sent a turn back without the thinking that came with it."""
+        self.was_asked = False
+        """Whether any request came."""
+        self.is_out_of_context = False
+        """Whether the latest request did not fit the model any more, after others had."""
         self._unanswered: dict[tuple[Message, ...], TelescopeError] = {}
         self._conversations: list[list[Message]] = []
 
@@ -45,13 +50,17 @@ class Recorder:
         """Keep `error` until the same messages are answered.
 
         A program may swallow the error and go on, and what it then earns must not be taken for a
-        reward of the policy.
+        reward of the policy. That a later turn does not fit is a limit of the policy itself.
         """
+        if self.turns and is_too_long(error):
+            self.is_out_of_context = True
+            return
         self._unanswered[asked] = error
 
     def answered(self, asked: tuple[Message, ...], turn: Turn) -> None:
         """Record the answer to `asked`."""
         self._unanswered.pop(asked, None)
+        self.is_out_of_context = False
         self.turns.append(turn)
 
     def heard(self, asked: Sequence[Message], completion: Completion) -> None:

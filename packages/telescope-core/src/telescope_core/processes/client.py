@@ -41,7 +41,7 @@ from telescope_core.processes.handshake import Identity, declared_secrets, hello
 from telescope_core.processes.launch import Lifeline, WorkerPlace
 from telescope_core.processes.settings import StageDeadlines
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
-from telescope_core.protocols import PlayRequest, Policy
+from telescope_core.protocols import LATE_SCORE_S, PlayRequest, Policy
 from telescope_core.types import Completion, Rollout, RolloutStatus, StopReason, Turn
 
 T = TypeVar("T")
@@ -181,7 +181,8 @@ class WorkerClient:
     async def play(self, name: str, request: PlayRequest, policy: Policy) -> Rollout:
         """Play one rollout; a failure is returned as a failed rollout."""
         frame = Play(request=request, endpoint=policy.endpoint)
-        limit_s = request.deadline_s + self._deadlines.grace_s
+        late_s = LATE_SCORE_S if request.scores_at_deadline else 0.0
+        limit_s = request.deadline_s + late_s + self._deadlines.grace_s
         call = self._begin(frame, rollout_id=request.rollout_id, policy=policy)
         try:
             async with asyncio.timeout(limit_s):
@@ -191,7 +192,7 @@ class WorkerClient:
             await self._stop(call)
             text = (
                 f"rollout {request.rollout_id} did not end within its deadline of "
-                f"{request.deadline_s:g} s plus {self._deadlines.grace_s:g} s; "
+                f"{request.deadline_s:g} s plus {limit_s - request.deadline_s:g} s; "
                 f"{self.label} is replaced"
             )
             self.is_retired = True

@@ -112,7 +112,8 @@ class RolloutSection(Section):
     interleaved_rollouts: bool = True
     """Reuse the sampled token ids of earlier turns; false = tokenize every prompt again."""
     rollout_timeout_s: Positive = 300.0
-    """Seconds that a rollout may take, rewards included; a slower one counts as failed."""
+    """Seconds that a rollout may take; one that is still being played then is scored as it stands,
+    and trained on only without `filter_timeout`."""
     env_workers: Count = 1
     """Worker processes for each environment."""
     env_isolation: Literal["auto", "process", "none"] = "auto"

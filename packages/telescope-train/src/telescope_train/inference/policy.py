@@ -97,6 +97,7 @@ class TokenPolicy(RecordingPolicy):
         clock = asyncio.get_running_loop()
         started_s = clock.time()
         asked = tuple(messages)
+        self.recorder.was_asked = True
         # An agent may send several requests at the same time. None of them sees the answer to
         # another that is still being sampled, and two that go on from the same one are both exact.
         try:

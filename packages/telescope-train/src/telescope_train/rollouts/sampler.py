@@ -69,7 +69,7 @@ class SamplerSettings:
     max_concurrent_rollouts: int
     """Lanes: rollouts that are played at the same time, over all servers."""
     rollout_timeout_s: float
-    """Deadline of one attempt, scoring included."""
+    """Deadline of one attempt; what is still being played then is scored as it stands."""
     accept: AcceptFn | None = None
     """Judges each group once it is scored; None = all are accepted."""
 
@@ -275,6 +275,7 @@ class RolloutSampler:
             index=index,
             sampling=environment.sampling,
             deadline_s=self._settings.rollout_timeout_s,
+            scores_at_deadline=True,
         )
 
         def count(failed: Rollout) -> None:

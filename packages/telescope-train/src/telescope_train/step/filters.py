@@ -1,4 +1,4 @@
-"""Filters for rollouts that are not trained on: cut off, gibberish, repetition. Pure.
+"""Filters for rollouts that are not trained on: cut off, too slow, gibberish, repetition. Pure.
 
 A filtered rollout keeps its reward and stays in the baseline of its group, which would otherwise
 favor the rollouts that are left. Its tokens are in neither numerator nor denominator of the loss.
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from telescope_core.types import Rollout
+from telescope_core.types import Rollout, StopReason
 from telescope_train.config.schema import AlgorithmSection
 
 MIN_TEXT_LENGTH = 100
@@ -23,7 +23,10 @@ class Filtered(StrEnum):
     """Why a rollout is not trained on."""
 
     OVERLONG = "overlong"
-    """A turn was cut off by `max_tokens`, so it is not known how it would have ended."""
+    """A turn was cut off by `max_tokens`, or the context had no room for another turn, so it is not
+    known how it would have ended."""
+    TIMEOUT = "timeout"
+    """It was still being played at its deadline, which the machine may be the reason for."""
     GIBBERISH = "gibberish"
     """A rare token was sampled that was less likely than in a uniform draw."""
     REPETITION = "repetition"
@@ -34,8 +37,11 @@ def filter_reason(
     rollout: Rollout, section: AlgorithmSection, *, vocab_size: int
 ) -> Filtered | None:
     """Return the first filter of `section` that matches `rollout`; None when it is trained on."""
-    if section.filter_overlong and rollout.is_truncated:
+    is_out_of_context = rollout.stop_reason is StopReason.CONTEXT_LENGTH
+    if section.filter_overlong and (rollout.is_truncated or is_out_of_context):
         return Filtered.OVERLONG
+    if section.filter_timeout and rollout.stop_reason is StopReason.TIMEOUT:
+        return Filtered.TIMEOUT
     if section.filter_gibberish and has_gibberish(
         rollout,
         token_threshold=section.gibberish_token_threshold,

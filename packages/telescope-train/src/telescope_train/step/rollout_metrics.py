@@ -66,13 +66,14 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return metrics of lengths, endings and failures of a step's rollouts."""
     played = [rollout for rollout in rollouts if rollout.turns]
     failed = [rollout for rollout in rollouts if rollout.status is RolloutStatus.FAILED]
-    timed_out = [rollout for rollout in failed if rollout.stop_reason is StopReason.TIMEOUT]
+    endings = Counter(rollout.stop_reason for rollout in rollouts)
     truncated = [rollout for rollout in rollouts if rollout.is_truncated]
     endless = [r for r in played if r.turns[-1].completion.finish_reason == "length"]
     return {
         "rollouts/total": float(len(rollouts)),
         "rollouts/failed": float(len(failed)),
-        "rollouts/timed_out": float(len(timed_out)),
+        "rollouts/timed_out": float(endings[StopReason.TIMEOUT]),
+        "rollouts/out_of_context": float(endings[StopReason.CONTEXT_LENGTH]),
         "truncated/fraction": len(truncated) / max(1, len(rollouts)),
         "no_eos_ratio": len(endless) / max(1, len(played)),
         **distribution("completion_len", [rollout.num_completion_tokens for rollout in played]),
