@@ -73,6 +73,21 @@ async def test_a_failure_is_played_again_up_to_its_limit():
     assert asked == [1]
 
 
+async def test_every_attempt_is_numbered_and_handed_on_once():
+    play, _ = script(BROKEN, LOST, SCORED)
+    replaced: list[Rollout] = []
+    final = await play_with_attempts(play, on_replaced=replaced.append)
+    assert [(one.attempt, one.error) for one in (*replaced, final)] == [
+        (1, BROKEN.error),
+        (2, LOST.error),
+        (3, None),
+    ]
+    play, _ = script(BROKEN)
+    replaced.clear()
+    final = await play_with_attempts(play, on_replaced=replaced.append)
+    assert [one.attempt for one in (*replaced, final)] == [*range(1, MAX_FAILED + 1)]
+
+
 async def test_lost_attempts_are_counted_apart():
     play, asked = script(*[LOST] * MAX_LOST, *[BROKEN] * (MAX_FAILED - 1), SCORED)
     assert (await play_with_attempts(play)).reward == 1.0

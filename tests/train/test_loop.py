@@ -2,20 +2,26 @@
 
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
+from telescope_core.attempts import MAX_FAILED
+from telescope_core.errors import EndpointError, TelescopeError
+from telescope_core.records import Resume, RunFolder
+from telescope_core.scripted import ScriptedClient
 from telescope_core.types import RolloutStatus
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.batches.packing import pack
 from telescope_train.loop import train
+from telescope_train.step.records import record_unfinished
 from telescope_train.summary import make_summary
 from telescope_train.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toy_run import toy_config, toy_parts
+from toy_run import ToyPolicies, toy_config, toy_parts
 
 
 @pytest.fixture
@@ -93,6 +99,63 @@ async def test_filtered_rollouts_are_recorded_with_the_reason(tiny, start, tmp_p
     assert all(one.is_truncated and one.advantage is not None for one in overlong)
     trained = sum(one.num_completion_tokens for one in recorded if one.status == "kept")
     assert row["tokens/trained"] == trained
+
+
+async def test_attempts_that_were_replaced_are_recorded_apart(tiny, start, tmp_path):
+    class Hiccups(ToyPolicies):
+        """Fails the first request of every second rollout."""
+
+        seen: ClassVar[set[str]] = set()
+
+        def policy(self, rollout_id, sampling=None):
+            is_first = rollout_id not in self.seen
+            self.seen.add(rollout_id)
+            if is_first and rollout_id.endswith(("0", "2")):
+                return ScriptedClient([EndpointError("busy")]).policy(rollout_id)
+            return super().policy(rollout_id, sampling)
+
+    config = toy_config(tiny, steps=2)
+    parts = await toy_parts(config, tmp_path / "run", start, policies=Hiccups())
+
+    async def after_step(step, row):
+        return None
+
+    await train(parts, after_step=after_step)
+    folder, rows = parts.folder, parts.folder.metrics()
+    recorded, attempts = folder.rollouts(), folder.attempts()
+    assert len(recorded) == sum(row["rollouts/total"] for row in rows) == 2 * 16
+    assert sum(folder.count_rollouts().values()) == 2 * 16
+    assert sum(row["rollouts/failed"] for row in rows) == 0
+    assert len(attempts) == sum(row["rollouts/failed_attempts"] for row in rows) == 2 * 8
+    assert {(one.attempt, one.status, one.error) for one in attempts} == {
+        (1, RolloutStatus.FAILED, "EndpointError: busy")
+    }
+    assert {one.step for one in attempts} == {1, 2}
+    replaced = {(one.group_id, one.index) for one in attempts}
+    assert {(r.group_id, r.index) for r in recorded if r.attempt == 2} == replaced
+    # What is repeated after a resume must not be there twice.
+    folder.finish()
+    resumed = RunFolder.resume(
+        folder.path,
+        config={},
+        resume=Resume(at="now", checkpoint="c", step=1),
+    )
+    assert {one.step for one in resumed.attempts()} == {1}
+
+
+async def test_a_batch_in_which_everything_failed_is_in_the_run_folder(tiny, start, tmp_path):
+    class Dead(ToyPolicies):
+        def policy(self, rollout_id, sampling=None):
+            return ScriptedClient([EndpointError("gone")]).policy(rollout_id)
+
+    config = toy_config(tiny, steps=1)
+    parts = await toy_parts(config, tmp_path / "run", start, policies=Dead())
+    with pytest.raises(TelescopeError, match="the rollouts are in the run folder"):
+        await train(parts, after_step=None)
+    record_unfinished(parts.folder, await parts.sampler.close())
+    attempts = parts.folder.attempts()
+    assert len(attempts) == 16 * MAX_FAILED
+    assert {one.attempt for one in attempts} == {1, 2, 3}
 
 
 async def test_a_step_is_the_same_when_it_is_taken_again(tiny, start, tmp_path):

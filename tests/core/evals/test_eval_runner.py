@@ -21,7 +21,7 @@ from telescope_core import (
 from telescope_core.attempts import MAX_LOST
 from telescope_core.collector import rare_collections
 from telescope_core.errors import EndpointError, EnvironmentProcessError
-from telescope_core.evals import EvalSettings, run_eval
+from telescope_core.evals import EvalFolder, EvalSettings, run_eval
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records.rows import row_of
 from telescope_core.scripted import ScriptedClient
@@ -116,6 +116,60 @@ async def test_a_failed_attempt_is_retried_and_flagged():
     assert [row.tags.get("attempts") for row in rows] == [None, "2", None]
     # A policy id names one token history, so the second attempt must not share the first one's.
     assert len(set(source.ids)) == 4
+
+
+async def test_every_attempt_leaves_one_row(tmp_path):
+    said: dict[str, int] = {}
+
+    def hiccups(messages):
+        text = messages[-1].content
+        said[text] = said.get(text, 0) + 1
+        return EndpointError("busy") if text != "0" and said[text] == 1 else text
+
+    folder = EvalFolder.create(tmp_path / "eval", manifest={})
+    result = await run_eval(
+        InProcessEnvironment(Echo(), name="echo"),
+        ScriptedClient(hiccups),
+        settings(num_examples=3, rollouts=1, ks=(1,), max_retries=1),
+        on_rollout=folder.append,
+        on_attempt=folder.append_attempt,
+    )
+    assert (result.num_rollouts, result.num_scored, result.num_retried) == (3, 3, 2)
+    assert [row.attempt for row in sorted(folder.rows(), key=lambda row: row.group_id)] == [1, 2, 2]
+    attempts = folder.attempts()
+    assert {(row.attempt, row.error) for row in attempts} == {(1, "EndpointError: busy")}
+    assert sorted(row.group_id for row in attempts) == ["eval-000001", "eval-000002"]
+
+
+async def test_what_is_played_when_an_eval_is_stopped_leaves_a_row(tmp_path):
+    started = asyncio.Event()
+
+    class Hangs:
+        def policy(self, rollout_id, sampling=None):
+            return self
+
+        endpoint = None
+
+        async def complete(self, messages, sampling, *, tools=()):
+            started.set()
+            await asyncio.Event().wait()
+
+    folder = EvalFolder.create(tmp_path / "eval", manifest={})
+    task = asyncio.create_task(
+        run_eval(
+            InProcessEnvironment(Echo(), name="echo"),
+            Hangs(),
+            settings(num_examples=1, rollouts=1, ks=(1,)),
+            on_attempt=folder.append_attempt,
+        )
+    )
+    async with asyncio.timeout(5):
+        await started.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    (row,) = folder.attempts()
+    assert (row.status, row.stop_reason) == ("cancelled", "cancelled")
+    assert folder.rows() == []
 
 
 async def test_deadlines_are_failures_and_not_retried():

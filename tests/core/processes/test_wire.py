@@ -292,7 +292,7 @@ async def test_limits_are_outcomes_across_the_wire_too(wire):
         async def complete(self, messages, sampling, *, tools=()):
             await asyncio.Event().wait()
 
-    late = await wire().play(request(deadline_s=0.05, scores_at_deadline=True), Slow())
+    late = await wire().play(replace(request(deadline_s=0.05), scores_at_deadline=True), Slow())
     assert (late.status, late.stop_reason) == (RolloutStatus.KEPT, StopReason.TIMEOUT)
     assert late.reward is not None
     full = ContextLengthError("a prompt of 90 tokens, but max_model_len is 64")

@@ -83,7 +83,13 @@ def test_everything_comes_back(tmp_path):
     failed = rollout(
         index=1, status=RolloutStatus.FAILED, error="gone", stop_reason=StopReason.ERROR
     )
-    state = state_of(kept, failed, failed_attempts={Boundary.ENVIRONMENT: 2})
+    before = rollout(turn(recorder.record([1, 2], [9], [-0.5])), status=RolloutStatus.FAILED)
+    state = state_of(
+        kept,
+        replace(failed, attempt=2),
+        replaced=(replace(before, index=1),),
+        failed_attempts={Boundary.ENVIRONMENT: 2},
+    )
     found = saved_and_read(tmp_path, state)
     assert found == state
     chains = chains_of(one.completion.tokens for one in the_rollout(found).turns)

@@ -179,6 +179,10 @@ class Walker:
         self._left = num_turns
         self._is_endless = num_turns > 16
 
+    def hanging(self) -> "Walker":
+        self._left = 1
+        return self
+
     async def complete(self, messages, sampling, *, tools=()) -> Completion:
         if self._left == 1 and self._is_endless:
             await asyncio.Event().wait()
@@ -236,6 +240,54 @@ async def test_a_batch_in_which_everything_failed_stops_with_the_reason() -> Non
     with pytest.raises(TelescopeError, match=r"all 6 rollouts .* no such model"):
         await sampler.take(0)
     await sampler.close()
+
+
+async def test_every_attempt_is_returned_once_with_its_number() -> None:
+    asked: dict[str, int] = {}
+
+    def fails_twice(messages: Sequence[Message]) -> Any:
+        prompt = messages[-1].content
+        asked[prompt] = asked.get(prompt, 0) + 1
+        return RuntimeError("hiccup") if asked[prompt] <= 2 else echo(messages)
+
+    sampler = sampler_over(ScriptedClient(fails_twice), ahead=0, batches=1, lanes=1)
+    sampler.advance(0)
+    batch = await sampler.take(0)
+    final = [rollout for group in batch.groups for rollout in group.rollouts]
+    assert sum(batch.failed_attempts.values()) == len(batch.replaced) == 4
+    assert {one.status for one in batch.replaced} == {RolloutStatus.FAILED}
+    everything = [(r.group_id, r.index, r.attempt) for r in (*final, *batch.replaced)]
+    assert len(set(everything)) == len(everything) == 10
+    for rollout in final:
+        before = [one for one in batch.replaced if _of(one) == _of(rollout)]
+        assert [one.attempt for one in before] == [*range(1, rollout.attempt)]
+    assert await sampler.close() == {}
+
+
+def _of(rollout: Rollout) -> tuple[str, int]:
+    return rollout.group_id, rollout.index
+
+
+async def test_closing_returns_what_the_run_did_not_get_to() -> None:
+    class Policies(ScriptedClient):
+        """Answers the first example, and never the second."""
+
+        def policy(self, rollout_id, sampling=None):
+            inner = super().policy(rollout_id, sampling)
+            return inner if rollout_id.startswith("0.0") else Walker(num_turns=17).hanging()
+
+    sampler = sampler_over(Policies(echo), ahead=0, lanes=6)
+    sampler.advance(0)
+    async with asyncio.timeout(5):
+        while len(sampler._ended[0]) < GROUP_SIZE:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    left = await sampler.close()
+    states = {(one.index, one.group_id): (one.status, one.status_reason) for one in left[0]}
+    assert states == {
+        **{(i, "0.0"): (RolloutStatus.DISCARDED, "run_ended") for i in range(GROUP_SIZE)},
+        **{(i, "0.1"): (RolloutStatus.CANCELLED, "cancelled") for i in range(GROUP_SIZE)},
+    }
+    assert await sampler.close() == {}
 
 
 async def test_closing_cancels_what_is_being_played() -> None:

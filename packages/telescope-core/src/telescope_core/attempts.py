@@ -29,16 +29,17 @@ async def play_with_attempts(
     *,
     max_failed: int = MAX_FAILED,
     on_failure: Callable[[Rollout], None] = lambda rollout: None,
+    on_replaced: Callable[[Rollout], None] = lambda rollout: None,
 ) -> Rollout:
     """Return the first attempt that is final, with its number as the tag `attempts` from 2 on.
 
     `play` takes the number of the attempt, 1 first. `on_failure` gets every attempt that failed,
-    the last one included.
+    the last one included, and `on_replaced` each that another one follows.
     """
     num_failed = num_lost = 0
     while True:
         attempt = num_failed + num_lost + 1
-        rollout = await play(attempt)
+        rollout = replace(await play(attempt), attempt=attempt)
         if attempt > 1:
             rollout = replace(rollout, tags={**rollout.tags, "attempts": str(attempt)})
         if rollout.status is not RolloutStatus.FAILED:
@@ -55,6 +56,7 @@ async def play_with_attempts(
             or num_lost > MAX_LOST
         ):
             return rollout
+        on_replaced(rollout)
 
 
 def reached_limit(rollout: Rollout) -> bool:

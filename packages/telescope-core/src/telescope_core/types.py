@@ -239,6 +239,8 @@ class Rollout:
     """The rollouts of one example share it."""
     index: int
     """Position in its group, 0 .. G-1."""
+    attempt: int = 1
+    """Which attempt at it this is, 1 first."""
     messages: tuple[Message, ...] = ()
     """The whole conversation, prompt first."""
     turns: tuple[Turn, ...] = ()

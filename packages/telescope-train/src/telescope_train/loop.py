@@ -33,7 +33,7 @@ from telescope_train.rollouts.sampler import RolloutSampler
 from telescope_train.step.credit import Credit, CreditRules, assign_credit
 from telescope_train.step.metrics import StepClock, StepResult, step_row
 from telescope_train.step.minibatches import plan_step
-from telescope_train.step.records import StepRecords, record_rollouts
+from telescope_train.step.records import StepRecords, record_attempts, record_rollouts
 from telescope_train.step.reference_kl import kl_penalties
 from telescope_train.step.streaming import GradientStream
 from telescope_train.step.throughput import Machine
@@ -149,6 +149,7 @@ async def _record(
 ) -> None:
     step = version + 1
     await asyncio.to_thread(record_rollouts, parts.folder, step, batch.all_groups, credit)
+    await asyncio.to_thread(record_attempts, parts.folder, step, batch.replaced)
 
 
 async def take_steps(trainer: Ranks, plan: StepPlan, version: WeightVersion) -> dict[str, float]:

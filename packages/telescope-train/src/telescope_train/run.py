@@ -47,6 +47,7 @@ from telescope_train.plan.prepared import Prepared
 from telescope_train.rollouts.held_out import require_untrained
 from telescope_train.rollouts.mix import Mix, make_sampler, training_environments
 from telescope_train.step.credit import credit_rules
+from telescope_train.step.records import record_unfinished
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
 from telescope_train.summary import make_summary
@@ -265,7 +266,7 @@ async def _train(opened: _Opened) -> None:
         await checkpointer.finish(config.run.number_of_steps)
     finally:
         await checkpointer.close()
-        await sampler.close()
+        record_unfinished(folder, await sampler.close())
     if config.evals.eval_after_training:
         await evals.run(config.evals.evals, AFTER, on_progress=view.phase)
 

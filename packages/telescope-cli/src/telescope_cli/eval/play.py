@@ -123,6 +123,7 @@ async def _play(
                     settings,
                     model=request.model or await client.model(),
                     on_rollout=record,
+                    on_attempt=folder.append_attempt,
                     done=done,
                 )
             return replace(result, environment_record=request.record)

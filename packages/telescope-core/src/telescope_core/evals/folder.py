@@ -1,6 +1,7 @@
-"""The folder of one eval: `eval.json`, `rollouts.jsonl` and `results.json`.
+"""The folder of one eval: `eval.json`, `rollouts.jsonl`, `attempts.jsonl` and `results.json`.
 
-`rollouts.jsonl` grows by one line with each finished rollout. A folder has one writer at a time.
+`rollouts.jsonl` grows by one line with each finished rollout, and `attempts.jsonl` with each
+attempt at one that was replaced or cut short. A folder has one writer at a time.
 """
 
 import fcntl
@@ -21,6 +22,7 @@ from telescope_core.records.files import (
     append_json_line,
     plain,
     read_json,
+    read_json_lines,
     write_json,
 )
 from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
@@ -127,6 +129,15 @@ class EvalFolder:
     def append(self, row: RolloutRow) -> None:
         """Record one finished rollout."""
         append_json_line(self.path / "rollouts.jsonl", row_to_json(row))
+
+    def append_attempt(self, row: RolloutRow) -> None:
+        """Record an attempt that is not the rollout itself: it is played again, or was canceled."""
+        append_json_line(self.path / "attempts.jsonl", row_to_json(row))
+
+    def attempts(self) -> list[RolloutRow]:
+        """Return the attempts recorded by `append_attempt`; none of them is among the `rows`."""
+        lines = read_json_lines(self.path / "attempts.jsonl")
+        return [row_from_json(fields) for fields in lines]
 
     def rows(self) -> list[RolloutRow]:
         """Return the readable rollouts recorded so far; see `read`."""

@@ -14,6 +14,7 @@ from telescope_core.collector import rare_collections
 from telescope_core.errors import EndpointAccessError, EnvironmentProcessError, TelescopeError
 from telescope_core.evals.result import EvalResult, result_of
 from telescope_core.evals.settings import EvalSettings, check_split
+from telescope_core.gateway import canceled_attempt
 from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
 from telescope_core.records.rows import RolloutRow, readable_row, row_of
 from telescope_core.types import Group, Rollout, RolloutStatus, StopReason
@@ -28,11 +29,13 @@ async def run_eval(
     *,
     model: str = "",
     on_rollout: Callable[[RolloutRow], None] | None = None,
+    on_attempt: Callable[[RolloutRow], None] = lambda row: None,
     done: Sequence[RolloutRow] = (),
 ) -> EvalResult:
     """Play `settings` and return the result; `model` only names what was evaluated.
 
-    `on_rollout` gets each row once it is final, which is when all rollouts of its example are.
+    `on_rollout` gets each row once it is final, which is when all rollouts of its example are, and
+    `on_attempt` each attempt that is played again, or that is canceled with the eval.
     `done` are rows of an earlier run of the same eval, which was interrupted or had fewer examples
     or rollouts: what they hold is not played again. Raises TelescopeError when every rollout fails;
     failed ones among others are counted apart.
@@ -41,7 +44,7 @@ async def run_eval(
     description = await environment.describe()
     check_split(settings, description)
     rows = reusable(done, settings, whole_groups=description.has_group_rewards)
-    eval_run = _EvalRun(environment, policies, settings, on_rollout, rows=rows)
+    eval_run = _EvalRun(environment, policies, settings, on_rollout, on_attempt, rows=rows)
     jobs = eval_run.jobs()
     try:
         with rare_collections():
@@ -101,6 +104,7 @@ class _EvalRun:
     policies: PolicySource
     settings: EvalSettings
     on_rollout: Callable[[RolloutRow], None] | None
+    on_attempt: Callable[[RolloutRow], None]
     rows: list[RolloutRow]
     open_groups: dict[int, list[Rollout]] = field(default_factory=dict[int, list[Rollout]])
     failures_in_a_row: int = 0
@@ -132,6 +136,7 @@ class _EvalRun:
         return await play_with_attempts(
             lambda attempt: self._play(request, attempt=attempt),
             max_failed=1 + self.settings.max_retries,
+            on_replaced=self._record_attempt,
         )
 
     async def _play(self, request: PlayRequest, *, attempt: int) -> Rollout:
@@ -139,11 +144,19 @@ class _EvalRun:
         suffix = "" if attempt == 1 else f"/attempt-{attempt}"
         try:
             policy = self.policies.policy(request.rollout_id + suffix, request.sampling)
-            return await self.environment.play(request, policy)
+            try:
+                return await self.environment.play(request, policy)
+            except asyncio.CancelledError:
+                name = self.environment.name
+                self._record_attempt(canceled_attempt(name, request, policy, attempt=attempt))
+                raise
         except EnvironmentProcessError:
             raise  # no process can be kept alive: no rollout of this eval can be played
         except TelescopeError as error:
             return _failed(self.environment.name, request, error)
+
+    def _record_attempt(self, rollout: Rollout) -> None:
+        self.on_attempt(readable_row(row_of(rollout)))
 
     def _request(self, job: _Job) -> PlayRequest:
         sampling = self.settings.sampling

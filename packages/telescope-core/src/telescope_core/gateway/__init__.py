@@ -1,7 +1,7 @@
 """The gateway: an OpenAI chat endpoint for each rollout, in front of the policy of the rollout."""
 
 from telescope_core.gateway.policies import ForwardingPolicies, RecordingPolicy, forwarding
-from telescope_core.gateway.recorded import RecordedEnvironment, recording
+from telescope_core.gateway.recorded import RecordedEnvironment, canceled_attempt, recording
 from telescope_core.gateway.server import Gateway
 from telescope_core.gateway.session import Session
 
@@ -11,6 +11,7 @@ __all__ = [
     "RecordedEnvironment",
     "RecordingPolicy",
     "Session",
+    "canceled_attempt",
     "forwarding",
     "recording",
 ]

@@ -70,6 +70,20 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
     return rollout
 
 
+def canceled_attempt(name: str, request: PlayRequest, policy: Policy, *, attempt: int) -> Rollout:
+    """Return what is known of an attempt that was canceled: the turns so far, if they are kept."""
+    is_recorded = isinstance(policy, RecordingPolicy)
+    return replace(
+        request.rollout(name),
+        attempt=attempt,
+        turns=tuple(policy.turns) if is_recorded else (),
+        conversations=policy.recorder.conversations if is_recorded else (),
+        status=RolloutStatus.CANCELLED,
+        status_reason="cancelled",
+        stop_reason=StopReason.CANCELLED,
+    )
+
+
 def _timed_out(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
     """Return a rollout that reached its deadline, as failed unless that is due to the policy."""
     if rollout.status is RolloutStatus.KEPT and (policy.trouble or not policy.recorder.was_asked):

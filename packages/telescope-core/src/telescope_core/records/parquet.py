@@ -168,6 +168,7 @@ def _schema() -> Any:
             ("example_id", text),
             ("group_id", text),
             ("index", count),
+            ("attempt", count),
             ("status", text),
             ("status_reason", text),
             ("error", text),

@@ -25,7 +25,10 @@ from telescope_core.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRow:
-    """One row of `rollouts/step-*.parquet` and of an eval's `rollouts.jsonl`."""
+    """One row of `rollouts/step-*.parquet` and of an eval's `rollouts.jsonl`.
+
+    Attempts that a later one replaced have the same row, in `attempts/` and `attempts.jsonl`.
+    """
 
     step: int
     """Training step in which it was recorded; 0 in evals outside training."""
@@ -34,6 +37,8 @@ class RolloutRow:
     group_id: str
     index: int
     """Position in its group, 0 .. G-1."""
+    attempt: int = 1
+    """Which attempt at the rollout it records, 1 first."""
     status: RolloutStatus
     status_reason: str = ""
     error: str | None = None
@@ -132,6 +137,7 @@ def row_of(
         example_id=rollout.example_id,
         group_id=rollout.group_id,
         index=rollout.index,
+        attempt=rollout.attempt,
         status=rollout.status,
         status_reason=rollout.status_reason,
         error=rollout.error,
@@ -206,6 +212,7 @@ def readable_row(row: RolloutRow) -> RolloutRow:
             example_id=str(row.example_id),
             group_id=row.group_id,
             index=row.index,
+            attempt=row.attempt,
             status=RolloutStatus.FAILED,
             status_reason="UnreadableRollout",
             error=f"the rollout cannot be recorded: {error}",

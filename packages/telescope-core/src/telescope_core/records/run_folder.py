@@ -119,6 +119,11 @@ class RunFolder:
         return self.path / "rollouts"
 
     @property
+    def attempts_path(self) -> Path:
+        """Folder of the attempts that no step was trained on, one file for a step."""
+        return self.path / "attempts"
+
+    @property
     def evals_path(self) -> Path:
         """Folder of the evals of the run, with one folder for each."""
         return self.path / "evals"
@@ -181,6 +186,21 @@ class RunFolder:
         (path,) = self._rollout_files([step])
         write_rows(path, rows)
         return path
+
+    def write_attempts(self, step: int, rows: Iterable[RolloutRow]) -> Path:
+        """Write the attempts at rollouts of `step` that are not in its rollout file."""
+        self.attempts_path.mkdir(exist_ok=True)
+        path = self.attempts_path / f"step-{step:06d}.parquet"
+        write_rows(path, rows)
+        return path
+
+    def attempts(self, *, with_tokens: bool = True) -> list[RolloutRow]:
+        """Return every attempt that a later one replaced, or that the end of the run cut short.
+
+        None of them is among the `rollouts`.
+        """
+        files = sorted(self.attempts_path.glob("step-*.parquet"))
+        return list(read_rows(files, with_tokens=with_tokens))
 
     def rollout_steps(self) -> list[int]:
         """Return the steps that have a rollout file, in order."""
@@ -250,6 +270,9 @@ class RunFolder:
         write_text(self.path / "metrics.jsonl", lines)
         for path in self._rollout_files([s for s in self.rollout_steps() if s > step]):
             path.unlink()
+        for path in self.attempts_path.glob("step-*.parquet"):
+            if int(path.stem.removeprefix("step-")) > step:
+                path.unlink()
         for folder in self.eval_folders():
             tag = re.search(r"-(?:step-(\d+)|after)$", folder.name)
             if tag is not None and (tag[1] is None or int(tag[1]) > step):

@@ -42,8 +42,7 @@ def write_sampler_state(folder: Path, state: SamplerState) -> None:
     chains = chains_of(
         turn.completion.tokens
         for batch in state.batches.values()
-        for group in batch.all_groups
-        for rollout in group.rollouts
+        for rollout in batch.all_rollouts
         for turn in rollout.turns
     )
     numbers = {id(chain): number for number, chain in enumerate(chains)}

@@ -63,6 +63,7 @@ class LiveEvals:
             settings,
             model=f"{self.config.run.name} ({tag})",
             on_rollout=folder.append,
+            on_attempt=folder.append_attempt,
         )
         record = self.folder.info().environments.get(entry.name)
         result = replace(result, environment_record=record)

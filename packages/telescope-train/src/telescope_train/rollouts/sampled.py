@@ -1,9 +1,9 @@
 """What the sampler returns: the batch of a step, and its own state for a checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from telescope_core.types import Group
+from telescope_core.types import Group, Rollout
 from telescope_train.rollouts.failures import Boundary
 
 
@@ -15,6 +15,9 @@ class SampledBatch:
     """Those that are trained on, in the order in which they were drawn."""
     rejected: tuple[Group, ...] = ()
     """Groups that `should_accept_fn` rejected; their rollouts carry the reason."""
+    replaced: tuple[Rollout, ...] = ()
+    """Attempts that failed and were played again, in the order in which they ended; each rollout
+    above is the last attempt at it."""
     failed_attempts: Mapping[Boundary, int] = field(default_factory=dict[Boundary, int])
     """Number of failed attempts by cause, including those that a later attempt replaced."""
     queues: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -29,6 +32,12 @@ class SampledBatch:
     def all_groups(self) -> tuple[Group, ...]:
         """The accepted groups, then the rejected ones."""
         return (*self.groups, *self.rejected)
+
+    @property
+    def all_rollouts(self) -> Iterator[Rollout]:
+        """Every attempt that is known: the rollouts of all groups, then those replaced."""
+        yield from (rollout for group in self.all_groups for rollout in group.rollouts)
+        yield from self.replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

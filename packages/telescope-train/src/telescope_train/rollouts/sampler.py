@@ -26,10 +26,12 @@ from dataclasses import dataclass, replace
 
 from telescope_core.attempts import has_no_access, play_with_attempts
 from telescope_core.errors import EndpointAccessError
+from telescope_core.gateway import canceled_attempt
 from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
 from telescope_core.types import (
     Group,
     Rollout,
+    RolloutStatus,
     Sampling,
     Split,
     WeightVersion,
@@ -107,6 +109,8 @@ class RolloutSampler:
         self._restored: dict[int, SampledBatch] = {}
         self._failed_attempts: defaultdict[int, Counter[Boundary]] = defaultdict(Counter)
         self._rejected: defaultdict[int, list[Group]] = defaultdict(list)
+        self._replaced: defaultdict[int, list[Rollout]] = defaultdict(list)
+        self._ended: defaultdict[int, list[Rollout]] = defaultdict(list)
         self._asked: dict[int, dict[str, int]] = {}
         self._num_playing = 0
         self._num_waiting = 0
@@ -149,10 +153,9 @@ class RolloutSampler:
         # Looked at before waiting: what is finished by now shows whether the trainer is starved.
         queues = self._asked.pop(batch, None) or self._queues()
         sampled = self._restored.pop(batch, None) or await self._sampled(batch)
-        for known in (self._batches, self._failed_attempts, self._rejected, self._admitted):
-            known.pop(batch, None)
         # Training on a batch of failures would hide the defect behind a step without a gradient.
         require_scored(sampled.groups)
+        self._forget(batch)
         return replace(sampled, queues=queues, workers=self._workers())
 
     async def settled(self, version: WeightVersion) -> SamplerState:
@@ -188,19 +191,36 @@ class RolloutSampler:
         return SampledBatch(
             groups=tuple(groups),
             rejected=tuple(sorted(self._rejected[batch], key=_place)),
+            replaced=tuple(self._replaced[batch]),
             failed_attempts=dict(self._failed_attempts[batch]),
             duration_s=asyncio.get_running_loop().time() - self._admitted[batch].at_s,
         )
 
-    async def close(self) -> None:
-        """Cancel what is still being played, its requests included."""
+    async def close(self) -> dict[int, list[Rollout]]:
+        """Cancel what is still being played, its requests included.
+
+        Returns every attempt of the batches that were not taken, by the number of the batch.
+        """
         tasks = [task for batch in self._batches.values() for task in batch]
         for task in tasks:
             task.cancel()
         if tasks:
             # Servers free the slot of a request once its task has really ended.
             await asyncio.wait(tasks)
-        self._batches.clear()
+        attempts = {
+            batch: [*self._replaced[batch], *map(_unused, self._ended[batch])]
+            for batch in self._batches
+        }
+        for batch in attempts:
+            self._forget(batch)
+        return {batch: rollouts for batch, rollouts in attempts.items() if rollouts}
+
+    def _forget(self, batch: int) -> None:
+        for known in (
+            *(self._batches, self._admitted, self._rejected),
+            *(self._failed_attempts, self._replaced, self._ended),
+        ):
+            known.pop(batch, None)
 
     def _queues(self) -> dict[str, int]:
         tasks = [task for batch in self._batches.values() for task in batch]
@@ -284,11 +304,17 @@ class RolloutSampler:
                 raise EndpointAccessError(f"environment {environment.client.name}: {failed.error}")
 
         # The lane is given back between attempts, so that others go on while a server recovers.
-        return await play_with_attempts(
-            lambda attempt: self._in_lane(environment.client, request), on_failure=count
+        rollout = await play_with_attempts(
+            lambda attempt: self._in_lane(batch, environment.client, request, attempt=attempt),
+            on_failure=count,
+            on_replaced=self._replaced[batch].append,
         )
+        self._ended[batch].append(rollout)
+        return rollout
 
-    async def _in_lane(self, client: EnvironmentClient, request: PlayRequest) -> Rollout:
+    async def _in_lane(
+        self, batch: int, client: EnvironmentClient, request: PlayRequest, *, attempt: int
+    ) -> Rollout:
         self._num_waiting += 1
         try:
             # asyncio's semaphore wakes waiters in order, so older batches get their lanes first.
@@ -298,10 +324,23 @@ class RolloutSampler:
         self._num_playing += 1
         try:
             policy = self._policies.policy(request.rollout_id, request.sampling)
-            return await client.play(request, policy)
+            try:
+                return await client.play(request, policy)
+            except asyncio.CancelledError:
+                self._ended[batch].append(
+                    canceled_attempt(client.name, request, policy, attempt=attempt)
+                )
+                raise
         finally:
             self._num_playing -= 1
             self._lanes.release()
+
+
+def _unused(rollout: Rollout) -> Rollout:
+    """Return a rollout that ended, but whose batch was not complete when the run ended."""
+    if rollout.status is not RolloutStatus.KEPT:
+        return rollout
+    return replace(rollout, status=RolloutStatus.DISCARDED, status_reason="run_ended")
 
 
 def _place(group: Group) -> list[int]:

@@ -100,6 +100,9 @@ class History:
     def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> None:
         """Keep nothing of the rows: each costs more to write than its rollout to simulate."""
 
+    def write_attempts(self, step: int, rows: Iterable[RolloutRow]) -> None:
+        """Keep nothing of them either: they are counted in the metrics."""
+
     def played(self, rollout: Rollout) -> None:
         """Note that `rollout` has ended."""
         now_s = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""Record the rollouts of a step in the run folder: all of them, each with its outcome."""
+"""Record the rollouts of a step in the run folder, each with its outcome, and other attempts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +20,10 @@ class StepRecords(Protocol):
         """Write the rollouts of one step."""
         ...
 
+    def write_attempts(self, step: int, rows: Iterable[RolloutRow]) -> Any:
+        """Write the attempts at rollouts of one step that are not among its rollouts."""
+        ...
+
 
 def record_rollouts(
     folder: StepRecords, step: int, groups: Sequence[Group], credit: Credit
@@ -37,6 +41,18 @@ def record_rollouts(
         for rollout in group.rollouts
     )
     folder.write_rollouts(step, rows)
+
+
+def record_attempts(folder: StepRecords, step: int, attempts: Sequence[Rollout]) -> None:
+    """Write attempts that are no rollouts of a step: replaced, or cut short by the end of a run."""
+    if attempts:
+        folder.write_attempts(step, (row_of(one, step=step, with_tokens=True) for one in attempts))
+
+
+def record_unfinished(folder: StepRecords, left: Mapping[int, Sequence[Rollout]]) -> None:
+    """Write what was played of batches that no step was trained on, by the number of the batch."""
+    for batch, attempts in left.items():
+        record_attempts(folder, batch + 1, attempts)
 
 
 def _marked(rollout: Rollout, credit: Credit) -> Rollout:
