@@ -2,9 +2,11 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from telescope_train.observability.terminal import LiveView, print_summary
+from telescope_train.summary import first_and_last
 
 
 def a_row(step):
@@ -89,8 +91,9 @@ def test_summary_holds_reward_and_evals():
     console = Console(file=io.StringIO(), width=80)
     summary = {
         "name": "quickstart",
-        "first_20_mean": 0.2,
-        "last_20_mean": 0.6,
+        "compared_steps": 20,
+        "first_mean": 0.2,
+        "last_mean": 0.6,
         "rewards": [step / 100 for step in range(100)],
         "evals": {
             "math-reasoning": {
@@ -112,6 +115,22 @@ def test_summary_holds_reward_and_evals():
     assert "1.5e-05 nats" in text
     assert "runs/quickstart/report.html" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([0.5], "reward 0.500 (too few steps for a change)"),
+        ([0.0, 1.0], "1.000 (+1.000, first to last step)"),
+        ([0.0, 0.2, 0.9, 0.8, 1.0], "0.900 (+0.800, first to last 2 steps)"),
+        ([0.0] * 20 + [1.0] * 20, "1.000 (+1.000, first to last 20 steps)"),
+        ([0.5, *[0.0] * 30, *[1.0] * 30, 0.5], "(+0.950, first to last 20 steps)"),
+    ],
+)
+def test_the_summary_never_compares_a_step_with_itself(rewards, expected):
+    console = Console(file=io.StringIO(), width=80)
+    print_summary({"name": "x", "rewards": rewards, **first_and_last(rewards)}, console=console)
+    assert expected in console.file.getvalue()
 
 
 def test_summary_of_a_run_without_steps_prints():

@@ -1,6 +1,8 @@
 """The summary of a finished run, computed from its folder alone."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 from telescope_core.evals import Comparison, EvalResult, read_result
@@ -11,7 +13,9 @@ from telescope_core.reports.overview import reward_curve
 from telescope_train.checkpoints.folders import FINAL, checkpoints_folder
 from telescope_train.config.schema import TrainConfig
 from telescope_train.evals.live import AFTER, BEFORE
-from telescope_train.step.metrics import first_and_last
+
+MOST_COMPARED = 20
+"""Most steps at either end of a run whose mean rewards are compared."""
 
 
 def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
@@ -25,7 +29,7 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
         "name": config.run.name,
         "run_folder": str(folder.path),
         "steps": len(rows),
-        **(first_and_last(rewards) if rewards else {}),
+        **first_and_last(rewards),
         "rewards": rewards,
         "examples": {
             "trained": len(trained),
@@ -38,6 +42,23 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
         "evals": {entry.name: _eval_entry(folder, entry.name) for entry in config.evals.evals},
         "export": str(checkpoints_folder(config) / FINAL / "hf"),
         "report": str(folder.report_path),
+    }
+
+
+def first_and_last(values: Sequence[float]) -> dict[str, float | int | None]:
+    """Return the means of the first and of the last steps, of at most `MOST_COMPARED` each.
+
+    No step is in both, so with fewer than two steps there is no difference to speak of.
+    """
+    num_compared = min(MOST_COMPARED, len(values) // 2)
+    if not num_compared:
+        return {"compared_steps": 0, "first_mean": None, "last_mean": None, "delta": None}
+    first, last = fmean(values[:num_compared]), fmean(values[-num_compared:])
+    return {
+        "compared_steps": num_compared,
+        "first_mean": first,
+        "last_mean": last,
+        "delta": last - first,
     }
 
 

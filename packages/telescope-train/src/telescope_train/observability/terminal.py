@@ -227,13 +227,8 @@ def print_summary(summary: Mapping[str, Any], *, console: Console | None = None)
     """Print the results of a run from the content of its `summary.json`."""
     console = console or Console()
     console.print(Text(f"\nrun {summary.get('name', '')} finished", style="bold"))
-    first, last = summary.get("first_20_mean"), summary.get("last_20_mean")
-    if first is not None and last is not None:
-        console.print(
-            f"reward {first:.3f} {sparkline(summary.get('rewards', []), width=26)} {last:.3f} "
-            f"({last - first:+.3f}, first to last 20 steps)",
-            highlight=False,
-        )
+    if rewards := summary.get("rewards"):
+        console.print(_reward_line(summary, rewards), highlight=False)
     evals: Mapping[str, Mapping[str, Mapping[str, Any]]] = summary.get("evals") or {}
     if any(evals.values()):
         console.print(_eval_table(evals))
@@ -246,6 +241,17 @@ def print_summary(summary: Mapping[str, Any], *, console: Console | None = None)
     for label, key in (("model", "export"), ("report", "report")):
         if summary.get(key):
             console.print(f"{label}: {summary[key]}", highlight=False, soft_wrap=True)
+
+
+def _reward_line(summary: Mapping[str, Any], rewards: Sequence[float]) -> str:
+    """Return the first and last rewards; what is called a change is one between different steps."""
+    first, last = summary.get("first_mean"), summary.get("last_mean")
+    num_compared = summary.get("compared_steps")
+    if first is None or last is None or not num_compared:
+        return f"reward {rewards[-1]:.3f} (too few steps for a change)"
+    steps = "first to last step" if num_compared == 1 else f"first to last {num_compared} steps"
+    curve = sparkline(rewards, width=26)
+    return f"reward {first:.3f} {curve} {last:.3f} ({last - first:+.3f}, {steps})"
 
 
 def _eval_table(evals: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:

@@ -1,10 +1,8 @@
 """One step as a row of metrics, without the trainer's own; docs/reference/metrics.md lists all."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
 
 from telescope_core.types import WeightVersion
 from telescope_train.batches.batch import StepPlan
@@ -69,10 +67,3 @@ def step_row(result: StepResult, machine: Machine, *, version: WeightVersion) ->
         **{f"time/{name}_s": seconds for name, seconds in times.items()},
         "time/batch_s": batch.duration_s,
     }
-
-
-def first_and_last(values: Sequence[float], *, window: int = 20) -> Mapping[str, float]:
-    """Return the mean of the first and of the last `window` values, and their difference."""
-    first = float(np.mean(values[:window]))
-    last = float(np.mean(values[-window:]))
-    return {"first_20_mean": first, "last_20_mean": last, "delta": last - first}
