@@ -243,3 +243,14 @@ async def test_stop_strings_are_still_found(client: TokenClient) -> None:
     )
     assert all(len(one.token_ids) == len(one.logprobs) for one in found)
     assert any(one.finish_reason == "stop" for one in found)
+
+
+async def test_a_seed_decides_the_tokens_whoever_runs_beside_it(client: TokenClient) -> None:
+    alone = [await generate(client, 12, seed=seed) for seed in range(4)]
+    others = asyncio.gather(*(generate(client, 20) for _ in range(8)))
+    beside = await asyncio.gather(*(generate(client, 12, seed=seed) for seed in range(4)))
+    await others
+    assert [one.token_ids for one in beside] == [one.token_ids for one in alone]
+    assert len({bytes(one.token_ids) for one in alone}) == 4
+    unseeded = [await generate(client, 12) for _ in range(2)]
+    assert unseeded[0].token_ids != unseeded[1].token_ids

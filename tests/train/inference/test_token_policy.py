@@ -50,6 +50,7 @@ class RecordingPool:
 
     def __init__(self, answers: Sequence[Sequence[int]]) -> None:
         self.prompts: list[list[int]] = []
+        self.seeds: list[int | None] = []
         self._answers = list(answers)
 
     async def generate(
@@ -62,6 +63,7 @@ class RecordingPool:
         priority: int,
     ) -> Generation:
         self.prompts.append(list(prompt_ids))
+        self.seeds.append(sampling.seed)
         token_ids = tuple(self._answers[len(self.prompts) - 1])
         ended = token_ids[-1] in stop_token_ids
         return Generation(
@@ -199,3 +201,22 @@ async def test_a_rollout_in_which_something_was_lost_has_failed(what: str) -> No
         await policy.complete([USER], Sampling(max_tokens=9), tools=tools)
     assert said in str(policy.recorder.failure)
     assert policy.turns == []
+
+
+async def test_each_request_of_a_seeded_rollout_has_a_seed_of_its_own() -> None:
+    renderer = renderer_with()
+    end = renderer.stop_token_ids[0]
+
+    async def seeds_of(seed: int | None, *others: int) -> list[int | None]:
+        pool = RecordingPool([[5, end]] * 3)
+        policy = TokenPolicy(pool, renderer, "g", None, seed=seed)  # type: ignore[arg-type]
+        for own in (seed, seed, *others):
+            await policy.complete([USER], Sampling(max_tokens=4, seed=own))
+        return pool.seeds
+
+    first, second = await seeds_of(7)
+    assert first != second
+    assert await seeds_of(7) == [first, second]
+    assert not {first, second} & {*(await seeds_of(8))}
+    assert await seeds_of(7, 99) == [first, second, 99], "a program's own seed was changed"
+    assert await seeds_of(None) == [None, None]

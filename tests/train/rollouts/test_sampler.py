@@ -1,6 +1,7 @@
 """What may be sampled when, and what becomes of failures."""
 
 import asyncio
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,7 @@ from telescope_core import (
     reward,
 )
 from telescope_core.attempts import MAX_FAILED
-from telescope_core.errors import EndpointAccessError
+from telescope_core.errors import EndpointAccessError, EndpointError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PolicySource
 from telescope_core.scripted import ScriptedClient
@@ -34,6 +35,7 @@ from telescope_train.rollouts.accept import AcceptFn
 from telescope_train.rollouts.draw import ExampleDraw, Source
 from telescope_train.rollouts.failures import MAX_DRAWS_PER_GROUP, Boundary, boundary_of
 from telescope_train.rollouts.held_out import TrainingExamples
+from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.rollouts.sampler import (
     RolloutSampler,
     SamplerSettings,
@@ -65,6 +67,7 @@ def sampler_over(
     groups: int = GROUPS,
     timeout_s: float = 5.0,
     lanes: int = 4,
+    seed: int | None = None,
 ) -> RolloutSampler:
     environment = TrainingEnvironment(
         client=InProcessEnvironment(environment or Echo(), name="echo"),
@@ -78,6 +81,7 @@ def sampler_over(
         max_async_rollout=ahead,
         max_concurrent_rollouts=lanes,
         rollout_timeout_s=timeout_s,
+        seed=seed,
         accept=accept,
     )
     examples = TrainingExamples(draw, {"echo": environment.client}, {})
@@ -288,6 +292,108 @@ async def test_closing_returns_what_the_run_did_not_get_to() -> None:
         **{(i, "0.1"): (RolloutStatus.CANCELLED, "cancelled") for i in range(GROUP_SIZE)},
     }
     assert await sampler.close() == {}
+
+
+class Dice:
+    """Policies that roll dice: seeded ones where the request has a seed. Some never answer."""
+
+    def __init__(self, hangs: str = "none") -> None:
+        self._hangs = hangs
+
+    def policy(self, rollout_id: str, sampling: Sampling | None = None) -> "Die":
+        assert sampling is not None
+        return Die(sampling.seed, hangs=rollout_id.startswith(self._hangs))
+
+    async def close(self) -> None: ...
+
+
+class Die:
+    endpoint = None
+
+    def __init__(self, seed: int | None, *, hangs: bool) -> None:
+        self._random = random.Random(seed)
+        self._hangs = hangs
+
+    async def complete(self, messages, sampling, *, tools=()) -> Completion:
+        if self._hangs:
+            await asyncio.Event().wait()
+        # Whoever asks first need not be answered first.
+        for _ in range(random.randrange(5)):
+            await asyncio.sleep(0)
+        said = f"{messages[-1].content} {self._random.random()}"
+        return Completion(message=Message(role="assistant", content=said), finish_reason="stop")
+
+
+def said_in(batch: SampledBatch) -> list[list[str]]:
+    return [[rollout.completion_text for rollout in group.rollouts] for group in batch.groups]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_a_restored_sampler_draws_and_with_seeds_samples_the_same(ahead: int) -> None:
+    async def last_batches(seed: int | None, *, is_killed: bool) -> list[list[list[str]]]:
+        sampler = sampler_over(Dice(), ahead=ahead, seed=seed)
+        sampler.advance(0)
+        await sampler.take(0)
+        sampler.advance(1)
+        state = await sampler.settled(1)
+        if is_killed:
+            await sampler.close()
+            sampler = sampler_over(Dice(), ahead=ahead, seed=seed)
+            sampler.restore(state)
+            sampler.advance(1)
+        batches = [await sampler.take(1)]
+        sampler.advance(2)
+        batches.append(await sampler.take(2))
+        await sampler.close()
+        return [said_in(batch) for batch in batches]
+
+    straight = await last_batches(7, is_killed=False)
+    assert await last_batches(7, is_killed=True) == straight
+    assert await last_batches(8, is_killed=True) != straight
+    every = [text for batch in straight for group in batch for text in group]
+    assert len(set(every)) == len(every), "two rollouts have one seed"
+    unseeded = await last_batches(None, is_killed=True)
+    assert unseeded != straight
+    drawn = [[[text.split()[0] for text in g] for g in batch] for batch in straight]
+    assert [[[text.split()[0] for text in g] for g in batch] for batch in unseeded] == drawn
+
+
+async def test_another_attempt_has_another_seed() -> None:
+    seeds: list[int | None] = []
+
+    class Failing(Dice):
+        def policy(self, rollout_id, sampling=None):
+            seeds.append(sampling.seed)
+            return ScriptedClient([EndpointError("gone")]).policy(rollout_id)
+
+    sampler = sampler_over(Failing(), ahead=0, batches=1, seed=7)
+    sampler.advance(0)
+    with pytest.raises(TelescopeError):
+        await sampler.take(0)
+    await sampler.close()
+    assert len(set(seeds)) == len(seeds) == GROUPS * GROUP_SIZE * MAX_FAILED
+
+
+async def test_a_checkpoint_waits_for_the_batch_of_the_next_step_alone() -> None:
+    sampler = sampler_over(Dice(hangs="2."), ahead=2)
+    sampler.advance(0)
+    await sampler.take(0)
+    sampler.advance(1)
+    async with asyncio.timeout(5):
+        state = await sampler.settled(1)
+    assert (state.next_batch, [*state.batches]) == (2, [1])
+    assert state.draw_position == 2 * GROUPS
+    expected = said_in(await sampler.take(1))
+    await sampler.close()
+    assert said_in(state.batches[1]) == expected
+    again = sampler_over(Dice(), ahead=2)
+    again.restore(state)
+    again.advance(1)
+    assert said_in(await again.take(1)) == expected
+    later = [said_in(await again.take(number)) for number in (2, 3)]
+    drawn = [group[0].split()[0] for batch in later for group in batch]
+    assert drawn == ["p8", "p10", "p12", "p14"], "the draws after those of the state"
+    await again.close()
 
 
 async def test_closing_cancels_what_is_being_played() -> None:

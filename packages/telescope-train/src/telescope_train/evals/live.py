@@ -83,6 +83,7 @@ def eval_settings(
             max_tokens=entry.max_tokens or config.rollout.max_tokens,
             temperature=entry.temperature,
             stop=config.rollout.stop,
+            seed=config.run.seed if config.rollout.seed_sampling else None,
         ),
         concurrency=concurrency,
         split=split,

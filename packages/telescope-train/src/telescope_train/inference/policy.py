@@ -19,6 +19,7 @@ from telescope_train.chat.proof import TemplateLossError
 from telescope_train.chat.renderer import Prompt, Renderer
 from telescope_train.inference.client import Generation
 from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.seeds import derived_seed
 
 
 class TokenPolicySource:
@@ -55,6 +56,7 @@ class TokenPolicySource:
             rollout_id.rpartition("/")[0],
             self._max_model_len,
             interleaved=self._interleaved,
+            seed=None if sampling is None else sampling.seed,
         )
         if self._gateway is not None and sampling is not None:
             # Only the policy holds its session; the gateway refers to it weakly. A policy that is
@@ -77,7 +79,9 @@ class TokenPolicy(RecordingPolicy):
         max_model_len: int | None,
         *,
         interleaved: bool = True,
+        seed: int | None = None,
     ) -> None:
+        """`seed`: that of the rollout, from which each of its requests gets one of its own."""
         super().__init__()
         self._pool = pool
         self._renderer = renderer
@@ -85,6 +89,8 @@ class TokenPolicy(RecordingPolicy):
         self._max_model_len = max_model_len
         self._conversations = Conversations(renderer) if interleaved else None
         self._chains = ChainRecorder()
+        self._seed = seed
+        self._num_asked = 0
 
     async def complete(
         self,
@@ -102,7 +108,7 @@ class TokenPolicy(RecordingPolicy):
         # another that is still being sampled, and two that go on from the same one are both exact.
         try:
             prompt = self._prompt_for(asked, tools)
-            sampling = self._fitted(sampling, len(prompt.token_ids))
+            sampling = self._seeded(self._fitted(sampling, len(prompt.token_ids)))
             generation = await self._pool.generate(
                 prompt.token_ids,
                 sampling,
@@ -148,6 +154,14 @@ class TokenPolicy(RecordingPolicy):
         if self._conversations is None:
             return self._renderer.prompt(messages, tools=tools)
         return self._conversations.prompt_for(messages, tools=tools)
+
+    def _seeded(self, sampling: Sampling) -> Sampling:
+        """Return `sampling` with a seed of this request; a seed of a program's own stays."""
+        if self._seed is None or sampling.seed != self._seed:
+            return sampling
+        # With one seed for all of them, every turn would draw the same chances again.
+        number, self._num_asked = self._num_asked, self._num_asked + 1
+        return replace(sampling, seed=derived_seed(self._seed, number))
 
     def _fitted(self, sampling: Sampling, num_prompt_tokens: int) -> Sampling:
         """Return `sampling`, with `max_tokens` cut to the room that is left for a later turn.

@@ -94,6 +94,7 @@ def make_sampler(
             max_async_rollout=config.scheduling.max_async_rollout,
             max_concurrent_rollouts=groups_at_a_time * largest_group,
             rollout_timeout_s=config.rollout.rollout_timeout_s,
+            seed=config.run.seed if config.rollout.seed_sampling else None,
             accept=load_accept_fn(accept) if accept else None,
         ),
     )

@@ -20,6 +20,7 @@ With `max_async_rollout` 0 nothing of a step is sampled before the step before i
 """
 
 import asyncio
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from telescope_core.types import (
     Split,
     WeightVersion,
 )
+from telescope_train.inference.seeds import derived_seed
 from telescope_train.rollouts.accept import AcceptFn, discarded, is_scored, rejection
 from telescope_train.rollouts.draw import Drawn
 from telescope_train.rollouts.failures import (
@@ -72,6 +74,8 @@ class SamplerSettings:
     """Lanes: rollouts that are played at the same time, over all servers."""
     rollout_timeout_s: float
     """Deadline of one attempt; what is still being played then is scored as it stands."""
+    seed: int | None = None
+    """Decides the tokens of each request, where servers support that; None = they are random."""
     accept: AcceptFn | None = None
     """Judges each group once it is scored; None = all are accepted."""
 
@@ -159,23 +163,22 @@ class RolloutSampler:
         return replace(sampled, queues=queues, workers=self._workers())
 
     async def settled(self, version: WeightVersion) -> SamplerState:
-        """Return the state now that `version` is live, once what older weights began has ended.
+        """Return the state now that `version` is live, which the next step trains.
 
-        What `version` itself began is left out as a whole and sampled again after a restore:
-        keeping the part that is finished would favor short answers.
+        If older weights began the batch of that step, it is part of the state, once it has ended:
+        they are gone, and the next step has to wait for it anyway. Every later batch is left out as
+        a whole and sampled again after a restore. Keeping those that are finished, or the finished
+        part of one, would favor short answers, and waiting for them would hold up the next step.
         """
-        # Older batches are awaited, not cancelled: their tokens cannot be sampled again, because
-        # the weights that began them are gone.
-        begun = [number for number in self._batches if self._admitted[number].version == version]
-        next_batch = min(begun, default=self._next_batch)
-        older = [number for number in self._batches if number < next_batch]
-        sampled = await asyncio.gather(*map(self._sampled, older))
+        batches = dict(self._restored)
+        if version in self._batches and self._admitted[version].version < version:
+            batches[version] = await self._sampled(version)
+        next_batch = next(number for number in itertools.count(version) if number not in batches)
+        begun = self._admitted.get(next_batch)
         return SamplerState(
             next_batch=next_batch,
-            draw_position=(
-                self._admitted[next_batch].draw_position if begun else self._examples.draw.position
-            ),
-            batches={**self._restored, **dict(zip(older, sampled, strict=True))},
+            draw_position=self._examples.draw.position if begun is None else begun.draw_position,
+            batches=batches,
         )
 
     def restore(self, state: SamplerState) -> None:
@@ -312,6 +315,13 @@ class RolloutSampler:
         self._ended[batch].append(rollout)
         return rollout
 
+    def _seeded(self, request: PlayRequest, attempt: int) -> PlayRequest:
+        if self._settings.seed is None:
+            return request
+        # The place of the rollout in the run, and not the time at which it is played.
+        seed = derived_seed(self._settings.seed, request.rollout_id, attempt)
+        return replace(request, sampling=replace(request.sampling, seed=seed))
+
     async def _in_lane(
         self, batch: int, client: EnvironmentClient, request: PlayRequest, *, attempt: int
     ) -> Rollout:
@@ -323,6 +333,7 @@ class RolloutSampler:
             self._num_waiting -= 1
         self._num_playing += 1
         try:
+            request = self._seeded(request, attempt)
             policy = self._policies.policy(request.rollout_id, request.sampling)
             try:
                 return await client.play(request, policy)

@@ -146,7 +146,7 @@ class SimulatedEnvironment:
             async with asyncio.timeout(request.deadline_s):
                 reward = await self._play(request, policy)
         except TimeoutError:
-            ended = _failed(rollout, "TimeoutError: the deadline passed", StopReason.TIMEOUT)
+            ended = replace(rollout, stop_reason=StopReason.TIMEOUT, reward=0.0)
         except EndpointError as error:
             ended = _failed(rollout, f"EndpointError: {error}", StopReason.ERROR)
         except _RaisedError as error:
