@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
-		printf '  make %-14s %s\n' "$$name" "$$text"; done
+		printf '  make %-17s %s\n' "$$name" "$$text"; done
 
 setup: ## make .venv with the CPU stack
 	@scripts/setup.sh cpu
@@ -19,10 +19,15 @@ setup: ## make .venv with the CPU stack
 setup-gpu: ## make .venv with the CUDA stack
 	@scripts/setup.sh gpu
 
+# What the other targets need: the stack that .venv holds, else that of make setup.
+.PHONY: stack
+stack:
+	@scripts/setup.sh
+
 quickstart: ## train a small model on two environments and evaluate it
 	@scripts/quickstart.sh
 
-check: setup ## format, lint, types, import contracts, budgets, registry
+check: stack ## format, lint, types, import contracts, budgets, registry
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/basedpyright
@@ -33,12 +38,12 @@ check: setup ## format, lint, types, import contracts, budgets, registry
 FAST := -m "not engine and not gpu" --numprocesses $(WORKERS)
 ENGINE := -m "engine and not gpu" --numprocesses $(WORKERS) --dist loadfile --durations 15
 
-test-fast: setup environments ## all tests but those that start engines or train for long
+test-fast: stack environments ## all tests but those that start engines or train for long
 	$(BIN)/pytest $(FAST)
 
 # Engine tests share fixtures that are slow to start, such as a server, so a file stays with one
 # worker. They run even where a fast test failed: one run then shows all that is broken.
-test: setup environments browser ## all tests but those that need a GPU
+test: stack environments browser ## all tests but those that need a GPU
 	@$(BIN)/pytest $(FAST); fast=$$?; $(BIN)/pytest $(ENGINE); engine=$$?; \
 		exit $$((fast > engine ? fast : engine))
 
@@ -52,10 +57,14 @@ browser:
 	@scripts/browser.sh
 
 .PHONY: test-templates
-test-templates: setup ## play the chat templates that llama-cpp-python carries (downloads them)
+test-templates: stack ## play the chat templates that llama-cpp-python carries (downloads them)
 	$(BIN)/python -m tests.train.chat.templates.published
 
-bench: setup environments ## the benchmarks; results go to benchmarks/results
+.PHONY: check-constraints
+check-constraints: stack ## show that constraints/ can be installed on each Python (asks the index)
+	$(BIN)/python scripts/check_constraints.py
+
+bench: stack environments ## the benchmarks; results go to benchmarks/results
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python "$$file" || exit 1; done
 
 clean: ## remove .venv and caches; runs/ stays

