@@ -20,38 +20,48 @@ WIDTH = 80
 _UNITS = {"M": 1e6, "B": 1e9}
 
 
+GpusOption = Annotated[int, typer.Option(min=2, help="GPUs of servers and trainer together.")]
+ServersOption = Annotated[
+    int | None, typer.Option(min=1, help="Inference servers; by default half of the GPUs.")
+]
+GpuOption = Annotated[str, typer.Option(help="Kind of GPU: H100, H200, B200, A100, L40S ...")]
+TensorParallelOption = Annotated[int, typer.Option(min=1, help="GPUs of each server.")]
+ParametersOption = Annotated[
+    str, typer.Option(help="Size of the model, such as 8B, if its folder is not here.")
+]
+LengthsOption = Annotated[
+    Path | None, typer.Option(help="Run folder whose rollouts say how long answers are.")
+]
+MeanOption = Annotated[
+    float | None, typer.Option(min=1, help="Mean tokens of an answer; default: max_tokens / 4.")
+]
+SpreadOption = Annotated[
+    float, typer.Option(min=0, help="Deviation of the logarithm of the lengths.")
+]
+TurnsOption = Annotated[str, typer.Option(help="Answers of a rollout, such as 1 or 2-40.")]
+ToolOption = Annotated[
+    float, typer.Option(min=0, help="Mean seconds between two answers of a rollout.")
+]
+RewardOption = Annotated[float, typer.Option(min=0, help="Seconds of scoring a rollout.")]
+StepsOption = Annotated[int, typer.Option(min=2, help="Steps to simulate.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
+
+
 def simulate_command(
     context: typer.Context,
-    gpus: Annotated[int, typer.Option(min=2, help="GPUs of servers and trainer together.")] = 8,
-    servers: Annotated[
-        int | None, typer.Option(min=1, help="Inference servers; by default half of the GPUs.")
-    ] = None,
-    gpu: Annotated[
-        str, typer.Option(help="Kind of GPU: H100, H200, B200, A100, L40S ...")
-    ] = "H100",
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of each server.")] = 1,
-    parameters: Annotated[
-        str, typer.Option(help="Size of the model, such as 8B, if its folder is not here.")
-    ] = "",
-    lengths_of: Annotated[
-        Path | None,
-        typer.Option(help="Run folder whose rollouts say how long answers are."),
-    ] = None,
-    mean_length: Annotated[
-        float | None, typer.Option(min=1, help="Mean tokens of an answer; default: max_tokens / 4.")
-    ] = None,
-    spread: Annotated[
-        float, typer.Option(min=0, help="Deviation of the logarithm of the lengths.")
-    ] = 0.9,
-    turns: Annotated[str, typer.Option(help="Answers of a rollout, such as 1 or 2-40.")] = "1",
-    tool_seconds: Annotated[
-        float, typer.Option(min=0, help="Mean seconds between two answers of a rollout.")
-    ] = 0.0,
-    reward_seconds: Annotated[
-        float, typer.Option(min=0, help="Seconds of scoring a rollout.")
-    ] = 0.2,
-    steps: Annotated[int, typer.Option(min=2, help="Steps to simulate.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+    gpus: GpusOption = 8,
+    servers: ServersOption = None,
+    gpu: GpuOption = "H100",
+    tensor_parallel: TensorParallelOption = 1,
+    parameters: ParametersOption = "",
+    lengths_of: LengthsOption = None,
+    mean_length: MeanOption = None,
+    spread: SpreadOption = 0.9,
+    turns: TurnsOption = "1",
+    tool_seconds: ToolOption = 0.0,
+    reward_seconds: RewardOption = 0.2,
+    steps: StepsOption = 20,
+    as_json: JsonOption = False,
 ) -> None:
     """Simulate a run on GPUs that are not here: steps per hour, idle time, staleness.
 
