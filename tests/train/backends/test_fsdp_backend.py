@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_train.backends.schedule import learning_rate_factor
 from telescope_train.batches.packing import padding_batch
-from telescope_train.diagnostics.rank_checks import check_packing
+from telescope_train.diagnostics.rank_checks import Tolerance, check_packing
 from telescope_train.trainer.worker import TrainerWorker
 
 HERE = Path(__file__).parents[1]
@@ -231,15 +231,15 @@ def test_self_check_refuses_attention_that_ignores_boundaries(tiny, start):
     AttentionInterface.register("leaky_test", _leaky_attention)
     worker.backend._policy.lm.set_attn_implementation("leaky_test")
     with pytest.raises(ConfigError, match="packed samples differ"):
-        check_packing(worker.backend, vocab_size=VOCAB, tolerance=1e-3)
+        check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance.of("float32"))
 
 
 def test_self_check_refuses_a_head_that_scales_its_logits(tiny, start):
     worker = start(backend_settings(tiny))
     head = worker.backend._policy.lm.get_output_embeddings()
     head.register_forward_hook(lambda module, inputs, logits: 1.5 * logits)
-    with pytest.raises(ConfigError, match="packed samples differ"):
-        check_packing(worker.backend, vocab_size=VOCAB, tolerance=1e-3)
+    with pytest.raises(ConfigError, match="single samples differ by"):
+        check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance.of("float32"))
 
 
 def test_a_second_rank_in_one_process_is_refused(tiny, start):

@@ -12,7 +12,7 @@ from telescope_core.errors import ConfigError
 from telescope_core.types import Completion, Message, Sampling
 from telescope_train.batches.packing import Packing
 from telescope_train.diagnostics.engine_check import check_engine
-from telescope_train.diagnostics.rank_checks import check_rank
+from telescope_train.diagnostics.rank_checks import Tolerance, check_rank
 from telescope_train.models.tiny import make_tiny_model
 from telescope_train.trainer.worker import TrainerWorker
 
@@ -32,7 +32,7 @@ def worker(tmp_path_factory):
 
 
 def check(backend):
-    return check_rank(backend, vocab_size=VOCAB, tolerance=1e-3, exactness=0.0)
+    return check_rank(backend, vocab_size=VOCAB, tolerance=Tolerance.of("float32"), exactness=0.0)
 
 
 def test_a_rank_proves_three_things_exactly_and_in_a_moment(worker):

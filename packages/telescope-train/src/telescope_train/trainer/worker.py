@@ -33,7 +33,7 @@ from telescope_train.backends.protocol import (
 from telescope_train.backends.seeding import seed_everything
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.chat.tokenizer import vocabulary_size
-from telescope_train.diagnostics.rank_checks import check_rank
+from telescope_train.diagnostics.rank_checks import Tolerance, check_rank
 from telescope_train.trainer.old_logprobs import with_old_logprobs
 from telescope_train.weights.gloo import GlooPublisher
 
@@ -136,7 +136,7 @@ class TrainerWorker:
             self.self_tests = check_rank(
                 self.backend,
                 vocab_size=vocabulary_size(settings.model),
-                tolerance=_tolerance(settings),
+                tolerance=Tolerance.of(settings.compute_dtype),
                 exactness=_exactness(settings),
             )
         except BaseException:
@@ -381,11 +381,6 @@ def _exactness(settings: BackendSettings) -> float | None:
     if settings.device != "cpu" or settings.trainer.compile:
         return 1e-2
     return 1e-6 if settings.compute_dtype == "float64" else 0.0
-
-
-def _tolerance(settings: BackendSettings) -> float:
-    """Return the largest difference, nats, that rounding explains in the dtype of the layers."""
-    return 0.25 if settings.compute_dtype == "bfloat16" else 1e-3
 
 
 def keep_freed_memory() -> None:

@@ -1,0 +1,94 @@
+"""What rounding explains of the difference between packed and single samples, and what it does not.
+
+Both grow with depth and with the size of logits, so the check measures one against the other.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from telescope_core.errors import ConfigError
+from telescope_train.diagnostics.rank_checks import Tolerance, check_packing
+from telescope_train.models.tiny import make_tiny_model
+from telescope_train.trainer.worker import TrainerWorker
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from backend_cases import VOCAB, backend_settings
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """Return the folder of a deep model with large logits, as trained models have."""
+    folder = make_tiny_model(tmp_path_factory.mktemp("models") / "deep", seed=0)
+    config = Qwen3Config.from_pretrained(folder)
+    config.num_hidden_layers, config.layer_types = 32, ["full_attention"] * 32
+    config.tie_word_embeddings = False
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Qwen3ForCausalLM(config)
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+        model.lm_head.weight.data *= 12.0
+    model.save_pretrained(folder)
+    return folder
+
+
+class OneTokenLeaks:
+    """A backend in whose packed rows one token of the second sample sees the first."""
+
+    def __init__(self, backend) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+    def logprobs(self, batches):
+        (batch,) = batches
+        (found_T,) = self._backend.logprobs(batches)
+        one = replace(
+            batch,
+            positions_T=np.arange(len(batch.positions_T), dtype=np.int32),
+            sequence_ids_T=np.zeros_like(batch.sequence_ids_T),
+        )
+        (leaked_T,) = self._backend.logprobs([one])
+        place = int(np.flatnonzero(batch.sequence_ids_T == batch.sequence_ids_T[-1])[1])
+        found_T[place] = leaked_T[place]
+        return [found_T]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_deep_model_with_large_logits_passes_and_a_leak_in_it_does_not(deep, dtype):
+    worker = TrainerWorker(backend_settings(deep, dtype=dtype))
+    try:
+        found = {test.name: test for test in worker.self_tests}["packing does not leak"]
+        assert found.value < found.limit
+        with pytest.raises(ConfigError, match="packed samples differ"):
+            check_packing(
+                OneTokenLeaks(worker.backend),
+                vocab_size=VOCAB,
+                tolerance=Tolerance.of(dtype),
+            )
+        if dtype == "bfloat16":
+            # A fixed limit this large would miss the leak in the small model below.
+            assert found.limit > 0.2
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_leak_in_a_small_model_is_found_too(tmp_path, dtype):
+    model = make_tiny_model(tmp_path / "tiny", seed=0)
+    worker = TrainerWorker(backend_settings(model, dtype=dtype))
+    try:
+        with pytest.raises(ConfigError, match="packed samples differ"):
+            check_packing(
+                OneTokenLeaks(worker.backend), vocab_size=VOCAB, tolerance=Tolerance.of(dtype)
+            )
+    finally:
+        worker.close()
