@@ -146,7 +146,10 @@ class SimulatedEnvironment:
             async with asyncio.timeout(request.deadline_s):
                 reward = await self._play(request, policy)
         except TimeoutError:
-            ended = replace(rollout, stop_reason=StopReason.TIMEOUT, reward=0.0)
+            ended = _failed(rollout, "TimeoutError: the deadline passed", StopReason.TIMEOUT)
+            if request.scores_at_deadline:
+                # What is unfinished earns nothing.
+                ended = replace(rollout, stop_reason=StopReason.TIMEOUT, reward=0.0)
         except EndpointError as error:
             ended = _failed(rollout, f"EndpointError: {error}", StopReason.ERROR)
         except _RaisedError as error:
