@@ -261,6 +261,17 @@ async def test_a_program_whose_first_request_does_not_fit_fails():
     assert (rollout.status, rollout.status_reason) == (RolloutStatus.FAILED, "ContextLengthError")
 
 
+async def test_a_deadline_after_a_failure_of_the_endpoint_is_no_limit_of_the_policy():
+    class Waits(Agent):
+        async def after(self, episode):
+            await asyncio.Event().wait()
+
+    policy = Recorded("one", EndpointError("connection refused"))
+    rollout = await recorded(Waits(), policy, deadline_s=0.2, scores_at_deadline=True)
+    assert (rollout.status, rollout.stop_reason) == (RolloutStatus.FAILED, StopReason.TIMEOUT)
+    assert "had failed: connection refused" in rollout.error
+
+
 @pytest.mark.parametrize("trouble", ["", "answers 503: no capacity"])
 async def test_a_deadline_is_a_limit_of_the_policy_only_if_it_was_asked_and_is_well(trouble):
     class Starts(Count):

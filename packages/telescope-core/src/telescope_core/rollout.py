@@ -77,8 +77,9 @@ class _Playing:
     async def outcome(self, trouble: Watch) -> Rollout:
         """Return the scored rollout, or a failed one."""
         deadline_s = self._request.deadline_s
+        deadline = asyncio.timeout(deadline_s)
         try:
-            async with asyncio.timeout(deadline_s) as deadline:
+            async with deadline:
                 return await self._play_and_score()
         except TimeoutError as error:
             if deadline.expired() and self._is_scored_late(trouble):

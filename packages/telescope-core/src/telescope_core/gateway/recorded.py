@@ -86,10 +86,15 @@ def canceled_attempt(name: str, request: PlayRequest, policy: Policy, *, attempt
 
 def _timed_out(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
     """Return a rollout that reached its deadline, as failed unless that is due to the policy."""
-    if rollout.status is RolloutStatus.KEPT and (policy.trouble or not policy.recorder.was_asked):
-        text = "TimeoutError: the rollout exceeded its deadline"
-        missing = "" if policy.recorder.was_asked else " before it asked the model for anything"
-        rollout = _failed(rollout, text + missing, StopReason.TIMEOUT)
+    recorder = policy.recorder
+    why = ""
+    if not recorder.was_asked:
+        why = " before it asked the model for anything"
+    elif recorder.failure is not None:
+        why = f" after a request to the model had failed: {recorder.failure}"
+    if rollout.status is RolloutStatus.KEPT and (why or policy.trouble):
+        error = f"TimeoutError: the rollout exceeded its deadline{why}"
+        rollout = _failed(rollout, error, StopReason.TIMEOUT)
     return rollout if rollout.error is None else _with_cause(rollout, policy.trouble)
 
 

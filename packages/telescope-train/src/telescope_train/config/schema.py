@@ -113,7 +113,8 @@ class RolloutSection(Section):
     """Reuse the sampled token ids of earlier turns; false = tokenize every prompt again."""
     seed_sampling: bool = False
     """Give each request a seed that follows from `seed` and its place in the run, so that equal
-    weights sample equal tokens; it slows the engine down."""
+    weights sample equal tokens; the engine then draws for one request at a time, which is
+    slower."""
     rollout_timeout_s: Positive = 300.0
     """Seconds that a rollout may take; one that is still being played then is scored as it stands,
     and trained on only without `filter_timeout`."""
