@@ -13,6 +13,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -60,6 +61,11 @@ class OpenBundle:
     """Folder with the wheels of dependencies."""
 
 
+class _Contents(NamedTuple):
+    manifest: Manifest
+    lock: Lock
+
+
 @contextmanager
 def opened_bundle(
     path: Path, *, progress: Progress, max_bytes: int = MAX_BUNDLE_BYTES
@@ -84,7 +90,7 @@ def opened_bundle(
         yield OpenBundle(lock=lock, packages=root / PACKAGES)
 
 
-def _unpacked(path: Path, root: Path, max_bytes: int) -> tuple[Manifest, Lock]:
+def _unpacked(path: Path, root: Path, max_bytes: int) -> _Contents:
     """Unpack the bundle into `root`, its lock first, after checking that it holds what it may."""
     (root / PACKAGES).mkdir()
     (root / ENVIRONMENTS).mkdir()
@@ -108,7 +114,7 @@ def _unpacked(path: Path, root: Path, max_bytes: int) -> tuple[Manifest, Lock]:
             f"{path} cannot be unpacked to {root.parent}: {reason}; check the disk space there "
             "(TMPDIR names another folder), and the bundle"
         ) from error
-    return manifest, lock
+    return _Contents(manifest, lock)
 
 
 def _require_size(num_bytes: int, max_bytes: int, path: Path) -> None:
