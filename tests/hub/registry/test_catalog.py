@@ -1,16 +1,21 @@
 """Rows of a catalogue: which version they show, in which order a search finds them."""
 
 import pytest
+from tests.hub.projects import toy_publication
 
 from telescope_core.errors import RegistryError
+from telescope_envs.registry.admission import index_line
 from telescope_envs.registry.catalog import (
     CatalogRow,
+    NotQuickError,
     catalog_row,
     newest_version,
     read_catalog,
     search,
     write_catalog,
 )
+from telescope_envs.registry.parsing import FULL_READERS
+from telescope_envs.registry.records import Validation
 
 
 @pytest.mark.parametrize(
@@ -30,59 +35,84 @@ def test_the_version_that_is_shown(versions, yanked, newest):
     assert versions[newest_version(versions, dict.fromkeys(yanked, "why"))] == newest
 
 
-def line(version: str, **fields: str) -> str:
-    extra = "".join(f',"{key}":{value}' for key, value in fields.items())
-    return f'{{"version":"{version}","summary":"s"{extra}}}\n'
+def line(version: str, **fields) -> bytes:
+    return index_line(toy_publication(version, **fields).release)
+
+
+def row_of(index: bytes, status: bytes | None = None) -> CatalogRow:
+    """Return the row of acme/toy, with no record skipped."""
+    row, unreadable = catalog_row("acme/toy", index, status)
+    assert row is not None
+    assert unreadable == []
+    return row
 
 
 def test_a_row_is_made_of_the_version_it_shows():
-    index = line("0.1", license='"MIT"', validation='{"verdict":"warn","policy":"1"}')
-    index += line("0.2", license='"GPL"')
-    row = catalog_row("a/b", index.encode(), b'{"yanked":{"0.2":"why"}}')
-    assert (row.version, row.license, row.verdict, row.num_releases) == ("0.1", "MIT", "warn", 2)
+    index = line("0.1.0", validation=Validation(verdict="warn", policy="1"))
+    row = row_of(index + line("0.2.0", license="GPL"), b'{"yanked":{"0.2.0":"why"}}')
+    assert (row.version, row.license, row.verdict, row.num_releases) == ("0.1.0", "MIT", "warn", 2)
 
 
 def test_what_is_wholly_yanked_says_so():
-    row = catalog_row("a/b", line("0.1").encode(), b'{"yanked":{"0.1":"wrong"}}')
+    row = row_of(line("0.1.0"), b'{"yanked":{"0.1.0":"wrong"}}')
     assert row.deprecated == "every version is yanked: wrong"
 
 
 @pytest.mark.parametrize(
-    ("index", "status", "where"),
+    ("index", "status", "why"),
     [
-        (b'{"version":"1"', None, "index/a/b.jsonl"),
-        (b'{"version":1,"summary":""}\n', None, "index/a/b.jsonl"),
-        (b'{"version":"one","summary":""}\n', None, "Invalid version: 'one'"),
-        (b'{"version":"1","summary":""}\n', b"[]", "status/a/b.json"),
-        (b"\xff\n", None, "index/a/b.jsonl"),
+        (line("0.1.0")[:-1], None, "index/acme/toy.jsonl:1: the last line has no newline"),
+        (b'{"version":1,"summary":""}\n', None, "index/acme/toy.jsonl:1: owner: Field required"),
+        (line("0.1.0").replace(b"0.1.0", b"one"), None, "'one' is not a PEP 440 version"),
+        (line("0.1.0"), b"[]", "status/acme/toy.json: record"),
+        (b"\xff\n", None, "index/acme/toy.jsonl:1: not JSON"),
+        (line("0.1.0").replace(b"Says", b"\\u001b[2J"), None, "summary: contains control"),
+        (line("0.1.0"), b'{"deprecated":{"reason":"\\u0007"}}', "deprecated.reason"),
+        (line("0.1.0", name="other"), None, "contains a release of acme/other"),
     ],
 )
-def test_defects_name_the_file(index, status, where):
-    with pytest.raises(RegistryError, match=where):
-        catalog_row("a/b", index, status)
+def test_defects_are_skipped_and_named(index, status, why):
+    row, (unreadable,) = catalog_row("acme/toy", index, status, full=FULL_READERS)
+    assert row is None
+    assert why in unreadable.why
+    with pytest.raises(NotQuickError):
+        catalog_row("acme/toy", index, status)
 
 
-def test_what_a_terminal_would_obey_is_not_in_a_row():
-    index = b'{"version":"1","summary":"\\u001b[2Jgone\\u202e","tags":["a\\nb"]}\n'
-    row = catalog_row("a/b", index, b'{"deprecated":{"reason":"\\u0007"}}')
-    assert row.summary == "\ufffd[2Jgone\ufffd"
-    assert (row.tags, row.deprecated) == (("a\ufffdb",), "\ufffd")
-    (read,) = read_catalog(b'[{"id":"a/b","version":"1","summary":"\\u001b]0;x\\u0007"}]', "")
-    assert read.summary == "\ufffd]0;x\ufffd"
-    assert catalog_row(
-        "a/b", '{"version":"1","summary":"\u00fc \u2713"}\n'.encode(), None
-    ).summary == ("\u00fc \u2713")
+def test_a_defect_costs_one_line():
+    index = line("0.1.0") + b"{}\n" + line("0.2.0")
+    row, (unreadable,) = catalog_row("acme/toy", index, None, full=FULL_READERS)
+    assert (row.version, row.num_releases) == ("0.2.0", 2)
+    assert unreadable.where == "index/acme/toy.jsonl:2"
+
+
+def test_odd_lines_that_are_right_are_shown():
+    index = line("0.1.0", summary='\u00fc \u2713 "quoted"')
+    (row, _), odd = catalog_row("acme/toy", index, None), index.replace(b"\xc3\xbc", b"\\u00fc")
+    assert row.summary == '\u00fc \u2713 "quoted"'
+    assert catalog_row("acme/toy", odd, None, full=FULL_READERS).row == row
 
 
 def test_an_empty_index_file_has_no_row():
-    assert catalog_row("a/b", b"", None) is None
+    assert catalog_row("a/b", b"", None) == (None, [])
 
 
 def test_a_catalogue_is_written_and_read_by_id():
     rows = [CatalogRow(id=name, version="1", summary="\u2713") for name in ("b/a", "a-b/c", "a/b")]
-    assert [row.id for row in read_catalog(write_catalog(rows), "x")] == ["a-b/c", "a/b", "b/a"]
+    read = read_catalog(write_catalog(rows), "x").rows
+    assert [row.id for row in read] == ["a-b/c", "a/b", "b/a"]
     with pytest.raises(RegistryError, match=r"here: .*render the registry again"):
-        read_catalog(b"[{}]", "here")
+        read_catalog(b"{}", "here")
+
+
+@pytest.mark.parametrize(
+    "bad", [b"{}", b"1", b'{"id":"a/b","version":"1","summary":"\\u001b]0;x\\u0007"}']
+)
+def test_a_bad_row_of_a_catalogue_is_skipped_and_named(bad):
+    good = b'{"id":"a/c","version":"1","summary":"s"}'
+    rows, (unreadable,) = read_catalog(b"[" + bad + b"," + good + b"]", "here")
+    assert [row.id for row in rows] == ["a/c"]
+    assert "here, row 1: " in unreadable.why
 
 
 ROWS = [

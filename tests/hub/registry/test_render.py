@@ -54,7 +54,7 @@ def test_the_view_holds_the_registry_the_catalogue_and_the_index(place, tmp_path
     assert len(files) == count
     for path in ("config.json", "index/acme/toy.jsonl", "namespaces/acme.toml"):
         assert (tmp_path / "out" / path).read_bytes() == (place / path).read_bytes()
-    rows = read_catalog((tmp_path / "out/v1/index.json").read_bytes(), "")
+    rows = read_catalog((tmp_path / "out/v1/index.json").read_bytes(), "").rows
     assert rows == Registry.at(place).catalog()
     assert not any(part.startswith(".") for path in files for part in path.parts)
     assert Registry.at(tmp_path / "out").releases("acme/toy")[1].version == "0.10.0"

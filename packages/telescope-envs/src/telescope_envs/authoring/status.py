@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.registry.records import Deprecation, Release, Status
+from telescope_envs.registry.admission import published_versions
+from telescope_envs.registry.records import Deprecation, Status
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolving import parse_request, resolve_id
 from telescope_envs.registry.store import WritableStore
@@ -26,11 +27,11 @@ class StatusChange:
 
 def yank(store: WritableStore, text: str, *, reason: str) -> StatusChange:
     """Yank `ID@VERSION`: it is no longer chosen, but still installs if named exactly."""
-    environment_id, release = _released(Registry(store), text)
+    environment_id, version = _published(Registry(store), text)
     reason = _one_line(reason)
 
     def change(status: Status) -> Status:
-        return status.model_copy(update={"yanked": {**status.yanked, release.version: reason}})
+        return status.model_copy(update={"yanked": {**status.yanked, version: reason}})
 
     status = store.change_status(environment_id, change)
     return StatusChange(
@@ -40,15 +41,15 @@ def yank(store: WritableStore, text: str, *, reason: str) -> StatusChange:
 
 def unyank(store: WritableStore, text: str) -> StatusChange:
     """Undo the yank of `ID@VERSION`, so that it can be chosen again."""
-    environment_id, release = _released(Registry(store), text)
+    environment_id, version = _published(Registry(store), text)
 
     def change(status: Status) -> Status:
-        if release.version not in status.yanked:
+        if version not in status.yanked:
             known = ", ".join(status.yanked) or "none"
             raise RegistryError(
-                f"{environment_id} {release.version} is not yanked; yanked versions: {known}"
+                f"{environment_id} {version} is not yanked; yanked versions: {known}"
             )
-        kept = {v: why for v, why in status.yanked.items() if v != release.version}
+        kept = {v: why for v, why in status.yanked.items() if v != version}
         return status.model_copy(update={"yanked": kept})
 
     status = store.change_status(environment_id, change)
@@ -91,21 +92,22 @@ def undeprecate(store: WritableStore, text: str) -> StatusChange:
     return StatusChange(id=environment_id, status=status, effect="Users are no longer warned.")
 
 
-def _released(registry: Registry, text: str) -> tuple[str, Release]:
+def _published(registry: Registry, text: str) -> tuple[str, str]:
+    """Return the environment and the version; a release that cannot be read can be yanked too."""
     request = parse_request(text)
     environment_id = resolve_id(registry, request)
-    releases = registry.releases(environment_id)
-    known = ", ".join(release.version for release in releases) or "none"
+    versions = sorted(published_versions(registry.store.read, environment_id), key=Version)
+    known = ", ".join(versions) or "none"
     try:
         wanted = Version(request.wanted.removeprefix("=="))
     except ValueError:
         raise ConfigError(
             f"{text!r}: name one version exactly, such as {environment_id}@"
-            f"{releases[-1].version if releases else '0.1.0'}; published versions: {known}"
+            f"{versions[-1] if versions else '0.1.0'}; published versions: {known}"
         ) from None
-    for release in releases:
-        if Version(release.version) == wanted:
-            return environment_id, release
+    for version in versions:
+        if Version(version) == wanted:
+            return environment_id, version
     raise RegistryError(f"{environment_id} has no version {wanted}; published versions: {known}")
 
 

@@ -15,6 +15,7 @@ from telescope_envs.registry.names import (
     check_owner,
     check_version,
     distribution_name,
+    is_version,
     module_name,
     parse_reserved,
     plain,
@@ -23,8 +24,8 @@ from telescope_envs.registry.names import (
 from telescope_envs.registry.parsing import (
     parse_namespace_of,
     parse_record,
-    parse_releases,
     parse_status,
+    read_releases,
 )
 from telescope_envs.registry.records import RegistryConfig, Release, Status
 from telescope_envs.registry.store import Publication
@@ -36,28 +37,38 @@ Read = Callable[[str], bytes | None]
 def is_new(read: Read, publication: Publication) -> bool:
     """Return True if `publication` must be stored, False if the same wheel is already published.
 
-    Raises RegistryError when it must not be published: a bad name, a namespace that may not
-    publish, bytes that do not match the record, or a different wheel under the same version.
+    Raises RegistryError when it must not be published: a record that no reader would accept, a bad
+    name, a namespace that may not publish, bytes that do not match the record, or a different wheel
+    under the same version.
     """
     release = publication.release
     _check_record(publication)
     _check_owner_may_publish(read, release.owner)
     _check_name_is_free(read, release)
-    for known in known_releases(read, release.id):
-        if Version(known.version) == Version(release.version):
-            if known.wheel.sha256 == release.wheel.sha256:
+    for version, sha256 in published_versions(read, release.id).items():
+        if Version(version) == Version(release.version):
+            if sha256 == release.wheel.sha256:
                 return False
             raise RegistryError(
-                f"{release.id} {known.version} is already published with different bytes; releases "
+                f"{release.id} {version} is already published with different bytes; releases "
                 "are never replaced: raise the version in its pyproject.toml"
             )
     return True
 
 
-def known_releases(read: Read, environment_id: str) -> list[Release]:
-    """Return the releases in the environment's index file, in order of publication."""
+def published_versions(read: Read, environment_id: str) -> dict[str, str]:
+    """Return version -> digest of the wheel, of every line of the environment's index file.
+
+    Lines that readers skip count, because a published version is never published again. Raises
+    RegistryError for a line that does not even state its version.
+    """
     path = f"index/{environment_id}.jsonl"
-    return parse_releases(read(path) or b"", environment_id, path)
+    found = read_releases(read(path) or b"", environment_id, path)
+    for line in found.unreadable:
+        if not is_version(line.version):
+            raise RegistryError(f"{line.why}. Nothing can be published after such a line")
+    stated = [(line.version, line.sha256) for line in found.unreadable]
+    return dict([*stated, *((one.version, one.wheel.sha256) for one in found.releases)])
 
 
 def changed_status(
@@ -67,7 +78,7 @@ def changed_status(
 
     Raises RegistryError for an environment or a version that is not published.
     """
-    versions = [release.version for release in known_releases(read, environment_id)]
+    versions = list(published_versions(read, environment_id))
     if not versions:
         raise RegistryError(
             f"{environment_id} has no published version; publish it before changing its status"
@@ -80,7 +91,10 @@ def changed_status(
             f"cannot yank {', '.join(unknown)}: {environment_id} has no such version; "
             f"published versions: {', '.join(versions)}"
         )
-    return status, status_file(status)
+    record = status_file(status)
+    if parse_status(record, f"the new {path}") != status:
+        raise RegistryError(f"the new {path} would be read differently than it is; correct it")
+    return status, record
 
 
 def status_file(status: Status) -> bytes:
@@ -93,8 +107,25 @@ def index_line(release: Release) -> bytes:
     return f"{release.model_dump_json(by_alias=True)}\n".encode()
 
 
+def check_readable(release: Release) -> None:
+    """Raise RegistryError unless readers of the registry will read this very record.
+
+    Records made in a program, rather than read, may hold values that their own rules refuse.
+    """
+    line = index_line(release)
+    where = f"the record of {release.id} {release.version}"
+    try:
+        is_same = parse_record(Release, line, where) == release
+    except RegistryError as error:
+        advice = "; update the registry"
+        raise RegistryError(f"{str(error).removesuffix(advice)}; correct the record") from None
+    if not is_same:
+        raise RegistryError(f"{where} would be read differently than it is; correct the record")
+
+
 def _check_record(publication: Publication) -> None:
     release, wheel = publication.release, publication.release.wheel
+    check_readable(release)
     check_owner(release.owner)
     check_name(release.name)
     check_version(release.version)

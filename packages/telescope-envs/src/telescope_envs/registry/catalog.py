@@ -4,18 +4,31 @@ Rows are built from a few fields of each index line rather than from whole recor
 ten thousand releases takes a fraction of a second. Nothing here reads a file.
 """
 
+import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import msgspec
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
+from telescope_core.terminal import acts_on_terminals, escaped
+from telescope_envs.registry.lines import (
+    ListedLine,
+    ListedStatus,
+    index_lines,
+    quick_line,
+    quick_status,
+)
 from telescope_envs.registry.names import near_names
 
+log = logging.getLogger(__name__)
 CATALOG_PATH = "v1/index.json"
 """Where a registry whose folders cannot be listed keeps its catalog, a JSON array of rows."""
+_NAMED = 5
+"""Most skipped records that are named."""
 _PLAIN_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
 _WORDS = re.compile(r"[^\W_]+")
 _SHORTEST_WITH_TYPO = 4
@@ -42,62 +55,107 @@ class CatalogRow(msgspec.Struct, frozen=True, kw_only=True):
     num_releases: int = 1
 
 
-class _Verdict(msgspec.Struct, gc=False):
-    verdict: str = "none"
+class Unreadable(NamedTuple):
+    """A record that is skipped because it cannot be read."""
+
+    where: str
+    """`path`, or `path:line` for a line of an index file."""
+    why: str
+    """Begins with where it is."""
+    version: str = ""
+    """The version that it states; empty if it states none."""
+    sha256: str = ""
+    """The digest of the wheel that it states; empty if it states none."""
 
 
-class _Line(msgspec.Struct, gc=False):
-    """The fields of an index line that go into a row."""
+class ReadRow(NamedTuple):
+    """An environment's row, and its records that cannot be read."""
 
-    version: str
-    summary: str
-    tags: tuple[str, ...] = ()
-    license: str = ""
-    published_at: str = ""
-    validation: _Verdict = msgspec.field(default_factory=_Verdict)
+    row: CatalogRow | None
+    """None if there is nothing to show."""
+    unreadable: list[Unreadable]
 
 
-class _Deprecation(msgspec.Struct):
-    reason: str
+class ReadCatalog(NamedTuple):
+    """The rows of a whole registry, and its records that cannot be read."""
+
+    rows: list[CatalogRow]
+    unreadable: list[Unreadable]
 
 
-class _Status(msgspec.Struct):
-    yanked: dict[str, str] = {}
-    deprecated: _Deprecation | None = None
+class FullReaders(NamedTuple):
+    """Readers of records that `lines` leaves to the record models; they raise RegistryError."""
+
+    line: Callable[[bytes, str, str], ListedLine]
+    """Takes the line, the environment's id and where the line is."""
+    status: Callable[[bytes, str], ListedStatus]
+    """Takes the record and where it is."""
 
 
-_LINES = msgspec.json.Decoder(_Line)
-_STATUS = msgspec.json.Decoder(_Status)
-_ROWS = msgspec.json.Decoder(list[CatalogRow])
+class NotQuickError(Exception):
+    """A record needs the record models, which are not imported."""
 
 
-def catalog_row(environment_id: str, index: bytes, status: bytes | None) -> CatalogRow | None:
-    """Return an environment's row from its index and status files; None if it has no release."""
-    where = f"index/{environment_id}.jsonl"
+_ROW = msgspec.json.Decoder(CatalogRow)
+_ROWS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def catalog_row(
+    environment_id: str, index: bytes, status: bytes | None, *, full: FullReaders | None = None
+) -> ReadRow:
+    """Return an environment's row from its index and status files.
+
+    Records that cannot be read are skipped and named. An environment whose status cannot be read
+    has no row, because the status could say that nobody should use it. Raises NotQuickError for an
+    odd record if there are no `full` readers.
+    """
+    path = f"index/{environment_id}.jsonl"
+    lines: list[ListedLine] = []
+    unreadable: list[Unreadable] = []
+    for number, text in enumerate(index_lines(index), 1):
+        where = f"{path}:{number}"
+        try:
+            lines.append(
+                quick_line(text, environment_id) or _full(full).line(text, environment_id, where)
+            )
+        except RegistryError as error:
+            unreadable.append(Unreadable(where, str(error)))
+    where = f"status/{environment_id}.json"
     try:
-        lines = _LINES.decode_lines(index)
-        where = f"status/{environment_id}.json"
-        said = _STATUS.decode(status) if status is not None else _Status()
-    except (ValueError, RecursionError) as error:
-        raise RegistryError(f"{where}: {error}; update the registry") from None
-    if not lines:
-        return None
+        said = _listed_status(status, where, full)
+    except RegistryError as error:
+        return ReadRow(None, [*unreadable, Unreadable(where, str(error))])
+    return ReadRow(_row(environment_id, lines, said) if lines else None, unreadable)
+
+
+def _full(full: FullReaders | None) -> FullReaders:
+    if full is None:
+        raise NotQuickError
+    return full
+
+
+def _listed_status(status: bytes | None, where: str, full: FullReaders | None) -> ListedStatus:
+    if status is None:
+        return ListedStatus(yanked={}, deprecated="")
+    return quick_status(status) or _full(full).status(status, where)
+
+
+def _row(environment_id: str, lines: Sequence[ListedLine], said: ListedStatus) -> CatalogRow:
     newest = lines[newest_version([line.version for line in lines], said.yanked)]
-    deprecated = said.deprecated.reason if said.deprecated else ""
+    deprecated = said.deprecated
     if newest.version in said.yanked:
         deprecated = deprecated or f"every version is yanked: {said.yanked[newest.version]}"
-    row = CatalogRow(
+    return CatalogRow(
         id=environment_id,
         version=newest.version,
         summary=newest.summary,
         tags=newest.tags,
         license=newest.license,
         published_at=newest.published_at,
-        verdict=newest.validation.verdict,
+        verdict=newest.verdict,
         deprecated=deprecated,
         num_releases=len(lines),
     )
-    return _shown_row(row)
 
 
 def newest_version(versions: Sequence[str], yanked: dict[str, str]) -> int:
@@ -108,40 +166,19 @@ def newest_version(versions: Sequence[str], yanked: dict[str, str]) -> int:
     plain = [_plain_key(version) for version in versions]
     if all(plain):
         return max(range(len(plain)), key=lambda i: (versions[i] not in yanked, plain[i]))
-    try:
-        parsed = [Version(version) for version in versions]
-    except ValueError as error:
-        raise RegistryError(f"{error}; update the registry") from None
+    parsed = [Version(version) for version in versions]
     return max(
         range(len(parsed)),
         key=lambda i: (versions[i] not in yanked, not parsed[i].is_prerelease, parsed[i]),
     )
 
 
-def _shown(text: str) -> str:
-    """Return untrusted `text` with characters that a terminal would interpret replaced."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
-
-
-def _shown_row(row: CatalogRow) -> CatalogRow:
-    """Return a row that is safe to print, because its records have not been validated."""
-    texts = [row.id, row.version, row.summary, row.license, row.published_at, row.verdict]
-    texts += [row.deprecated, *row.tags]
-    if "".join(texts).isprintable():
-        return row
-    return CatalogRow(
-        id=_shown(row.id),
-        version=_shown(row.version),
-        summary=_shown(row.summary),
-        tags=tuple(map(_shown, row.tags)),
-        license=_shown(row.license),
-        published_at=_shown(row.published_at),
-        verdict=_shown(row.verdict),
-        deprecated=_shown(row.deprecated),
-        num_releases=row.num_releases,
-    )
+def _printable(row: CatalogRow) -> CatalogRow:
+    """Return a row of texts that may be printed; raises ValidationError for any other."""
+    texts = (row.id, row.version, row.summary, row.license, row.published_at, row.verdict)
+    if acts_on_terminals("".join((*texts, row.deprecated, *row.tags))):
+        raise msgspec.ValidationError("contains control characters")
+    return row
 
 
 @cache
@@ -151,13 +188,33 @@ def _plain_key(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split("."))) if is_plain else ()
 
 
-def read_catalog(data: bytes, where: str) -> list[CatalogRow]:
-    """Return the rows of a `v1/index.json`, sorted by id."""
+def read_catalog(data: bytes, where: str) -> ReadCatalog:
+    """Return the rows of a `v1/index.json`, sorted by id; rows that cannot be read are named."""
     try:
-        rows = _ROWS.decode(data)
+        texts = _ROWS.decode(data)
     except (ValueError, RecursionError) as error:
         raise RegistryError(f"{where}: {error}; render the registry again") from None
-    return sorted(map(_shown_row, rows), key=lambda row: row.id)
+    rows: list[CatalogRow] = []
+    unreadable: list[Unreadable] = []
+    for number, text in enumerate(texts, 1):
+        place = f"{where}, row {number}"
+        try:
+            rows.append(_printable(_ROW.decode(text)))
+        except (ValueError, RecursionError) as error:
+            why = f"{place}: {error}; render the registry again"
+            unreadable.append(Unreadable(place, why))
+    return ReadCatalog(sorted(rows, key=lambda row: row.id), unreadable)
+
+
+def log_unreadable(unreadable: Sequence[Unreadable]) -> None:
+    """Name the records that were skipped: the first few, and how many more there are."""
+    for one in unreadable[:_NAMED]:
+        log.warning("skipped: %s", escaped(one.why))
+    if len(unreadable) > _NAMED:
+        log.warning(
+            "skipped %d more records that cannot be read; telescope hub check names them",
+            len(unreadable) - _NAMED,
+        )
 
 
 def write_catalog(rows: Sequence[CatalogRow]) -> bytes:

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from telescope_envs.registry.admission import Read
 from telescope_envs.registry.catalog import CATALOG_PATH, CatalogRow, catalog_row, write_catalog
 from telescope_envs.registry.names import distribution_name, plain
-from telescope_envs.registry.parsing import parse_releases, parse_status
+from telescope_envs.registry.parsing import FULL_READERS, parse_status, read_releases
 from telescope_envs.registry.render import (
     project_html,
     project_json,
-    project_name,
     projects_html,
     projects_json,
     simple_files,
@@ -27,14 +26,14 @@ def derived_files(read: Read, rows: Sequence[CatalogRow], environment_id: str) -
     """
     index, status = f"index/{environment_id}.jsonl", f"status/{environment_id}.json"
     after = [row for row in rows if row.id != environment_id]
-    changed = catalog_row(environment_id, read(index) or b"", read(status))
+    changed = catalog_row(environment_id, read(index) or b"", read(status), full=FULL_READERS).row
     if changed is not None:
         after = sorted([*after, changed], key=lambda row: row.id)
-    releases = parse_releases(read(index) or b"", environment_id, index)
+    releases = read_releases(read(index) or b"", environment_id, index).releases
     files = simple_files(
         releases, parse_status(read(status), status), to_root="../../", has_metadata=False
     )
-    project = project_name(releases[0])
+    project = plain(distribution_name(*environment_id.split("/", 1)))
     projects = [plain(distribution_name(*row.id.split("/", 1))) for row in after]
     return {
         CATALOG_PATH: write_catalog(after),

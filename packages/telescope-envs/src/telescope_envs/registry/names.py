@@ -7,9 +7,12 @@ Pure functions over text. The registry's `namespaces/` says who may use an owner
 import re
 from collections.abc import Iterable, Iterator
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
+from telescope_core.terminal import ACTS_ON_TERMINALS
 
 FORMAT_VERSION = 1
 """Version of the record format: the newest that this package reads, and the one it writes."""
@@ -17,8 +20,14 @@ ENTRY_POINT_GROUP = "telescope.environments"
 """Entry point group in which a wheel names its environment."""
 WORDS = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 """Words of lower-case letters and digits, joined by single hyphens."""
-PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$"
+PRINTABLE = rf"^[^{ACTS_ON_TERMINALS}]*$"
 """No control characters and no bidirectional controls, because terminals act on them."""
+LONGEST_TEXT = 1000
+"""Most characters of any text in a record."""
+LARGEST_COUNT = 2**63 - 1
+FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+"""Name of an environment variable."""
 OWNER_LENGTHS = (3, 39)
 NAME_LENGTHS = (2, 64)
 _LOOKALIKES = (("rn", "m"), ("vv", "w"), ("0", "o"), ("1", "l"), ("i", "l"), ("5", "s"), ("-", ""))
@@ -53,6 +62,33 @@ def check_version(version: str) -> str:
             "and without an epoch"
         )
     return version
+
+
+def check_specifier(text: str) -> str:
+    """Return `text`; raises ValueError when it is no range of Python versions."""
+    try:
+        SpecifierSet(text).contains("3.11")  # which fails for numbers that are too long to read
+    except ValueError as error:
+        raise ValueError(f"{str(error)[:80]}; write for instance '>=3.11'") from None
+    return text
+
+
+def check_requirement(text: str) -> str:
+    """Return `text`; raises ValueError when it is no requirement (PEP 508)."""
+    try:
+        marker = Requirement(text).marker
+        _ = marker is None or marker.evaluate({"extra": ""})
+    except (ValueError, RecursionError):
+        raise ValueError(f"{text[:80]!r} is not a requirement (PEP 508)") from None
+    return text
+
+
+def is_version(version: str) -> bool:
+    """Whether `check_version` accepts it."""
+    try:
+        return bool(check_version(version))
+    except RegistryError:
+        return False
 
 
 def distribution_name(owner: str, name: str) -> str:

@@ -13,7 +13,7 @@ import msgspec.toml
 from packaging.version import Version
 
 from telescope_envs.distributions import version_of
-from telescope_envs.registry.catalog import CatalogRow
+from telescope_envs.registry.catalog import CatalogRow, NotQuickError
 from telescope_envs.registry.choice import Opening, find_address
 from telescope_envs.registry.names import FORMAT_VERSION
 from telescope_envs.registry.stores.folder import Folder
@@ -56,4 +56,7 @@ def quick_catalog(text: str | None = None, opening: Opening | None = None) -> Ca
         is_ours = config.format == FORMAT_VERSION and ours >= Version(config.minimum_client)
     except (ValueError, RecursionError):
         return None
-    return Catalog(folder.address, folder.catalog(), [*aliases]) if is_ours else None
+    try:
+        return Catalog(folder.address, folder.catalog(), [*aliases]) if is_ours else None
+    except NotQuickError:
+        return None

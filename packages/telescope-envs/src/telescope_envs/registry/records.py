@@ -2,12 +2,12 @@
 
 They validate untrusted bytes, so they are pydantic models. A reader ignores fields it does not know
 and refuses a `schema` number above its own, so fields can be added without breaking old clients.
+Every number is finite and every text is short and printable, whoever wrote the record. `lines` has
+the same rules in a form that is quicker to import; a test holds the two together.
 """
 
 from typing import Annotated, Literal, Self
 
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from pydantic import (
     AfterValidator,
@@ -20,11 +20,17 @@ from pydantic import (
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.names import (
+    FILE_NAME,
     FORMAT_VERSION,
+    LARGEST_COUNT,
+    LONGEST_TEXT,
     NAME_LENGTHS,
     OWNER_LENGTHS,
     PRINTABLE,
+    VARIABLE,
     WORDS,
+    check_requirement,
+    check_specifier,
     check_version,
 )
 
@@ -40,23 +46,6 @@ def _is_version(text: str) -> str:
         return check_version(text)
     except RegistryError as error:
         raise ValueError(str(error)) from None
-
-
-def _is_specifier(text: str) -> str:
-    try:
-        SpecifierSet(text).contains("3.11")  # which fails for numbers that are too long to read
-    except ValueError as error:
-        raise ValueError(f"{str(error)[:80]}; write for instance '>=3.11'") from None
-    return text
-
-
-def _is_requirement(text: str) -> str:
-    try:
-        marker = Requirement(text).marker
-        _ = marker is None or marker.evaluate({"extra": ""})
-    except (ValueError, RecursionError):
-        raise ValueError(f"{text[:80]!r} is not a requirement (PEP 508)") from None
-    return text
 
 
 def _is_any_version(text: str) -> str:
@@ -76,32 +65,41 @@ def _is_template(text: str) -> str:
 
 FILENAME = "{filename}"
 """What stands for the name of a wheel in a template."""
+Line = Annotated[str, Field(pattern=PRINTABLE, max_length=LONGEST_TEXT)]
+"""Text that is safe to print as it is in lists and errors."""
 ReleaseVersion = Annotated[str, AfterValidator(_is_version)]
-PythonRange = Annotated[str, AfterValidator(_is_specifier)]
+PythonRange = Annotated[Line, AfterValidator(check_specifier)]
 ProtocolVersion = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)$")]
 
-Line = Annotated[str, Field(pattern=PRINTABLE)]
-"""Text that is safe to print as it is in lists and errors."""
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$", max_length=200)]
-RequirementText = Annotated[Line, AfterValidator(_is_requirement)]
-AnyVersion = Annotated[str, AfterValidator(_is_any_version)]
+FileName = Annotated[str, Field(pattern=FILE_NAME, max_length=200)]
+RequirementText = Annotated[Line, AfterValidator(check_requirement)]
+AnyVersion = Annotated[Line, AfterValidator(_is_any_version)]
 Template = Annotated[Line, AfterValidator(_is_template)]
+Variable = Annotated[str, Field(pattern=VARIABLE, max_length=LONGEST_TEXT)]
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 
 
 class _Record(BaseModel):
     # Validators are built on first use, because listing ten thousand releases needs none of them.
     # For the same reason, defaults are made with model_construct, which builds no validator.
-    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True, defer_build=True)
+    model_config = ConfigDict(
+        extra="ignore",
+        frozen=True,
+        populate_by_name=True,
+        defer_build=True,
+        # JSON has no NaN and no infinity: they would be stored as null, which no reader accepts.
+        allow_inf_nan=False,
+    )
 
 
 class WheelFile(_Record):
     """The wheel file of a release and where to download it."""
 
     filename: FileName
-    urls: tuple[str, ...]
+    urls: tuple[Line, ...]
     """Absolute, or relative to the registry; any of them may be used, as the hash is checked."""
     sha256: Sha256
-    size: int
+    size: Count
     """Bytes."""
     metadata_sha256: Sha256
     """Hash of the METADATA file in the wheel."""
@@ -110,10 +108,10 @@ class WheelFile(_Record):
 class Source(_Record):
     """The sources that the wheel was built from."""
 
-    repository: str = ""
-    commit: str = ""
-    subdirectory: str = ""
-    sdist_sha256: str = ""
+    repository: Line = ""
+    commit: Line = ""
+    subdirectory: Line = ""
+    sdist_sha256: Line = ""
 
 
 def _numbers(version: str) -> tuple[int, int]:
@@ -143,10 +141,10 @@ class ProtocolRange(_Record):
 class Dataset(_Record):
     """One dataset that the environment can load."""
 
-    repo: str
-    revision: str
-    license: str = ""
-    when: str = ""
+    repo: Line
+    revision: Line
+    license: Line = ""
+    when: Line = ""
     """The setting that loads it; empty if it is always loaded."""
 
 
@@ -157,21 +155,27 @@ class RewardRange(_Record):
     maximum: float
     success: float
 
+    @model_validator(mode="after")
+    def _is_in_order(self) -> Self:
+        if self.minimum > self.maximum:
+            raise ValueError(f"minimum {self.minimum:g} is above maximum {self.maximum:g}")
+        return self
+
 
 class Validation(_Record):
     """The verdict of its validation when it was published."""
 
-    policy: str = ""
+    policy: Line = ""
     """Version of the table of checks; empty if not validated."""
     verdict: Literal["pass", "warn", "fail", "none"] = "none"
-    report_sha256: str = ""
+    report_sha256: Line = ""
 
 
 class EvalDefaults(_Record):
     """The default numbers of examples and rollouts in `telescope eval`."""
 
-    examples: int = 64
-    rollouts: int = 4
+    examples: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] = 64
+    rollouts: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] = 4
 
 
 class Release(_Record):
@@ -183,29 +187,29 @@ class Release(_Record):
     version: ReleaseVersion
     """PEP 440; a new major version means that scores are not comparable."""
     summary: Line
-    distribution: str
-    module: str
-    factory: str
+    distribution: Line
+    module: Line
+    factory: Line
     """`module:Class`."""
     wheel: WheelFile
     source: Source = Source.model_construct()
     requires_python: PythonRange
     requires_dist: tuple[RequirementText, ...]
     protocol: ProtocolRange = ProtocolRange.model_construct()
-    kind: str = "environment"
-    capabilities: tuple[str, ...] = ()
+    kind: Line = "environment"
+    capabilities: tuple[Line, ...] = ()
     config_schema_sha256: Sha256
     """Hash of the JSON schema of its settings."""
     datasets: tuple[Dataset, ...] = ()
-    splits: dict[str, int | None]
+    splits: dict[Line, Count | None]
     """Split -> number of examples; None if it is endless."""
     reward: RewardRange
     network: Literal["none", "load", "always"]
-    secrets: tuple[str, ...] = ()
+    secrets: tuple[Variable, ...] = ()
     """Names of environment variables it may read, never values."""
-    resources: dict[str, str] = {}
+    resources: dict[Line, Line] = {}
     validation: Validation = Validation.model_construct()
-    attestation_sha256: str = ""
+    attestation_sha256: Line = ""
     publisher: Line
     published_at: AwareDatetime
     license: Line
@@ -229,7 +233,7 @@ class Status(_Record):
     """The only mutable record of an environment."""
 
     schema_version: Annotated[int, Field(alias="schema", le=FORMAT_VERSION, ge=1)] = FORMAT_VERSION
-    yanked: dict[str, Line] = {}
+    yanked: dict[Line, Line] = {}
     """Version -> reason. A yanked version is chosen only when it is named exactly."""
     deprecated: Deprecation | None = None
     advisories: tuple[Line, ...] = ()
@@ -239,11 +243,11 @@ class RegistryConfig(_Record):
     """`config.json`: what a client must know before reading anything else."""
 
     format: Annotated[int, Field(ge=1, le=FORMAT_VERSION)] = FORMAT_VERSION
-    name: str
+    name: Line
     artifacts: tuple[Template, ...] = ("artifacts/{filename}",)
     """Templates of artifact URLs for new releases."""
     minimum_client: AnyVersion = "0.1.0"
-    api: str = ""
+    api: Line = ""
     """Path of a server's API below the registry; empty if the registry is only files."""
 
 
@@ -251,11 +255,11 @@ class Publisher(_Record):
     """Who may publish under a namespace."""
 
     kind: Literal["repository", "user", "key"]
-    id: str
+    id: Line
     """A repository is `owner/name` on GitHub, or its https address."""
-    workflow: str = ""
+    workflow: Line = ""
     """The only CI workflow of the repository whose attestations count; empty if any may attest."""
-    issuer: str = ""
+    issuer: Line = ""
     """OIDC issuer of its attestations; empty for the issuer of github.com or gitlab.com."""
 
 
@@ -270,7 +274,7 @@ class Namespace(_Record):
 class Aliases(_Record):
     """`aliases.toml`: curated short names, never given to another environment."""
 
-    aliases: dict[Name, str]
+    aliases: dict[Name, Line]
     """Bare name -> owner/name."""
 
 

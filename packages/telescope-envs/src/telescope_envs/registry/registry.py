@@ -6,14 +6,15 @@ from pathlib import Path
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.catalog import CatalogRow
+from telescope_envs.registry.catalog import CatalogRow, log_unreadable
 from telescope_envs.registry.names import parse_reserved
 from telescope_envs.registry.parsing import (
+    ReadReleases,
     parse_aliases,
     parse_namespace_of,
     parse_record,
-    parse_releases,
     parse_status,
+    read_releases,
 )
 from telescope_envs.registry.records import Namespace, RegistryConfig, Release, Status
 from telescope_envs.registry.store import Store
@@ -27,6 +28,7 @@ class Registry:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._named: set[str] = set()
         found = store.read("config.json")
         if found is None:
             raise RegistryError(
@@ -68,11 +70,22 @@ class Registry:
         return parse_reserved(self.store.read("reserved.txt") or b"")
 
     def releases(self, environment_id: str) -> list[Release]:
-        """Return the releases of owner/name, oldest version first; empty when it has none."""
+        """Return the releases of owner/name, oldest version first; empty when it has none.
+
+        Lines that cannot be read are named in the log, once.
+        """
+        found = self.read_releases(environment_id)
+        new = [line for line in found.unreadable if line.where not in self._named]
+        log_unreadable(new)
+        self._named.update(line.where for line in new)
+        return found.releases
+
+    def read_releases(self, environment_id: str) -> ReadReleases:
+        """Return the releases of owner/name, oldest version first, and its unreadable lines."""
         path = f"index/{environment_id}.jsonl"
-        found = self.store.read(path) or b""
-        releases = parse_releases(found, environment_id, self._where(path))
-        return sorted(releases, key=lambda release: Version(release.version))
+        found = read_releases(self.store.read(path) or b"", environment_id, self._where(path))
+        releases = sorted(found.releases, key=lambda release: Version(release.version))
+        return ReadReleases(releases, found.unreadable)
 
     def status(self, environment_id: str) -> Status:
         """Return the status record of owner/name; an empty one if it has none."""

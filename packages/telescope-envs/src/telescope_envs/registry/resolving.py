@@ -88,7 +88,11 @@ def resolve_with_warnings(registry: Registry, text: str) -> Resolution:
     request = parse_request(text)
     environment_id = resolve_id(registry, request)
     _check_namespace(registry, environment_id)
-    fitting = _fitting(registry.releases(environment_id), request, environment_id)
+    releases = registry.releases(environment_id)
+    try:
+        fitting = _fitting(releases, request, environment_id)
+    except RegistryError as error:
+        raise _with_unreadable(error, registry, environment_id) from None
     status = registry.status(environment_id)
     usable = [
         release
@@ -150,6 +154,8 @@ def _fitting(releases: Sequence[Release], request: Request, environment_id: str)
     fitting = [release for release in releases if _fits(release, wanted)]
     if not fitting and not wanted:
         fitting = list(releases)
+    if not fitting and not wanted:
+        raise RegistryError(f"{environment_id} has no release that can be read")
     if not fitting:
         known = ", ".join(release.version for release in releases) or "none"
         what = "wheel with" if wanted.startswith(_DIGEST) else "version"
@@ -157,6 +163,17 @@ def _fitting(releases: Sequence[Release], request: Request, environment_id: str)
             f"{environment_id} has no {what} {wanted!r}; published versions: {known}"
         )
     return fitting
+
+
+def _with_unreadable(
+    error: RegistryError, registry: Registry, environment_id: str
+) -> RegistryError:
+    """Return `error`, naming the lines that cannot be read and may be what was asked for."""
+    unreadable = registry.read_releases(environment_id).unreadable
+    if not unreadable:
+        return error
+    count = f"{len(unreadable)} of its index lines cannot be read"
+    return RegistryError(f"{error}; {count}, the first because of this: {unreadable[0].why}")
 
 
 def _fits(release: Release, wanted: str) -> bool:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.registry.catalog import CATALOG_PATH, write_catalog
 from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
@@ -66,9 +66,13 @@ def rendered_files(
     rows = registry.catalog()
     yield CATALOG_PATH, write_catalog(rows)
     projects: list[str] = []
-    for row in rows:
-        progress(f"rendering {row.id}")
-        releases = registry.releases(row.id)
+    for environment_id in _ids(source):
+        progress(f"rendering {environment_id}")
+        releases, unreadable = registry.read_releases(environment_id)
+        if unreadable:
+            raise RegistryError(unreadable[0].why)
+        if not releases:
+            continue
         project = project_name(releases[0])
         projects.append(project)
         for release in releases:
@@ -76,11 +80,23 @@ def rendered_files(
             if inside:
                 metadata = _checked_metadata(registry, release)
                 yield from ((metadata_path(url), metadata) for url in inside)
-        files = simple_files(releases, registry.status(row.id), to_root="../../", has_metadata=True)
+        files = simple_files(
+            releases, registry.status(environment_id), to_root="../../", has_metadata=True
+        )
         yield f"simple/{project}/index.html", project_html(project, files).encode()
         yield f"simple/{project}/index.json", project_json(project, files).encode()
     yield "simple/index.html", projects_html(projects).encode()
     yield "simple/index.json", projects_json(projects).encode()
+
+
+def _ids(root: Path) -> list[str]:
+    """Return owner/name of every index file: all of them, not only those that can be read."""
+    parts = [path.split("/") for path in tree_files(root)]
+    return [
+        f"{part[1]}/{part[2].removesuffix('.jsonl')}"
+        for part in parts
+        if part[0] == "index" and len(part) == 3 and part[2].endswith(".jsonl")
+    ]
 
 
 def tree_files(root: Path) -> list[str]:

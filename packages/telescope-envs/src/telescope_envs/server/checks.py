@@ -10,9 +10,11 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import cast
 
+import msgspec
 from packaging.utils import canonicalize_name
-from pydantic import TypeAdapter, ValidationError
 
+from telescope_core.errors import RegistryError
+from telescope_envs.registry.lines import MAX_LINE_BYTES
 from telescope_envs.registry.names import (
     check_name,
     check_owner,
@@ -20,27 +22,23 @@ from telescope_envs.registry.names import (
     distribution_name,
     module_name,
 )
+from telescope_envs.registry.parsing import RecordType, parse_record
 from telescope_envs.registry.records import Release, Status
 from telescope_envs.registry.store import Publication
 from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
 from telescope_envs.server.refusal import Refusal
 
-MAX_RECORD_BYTES = 256 * 1024
+MAX_RECORD_BYTES = MAX_LINE_BYTES
 MAX_ATTESTATION_BYTES = 1024 * 1024
 _CLOCK_TOLERANCE = timedelta(hours=1)
 _Object = dict[str, object]
-_OBJECT = TypeAdapter(_Object)
 _FILENAME = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)+\.whl")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def parse_release(text: bytes) -> Release:
     """Parse a release record; raises Refusal if it has fields that this server does not know."""
-    try:
-        sent = _OBJECT.validate_json(text)
-        release = Release.model_validate_json(text)
-    except ValueError as error:
-        raise _unprocessable(f"the release record cannot be read: {_first(error)}") from None
+    release = _parsed(Release, text, "release")
+    sent = cast(_Object, msgspec.json.decode(text))
     kept = release.model_dump(mode="json", by_alias=True)
     lost = sorted(_lost(sent, kept))
     if lost:
@@ -71,10 +69,15 @@ def check_publication(publication: Publication) -> None:
 
 def parse_status(text: bytes) -> Status:
     """Parse a status record; the versions that it yanks are checked when it is stored."""
+    return _parsed(Status, text, "status")
+
+
+def _parsed(record: type[RecordType], text: bytes, kind: str) -> RecordType:
+    where = f"the {kind} record cannot be read"
     try:
-        return Status.model_validate_json(text)
-    except ValidationError as error:
-        raise _unprocessable(f"the status record cannot be read: {_first(error)}") from None
+        return parse_record(record, text, where)
+    except RegistryError as error:
+        raise _unprocessable(str(error).removesuffix("; update the registry")) from None
 
 
 def _check_record(release: Release) -> None:
@@ -92,9 +95,6 @@ def _check_record(release: Release) -> None:
             raise _unprocessable(f"the release record's {field} must be {wanted!r}, got {got!r}")
     if not _FILENAME.fullmatch(release.wheel.filename):
         raise _unprocessable(f"{release.wheel.filename!r} is not a wheel file name")
-    odd = [name for name in release.secrets if not _VARIABLE.fullmatch(name)]
-    if odd:
-        raise _unprocessable(f"secrets must be names of environment variables, got {odd}")
     if release.validation.verdict == "fail":
         raise Refusal(
             HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -139,13 +139,6 @@ def _lost(sent: _Object, kept: _Object, where: str = "") -> list[str]:
             inner, known = cast(_Object, value), cast(_Object, kept[key])
             lost += _lost(inner, known, f"{where}{key}.")
     return lost
-
-
-def _first(error: ValueError) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-    return str(error)
 
 
 def _unprocessable(error: str) -> Refusal:

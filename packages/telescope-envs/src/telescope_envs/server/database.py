@@ -51,12 +51,14 @@ class Database:
             self._writing_thread = threading.get_ident()
             try:
                 yield self._writer
+                self._writer.execute("COMMIT")
             except BaseException:
-                self._writer.execute("ROLLBACK")
+                # A full disk makes SQLite roll back by itself.
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
                 raise
             finally:
                 self._writing_thread = 0
-            self._writer.execute("COMMIT")
 
     @property
     def _reading(self) -> sqlite3.Connection:

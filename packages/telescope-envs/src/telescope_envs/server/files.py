@@ -5,6 +5,8 @@ The name is the hash of the bytes, so a file is never written twice and never ch
 
 import hashlib
 import shutil
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 
 from telescope_envs.registry.stores.files import replace_file
@@ -30,6 +32,20 @@ class ArtifactFiles:
             return None
         replace_file(target, data, scratch=self.incoming)
         return target
+
+    @contextmanager
+    def stored(self, contents: Iterable[bytes]) -> Generator[None]:
+        """Store `contents`; on any error here or in the block, remove those that are new."""
+        written: list[Path] = []
+        try:
+            for data in contents:
+                path = self.put(data)
+                written += [path] if path is not None else []
+            yield
+        except BaseException:
+            for path in written:
+                path.unlink(missing_ok=True)
+            raise
 
     def clear_incoming(self) -> None:
         """Remove partial files of a killed server; the caller must hold the lock."""

@@ -11,10 +11,18 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
-from telescope_envs.registry.catalog import CatalogRow, catalog_row, write_catalog
+from telescope_envs.registry.catalog import (
+    CatalogRow,
+    catalog_row,
+    log_unreadable,
+    write_catalog,
+)
 from telescope_envs.registry.names import check_name, check_owner, parse_reserved, plain
-from telescope_envs.registry.records import RegistryConfig, Status
+from telescope_envs.registry.parsing import FULL_READERS
+from telescope_envs.registry.records import Namespace, RegistryConfig, Status
 from telescope_envs.registry.schemas import schema_files
 from telescope_envs.registry.store import Publication
 from telescope_envs.server.database import FILE, Database
@@ -51,7 +59,7 @@ class HubStore:
         if not (data / RESERVED).exists():
             (data / RESERVED).write_text(_shipped_reserved(), encoding="utf-8")
         self.releases = Releases(self.database, self.files, self.read)
-        self._rows: dict[str, tuple[tuple[int, int], CatalogRow]] = {}
+        self._rows: dict[str, tuple[tuple[int, int], CatalogRow | None]] = {}
 
     @property
     def address(self) -> str:
@@ -123,10 +131,12 @@ class HubStore:
             known = self._rows.get(environment)
             if known is None or known[0] != state:
                 lines = self.releases.lines(environment) or b""
-                row = catalog_row(environment, lines, self.releases.status_record(environment))
-                if row is not None:
-                    self._rows[environment] = (state, row)
-        return [self._rows[environment][1] for environment in sorted(self._rows)]
+                status = self.releases.status_record(environment)
+                found = catalog_row(environment, lines, status, full=FULL_READERS)
+                log_unreadable(found.unreadable)
+                self._rows[environment] = (state, found.row)
+        rows = (self._rows[environment][1] for environment in sorted(self._rows))
+        return [row for row in rows if row is not None]
 
     def publish(self, publication: Publication) -> bool:
         """Store a release; False if the same bytes are already published."""
@@ -150,6 +160,11 @@ class HubStore:
             raise RegistryError(
                 f"the owner name {owner!r} is reserved ({RESERVED}); choose another"
             )
+        try:
+            Namespace.model_validate({"owner": owner, "publishers": publishers})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigError(f"publisher {first['input']!r}: {first['msg']}") from None
         record = json.dumps(publishers)
         with self.database.transaction() as writer:
             writer.execute(
@@ -193,13 +208,18 @@ class HubStore:
         for status, publishers in self.database.rows(query, owner):
             lines = [f'owner = "{owner}"\nstatus = "{status}"\n']
             for publisher in json.loads(publishers):
-                texts = "".join(f"{key} = {json.dumps(text)}\n" for key, text in publisher.items())
+                texts = "".join(f"{key} = {_toml(text)}\n" for key, text in publisher.items())
                 lines.append(f"\n[[publishers]]\n{texts}")
             return "".join(lines).encode()
         return None
 
     def _reserved(self) -> str:
         return (self.data / RESERVED).read_text(encoding="utf-8")
+
+
+def _toml(text: str) -> str:
+    """Return a TOML string; unlike JSON, TOML has no surrogates, so only quotes are escaped."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 @cache

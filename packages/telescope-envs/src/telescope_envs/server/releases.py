@@ -8,6 +8,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from http import HTTPStatus
 from sqlite3 import Connection
@@ -20,10 +21,11 @@ from telescope_envs.registry.admission import (
     changed_status,
     index_line,
     is_new,
+    published_versions,
     status_file,
 )
 from telescope_envs.registry.names import near_names
-from telescope_envs.registry.parsing import parse_releases, parse_status
+from telescope_envs.registry.parsing import parse_status, read_releases
 from telescope_envs.registry.records import Release, Status
 from telescope_envs.registry.store import Publication, attestation_path, metadata_path
 from telescope_envs.server.database import Database
@@ -51,9 +53,10 @@ class Releases:
         return "".join(line for (line,) in rows).encode() if rows else None
 
     def all_of(self, environment_id: str) -> list[Release]:
-        """Return the releases of an environment, oldest version first."""
-        releases = parse_releases(self.lines(environment_id) or b"", environment_id, "index")
-        return sorted(releases, key=lambda release: Version(release.version))
+        """Return the releases of an environment that can be read, oldest version first."""
+        path = f"index/{environment_id}.jsonl"
+        found = read_releases(self.lines(environment_id) or b"", environment_id, path)
+        return sorted(found.releases, key=lambda release: Version(release.version))
 
     def distributions(self) -> dict[str, str]:
         """Return distribution -> environment id."""
@@ -94,22 +97,17 @@ class Releases:
         another owner's is refused unless `may_be_near`.
         """
         release = publication.release
-        with self._database.transaction() as writer:
+        # Files are withdrawn last, because committing the transaction can fail as well.
+        with ExitStack() as stored, self._database.transaction() as writer:
             token = allow()
-            _refuse_other_bytes(writer, release)
+            self._refuse_other_bytes(release)
             if not is_new(self._read, publication):
                 return False
             if not may_be_near and not _has_releases(writer, release.id):
                 self._check_new_name(writer, release)
             files = _files(publication)
-            written = [self._files.put(data) for data in files.values()]
-            try:
-                _insert(writer, release, files, token)
-            except BaseException:
-                for path in written:
-                    if path is not None:
-                        path.unlink(missing_ok=True)
-                raise
+            stored.enter_context(self._files.stored(files.values()))
+            _insert(writer, release, files, token)
         return True
 
     def change_status(
@@ -136,6 +134,17 @@ class Releases:
             )
         return status
 
+    def _refuse_other_bytes(self, release: Release) -> None:
+        for version, sha256 in published_versions(self._read, release.id).items():
+            is_same = Version(version) == Version(release.version)
+            if is_same and sha256 != release.wheel.sha256:
+                raise Refusal(
+                    HTTPStatus.CONFLICT,
+                    f"{release.id} {version} is already published with different bytes, and "
+                    "releases are never replaced",
+                    "raise the version in its pyproject.toml",
+                )
+
     def _check_new_name(self, writer: Connection, release: Release) -> None:
         """Refuse the first release of a name that people may confuse with another owner's."""
         rows = writer.execute("SELECT DISTINCT environment FROM releases").fetchall()
@@ -148,20 +157,6 @@ class Releases:
                 f"the name {release.name!r} is easily confused with {known}",
                 "choose another name, or ask whoever runs this registry to publish its first "
                 "release",
-            )
-
-
-def _refuse_other_bytes(writer: Connection, release: Release) -> None:
-    query = "SELECT version, line FROM releases WHERE environment = ?"
-    for version, line in writer.execute(query, (release.id,)):
-        same_version = Version(version) == Version(release.version)
-        known = Release.model_validate_json(line).wheel.sha256 if same_version else ""
-        if known not in ("", release.wheel.sha256):
-            raise Refusal(
-                HTTPStatus.CONFLICT,
-                f"{release.id} {version} is already published with different bytes, and releases "
-                "are never replaced",
-                "raise the version in its pyproject.toml",
             )
 
 

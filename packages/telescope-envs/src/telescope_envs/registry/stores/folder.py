@@ -5,17 +5,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.catalog import CatalogRow, catalog_row
+from telescope_envs.registry.catalog import (
+    CatalogRow,
+    FullReaders,
+    ReadRow,
+    catalog_row,
+    log_unreadable,
+)
 from telescope_envs.registry.store import is_registry_path
 
 _CHUNK_BYTES = 64 * 1024
 
 
 class Folder:
-    """Reads the registry at `root`."""
+    """Reads the registry at `root`; without `full` readers, odd records raise NotQuickError."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, full: FullReaders | None = None) -> None:
         self.root = root
+        self._full = full
 
     @property
     def address(self) -> str:
@@ -36,12 +43,13 @@ class Folder:
         return self._read(url, max_bytes=max_bytes)
 
     def catalog(self) -> list[CatalogRow]:
-        """Return one row per environment, sorted by id."""
+        """Return one row per environment, sorted by id; names the records that are skipped."""
         owners = _names(self.root / "index", is_folder=True)
-        rows = [row for owner in owners for row in self._rows_of(owner)]
-        return sorted(rows, key=lambda row: row.id)
+        found = [one for owner in owners for one in self._rows_of(owner)]
+        log_unreadable([skipped for one in found for skipped in one.unreadable])
+        return sorted((one.row for one in found if one.row), key=lambda row: row.id)
 
-    def _rows_of(self, owner: str) -> Iterator[CatalogRow]:
+    def _rows_of(self, owner: str) -> Iterator[ReadRow]:
         """Yield the rows of an owner; opens only files that the folder listings contain."""
         root = str(self.root)
         stated = set(_names(self.root / "status" / owner))
@@ -51,11 +59,8 @@ class Folder:
                 continue
             index = _bytes_of(f"{root}/index/{owner}/{file}")
             status = f"{root}/status/{owner}/{name}.json"
-            found = catalog_row(
-                f"{owner}/{name}", index, _bytes_of(status) if f"{name}.json" in stated else None
-            )
-            if found is not None:
-                yield found
+            said = _bytes_of(status) if f"{name}.json" in stated else None
+            yield catalog_row(f"{owner}/{name}", index, said, full=self._full)
 
     def close(self) -> None:
         """Do nothing, because no file is held open."""

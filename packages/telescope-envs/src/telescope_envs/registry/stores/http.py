@@ -10,7 +10,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.catalog import CATALOG_PATH, CatalogRow, read_catalog
+from telescope_envs.registry.catalog import CATALOG_PATH, CatalogRow, log_unreadable, read_catalog
 from telescope_envs.registry.fetch import Fetcher, Patience
 from telescope_envs.registry.http_cache import CachedFile, HttpCache
 from telescope_envs.registry.parsing import parse_record
@@ -74,7 +74,9 @@ class HttpStore:
                 f"{self._base} has no {CATALOG_PATH}, which lists its environments; "
                 "run telescope hub render on the registry and serve its output"
             )
-        return read_catalog(found, self._url(CATALOG_PATH))
+        read = read_catalog(found, self._url(CATALOG_PATH))
+        log_unreadable(read.unreadable)
+        return read.rows
 
     def close(self) -> None:
         """Close connections; calling it twice is fine."""

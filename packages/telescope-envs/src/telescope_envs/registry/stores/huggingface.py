@@ -26,9 +26,16 @@ from huggingface_hub.utils import tqdm
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.admission import Read, changed_status, index_line, is_new
-from telescope_envs.registry.catalog import CATALOG_PATH, CatalogRow, catalog_row, read_catalog
+from telescope_envs.registry.catalog import (
+    CATALOG_PATH,
+    CatalogRow,
+    catalog_row,
+    log_unreadable,
+    read_catalog,
+)
 from telescope_envs.registry.derived import derived_files
 from telescope_envs.registry.http_cache import CachedFile, HttpCache
+from telescope_envs.registry.parsing import FULL_READERS
 from telescope_envs.registry.place import Place
 from telescope_envs.registry.records import Status
 from telescope_envs.registry.store import Publication, artifact_files, is_registry_path
@@ -178,16 +185,24 @@ class HuggingFaceStore:
         read = partial(self._read_at, commit)
         found = read(CATALOG_PATH)
         if found is not None:
-            return read_catalog(found, f"{self.address}/{CATALOG_PATH}")
+            catalog = read_catalog(found, f"{self.address}/{CATALOG_PATH}")
+            log_unreadable(catalog.unreadable)
+            return catalog.rows
         self._require_network("the list of its files")
         with self._explained():
             paths = self._api.list_repo_files(self._repository, repo_type=_KIND, revision=commit)
         ids = [path[len("index/") : -len(".jsonl")] for path in paths if _is_index(path)]
         rows = [
-            catalog_row(one, read(f"index/{one}.jsonl") or b"", read(f"status/{one}.json"))
+            catalog_row(
+                one,
+                read(f"index/{one}.jsonl") or b"",
+                read(f"status/{one}.json"),
+                full=FULL_READERS,
+            )
             for one in sorted(ids)
         ]
-        return [row for row in rows if row is not None]
+        log_unreadable([skipped for row in rows for skipped in row.unreadable])
+        return [read_row.row for read_row in rows if read_row.row is not None]
 
     def _read_at(self, commit: str, path: str) -> bytes | None:
         if not is_registry_path(path):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from telescope_core.errors import RegistryError
 from telescope_envs.registry.admission import changed_status, index_line, is_new
+from telescope_envs.registry.parsing import FULL_READERS
 from telescope_envs.registry.records import Status
 from telescope_envs.registry.store import Publication, artifact_files
 from telescope_envs.registry.stores.files import locked, remove_file, replace_file
@@ -24,7 +25,7 @@ class LocalStore(Folder):
     """Reads and appends to the registry at `root`; waits up to `lock_wait_s` for other writers."""
 
     def __init__(self, root: Path, *, lock_wait_s: float = _LOCK_WAIT_S) -> None:
-        super().__init__(root)
+        super().__init__(root, full=FULL_READERS)
         self._lock_wait_s = lock_wait_s
 
     def publish(self, publication: Publication) -> bool:

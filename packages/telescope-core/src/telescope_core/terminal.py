@@ -1,0 +1,25 @@
+"""What terminals act on, and how it is shown instead.
+
+Names, summaries and messages come from other people. Control characters in them could rewrite what
+is on the screen, and bidirectional controls could show another order than there is.
+"""
+
+import re
+
+ACTS_ON_TERMINALS = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
+"""Control characters, line separators and bidirectional controls, as in a regular expression."""
+_ACTING = re.compile(f"[{ACTS_ON_TERMINALS}]")
+_ACTING_IN_LINES = re.compile(rf"(?![\t\n])[{ACTS_ON_TERMINALS}]")
+
+
+def acts_on_terminals(text: str) -> bool:
+    """Whether `text` contains a character that a terminal acts on, newlines and tabs included."""
+    return _ACTING.search(text) is not None
+
+
+def escaped(text: str) -> str:
+    r"""Return `text` with such characters written as `\u001b`; newlines and tabs stay.
+
+    The same escape is valid in JSON, so JSON that is escaped after it was written keeps its value.
+    """
+    return _ACTING_IN_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
