@@ -23,6 +23,7 @@ from telescope_envs.registry import Registry
 from telescope_envs.registry.store import Publication, attestation_path
 from telescope_envs.server.app import ServerOptions, create_app
 from telescope_envs.server.hub import HubStore
+from telescope_envs.server.run import configured
 from telescope_envs.server.tokens import Scope, create_token
 
 
@@ -88,6 +89,26 @@ def served(data: Path, options: ServerOptions | None = None) -> Iterator[ServedH
     try:
         yield ServedHub(f"{address}{mount}", store)
     finally:
+        store.close()
+
+
+@contextmanager
+def limited(data: Path, options: ServerOptions) -> Iterator[ServedHub]:
+    """Serve a hub as the command does, with its limits on connections, from a thread."""
+    store = HubStore(data)
+    store.add_namespace("acme", [])
+    server = uvicorn.Server(configured(store, options))
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(128)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
+    thread.start()
+    try:
+        yield ServedHub(f"http://127.0.0.1:{listening.getsockname()[1]}", store)
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        listening.close()
         store.close()
 
 

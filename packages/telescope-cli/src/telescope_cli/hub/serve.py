@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 from importlib.util import find_spec
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated
 
 import typer
@@ -34,6 +35,16 @@ def serve(
     publishes_per_hour: Annotated[
         int, typer.Option(help="Limit of publications per token; 0 for no limit.", min=0)
     ] = 120,
+    connections_per_address: Annotated[
+        int, typer.Option(help="Limit of open connections per client address.", min=1)
+    ] = 64,
+    trust_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Believe X-Forwarded-For and -Proto from this address or network; repeatable.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve a registry: web pages, its files, a simple index for pip and uv, and publishing.
@@ -43,6 +54,37 @@ def serve(
 
     Example: telescope hub serve --data hub-data --port 8470
     """
+    _require_packages()
+    from telescope_envs.server.app import ServerOptions
+    from telescope_envs.server.connections import ConnectionLimits
+    from telescope_envs.server.hub import HubStore
+    from telescope_envs.server.run import serve as serve_hub
+
+    def started(address: str) -> None:
+        line = {"address": address, "data": str(data), "private": private}
+        typer.echo(json.dumps(line) if as_json else f"serving {data} at {address}")
+        sys.stdout.flush()
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    proxies = tuple(map(_network, trust_proxy or ()))
+    hub = HubStore(data)
+    try:
+        if name is not None:
+            hub.rename(name)
+        options = ServerOptions(
+            is_private=private,
+            max_wheel_bytes=max_wheel_mb * 1024 * 1024,
+            reads_per_minute=reads_per_minute,
+            publishes_per_hour=publishes_per_hour,
+            connections=ConnectionLimits(per_address=connections_per_address),
+            proxies=proxies,
+        )
+        serve_hub(hub, options, host=host, port=port, started=started)
+    finally:
+        hub.close()
+
+
+def _require_packages() -> None:
     missing = [
         package
         for package in ("fastapi", "jinja2", "uvicorn", "python_multipart")
@@ -53,26 +95,13 @@ def serve(
             f"telescope hub serve needs {', '.join(missing)}; run: pip install "
             "'telescope-envs[serve]'"
         )
-    from telescope_envs.server.app import ServerOptions
-    from telescope_envs.server.hub import HubStore
-    from telescope_envs.server.run import serve as serve_hub
 
-    def started(address: str) -> None:
-        line = {"address": address, "data": str(data), "private": private}
-        typer.echo(json.dumps(line) if as_json else f"serving {data} at {address}")
-        sys.stdout.flush()
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    hub = HubStore(data)
+def _network(text: str) -> IPv4Network | IPv6Network:
     try:
-        if name is not None:
-            hub.rename(name)
-        options = ServerOptions(
-            is_private=private,
-            max_wheel_bytes=max_wheel_mb * 1024 * 1024,
-            reads_per_minute=reads_per_minute,
-            publishes_per_hour=publishes_per_hour,
-        )
-        serve_hub(hub, options, host=host, port=port, started=started)
-    finally:
-        hub.close()
+        return ip_network(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"--trust-proxy {text!r} is not an address or a network ({error}); write for instance "
+            "127.0.0.1 or 10.0.0.0/8"
+        ) from None

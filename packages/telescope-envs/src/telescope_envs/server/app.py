@@ -6,7 +6,8 @@ a publication runs in a thread, one at a time.
 
 import asyncio
 import logging
-from dataclasses import dataclass
+import sqlite3
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request, Response
@@ -15,15 +16,16 @@ from fastapi.responses import FileResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.records import Status
+from telescope_envs.registry.records import Release, Status
 from telescope_envs.registry.store import Publication
 from telescope_envs.server.answers import Answers, etag_of, is_known, refuse
 from telescope_envs.server.callers import Callers
 from telescope_envs.server.checks import check_publication, check_time, parse_status
+from telescope_envs.server.connections import ConnectionLimits, Network
 from telescope_envs.server.guard import Guard
 from telescope_envs.server.hub import API, HubStore
 from telescope_envs.server.limits import Limit
-from telescope_envs.server.refusal import Refusal, refusal_of
+from telescope_envs.server.refusal import Refusal, failure_of, refusal_of
 from telescope_envs.server.simple import SimpleRoutes
 from telescope_envs.server.site import SiteRoutes
 from telescope_envs.server.tokens import Scope, Token
@@ -39,6 +41,7 @@ _MEDIA_TYPES = {
 _KEPT_HEADERS = {"www-authenticate", "retry-after"}
 _SENT_AT_ONCE_BYTES = 1024 * 1024
 _MAX_STATUS_BYTES = 64 * 1024
+_STATUS_ARRIVES_WITHIN_S = 60.0
 log = logging.getLogger(__name__)
 
 
@@ -53,6 +56,9 @@ class ServerOptions:
     """Limit per client address; 0 means no limit."""
     publishes_per_hour: int = 120
     """Limit per token, including changes of status; 0 means no limit."""
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    proxies: tuple[Network, ...] = ()
+    """Only from these are X-Forwarded-For and X-Forwarded-Proto believed."""
 
 
 class HubApp:
@@ -157,6 +163,8 @@ class HubApp:
         if not is_admin:
             check_time(publication.release)
         owner = publication.release.owner
+        if not is_admin:
+            publication = replace(publication, release=_published_by(publication.release, owner))
         return self.hub.releases.add(
             publication, allow=lambda: self.callers.again(token, owner), may_be_near=is_admin
         )
@@ -203,7 +211,7 @@ def create_app(hub: HubStore, options: ServerOptions) -> FastAPI:
         page.headers.update({k: v for k, v in answer.headers.items() if k in _KEPT_HEADERS})
         return page
 
-    for kind in (RegistryError, HTTPException, RequestValidationError):
+    for kind in (RegistryError, HTTPException, RequestValidationError, OSError, sqlite3.Error):
         app.add_exception_handler(kind, refused)
     app.add_middleware(Guard, reads=Limit("requests", options.reads_per_minute, 60.0))
     return app
@@ -212,6 +220,9 @@ def create_app(hub: HubStore, options: ServerOptions) -> FastAPI:
 def _refusal(request: Request, error: Exception) -> Refusal:
     if isinstance(error, RegistryError):
         return refusal_of(error)
+    if isinstance(error, OSError | sqlite3.Error):
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return failure_of(error)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         problem = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
@@ -221,14 +232,27 @@ def _refusal(request: Request, error: Exception) -> Refusal:
     return Refusal(status, problem, "see the front page for what is available")
 
 
+def _published_by(release: Release, owner: str) -> Release:
+    """Return `release` as published by `owner`: all that a token for the owner proves."""
+    return release.model_copy(update={"publisher": owner})
+
+
 async def _short_body(request: Request) -> bytes:
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_STATUS_BYTES:
-            raise Refusal(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"the status record is longer than {_MAX_STATUS_BYTES} bytes",
-                "shorten its texts",
-            )
+    try:
+        async with asyncio.timeout(_STATUS_ARRIVES_WITHIN_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > _MAX_STATUS_BYTES:
+                    raise Refusal(
+                        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                        f"the status record is longer than {_MAX_STATUS_BYTES} bytes",
+                        "shorten its texts",
+                    )
+    except TimeoutError:
+        raise Refusal(
+            HTTPStatus.REQUEST_TIMEOUT,
+            f"the status record did not arrive within {_STATUS_ARRIVES_WITHIN_S:g} s",
+            "send it again; nothing was changed",
+        ) from None
     return body

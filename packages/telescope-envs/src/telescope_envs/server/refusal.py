@@ -1,5 +1,7 @@
 """`Refusal`: why the server refuses a request, and what the caller can do about it."""
 
+import errno
+import sqlite3
 from http import HTTPStatus
 
 from telescope_core.errors import RegistryError
@@ -13,6 +15,28 @@ class Refusal(RegistryError):
         self.status = status
         self.error = error
         self.what_to_do = what_to_do
+
+
+def full_disk(error: OSError | sqlite3.Error) -> bool:
+    """Whether the error says that the disk, or the share of this user, is full."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def failure_of(error: OSError | sqlite3.Error) -> Refusal:
+    """Return an error of the disk or the database as a Refusal with status 507 or 500."""
+    if full_disk(error):
+        return Refusal(
+            HTTPStatus.INSUFFICIENT_STORAGE,
+            "the disk of the registry is full; nothing was stored",
+            "ask whoever runs this registry to make room, then try again",
+        )
+    return Refusal(
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "the registry cannot read or write its records",
+        "ask whoever runs this registry to look into its log",
+    )
 
 
 def refusal_of(error: RegistryError) -> Refusal:

@@ -3,18 +3,25 @@
 import asyncio
 import fcntl
 import logging
+import math
 import os
 import signal
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.server.app import ServerOptions, create_app
+from telescope_envs.server.connections import Connection, Connections
 from telescope_envs.server.hub import HubStore
 
 _GRACE_S = 0.5
@@ -32,16 +39,7 @@ def serve(
     """Serve `hub` on `host` and `port` (0 for a free one); calls `started` with the address."""
     with _only_server(hub.data), _bound(host, port) as listening:
         hub.files.clear_incoming()
-        config = uvicorn.Config(
-            create_app(hub, options),
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            # Typed as int, but handed to asyncio.wait_for as it is.
-            timeout_graceful_shutdown=_GRACE_S,  # pyright: ignore[reportArgumentType]
-            timeout_keep_alive=20,
-            limit_concurrency=256,
-        )
+        config = configured(hub, options)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         server = uvicorn.Server(config)
         shown, chosen = listening.getsockname()[:2]
@@ -49,6 +47,33 @@ def serve(
         # uvicorn handles both signals while it serves, and raises them again after it has stopped.
         signal.signal(signal.SIGTERM, _end)
         asyncio.run(server.serve(sockets=[listening]))
+
+
+def configured(hub: HubStore, options: ServerOptions) -> uvicorn.Config:
+    """Return how to serve `hub`: its application, within the limits on connections."""
+    connections = Connections(options.connections, options.proxies)
+    app: ASGIApp = create_app(hub, options)
+    if options.proxies:
+        trusted = [str(proxy) for proxy in options.proxies]
+        app = cast(ASGIApp, ProxyHeadersMiddleware(cast(Any, app), trusted))
+
+    def connection(**arguments: Any) -> Connection:
+        return Connection(connections, partial(AutoHTTPProtocol, **arguments))
+
+    return uvicorn.Config(
+        cast(Any, connections.tracked(app)),
+        # Called like a class for each connection.
+        http=cast(Any, connection),
+        ws="none",
+        # Headers of proxies are read above, before the application and after `tracked`.
+        proxy_headers=False,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        # Typed as int, but handed to asyncio.wait_for as it is.
+        timeout_graceful_shutdown=_GRACE_S,  # pyright: ignore[reportArgumentType]
+        timeout_keep_alive=math.ceil(options.connections.request_head_s),
+    )
 
 
 def _end(number: int, frame: FrameType | None) -> None:

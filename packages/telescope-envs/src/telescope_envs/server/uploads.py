@@ -5,6 +5,7 @@ Its parts are `record` (the release as JSON), `wheel`, and optionally `attestati
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from http import HTTPStatus
 
 from fastapi import Request
@@ -78,11 +79,12 @@ async def _bounded(
 
 async def _drain(request: Request) -> None:
     left = _DRAINED_BYTES
-    async with asyncio.timeout(10.0):
-        async for chunk in request.stream():
-            left -= len(chunk)
-            if left < 0:
-                return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(10.0):
+            async for chunk in request.stream():
+                left -= len(chunk)
+                if left < 0:
+                    return
 
 
 async def _content(part: UploadFile | str, name: str) -> bytes:
