@@ -101,9 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail("interrupted", 130)
     except Exception as error:  # the last place to turn an error into a clear message
         from telescope_core.errors import TelescopeError
+        from telescope_core.terminal import escaped
 
         if isinstance(error, TelescopeError):
-            _fail(str(error), error.exit_code)
+            _fail(escaped(str(error)), error.exit_code)
         raise
 
 

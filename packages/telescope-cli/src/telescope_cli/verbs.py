@@ -33,6 +33,17 @@ class VerbGroup(TyperGroup):
 
     verbs: ClassVar[Mapping[str, Verb]] = {}
     epilog_text: ClassVar[str] = ""
+    prints_texts_of_others: ClassVar[bool] = False
+    """Whether all output of its verbs is escaped."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb."""
+        if not self.prints_texts_of_others:
+            return super().invoke(ctx)
+        from telescope_cli.output import escaped_output
+
+        with escaped_output():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the verbs whose code is installed."""

@@ -81,6 +81,7 @@ EPILOG = """Examples:
 class _Env(VerbGroup):
     verbs = VERBS
     epilog_text = EPILOG
+    prints_texts_of_others = True
 
 
 app = verb_app(_Env)

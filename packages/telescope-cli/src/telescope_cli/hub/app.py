@@ -57,6 +57,7 @@ EPILOG = """Examples:
 class _Hub(VerbGroup):
     verbs = VERBS
     epilog_text = EPILOG
+    prints_texts_of_others = True
 
 
 app = verb_app(_Hub)

@@ -1,0 +1,43 @@
+"""Standard output and error that show what a terminal would act on, instead of sending it.
+
+The verbs about environments print names, summaries and messages from other people. They are escaped
+where the text leaves the program, so that no verb can forget it.
+"""
+
+import sys
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, TextIO, cast
+
+from telescope_core.terminal import escaped
+
+
+class _Escaping:
+    """A text stream that escapes what is written to `stream`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write the escaped text."""
+        self._stream.write(escaped(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write the escaped lines."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":
+            # Libraries that find it would write to it, past this class.
+            raise AttributeError("escaped output is text only")
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def escaped_output() -> Generator[None]:
+    """Escape everything that is written to standard output and error."""
+    out, err = cast(TextIO, _Escaping(sys.stdout)), cast(TextIO, _Escaping(sys.stderr))
+    with redirect_stdout(out), redirect_stderr(err):
+        yield
