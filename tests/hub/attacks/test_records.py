@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.hub.projects import toy_publication
+from tests.hub.projects import TOY, toy_publication
 from tests.hub.server.sending import Sender, publication_now
 from tests.hub.serving import served
 
 from telescope_core.errors import RegistryError
+from telescope_envs.authoring.first_party import publish
 from telescope_envs.authoring.status import yank
 from telescope_envs.registry import Registry, resolve
 from telescope_envs.registry.admission import index_line
@@ -71,6 +72,22 @@ def test_a_check_finds_it(registry_place, name):
     path.write_bytes(path.read_bytes() + as_sent(name).encode() + b"\n")
     found = {(one.check, one.where) for one in check_registry(registry_place).findings}
     assert ("index-line", "index/acme/toy.jsonl:2") in found
+
+
+DECLARED = {
+    "reward_max = float('nan')": "reward.maximum: Input should be a finite number",
+    "reward_max = -1.0": "reward: .*minimum 0 is above maximum -1",
+    "secrets = ('\\x1b[2J',)": "secrets.0: is not the name of an environment variable",
+}
+
+
+@pytest.mark.parametrize("declared", DECLARED)
+def test_what_an_environment_declares_is_checked_where_it_is_published(
+    registry, make_project, declared
+):
+    code = TOY.replace('"""Says yes."""', f'"""Says yes."""\n\n    {declared}')
+    with pytest.raises(RegistryError, match=f"whl: {DECLARED[declared]}.*correct it"):
+        publish(registry.store, make_project(code=code), owner="acme", datasets=[])
 
 
 LEFT = {

@@ -1,8 +1,9 @@
 """Makes the release record of an inspected wheel."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -10,11 +11,11 @@ from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.authoring.build import BuiltWheel
 from telescope_envs.registry.describe import describe_wheel
 from telescope_envs.registry.names import split_distribution
+from telescope_envs.registry.parsing import problem_of
 from telescope_envs.registry.records import (
     FILENAME,
     Dataset,
     Release,
-    RewardRange,
     Source,
     Validation,
     WheelFile,
@@ -40,9 +41,27 @@ def release_of(
             f"{contents.entry_name!r}; rename it in pyproject.toml"
         )
     about = describe_wheel(built.path, contents.factory)
+    try:
+        return _release(built, about, owner=owner, artifacts=artifacts, datasets=datasets)
+    except ValidationError as error:
+        raise RegistryError(
+            f"{built.path.name}: {problem_of(error)}; correct it in the environment or in its "
+            "pyproject.toml"
+        ) from None
+
+
+def _release(
+    built: BuiltWheel,
+    about: Mapping[str, Any],
+    *,
+    owner: str,
+    artifacts: Sequence[str],
+    datasets: Sequence[Dataset],
+) -> Release:
+    contents = built.contents
     return Release(
         owner=owner,
-        name=name,
+        name=contents.entry_name,
         version=contents.version,
         summary=contents.summary,
         distribution=contents.distribution,
@@ -61,7 +80,7 @@ def release_of(
         config_schema_sha256=about["config_schema_sha256"],
         datasets=tuple(datasets),
         splits=about["splits"],
-        reward=RewardRange(**about["reward"]),
+        reward=about["reward"],
         network=about["network"],
         secrets=tuple(about["secrets"]),
         validation=Validation(),

@@ -44,6 +44,13 @@ def parse_record(record: type[RecordType], text: bytes, where: str) -> RecordTyp
         raise RegistryError(f"{where}: not JSON: {error}; update the registry") from None
 
 
+def problem_of(error: ValidationError) -> str:
+    """Return the field of a record that is wrong, and why."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "record"
+    return f"{field}: {_PATTERNS.get(first.get('ctx', {}).get('pattern', ''), first['msg'])}"
+
+
 def read_releases(data: bytes, environment_id: str, where: str) -> ReadReleases:
     """Return the releases of an index file in file order, the first published first.
 
@@ -146,7 +153,4 @@ def _of_tables(record: type[RecordType], data: bytes, where: str) -> RecordType:
 
 
 def _what_is_wrong(error: ValidationError, where: str) -> str:
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"]) or "record"
-    problem = _PATTERNS.get(first.get("ctx", {}).get("pattern", ""), first["msg"])
-    return f"{where}: {field}: {problem}; update the registry"
+    return f"{where}: {problem_of(error)}; update the registry"

@@ -21,7 +21,7 @@ from telescope_envs.registry.catalog import (
     write_catalog,
 )
 from telescope_envs.registry.names import check_name, check_owner, parse_reserved, plain
-from telescope_envs.registry.parsing import FULL_READERS
+from telescope_envs.registry.parsing import FULL_READERS, problem_of
 from telescope_envs.registry.records import Namespace, RegistryConfig, Status
 from telescope_envs.registry.schemas import schema_files
 from telescope_envs.registry.store import Publication
@@ -163,8 +163,7 @@ class HubStore:
         try:
             Namespace.model_validate({"owner": owner, "publishers": publishers})
         except ValidationError as error:
-            first = error.errors()[0]
-            raise ConfigError(f"publisher {first['input']!r}: {first['msg']}") from None
+            raise ConfigError(f"namespace {owner}: {problem_of(error)}; correct it") from None
         record = json.dumps(publishers)
         with self.database.transaction() as writer:
             writer.execute(
