@@ -24,8 +24,10 @@ PAGE = ROOT / "docs/how-to/run-a-hub-server.md"
 def test_the_commands_make_a_hub_and_its_copy(tmp_path):
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
-    add, create, serve, alias, listing, revoke, *backup = lines
+    add, create, serve, alias, listing, revoke, proxied, *backup = lines
     assert serve == "telescope hub serve --data hub-data --port 8470"
+    assert proxied.startswith(f"{serve} ")
+    options = proxied.removeprefix(serve).split()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
     def sh(command: str) -> str:
@@ -45,7 +47,8 @@ def test_the_commands_make_a_hub_and_its_copy(tmp_path):
     sh(add)
     secret = sh(create).strip()
     publication = publication_now(name="toy")
-    with hub_process(tmp_path / "hub-data") as (_, address), Sender(address, secret) as sender:
+    served = hub_process(tmp_path / "hub-data", *options)
+    with served as (_, address), Sender(address, secret) as sender:
         assert sender.publish(publication).status_code == 201
         sh(alias)
         (row,) = sh(listing).splitlines()

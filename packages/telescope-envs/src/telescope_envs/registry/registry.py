@@ -24,7 +24,7 @@ _MAX_WHEEL_BYTES = 100 * 1024 * 1024
 
 
 class Registry:
-    """Reads the records in `store`; an invalid record raises RegistryError that names the file."""
+    """Reads the records in `store`; RegistryErrors name invalid ones, except skipped lines."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
