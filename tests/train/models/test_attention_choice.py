@@ -1,11 +1,17 @@
 """The start-up self-test of attention: what leaks or fails is refused, and the next is tried."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -15,6 +21,7 @@ from transformers import (
 )
 
 from telescope_core.errors import ConfigError
+from telescope_train.models.attention.blocks import PACKED_ATTENTION
 from telescope_train.models.attention.choice import choose_attention
 from telescope_train.models.attention.kinds import ATTENTION_KINDS, SDPA, AttentionKind
 
@@ -139,3 +146,48 @@ def test_sliding_windows_go_to_an_attention_that_knows_them():
         choice = choose_attention(model, CPU, torch.float32)
         assert choice.kind is SDPA, choice.reasons
         assert choice.difference < 1e-5
+
+
+WINDOW = {"sliding_window": 64}
+"""Longer than the samples of the test, so that only a smaller window in its copy shows it."""
+GEMMA = {**SIZES, **WINDOW, "head_dim": 12}
+WINDOWED = {
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, **WINDOW)),
+    "qwen2": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, **WINDOW, use_sliding_window=True, max_window_layers=1)
+    ),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA)),
+}
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_windows_longer_than_the_samples_of_the_test_count(family, dtype):
+    choice = choose_attention(WINDOWED[family](), CPU, dtype)
+    assert choice.kind is SDPA
+    assert "sliding windows" in choice.refused["packed_blocks"]
+
+
+def without_window(module, query, key, value, attention_mask, *, packed_layout, **options):
+    """In blocks, as if there were no window."""
+    options.pop("sliding_window", None)
+    attend = AttentionInterface()[PACKED_ATTENTION]
+    return attend(module, query, key, value, attention_mask, packed_layout=packed_layout, **options)
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_kind_that_ignores_windows_is_refused(family, dtype):
+    ignoring = replace(
+        planted("without_window", without_window),
+        arguments=lambda sequences: {"packed_layout": sequences.layout},
+    )
+    choice = choose_attention(WINDOWED[family](), CPU, dtype, kinds=(ignoring, SDPA))
+    assert choice.kind is SDPA
+    assert "differ from single ones" in choice.refused["without_window"]
+
+
+def test_windows_that_are_turned_off_do_not_count():
+    qwen = Qwen2ForCausalLM(Qwen2Config(**SIZES, **WINDOW, use_sliding_window=False))
+    assert choose_attention(qwen, CPU, torch.float32).kind.name == "packed_blocks"

@@ -123,9 +123,16 @@ def _packed_attention(
     *,
     packed_layout: PackedLayout,
     scaling: float | None = None,
-    **_: object,
+    **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attend inside each sequence; [1, H, T, D] in, [1, T, H, D] out, as transformers expects."""
+    """Attend inside each sequence; [1, H, T, D] in, [1, T, H, D] out, as transformers expects.
+
+    Raises ValueError for a layer with a window.
+    """
+    # Blocks attend with is_causal alone; a window would need a mask. The layers know best whether
+    # they have one: configs tell it in a different way for each family of models.
+    if options.get("sliding_window") is not None:
+        raise ValueError("does not support sliding windows")
     padded = [
         _ToBlocks.apply(states[0].transpose(0, 1), packed_layout) for states in (query, key, value)
     ]

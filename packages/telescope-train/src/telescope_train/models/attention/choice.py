@@ -28,6 +28,10 @@ LENGTHS = (19, 13)
 """Tokens of the two samples: unequal, so that mixing them up shows."""
 PROBE_VOCAB = 64
 """Rows of the embedding in the small copy."""
+_WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size")
+"""What configs call the tokens that a layer attends to, where those are not all."""
+_PROBE_WINDOW = 5
+"""Tokens of such a window in the small copy: far fewer than the samples have, so that it shows."""
 _HALF_TOLERANCE, _TOLERANCE = 0.05, 1e-3
 """Largest relative difference that rounding explains, in 16 bits and in more. A leak gives 0.5."""
 _log = logging.getLogger(__name__)
@@ -63,11 +67,7 @@ def choose_attention(
 
     `is_row_shared` is for context parallelism, which works with some kinds only.
     """
-    layer_types = getattr(lm.config.get_text_config(), "layer_types", None) or ()
-    has_windows = any("sliding" in kind for kind in layer_types)
-    needs = AttentionNeeds(
-        device=device, dtype=dtype, has_windows=has_windows, is_row_shared=is_row_shared
-    )
+    needs = AttentionNeeds(device=device, dtype=dtype, is_row_shared=is_row_shared)
     probe = _Probe(lm, needs)
     refused: dict[str, str] = {}
     for kind in kinds:
@@ -123,8 +123,8 @@ class _Probe:
         # Written with "not" so that NaN is refused as well.
         if not difference <= self.tolerance:
             return difference, (
-                f"leaks between packed samples: they differ from single ones by {difference:.2g}, "
-                f"and rounding explains at most {self.tolerance:g}"
+                f"leaks between packed samples or ignores a window: they differ from single ones "
+                f"by {difference:.2g}, and rounding explains at most {self.tolerance:g}"
             )
         return difference, None
 
@@ -156,6 +156,9 @@ def _small_copy(lm: PreTrainedModel, needs: AttentionNeeds) -> PreTrainedModel:
     text = config.get_text_config()
     # A padding id beyond the small vocabulary would be refused by the embedding.
     text.vocab_size, text.pad_token_id, text.tie_word_embeddings = PROBE_VOCAB, None, False
+    for name in _WINDOW_SETTINGS:
+        if getattr(text, name, None):
+            setattr(text, name, _PROBE_WINDOW)
     layer_types = getattr(text, "layer_types", None)
     kinds = list(dict.fromkeys(layer_types)) if layer_types else [None]
     text.num_hidden_layers = len(kinds)

@@ -31,8 +31,6 @@ class AttentionNeeds:
     device: torch.device
     dtype: torch.dtype
     """The dtype that the layers compute in."""
-    has_windows: bool
-    """Whether some layers attend to a sliding window only."""
     is_row_shared: bool = False
     """Whether each rank has only a slice of the row (context parallelism)."""
 
@@ -87,11 +85,6 @@ def _against_flex(needs: AttentionNeeds) -> str | None:
     return None if needs.device.type == "cuda" else "needs a CUDA device"
 
 
-def _against_packed(needs: AttentionNeeds) -> str | None:
-    # Blocks attend with is_causal alone; a window would need a mask.
-    return "does not support sliding windows" if needs.has_windows else None
-
-
 SDPA = AttentionKind(
     name="sdpa",
     implementation="sdpa",
@@ -126,7 +119,8 @@ ATTENTION_KINDS = (
     AttentionKind(
         name="packed_blocks",
         implementation=PACKED_ATTENTION,
-        reason_against=_against_packed,
+        # Layers with a window say so when they call it, and it refuses then.
+        reason_against=lambda needs: None,
         arguments=lambda sequences: {"packed_layout": sequences.layout},
         prepare=register_packed_attention,
         takes_sequences=True,
