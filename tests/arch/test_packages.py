@@ -68,6 +68,29 @@ def test_packages_are_typed_and_licensed():
         assert project["requires-python"] == ">=3.11", name
 
 
+def test_every_extra_that_is_named_exists():
+    """In messages, documentation and scripts: `pip` only warns about an extra that it lacks."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    files = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    texts = [file for file in files if file.suffix in (".py", ".md", ".sh", ".toml")]
+    named = {
+        (package, extra, str(file.relative_to(ROOT)))
+        for file in texts
+        if file.is_file()
+        for package, extras in re.findall(
+            r"(telescope-(?:core|envs|train|cli))\[([a-z, -]+)\]", file.read_text(encoding="utf-8")
+        )
+        for extra in extras.replace(" ", "").split(",")
+    }
+    assert {package for package, _, _ in named} == set(PACKAGES)
+    wrong = [
+        f"{where}: {package}[{extra}]"
+        for package, extra, where in sorted(named)
+        if extra not in PROJECTS[package]["optional-dependencies"]
+    ]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("module", ["telescope_core", "telescope_envs", "telescope_cli.main"])
 def test_imports_bring_no_heavy_library(module):
     code = f"import sys; from {module} import *; print(*(set(sys.modules) & set({HEAVY!r})))"

@@ -22,8 +22,14 @@ from transformers import (
 
 from telescope_core.errors import ConfigError
 from telescope_train.models.attention.blocks import PACKED_ATTENTION
+from telescope_train.models.attention import kinds as attention_kinds
 from telescope_train.models.attention.choice import choose_attention
-from telescope_train.models.attention.kinds import ATTENTION_KINDS, SDPA, AttentionKind
+from telescope_train.models.attention.kinds import (
+    ATTENTION_KINDS,
+    SDPA,
+    AttentionKind,
+    AttentionNeeds,
+)
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -122,6 +128,28 @@ def test_a_leak_shows_in_half_precision_as_well(llama):
     )
     assert choice.kind.name == "packed_blocks"
     assert "leaks" in choice.refused["leaky"]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "is_installed", "reason"),
+    [
+        ("cuda", torch.bfloat16, True, None),
+        ("cuda", torch.float32, True, "needs layers in bfloat16 or float16"),
+        ("cuda", torch.bfloat16, False, "uv pip install --no-build-isolation"),
+        # Nobody is told to build what could not be used.
+        ("cpu", torch.bfloat16, False, "needs a CUDA device"),
+        ("cuda", torch.float32, False, "needs layers in bfloat16 or float16"),
+    ],
+)
+def test_flash_attn_is_asked_for_where_it_would_be_used(
+    monkeypatch, device, dtype, is_installed, reason
+):
+    spec = object() if is_installed else None
+    monkeypatch.setattr(attention_kinds.importlib.util, "find_spec", lambda name: spec)
+    needs = AttentionNeeds(device=torch.device(device), dtype=dtype, has_windows=False)
+    (flash,) = (kind for kind in ATTENTION_KINDS if kind.name == "flash_attn")
+    found = flash.reason_against(needs)
+    assert found is None if reason is None else reason in found
 
 
 def test_ranks_that_share_a_row_take_a_kind_that_can(llama):

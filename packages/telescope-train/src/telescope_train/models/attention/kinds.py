@@ -21,6 +21,10 @@ from telescope_train.models.attention.varlen import (
     register_varlen_attention,
 )
 
+FLASH_ATTN_HINT = (
+    "the package flash-attn is not installed; it is the extra telescope-train[flash-attn] and is "
+    "built with: uv pip install --no-build-isolation 'telescope-train[flash-attn]'"
+)
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -71,9 +75,10 @@ def _no_half_cuda(needs: AttentionNeeds) -> str | None:
 
 
 def _against_flash(needs: AttentionNeeds) -> str | None:
-    if importlib.util.find_spec("flash_attn") is None:
-        return "the package flash-attn is not installed"
-    return _no_half_cuda(needs)
+    # Asked last: on a machine that cannot use the package, nobody should be told to build it.
+    if (reason := _no_half_cuda(needs)) is not None:
+        return reason
+    return None if importlib.util.find_spec("flash_attn") else FLASH_ATTN_HINT
 
 
 def _against_varlen(needs: AttentionNeeds) -> str | None:
