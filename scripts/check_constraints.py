@@ -11,7 +11,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,14 +59,34 @@ def write_torch_builds(folder: Path, torch: str, python: str) -> None:
         write_wheel(folder, "torch", f"{torch}+{build}", tag=tag, needs=needs)
 
 
-def resolve(stack: str, python: str, links: Path) -> tuple[dict[str, str], str]:
-    """Return (name -> version that would be installed, what uv says where that fails)."""
+def environment_needs() -> tuple[list[str], list[str]]:
+    """Return (options, requirements) of the first-party environments, as `make environments` has.
+
+    They are installed into .venv beside the stack, so they have to get along with its versions.
+    """
+    folder = ROOT / "packages/telescope-envs/environments"
+    projects = [tomllib.loads(file.read_text()) for file in folder.glob("*/pyproject.toml")]
+    needs = {need for project in projects for need in project["project"]["dependencies"]}
+    sdists = re.search(r"--allow-sdist (\S+)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    options = [f"--no-binary={name}" for name in sdists[1].split(",")] if sdists else []
+    return options, sorted(need for need in needs if not need.startswith("telescope-"))
+
+
+def resolve(
+    stack: str, python: str, links: Path, *, needs: Sequence[str] = (), options: Sequence[str] = ()
+) -> tuple[dict[str, str], str]:
+    """Return (name -> version that would be installed, what uv says where that fails).
+
+    `needs` are further requirements, and `options` are of uv.
+    """
+    beside = links / "requirements.txt"
+    beside.write_text("\n".join(needs), encoding="utf-8")
     command = [ROOT / "scripts/install_stack.sh", stack, "resolve"]
     command += ["--target", links / "target", "--only-binary", ":all:"]
     command += ["--python-version", python, "--python-platform", f"x86_64-{PLATFORM}"]
     done = subprocess.run(
-        [*map(str, command)],
-        env={**os.environ, "UV_FIND_LINKS": str(links)},
+        [*map(str, command), *options],
+        env={**os.environ, "UV_FIND_LINKS": str(links), "WITH": str(beside)},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -96,8 +118,12 @@ def check(stack: str, python: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         write_torch_builds(Path(folder), torch, python)
         found, error = resolve(stack, python, Path(folder))
+        if error:
+            return [f"cannot be resolved with wheels alone: {error}"]
+        options, needs = environment_needs()
+        _, error = resolve(stack, python, Path(folder), needs=needs, options=options)
     if error:
-        return [f"cannot be resolved with wheels alone: {error}"]
+        return [f"the first-party environments do not fit into it: {error}"]
     wanted = {"cpu": f"{torch}+cpu", "gpu": torch}[stack]
     wrong = faults(stack, found)
     if found.get("torch") != wanted:

@@ -3,6 +3,8 @@
 # `scripts/install_stack.sh cpu|gpu install|resolve [options of uv pip install]`.
 #
 # scripts/setup.sh calls it for .venv, and scripts/check_constraints.py to resolve without installing.
+# WITH may name a file of requirements to install beside it.
+#
 # Where packages are found is the user's to say, in uv's or pip's settings; which build of them is
 # installed is not: constraints/ names it.
 set -eu
@@ -22,6 +24,7 @@ esac
 
 . scripts/package_index.sh
 
+hint=''
 set -- --constraints "constraints/$stack.txt" --constraints constraints/dev.txt "$@"
 if [ "$stack" = cpu ]; then
     torch="torch==$(sed -n 's/^torch===\([^ ]*\).*/\1/p' constraints/cpu.txt)"
@@ -30,6 +33,8 @@ if [ "$stack" = cpu ]; then
     elif [ "$(uname -s)" = Linux ]; then
         echo "setup: $torch comes from download.pytorch.org"
         set -- "$@" --torch-backend cpu
+        hint="where download.pytorch.org cannot be reached, set UV_FIND_LINKS to a folder that holds \
+the wheel of $torch for this Python"
     fi
     set -- "$@" --overrides constraints/overrides.txt
 fi
@@ -38,4 +43,8 @@ fi
 .venv/bin/uv pip install "$@" \
     -e 'packages/telescope-core[records,mcp]' -e 'packages/telescope-envs[hub,keyring,serve,sigstore]' \
     -e "packages/telescope-train[$extra,lora]" -e 'packages/telescope-cli[train]' \
-    --group dev --group bench
+    --group dev --group bench ${WITH:+--requirements "$WITH"} || {
+    status=$?
+    [ -z "$hint" ] || echo "setup: $hint" >&2
+    exit $status
+}

@@ -87,6 +87,7 @@ ELSEWHERE = {
     "'VACUUM INTO \\'backup/hub.sqlite3\\'')\"": HUB_SERVER,
     "cp -r hub-data/artifacts hub-data/reserved.txt backup/": HUB_SERVER,
     "make setup": CI,
+    "make setup-gpu": "scripts/check_constraints.py",
     "make check": CI,
     "make test": CI,
     "make test-fast": CI,
