@@ -86,7 +86,7 @@ def resolve(
     command += ["--python-version", python, "--python-platform", f"x86_64-{PLATFORM}"]
     done = subprocess.run(
         [*map(str, command), *options],
-        env={**os.environ, "UV_FIND_LINKS": str(links), "WITH": str(beside)},
+        env={**os.environ, "UV_FIND_LINKS": str(links), "SETUP_BESIDE": str(beside)},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -3,7 +3,7 @@
 # `scripts/install_stack.sh cpu|gpu install|resolve [options of uv pip install]`.
 #
 # scripts/setup.sh calls it for .venv, and scripts/check_constraints.py to resolve without installing.
-# WITH may name a file of requirements to install beside it.
+# SETUP_BESIDE may name a file of requirements to install beside it.
 #
 # Where packages are found is the user's to say, in uv's or pip's settings; which build of them is
 # installed is not: constraints/ names it.
@@ -43,7 +43,7 @@ fi
 .venv/bin/uv pip install "$@" \
     -e 'packages/telescope-core[records,mcp]' -e 'packages/telescope-envs[hub,keyring,serve,sigstore]' \
     -e "packages/telescope-train[$extra,lora]" -e 'packages/telescope-cli[train]' \
-    --group dev --group bench ${WITH:+--requirements "$WITH"} || {
+    --group dev --group bench ${SETUP_BESIDE:+--requirements "$SETUP_BESIDE"} || {
     status=$?
     [ -z "$hint" ] || echo "setup: $hint" >&2
     exit $status
