@@ -35,7 +35,7 @@ shows: the slope of its change over the true one, with the standard error. `off`
 difference of its log-probs to the true ones, and `apart` that to those of `adapter`, in nats.
 `nearest`: matrices with the adapter added, rounded to nearest. `steady`: rounded as Telescope sends
 them to a bfloat16 server. `adapter`: the adapter computed in bfloat16 beside the matrices, as peft
-and vLLM do. A trainer that computes in bfloat16 computes its own log-probs so.
+and vLLM do.
 
 {{facts}}
 """

@@ -260,9 +260,8 @@ async def test_an_adapter_that_the_engine_cannot_place_is_an_error(
         pool, ranks = ServerPool([server.base_url]), local_ranks(settings)
         try:
             publisher = WeightPublisher(pool, ranks, in_flight="pause", sends_adapter=True)
-            with pytest.raises(EndpointError, match="collective_rpc"):
+            with pytest.raises(EndpointError, match=r"no place for the adapters of .*down_proj"):
                 await publisher.connect()
-            assert "no place for the adapters of model.layers.0.mlp.down_proj" in log.read_text()
         finally:
             await ranks.close()
             await pool.close()

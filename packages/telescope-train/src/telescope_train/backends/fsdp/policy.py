@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp.sharding import decoder_layers, shard
 from telescope_train.backends.protocol import BackendSettings
+from telescope_train.models.adapted_product import round_sums_once
 from telescope_train.models.attention.choice import AttentionChoice, choose_attention
 from telescope_train.models.attention.context_parallel import ContextGroup, join_context
 from telescope_train.models.cpu_kernels import is_onednn_faster, replace_linears, replace_rms_norms
@@ -51,6 +52,8 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             add_adapters(loaded.model, trainer, model_name=settings.model.model)
+        if dtype == torch.bfloat16:
+            round_sums_once(loaded.model)
     # From the inside out: checkpointing wraps the faster forward, so that this is what runs again
     # in backward, and FSDP's hooks come last, around both. A compiler fuses norms by itself.
     if trainer.compile:
