@@ -22,6 +22,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import ModelSection, TrainerSection
+from telescope_train.inference.client import TokenClient
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.server import ServerSettings, running
 from telescope_train.models.served_adapter import ServedAdapter
@@ -110,7 +111,10 @@ async def served(case: Case, model: Path) -> AsyncIterator[tuple[ServerPool, Loc
         sends_adapter=case.sends_adapter,
     )
     with running(settings):
-        pool, ranks = ServerPool([settings.base_url]), LocalRanks(TrainerWorker(backend))
+        pool, ranks = (
+            ServerPool([TokenClient(settings.base_url)]),
+            LocalRanks(TrainerWorker(backend)),
+        )
         try:
             yield pool, ranks
         finally:

@@ -28,6 +28,7 @@ from telescope_train.batches.packing import pack
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.batches.weighting import token_weights
 from telescope_train.chat.renderer import load_renderer
+from telescope_train.inference.client import TokenClient
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME, running
@@ -54,7 +55,7 @@ async def served(
         adapter=ServedAdapter.of(settings.trainer) if settings.sends_adapter else None,
     )
     with running(server, deadline_s=180):
-        pool, ranks = ServerPool([server.base_url]), local_ranks(settings)
+        pool, ranks = ServerPool([TokenClient(server.base_url)]), local_ranks(settings)
         try:
             publisher = WeightPublisher(
                 pool, ranks, in_flight="pause", sends_adapter=settings.sends_adapter
@@ -257,7 +258,7 @@ async def test_an_adapter_that_the_engine_cannot_place_is_an_error(
         tiny_server(tiny_model, log), adapter=ServedAdapter(rank=16, target_modules=("q_proj",))
     )
     with running(server, deadline_s=180):
-        pool, ranks = ServerPool([server.base_url]), local_ranks(settings)
+        pool, ranks = ServerPool([TokenClient(server.base_url)]), local_ranks(settings)
         try:
             publisher = WeightPublisher(pool, ranks, in_flight="pause", sends_adapter=True)
             with pytest.raises(EndpointError, match=r"no place for the adapters of .*down_proj"):
