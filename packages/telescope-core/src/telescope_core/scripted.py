@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from telescope_core.protocols import Policy
 from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling
@@ -47,6 +48,7 @@ class _ScriptedPolicy:
         self._requests = requests
         self._delay_s = delay_s
         self._turn = 0
+        self._counted: list[tuple[Message, int]] = []
 
     @property
     def endpoint(self) -> ChatEndpoint | None:
@@ -76,6 +78,14 @@ class _ScriptedPolicy:
         return Completion(
             message=Message(role="assistant", content=reply),
             finish_reason="stop",
-            num_prompt_tokens=sum(len(message.content.split()) for message in messages),
+            num_prompt_tokens=self._num_words(messages),
             num_completion_tokens=len(reply.split()),
         )
+
+    def _num_words(self, messages: Sequence[Message]) -> int:
+        """Return the words of `messages`; those that the last request began with are known."""
+        pairs = zip(self._counted, messages, strict=False)
+        known = sum(1 for _ in takewhile(lambda pair: pair[0][0] is pair[1], pairs))
+        added = [(message, len(message.content.split())) for message in messages[known:]]
+        self._counted = [*self._counted[:known], *added]
+        return sum(number for _, number in self._counted)
