@@ -1,5 +1,7 @@
 """Planted faults of the load level that one process shows: ids, splits, settings, tools."""
 
+from dataclasses import replace
+
 import pytest
 
 from telescope_core import (
@@ -144,6 +146,48 @@ def test_a_constant_prompt_is_no_overlap_when_the_answers_differ(try_out):
             return ListSource([Example(id=w, prompt="Guess the word", answer=w) for w in words])
 
     assert try_out("load", Hidden).found == []
+
+
+def mazes(split, *, answer=""):
+    """Two games with one prompt, whose maps nobody sees."""
+    first = 0 if split == "train" else 2
+    return ListSource(
+        [
+            Example(id=f"maze-{i}", prompt="Find the way out", answer=answer, info={"seed": i})
+            for i in (first, first + 1)
+        ]
+    )
+
+
+@pytest.mark.parametrize("answer", ["", "out"])
+def test_games_with_one_prompt_and_other_hidden_state_are_no_overlap(try_out, answer):
+    class Maze(Words):
+        def examples(self, split):
+            return mazes(split, answer=answer)
+
+        def gold_answer(self, example):
+            return ["north", "out"]
+
+    assert try_out("load", Maze).found == []
+
+
+def test_the_same_hidden_state_in_two_splits_is_found(try_out):
+    class Maze(Words):
+        def examples(self, split):
+            drawn = [mazes("train").example(i) for i in range(2)]
+            return ListSource([replace(one, id=f"{split}-{one.id}") for one in drawn])
+
+    assert try_out("load", Maze).found == ["load.split_prompts"]
+
+
+def test_a_question_in_both_splits_is_found_though_its_info_differs(try_out):
+    class Rows(Words):
+        def examples(self, split):
+            row = 1 if split == "train" else 9
+            asked = Example(id=f"row-{row}", prompt="2 + 2 = ?", answer="4", info={"row": row})
+            return ListSource([asked])
+
+    assert try_out("load", Rows).found == ["load.split_prompts"]
 
 
 def test_evidence_says_how_many_and_which(try_out):

@@ -44,8 +44,14 @@ class Problem:
     id: str
     content: str
     """Digest of prompt, answer and info."""
-    question: str
-    """Digest of the prompt with its answer."""
+    prompt: str
+    """Digest of the prompt."""
+    answer: str
+    """Digest of the answer; of the gold answer or nothing where there is none."""
+    info: str
+    """Digest of the info, in which a game keeps its hidden state."""
+    has_answer: bool
+    """Whether the example itself has an answer, so that its info need not hold it."""
 
 
 def run_load(job: Job, answers: Answers) -> None:
@@ -260,12 +266,15 @@ def _problem(
 ) -> Problem:
     prompt = _text(example.prompt)
     info = json.dumps(example.info, sort_keys=True, default=str)
-    answer = example.answer or (_gold(environment, example) if asks_gold else "") or info
+    answer = example.answer or (_gold(environment, example) if asks_gold else "")
     return Problem(
         split=split,
         id=example.id,
         content=_digest(prompt, example.answer, info),
-        question=_digest(prompt, answer),
+        prompt=_digest(prompt),
+        answer=_digest(answer),
+        info=_digest(info),
+        has_answer=bool(example.answer),
     )
 
 
@@ -290,17 +299,32 @@ def _digest(*parts: str) -> str:
 
 
 def _check_overlap(problems: Sequence[Problem], answers: Answers) -> None:
-    for check, key in (("load.split_ids", "id"), ("load.split_prompts", "question")):
-        seen: dict[str, Problem] = {}
-        shared: Counter[str] = Counter()
-        for problem in problems:
-            other = seen.setdefault(getattr(problem, key), problem)
-            if other.split != problem.split:
-                shared[problem.id] += 1
-        for example_id in list(shared)[:3]:
-            answers.found(
-                check,
-                f"{len(shared)} of {len(problems)} examples are in two splits, such as this one",
-                example_id=example_id,
-            )
-        answers.passed(check)
+    asked = Counter((problem.split, problem.prompt) for problem in problems)
+
+    def question(problem: Problem) -> tuple[str, ...]:
+        # A prompt that a split holds several times does not say which problem it is, as in a game
+        # of hidden words; what tells its problems apart may stand in the info alone. Elsewhere the
+        # info is left out: a row number would hide that one question is in both splits.
+        is_told_apart = problem.has_answer and asked[problem.split, problem.prompt] == 1
+        return (problem.prompt, problem.answer, "" if is_told_apart else problem.info)
+
+    _report_shared("load.split_ids", [(one.id,) for one in problems], problems, answers)
+    _report_shared("load.split_prompts", [question(one) for one in problems], problems, answers)
+
+
+def _report_shared(
+    check: str, keys: Sequence[tuple[str, ...]], problems: Sequence[Problem], answers: Answers
+) -> None:
+    """Report the problems whose key is in another split as well."""
+    seen: dict[tuple[str, ...], Problem] = {}
+    shared: Counter[str] = Counter()
+    for key, problem in zip(keys, problems, strict=True):
+        if seen.setdefault(key, problem).split != problem.split:
+            shared[problem.id] += 1
+    for example_id in list(shared)[:3]:
+        answers.found(
+            check,
+            f"{len(shared)} of {len(problems)} examples are in two splits, such as this one",
+            example_id=example_id,
+        )
+    answers.passed(check)
