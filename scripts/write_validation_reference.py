@@ -17,7 +17,10 @@ version.
 A check of severity `fail` keeps an environment from being published when it finds something; one
 of severity `warn` does so with `--strict`. The levels are done in order, each only when the one
 before found no failure. A check that was not done is reported as `{Outcome.NOT_RUN}` with the
-reason, never as passed; one that has nothing to look at, such as tools where there are none, as
+reason, never as passed. One for which less than half of what was planned could be tried is
+`{Outcome.INCONCLUSIVE}`, which is neither a pass nor a failure: `env validate` exits with 8,
+`env push` publishes nothing, and validating again on a less busy machine may decide it. One
+that has nothing to look at, such as tools where there are none, is reported as
 `{Outcome.NOT_APPLICABLE}`.
 """
 ABOUT = {
@@ -25,11 +28,11 @@ ABOUT = {
     Level.LOAD: """\
 Two processes, with different hash seeds, import the environment, build it from its default
 settings and read examples: all of a finite split up to 2000, 200 of an endless one, as far as
-four seconds go. They have no network: a network namespace with nothing but loopback where the
-kernel allows one, else an audit hook that refuses Python's calls; the report says which. Folders
-that may be written to are `XDG_CACHE_HOME`, `XDG_CONFIG_HOME`, `TMPDIR` and `HF_HOME`; home and
-working directory are thrown away. No variables are passed on but those of the machine, and the
-secrets that the environment declares.""",
+four seconds of processor time go. They have no network: a network namespace with nothing but
+loopback where the kernel allows one, else an audit hook that refuses Python's calls; the report
+says which. Folders that may be written to are `XDG_CACHE_HOME`, `XDG_CONFIG_HOME`, `TMPDIR` and
+`HF_HOME`; home and working directory are thrown away. No variables are
+passed on but those of the machine, and the secrets that the environment declares.""",
     Level.REWARD: """\
 Scripted answers are played by the code that plays real rollouts, in one process: each example
 (`--examples`, 16 of each split) gets its gold answer and eleven answers that are none; the first
@@ -43,7 +46,13 @@ example's gold answer and random words may be right by luck, so one in ten of th
 may succeed.
 
 `reward.loop` accuses only code that is found on the event loop in two looks at the same call, so
-a busy machine is not mistaken for it; what the thread waited for a processor is taken off.""",
+a busy machine is not mistaken for it; what the thread waited for a processor is taken off.
+
+Limits count the environment's own processor time, without what the scripted policy costs, on the
+scale of a reference machine: 20 s for one rollout, 120 s for all that are played in turn, 30 s for
+the repeats, 60 s for those at once. Time on the wall (two minutes for a rollout, five for a pass)
+only ends what waits for ever, and then the check is not conclusive. After a rollout that had to
+be ended no other is started.""",
     Level.LEAKAGE: """\
 One process plays rollouts whose first answer is empty, and looks at prompt, system prompt, tool
 schemas and first observation.
@@ -63,7 +72,7 @@ MEASURED = """## What is measured
 Facts stand beside the checks and decide nothing: `rollouts_per_second` (64 at once, scripted
 model), `reward_p99_ms` and `reward_median_ms`, `slowest_rollout_s`, `memory_mb` (of the process
 that played), `import_s`, `reward_floor`, `rollouts_tried` of `rollouts_planned` (fewer where
-rewards are slow: a pass ends after 40 s), `examples_<split>`, `network_cut_by`, and the seconds
+rewards are slow), `examples_<split>`, `network_cut_by`, and the seconds
 of each level.
 
 ## The report
@@ -78,7 +87,7 @@ whose SHA-256 is what a release records beside policy and verdict; `--report FIL
 | `environment`, `version`, `wheel_sha256` | what was validated; no digest for an installed one |
 | `core_version`, `python` | what played it |
 | `level`, `num_examples` | what was asked for; publishing asks for all levels |
-| `verdict` | `pass`, `warn` or `fail` |
+| `verdict` | `pass`, `warn`, `fail` or `not conclusive` |
 | `checks` | id, level, severity, outcome, reason, fix, up to five pieces of evidence |
 | `facts` | see above |
 

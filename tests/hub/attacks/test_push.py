@@ -173,6 +173,10 @@ def test_a_report_that_was_changed_by_hand():
             require_publishable(good.model_copy(update=cut), wheel)
     with pytest.raises(RegistryError, match=r"not complete: reward\.gold were not run"):
         require_publishable(report_of(wheel, Outcome.PASS, Outcome.NOT_RUN), wheel)
+    with pytest.raises(RegistryError, match=r"not conclusive.*reward\.gold\. Nothing failed"):
+        require_publishable(report_of(wheel, Outcome.PASS, Outcome.INCONCLUSIVE), wheel)
+    with pytest.raises(RegistryError, match=r"not conclusive.*its verdict"):
+        require_publishable(good.model_copy(update={"verdict": Verdict.INCONCLUSIVE}), wheel)
     with pytest.raises(RegistryError, match="is of a different wheel"):
         require_publishable(good, other)
 

@@ -6,11 +6,13 @@ import pytest
 from tests.hub.projects import write_project
 from typer.testing import CliRunner
 
+from telescope_cli.env import validate as validate_module
 from telescope_cli.env.app import app
 from telescope_core.errors import ConfigError
-from telescope_envs.validation import Outcome, Report, Verdict
+from telescope_envs.validation import Level, Outcome, Report, ValidationOptions, Verdict
 
 RUN = CliRunner()
+STATIC = ValidationOptions(level=Level.STATIC)
 
 
 def validate(*arguments: str):
@@ -54,6 +56,25 @@ def test_a_failure_is_exit_code_1_and_stands_in_the_report_file(project, tmp_pat
     written = Report.model_validate_json(path.read_bytes())
     assert written.verdict is Verdict.FAIL
     assert [check.id for check in written.found(Outcome.FAIL)] == ["static.license"]
+
+
+def test_a_report_that_is_not_conclusive_is_exit_code_8_and_says_what_to_do(project, monkeypatch):
+    made = validate_module.validate_project(Path(project), STATIC)
+    checks = [
+        one.model_copy(update={"outcome": Outcome.INCONCLUSIVE, "reason": "only 3 of 36 tried"})
+        if one.id == "reward.echo"
+        else one
+        for one in made.checks
+    ]
+    update = {"checks": tuple(checks), "verdict": Verdict.INCONCLUSIVE}
+    monkeypatch.setattr(
+        validate_module, "validate_project", lambda *given: made.model_copy(update=update)
+    )
+    done = validate(str(project))
+    assert done.exit_code == 8
+    assert "acme/toy 0.1.0: not conclusive" in done.stdout
+    assert "only 3 of 36 tried" in done.stdout
+    assert "Validate it again when the machine is less busy" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -69,13 +69,18 @@ def run_program(
         finally:
             # Its own process is ended and all that it started. Nobody waits for those: they are
             # not children of this process.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end_group(process)
             process.wait()
             for stream in (process.stdout, process.stderr):
                 assert stream is not None, "both are pipes"
                 stream.close()
     return subprocess.CompletedProcess(list(command), process.returncode, out, err)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill everything in the session that `process` was started in, whether it has ended or not."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from telescope_envs.validation.render import PLAIN, SYMBOLS, as_markdown, as_tex
 from telescope_envs.validation.runner import DEFAULT_EXAMPLES
 
 _ALL = "all"
+NOT_CONCLUSIVE = 8
+"""Exit code when nothing failed but too little could be tried; 1 to 7 are those of errors."""
 _REPORT_FORMATS = (".json", ".md")
 
 
@@ -54,7 +56,8 @@ def validate(
     """Check an environment: its files, loading, rewards, leaks and tools.
 
     The environment's code runs in processes without network access and with their own home folder.
-    Exits with 1 when the environment must not be published as it is.
+    Exits with 1 when the environment must not be published as it is, and with 8 when nothing failed
+    but too little could be tried to know, as on a busy machine.
 
     Example: telescope env validate ./my-env --report report.md
     """
@@ -77,6 +80,8 @@ def validate(
     else:
         encoding = (sys.stdout.encoding or "").lower()
         typer.echo(as_text(made, SYMBOLS if encoding.startswith("utf") else PLAIN), nl=False)
+    if made.verdict is Verdict.INCONCLUSIVE:
+        raise typer.Exit(NOT_CONCLUSIVE)
     if made.verdict is Verdict.FAIL or (strict and made.verdict is Verdict.WARN):
         raise typer.Exit(1)
 

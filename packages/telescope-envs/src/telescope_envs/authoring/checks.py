@@ -92,7 +92,7 @@ def published_as(registry: Registry, built: BuiltWheel, environment_id: str) -> 
 
 
 def require_publishable(report: Report, wheel_sha256: str) -> None:
-    """Raise RegistryError unless `report` is complete, is about this wheel, and has no failure.
+    """Raise RegistryError unless `report` is whole, conclusive, of this wheel, without failure.
 
     The outcomes of the checks are examined too; the report's own verdict is not enough.
     """
@@ -102,6 +102,14 @@ def require_publishable(report: Report, wheel_sha256: str) -> None:
             f"{report.environment} {report.version} does not pass validation: "
             f"{_ids(check.id for check in failed) or 'its verdict is fail'}; run telescope env "
             "validate to see what to do. Nothing was published"
+        )
+    open_ = [check.id for check in report.checks if check.outcome is Outcome.INCONCLUSIVE]
+    if open_ or report.verdict is Verdict.INCONCLUSIVE:
+        raise RegistryError(
+            f"the validation of {report.environment} {report.version} is not conclusive: too "
+            f"little could be tried for {_ids(open_) or 'its verdict'}. Nothing failed, and "
+            "nothing was published: push again when the machine is less busy; if that does not "
+            "help, make waits in its code shorter and rewards cheaper"
         )
     not_run = [check.id for check in report.checks if check.outcome is Outcome.NOT_RUN]
     if report.level is not LEVELS[-1] or not_run or not report.checks:

@@ -35,6 +35,7 @@ from telescope_envs.registry.records import Release, Source
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.store import Publication, WritableStore
 from telescope_envs.validation import Outcome, Report, validate_project
+from telescope_envs.validation.render import evidence_text
 
 
 class PushState(StrEnum):
@@ -136,6 +137,8 @@ def _prepare(
     options.progress("validating   loading it and playing it with scripted answers")
     report = validate_project(copy)
     options.progress(f"validation   {_summary(report)}")
+    if found := evidence_text(report):
+        options.progress(found)
     require_publishable(report, built.sha256)
     result = _compared(registry, validated(release, report), report)
     return _Prepared(result=result, wheel=built.path.read_bytes())
@@ -222,6 +225,7 @@ def _raised(project: Path, release: Release, *, commit: bool) -> Release:
 def _summary(report: Report) -> str:
     counts = Counter(check.outcome.value for check in report.checks)
     told = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counts.items()))
-    found = [check.id for check in report.checks if check.outcome in (Outcome.WARN, Outcome.FAIL)]
+    told_of = (Outcome.WARN, Outcome.FAIL, Outcome.INCONCLUSIVE)
+    found = [check.id for check in report.checks if check.outcome in told_of]
     what = f": {', '.join(found)}" if found else ""
     return f"{report.verdict} ({told}; policy {report.policy}){what}"

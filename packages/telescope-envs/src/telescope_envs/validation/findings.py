@@ -19,6 +19,8 @@ class Findings:
         self._evidence: defaultdict[str, list[Evidence]] = defaultdict(list)
         self._not_applicable: dict[str, str] = {}
         self._not_run: dict[str, str] = {}
+        self._inconclusive: dict[str, str] = {}
+        self._cut_short: dict[Level, str] = {}
         self.facts: dict[str, float | str] = {}
 
     def passed(self, check: str) -> None:
@@ -35,6 +37,15 @@ class Findings:
     def not_applicable(self, check: str, reason: str) -> None:
         """Record that `check` has nothing to look at."""
         self._not_applicable[_known(check)] = reason
+
+    def inconclusive(self, check: str, reason: str) -> None:
+        """Record that too little of `check` could be tried; something found still counts."""
+        self._inconclusive.setdefault(_known(check), reason)
+
+    def cut_short(self, check: str, reason: str) -> None:
+        """Record that its level ended during `check`, through no known fault of the environment."""
+        self.inconclusive(check, reason)
+        self._cut_short[CHECKS[check].level] = f"the level ended during {check}"
 
     def not_run(self, checks: Iterable[str], reason: str) -> None:
         """Record why `checks` cannot be done, except those about which something is known."""
@@ -65,10 +76,14 @@ class Findings:
         if evidence:
             is_fatal = about.severity is Severity.FAIL
             outcome = Outcome.FAIL if is_fatal else Outcome.WARN
+        elif check in self._inconclusive:
+            outcome, reason = Outcome.INCONCLUSIVE, self._inconclusive[check]
         elif check in self._not_applicable:
             outcome, reason = Outcome.NOT_APPLICABLE, self._not_applicable[check]
         elif check in self._passed:
             outcome = Outcome.PASS
+        elif about.level in self._cut_short and check not in self._not_run:
+            outcome, reason = Outcome.INCONCLUSIVE, self._cut_short[about.level]
         else:
             outcome, reason = Outcome.NOT_RUN, self._not_run.get(check, otherwise)
         return CheckResult(

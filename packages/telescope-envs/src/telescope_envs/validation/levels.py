@@ -9,7 +9,10 @@ from telescope_envs.validation.probes.job import Job, Kind
 from telescope_envs.validation.processes import Errand, Place, Told, make_job, run_together
 
 MAX_IMPORT_S = 2.0
-_LOAD_LIMIT_S, _REWARD_LIMIT_S, _LEAKAGE_LIMIT_S = 120.0, 300.0, 180.0
+_LOAD_LIMIT_S, _REWARD_LIMIT_S, _LEAKAGE_LIMIT_S = 300.0, 900.0, 600.0
+"""Seconds on the wall, so that a validation ends though something waits for ever."""
+_ENOUGH = 0.5
+"""The part of the answers that both processes have to play."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,8 @@ def check_load(trial: Trial, findings: Findings) -> Trial:
         told[0].tell(findings)
     _check_import_time(trial, told, findings)
     if told[1].end:
-        findings.found("load.ids_stable", f"in a second process: {told[1].end}")
+        record = findings.found if told[1].is_own_end else findings.inconclusive
+        record("load.ids_stable", f"in a second process: {told[1].end}")
     elif "problems" in told[0].data:
         _compare_problems(told[0].data["problems"], told[1].data.get("problems", []), findings)
     return trial
@@ -52,6 +56,8 @@ def check_load(trial: Trial, findings: Findings) -> Trial:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ImportTime:
     spent_s: float
+    """Processor time."""
+    wall_s: float
     slowness: float
     """How many times slower than the reference machine that the limit is for."""
 
@@ -59,12 +65,16 @@ class _ImportTime:
     def counted_s(self) -> float:
         return self.spent_s / self.slowness
 
+    @property
+    def longest_s(self) -> float:
+        return max(self.spent_s, self.wall_s) / self.slowness
+
 
 def _check_import_time(trial: Trial, told: list[Told], findings: Findings) -> None:
     times = _import_times(told)
     if not times:
         return
-    if min(time.counted_s for time in times) > MAX_IMPORT_S:
+    if min(time.longest_s for time in times) > MAX_IMPORT_S:
         # The first two imports run at the same time and compile byte code. What counts is an import
         # that finds everything compiled.
         times += _import_times(_load(trial, (3,)))
@@ -74,15 +84,26 @@ def _check_import_time(trial: Trial, told: list[Told], findings: Findings) -> No
         pace = f", on a machine {best.slowness:.1f} times as slow as the reference"
         findings.found(
             "load.import_time",
-            f"importing {trial.factory.partition(':')[0]} takes {best.spent_s:.1f} s, expected "
-            f"at most {MAX_IMPORT_S * best.slowness:.1f}{pace if best.slowness > 1 else ''}",
+            f"importing {trial.factory.partition(':')[0]} computes for {best.spent_s:.1f} s, "
+            f"expected at most {MAX_IMPORT_S * best.slowness:.1f}"
+            f"{pace if best.slowness > 1 else ''}",
+        )
+    elif (longest := min(time.longest_s for time in times)) > MAX_IMPORT_S:
+        findings.inconclusive(
+            "load.import_time",
+            f"importing it took {longest:.1f} s, {best.spent_s:.1f} s of which it computed: it "
+            "waits for something, or the machine was busy",
         )
     findings.passed("load.import_time")
 
 
 def _import_times(told: list[Told]) -> list[_ImportTime]:
     return [
-        _ImportTime(spent_s=one.data["import_s"], slowness=one.data["slowness"])
+        _ImportTime(
+            spent_s=one.data["import_s"],
+            wall_s=one.data["import_wall_s"],
+            slowness=one.data["slowness"],
+        )
         for one in told
         if "import_s" in one.data
     ]
@@ -151,9 +172,10 @@ def check_reward(trial: Trial, findings: Findings) -> Trial:
     first, second = here.data.get("scores"), there.data.get("scores")
     check = "reward.same_in_processes"
     if there.end and not here.end:
-        findings.found(check, f"in a second process: {there.end}")
+        record = findings.found if there.is_own_end else findings.inconclusive
+        record(check, f"in a second process: {there.end}")
     elif first is None or second is None:
-        findings.not_run([check], "one of the two processes did not play any rollout")
+        findings.inconclusive(check, "one of the two processes did not play any rollout")
     elif findings.has_found("reward.deterministic"):
         findings.not_run([check], "rewards already differ within one process")
     else:
@@ -164,6 +186,11 @@ def check_reward(trial: Trial, findings: Findings) -> Trial:
 def _compare_scores(
     first: dict[str, list[Any]], second: dict[str, list[Any]], findings: Findings
 ) -> None:
+    num_both, num_most = len(first.keys() & second.keys()), max(len(first), len(second))
+    if num_both < _ENOUGH * num_most:
+        findings.inconclusive(
+            "reward.same_in_processes", f"only {num_both} of {num_most} played in both processes"
+        )
     for key, (reward, rewards, example_id, completion) in first.items():
         other = second.get(key)
         if other is not None and [reward, rewards] != other[:2]:

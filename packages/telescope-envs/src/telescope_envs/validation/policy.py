@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from telescope_envs.validation.records import Level, Severity
 
-POLICY_VERSION = "2"
+POLICY_VERSION = "3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ _LOAD = (
     ),
     _fail(
         "load.import_time",
-        "Importing it takes at most 2 seconds, or the time of the same work on a slower machine.",
+        "Importing it computes for at most 2 seconds, or for the same work on a slower machine.",
         "Every worker process imports it before its first rollout.",
         "Import heavy packages in the methods that use them.",
     ),
@@ -218,7 +218,7 @@ _LOAD = (
     ),
     _fail(
         "load.split_prompts",
-        "No problem, prompt and answer together, is in more than one split.",
+        "No problem, prompt and answer with any hidden state, is in more than one split.",
         "A different id does not make it a different problem.",
         "Split by a hash of the problem itself: SplitSource(split_key=...).",
     ),
@@ -292,7 +292,7 @@ _REWARD = (
     ),
     _fail(
         "reward.huge",
-        "An answer of a million characters stays at the floor and is scored in time.",
+        "An answer of a million characters stays at the floor and takes at most 20 s to compute.",
         "Length must not earn reward, and one long answer must not hold up the others.",
         "Judge a bounded tail of the answer; beware of slow regular expressions.",
     ),

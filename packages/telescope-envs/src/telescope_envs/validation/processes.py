@@ -5,20 +5,23 @@ Probes have a home, a temporary folder and a working directory that are deleted 
 
 import json
 import os
-import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
+from telescope_envs.subprocesses import end_group, passed_on
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.probes.job import Job, Kind
 
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "OMP_NUM_THREADS", "SYSTEMROOT")
+_PASSED_ON = ("OMP_NUM_THREADS",)
+"""Variables that probes see besides those that every program of an environment sees."""
+OWN_SHARE = 0.5
+"""A probe that is not done in time, but computed for this part of it, is itself the cause."""
 _PROGRAM = """
 import importlib, sys, types
 envs, validation, job, *first = sys.argv[1:]
@@ -63,6 +66,8 @@ class Told:
     data: dict[str, Any]
     end: str = ""
     """Why the probe did not finish; empty if it did."""
+    is_own_end: bool = True
+    """Whether the environment is the cause of `end`, as far as can be known."""
     stage: str = ""
     """The check that it started last."""
 
@@ -81,6 +86,8 @@ class Told:
                     )
                 case "not applicable":
                     findings.not_applicable(line["check"], line["reason"])
+                case "inconclusive":
+                    findings.inconclusive(line["check"], line["reason"])
                 case "not run":
                     findings.not_run([line["check"]], line["reason"])
                 case "fact":
@@ -88,7 +95,8 @@ class Told:
                 case _:
                     pass
         if self.end and self.stage:
-            findings.found(self.stage, self.end)
+            record = findings.found if self.is_own_end else findings.cut_short
+            record(self.stage, self.end)
 
 
 def make_job(
@@ -140,13 +148,38 @@ class _Running:
         """Wait until it ends or its time is up; returns what it reported."""
         try:
             code = self.process.wait(max(0.0, self.deadline_s - time.monotonic()))
-            end = f"its process ended with {code}" if code else ""
+            end = Ending(f"its process ended with {code}" if code else "")
         except subprocess.TimeoutExpired:
-            end = f"not done after {self.errand.limit_s:g} s"
+            end = late_ending(self.errand.limit_s, _killed(self.process))
         self.said.seek(0)
         text = self.said.read()[-4000:].decode("utf-8", "replace").strip()
         last = (text.splitlines() or [""])[-1]
-        return read_answers(Path(self.errand.job.output), f"{end}: {last}" if end and last else end)
+        text = f"{end.text}: {last}" if end.text and last else end.text
+        return read_answers(Path(self.errand.job.output), text, is_own_end=end.is_own)
+
+
+class Ending(NamedTuple):
+    """How a probe ended; the text is empty if it did what it was to do."""
+
+    text: str
+    is_own: bool = True
+    """Whether the environment is the cause, as far as can be known."""
+
+
+def late_ending(limit_s: float, spent_s: float) -> Ending:
+    """Return how a probe ended that was not done in time, of which it computed for `spent_s`."""
+    text = f"not done after {limit_s:g} s, {spent_s:.1f} s of which it computed"
+    if spent_s >= OWN_SHARE * limit_s:
+        return Ending(text)
+    return Ending(f"{text}: it waited for something, or the machine was busy", is_own=False)
+
+
+def _killed(process: subprocess.Popen[bytes]) -> float:
+    """Kill a probe and all it started; returns the seconds of processor time that it spent."""
+    end_group(process)
+    _, status, spent = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return spent.ru_utime + spent.ru_stime
 
 
 @contextmanager
@@ -157,6 +190,7 @@ def _started(place: Place, errand: Errand) -> Generator[_Running]:
     for folder in (home, work, *(path for path in caches.values() if _is_in(place, path))):
         folder.mkdir(parents=True, exist_ok=True)
     environ = {
+        **passed_on(),
         **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
         **{name: str(path) for name, path in caches.items()},
         **errand.environ,
@@ -180,8 +214,7 @@ def _started(place: Place, errand: Errand) -> Generator[_Running]:
         try:
             yield _Running(errand=errand, process=process, said=said, deadline_s=deadline_s)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end_group(process)
             process.wait()
 
 
@@ -189,7 +222,7 @@ def _is_in(place: Place, path: Path) -> bool:
     return place.scratch in path.parents
 
 
-def read_answers(path: Path, end: str = "") -> Told:
+def read_answers(path: Path, end: str = "", *, is_own_end: bool = True) -> Told:
     """Return what a probe wrote; `end` is the reason to give if it did not finish."""
     lines: list[dict[str, Any]] = []
     for text in path.read_text(encoding="utf-8").splitlines():
@@ -203,5 +236,6 @@ def read_answers(path: Path, end: str = "") -> Told:
         lines=lines,
         data={line["name"]: line["value"] for line in lines if line["kind"] == "data"},
         end="" if has_ended else end or "its process ended early",
+        is_own_end=is_own_end,
         stage=stages[-1] if stages else "",
     )

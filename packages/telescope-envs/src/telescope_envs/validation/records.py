@@ -46,6 +46,9 @@ class Outcome(StrEnum):
     """It found something that does not keep the environment from being published."""
     FAIL = "fail"
     """It found something that keeps the environment from being published."""
+    INCONCLUSIVE = "not conclusive"
+    """Too little of it could be tried, and that need not be the environment's fault; `reason` says
+    how much. It never counts as a pass, nor as a failure."""
     NOT_RUN = "not run"
     """It could not be done, or was not asked for; `reason` says why. It never counts as a pass."""
     NOT_APPLICABLE = "not applicable"
@@ -59,6 +62,9 @@ class Verdict(StrEnum):
     """Every applicable check that was asked for was done, and none found anything."""
     WARN = "warn"
     """Only checks of severity warn found something."""
+    INCONCLUSIVE = "not conclusive"
+    """Nothing failed, but a check that was asked for is not conclusive. It cannot be published on
+    this report; validating again may decide it."""
     FAIL = "fail"
     """A check of severity fail found something, or something asked for could not be done."""
 
@@ -85,7 +91,7 @@ class CheckResult(_Record):
     severity: Severity
     outcome: Outcome
     reason: str = ""
-    """Why it was not run or does not apply."""
+    """Why it was not run, is not conclusive, or does not apply."""
     evidence: tuple[Evidence, ...] = ()
     fix: str = ""
     """What to do about it; empty unless something was found."""
@@ -149,4 +155,6 @@ def verdict_of(checks: tuple[CheckResult, ...], *, asked: tuple[Level, ...]) -> 
     is_owed = any(check.level in asked and check.outcome is Outcome.NOT_RUN for check in checks)
     if Outcome.FAIL in outcomes or is_owed:
         return Verdict.FAIL
+    if Outcome.INCONCLUSIVE in outcomes:
+        return Verdict.INCONCLUSIVE
     return Verdict.WARN if Outcome.WARN in outcomes else Verdict.PASS

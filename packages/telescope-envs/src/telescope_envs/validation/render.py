@@ -51,6 +51,18 @@ def as_text(report: Report, marks: Marks = PLAIN) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
+def evidence_text(report: Report, marks: Marks = PLAIN) -> str:
+    """Return what checks found and which are not conclusive, without those that passed."""
+    lines: list[str] = []
+    for check in report.checks:
+        if check.evidence:
+            lines += _finding_lines(check, marks)
+        elif check.outcome is Outcome.INCONCLUSIVE:
+            said = f"{check.id}: {check.outcome}. {check.reason}"
+            lines += _wrapped(said, f"  {marks.left_out} ")
+    return "\n".join([*lines, *_wrapped(_advice(report), "")])
+
+
 def as_markdown(report: Report) -> str:
     """Return the report as a Markdown page."""
     lines = [f"# {_name(report)}: {report.verdict}", "", _about(report), ""]
@@ -129,8 +141,15 @@ def _advice(report: Report) -> str:
     failed, warned = report.found(Outcome.FAIL), report.found(Outcome.WARN)
     if failed:
         return f"{len(failed)} to correct before it can be published: {_ids(failed)}"
-    if warned:
+    if warned and not report.found(Outcome.INCONCLUSIVE):
         return f"it can be published; {len(warned)} to look at: {_ids(warned)}"
+    open_ = report.found(Outcome.INCONCLUSIVE)
+    if open_:
+        return (
+            f"{len(open_)} not conclusive: {_ids(open_)}. Nothing failed, but too little could be "
+            "tried to publish it. Validate it again when the machine is less busy; if that does "
+            "not help, make waits in its code shorter and rewards cheaper"
+        )
     owed = report.found(Outcome.NOT_RUN)
     if owed and report.is_complete:
         return f"{len(owed)} could not be done: {_ids(owed)}"

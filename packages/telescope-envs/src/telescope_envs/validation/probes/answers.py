@@ -40,6 +40,10 @@ class Answers:
         """Report that `check` has nothing to look at."""
         self._write(kind="not applicable", check=check, reason=reason)
 
+    def inconclusive(self, check: str, reason: str) -> None:
+        """Report why nothing can be concluded from what `check` could try."""
+        self._write(kind="inconclusive", check=check, reason=reason)
+
     def not_run(self, check: str, reason: str) -> None:
         """Report why `check` cannot be done."""
         self._write(kind="not run", check=check, reason=reason)

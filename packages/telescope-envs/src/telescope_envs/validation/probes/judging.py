@@ -7,7 +7,7 @@ once in ten times.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,10 +21,13 @@ from telescope_envs.validation.probes.completions import (
     NOTHING,
     Try,
 )
+from telescope_envs.validation.probes.meter import Cut
 
 MARGIN = 0.25
 HIGHEST_FLOOR = 0.5
 LUCK = 0.1
+ENOUGH = 0.5
+"""The part of what was planned that has to be tried before a check can pass."""
 _SLACK = 1e-6
 
 
@@ -35,6 +38,11 @@ class Played:
     attempt: Try
     rollout: Rollout
     duration_s: float
+    """Time on the wall."""
+    own_s: float
+    """Processor time of the environment, in seconds of the reference machine."""
+    cut: Cut | None = None
+    """Why it was ended before its end; None if it was not."""
     digest: str
     """Digest of the conversation."""
 
@@ -66,8 +74,9 @@ def judge_failures(played: Iterable[Played], answers: Answers) -> None:
             continue
         error = one.rollout.error or "failed"
         if one.rollout.stop_reason is StopReason.TIMEOUT:
-            check = "reward.huge" if one.attempt.kind in HUGE else "reward.plays"
-        elif "RewardError" in error and "finite number" in error:
+            _judge_late(one, error, answers)
+            continue
+        if "RewardError" in error and "finite number" in error:
             check = "reward.finite"
         elif "RewardError" in error and "outside its declared range" in error:
             check = "reward.range"
@@ -78,10 +87,51 @@ def judge_failures(played: Iterable[Played], answers: Answers) -> None:
         answers.passed(check)
 
 
-def judge_gold(played: Sequence[Played], declared: Range, answers: Answers) -> None:
-    """Report gold answers that earn less than the maximum, or that there is none."""
+def _judge_late(one: Played, error: str, answers: Answers) -> None:
+    """Report a rollout that took too long: only processor time says that it was its own fault."""
+    check = "reward.huge" if one.attempt.kind in HUGE else "reward.plays"
+    spent = f"{one.attempt.kind} answer: the environment computed for {one.own_s:.1f} s"
+    if one.cut is Cut.OWN:
+        _found(answers, check, f"{spent}, which is too long for one rollout", one)
+    else:
+        answers.inconclusive(
+            check,
+            f"{spent} of {one.duration_s:.0f} s and had not ended ({error}): it waited for "
+            "something, or the machine was busy",
+        )
+
+
+def require_enough(
+    planned: Sequence[Try], tried: Iterable[Played], checks: Iterable[str], answers: Answers
+) -> None:
+    """Report the checks for which less than half of the planned rollouts came to their end."""
+    wanted: Counter[str] = Counter()
+    done: Counter[str] = Counter()
+    ended = [one.attempt for one in tried if one.cut is None]
+    for check in checks:
+        for counts, tries in ((wanted, planned), (done, ended)):
+            counts[check] = sum(_is_for(check, one.kind) for one in tries)
+        if done[check] < ENOUGH * wanted[check]:
+            answers.inconclusive(
+                check, f"only {done[check]} of {wanted[check]} rollouts were tried in the time"
+            )
+
+
+def _is_for(check: str, kind: str) -> bool:
+    """Whether a rollout with an answer of this kind is needed for `check`."""
+    if check in ("reward.gold", "reward.has_gold"):
+        return kind == GOLD
+    if check == "reward.floor":
+        return kind in NOTHING
+    return check not in CHECK_OF_KIND.values() or CHECK_OF_KIND.get(kind) == check
+
+
+def judge_gold(
+    played: Sequence[Played], declared: Range, answers: Answers, *, is_planned: bool
+) -> None:
+    """Report gold answers that earn less than the maximum, or that there is none to be played."""
     golds = [one for one in played if one.attempt.kind == GOLD]
-    if not golds:
+    if not is_planned:
         answers.found("reward.has_gold", "gold_answer returns None for every example tried")
         answers.not_applicable("reward.gold", "there is no gold answer")
         return

@@ -14,12 +14,22 @@ from telescope_core.environments.tool_calls import ToolFailure
 from telescope_core.locate import load_environment_class
 from telescope_core.rollout import play_rollout
 from telescope_core.scripted import ScriptedClient
-from telescope_core.types import Completion, JsonValue, Message, Rollout, RolloutStatus, ToolCall
+from telescope_core.types import (
+    Completion,
+    JsonValue,
+    Message,
+    Rollout,
+    RolloutStatus,
+    StopReason,
+    ToolCall,
+)
 from telescope_envs.validation.probes.answers import Answers, described
 from telescope_envs.validation.probes.completions import Asked, Form, Try, form_of
 from telescope_envs.validation.probes.guards import cut_off_network
 from telescope_envs.validation.probes.job import Job
+from telescope_envs.validation.probes.judging import require_enough
 from telescope_envs.validation.probes.leaks import Shown, find_leaks
+from telescope_envs.validation.probes.meter import Limits, Meter
 from telescope_envs.validation.probes.playing import (
     asked_of,
     capture_episodes,
@@ -39,6 +49,9 @@ CHECKED = (
     "leakage.memory",
 )
 _NEVER_S = 3600.0
+_CALL_S = 120.0
+_MEMORY = Limits(own_s=60.0, wall_s=120.0)
+_LATE = "a rollout had not ended in time: it waited for something, or the machine was busy"
 _NUM_KEPT = 64
 _FAULTS = (ToolFailure.BAD_ARGUMENTS, ToolFailure.RAISED, ToolFailure.TIMED_OUT)
 """Failures that a call with arguments made from the schema must not have; refusing is fine."""
@@ -63,7 +76,9 @@ async def look_for_leaks(environment: Environment, num_examples: int, answers: A
     asked = await asked_of(environment, num_examples)
     form = form_of(asked)
     with answers.doing("leakage.prompt"):
-        for leak in find_leaks([await _shown(environment, one, form, last) for one in asked]):
+        for leak in find_leaks(
+            [await _shown(environment, one, form, last, answers) for one in asked]
+        ):
             answers.found("leakage.prompt", leak.text, example_id=leak.example_id)
     if isinstance(environment, ToolEnvironment):
         await _check_tools(environment, asked[0], last, answers)
@@ -78,19 +93,24 @@ async def look_for_leaks(environment: Environment, num_examples: int, answers: A
         await environment.close()
 
 
-async def _shown(environment: Environment, one: Asked, form: Form, last: list[Episode]) -> Shown:
+async def _shown(
+    environment: Environment, one: Asked, form: Form, last: list[Episode], answers: Answers
+) -> Shown:
     """Return what the policy sees before its second answer if its first one is empty."""
-    rollout = (await play(environment, Try(asked=one, kind="empty", replies=("",)))).rollout
+    played = await play(environment, Try(asked=one, kind="empty", replies=("",)))
+    rollout = played.rollout
+    if played.cut is not None:
+        answers.inconclusive("leakage.prompt", _LATE)
     messages = rollout.messages or one.opening
     # Only the first observation counts: later ones may rightly reveal what was missed.
     written = [at for at, message in enumerate(messages) if message.role == "assistant"]
     seen = [message.content for message in messages[: written[1] if written[1:] else None]]
     seen += [json.dumps(tool, default=str) for tool in (last[0].tools if last else ())]
-    answers = [one.example.answer] if one.example.answer else []
+    right = [one.example.answer] if one.example.answer else []
     for gold in one.gold[-1:]:
-        answers.append(gold.removeprefix(form.before).removesuffix(form.after).strip())
+        right.append(gold.removeprefix(form.before).removesuffix(form.after).strip())
     return Shown(
-        example_id=one.example.id, text="\n".join(seen), answers=tuple(dict.fromkeys(answers))
+        example_id=one.example.id, text="\n".join(seen), answers=tuple(dict.fromkeys(right))
     )
 
 
@@ -117,7 +137,9 @@ async def _check_tools(
     with answers.doing("leakage.tool_errors"):
         for name, arguments in _wrong_calls(_about(schemas[0])[0] if schemas else ""):
             rollout = await _played_call(environment, one, name, arguments)
-            if rollout.status is RolloutStatus.FAILED:
+            if rollout.stop_reason is StopReason.TIMEOUT:
+                answers.inconclusive("leakage.tool_errors", _LATE)
+            elif rollout.status is RolloutStatus.FAILED:
                 answers.found(
                     "leakage.tool_errors",
                     f"calling {name!r} with {arguments}: {rollout.error}",
@@ -151,7 +173,9 @@ async def _call(
     said = next((m.content for m in reversed(rollout.messages) if m.role != "assistant"), "")
     failures = [kind for kind in _FAULTS if rollout.metrics.get(f"tool_errors/{kind}")]
     where = {"example_id": one.example.id, "completion": f"{name}({arguments})"}
-    if rollout.status is RolloutStatus.FAILED:
+    if rollout.stop_reason is StopReason.TIMEOUT:
+        answers.inconclusive("leakage.tool_calls", f"tool {name}: {_LATE}")
+    elif rollout.status is RolloutStatus.FAILED:
         answers.found("leakage.tool_calls", f"tool {name}: {rollout.error}", **where)
     elif failures:
         told = rollout.tags.get("tool_exception") or said
@@ -167,9 +191,8 @@ async def _played_call(
     message = Message(role="assistant", content="", tool_calls=(call,))
     replies = [Completion(message=message, finish_reason="tool_calls"), ""]
     client = ScriptedClient(replies)
-    return await play_rollout(
-        environment, "validated", request_for(one, "call"), client.policy("call")
-    )
+    request = request_for(one, "call", deadline_s=_CALL_S)
+    return await play_rollout(environment, "validated", request, client.policy("call"))
 
 
 async def _check_cleanup(
@@ -221,6 +244,9 @@ async def _check_isolation(
             first = await play(environment, tries[0])
             opening = tuple(await environment.first_messages(one.example))
             second = await play(environment, tries[1])
+            if first.cut is not None or second.cut is not None:
+                answers.inconclusive("leakage.isolation", _LATE)
+                break
             if opening != one.opening:
                 answers.found("leakage.isolation", "its prompt changed", example_id=one.example.id)
             elif first.digest != second.digest:
@@ -241,7 +267,8 @@ async def _check_memory(
             Try(asked=asked[index % len(asked)], kind="memory", replies=("",))
             for index in range(_NUM_KEPT)
         ]
-        await play_at_once(environment, tries, num_at_once=8, limit_s=10.0)
+        played = await play_at_once(environment, tries, Meter(), _MEMORY, num_at_once=8)
+        require_enough(tries, played, ["leakage.memory"], answers)
         last.clear()
         gc.collect()
         num_kept = sum(reference() is not None for reference in alive)

@@ -21,6 +21,7 @@ from telescope_core.types import Example, Split
 from telescope_envs.validation.probes.answers import Answers
 from telescope_envs.validation.probes.guards import AUDIT_HOOK, Guard, cut_off_network
 from telescope_envs.validation.probes.job import Job
+from telescope_envs.validation.probes.meter import Cut, Limits, Meter, Span, processor_s
 from telescope_envs.validation.probes.pace import slowness
 from telescope_envs.validation.probes.schema_check import schema_problems
 from telescope_envs.validation.probes.waiting import WaitClock
@@ -28,8 +29,8 @@ from telescope_envs.validation.probes.waiting import WaitClock
 _MAX_READ = 2000
 """Examples to read of a finite split; of an endless one, `_MAX_DRAWN`."""
 _MAX_DRAWN = 200
-_READ_S = 4.0
-"""Seconds for one split, after which only the examples that were asked for are read."""
+_READING = Limits(own_s=4.0, wall_s=60.0)
+"""For one split, after which only the examples that were asked for are read."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _BUILT = ("load.settings", "load.tools", "load.declarations", "load.network", "load.examples")
@@ -94,12 +95,13 @@ def _imported(job: Job, answers: Answers, guard: Guard) -> type[Environment] | N
     answers.stage("load.import")
     guard.phase = "import"
     clock = WaitClock()
-    started_s = time.perf_counter() - clock.waited_s()
+    began_s, spent_s = time.perf_counter() - clock.waited_s(), processor_s()
     found: list[type[Environment]] = []
     with answers.doing("load.import"):
         found.append(load_environment_class(job.factory))
+    answers.data("import_s", processor_s() - spent_s)
     # Time spent waiting for a processor is left out: the machine may be busy with something else.
-    answers.data("import_s", time.perf_counter() - clock.waited_s() - started_s)
+    answers.data("import_wall_s", time.perf_counter() - clock.waited_s() - began_s)
     answers.data("slowness", slowness())
     guard.phase = ""
     for attempt in guard.seen("network", "import"):
@@ -214,9 +216,11 @@ def _read_split(
     wanted = max(_MAX_DRAWN, num_examples) if size is None else min(size, _MAX_READ)
     by_id: dict[str, Problem] = {}
     found: list[Problem] = []
-    deadline_s = time.perf_counter() + _READ_S
+    span = Span(Meter(), _READING)
     for index in range(wanted):
-        if index >= num_examples and time.perf_counter() > deadline_s:
+        if index >= num_examples and (cut := span.cut) is not None:
+            if cut is Cut.WALL:
+                _read_too_few(f"{index} of {wanted} examples of split {split}", answers)
             break
         example = source.example(index)
         if not _is_example(example, f"{split} {index}", answers):
@@ -234,6 +238,13 @@ def _read_split(
     _check_end(source, size, split, answers)
     answers.passed("load.ids_unique")
     return found
+
+
+def _read_too_few(what: str, answers: Answers) -> None:
+    for check in ("load.ids_unique", "load.split_ids", "load.split_prompts"):
+        answers.inconclusive(
+            check, f"only {what} could be read in {_READING.wall_s:g} s: reading them waits"
+        )
 
 
 def _check_end(source: ExampleSource, size: int | None, split: Split, answers: Answers) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import resource
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,9 @@ from telescope_core.environments.loop_watch import Block, LoopWatch
 from telescope_core.locate import load_environment_class
 from telescope_core.rollout import play_rollout
 from telescope_core.scripted import ScriptedClient
+from telescope_core.types import Rollout
 from telescope_envs.validation.probes.answers import Answers, described
-from telescope_envs.validation.probes.completions import HUGE, Asked, Try, tries_of
+from telescope_envs.validation.probes.completions import GOLD, HUGE, Asked, Try, tries_of
 from telescope_envs.validation.probes.guards import Guard, cut_off_network
 from telescope_envs.validation.probes.job import Job
 from telescope_envs.validation.probes.judging import (
@@ -25,7 +25,10 @@ from telescope_envs.validation.probes.judging import (
     judge_gold,
     judge_junk,
     judge_same,
+    require_enough,
 )
+from telescope_envs.validation.probes.meter import Limits, Meter, Span
+from telescope_envs.validation.probes.pace import slowness
 from telescope_envs.validation.probes.playing import (
     asked_of,
     play_at_once,
@@ -55,11 +58,16 @@ CHECKED = (
     "reward.deadline",
 )
 NUM_AT_ONCE = 64
+_TURN_S = 0.05
 _BLOCK_S = 0.05
 _NUM_REPEATED = 4
 """Examples of each split that are played again, here and in another process."""
-_IN_TURN_S, _AGAIN_S, _AT_ONCE_S = 40.0, 10.0, 20.0
+_IN_TURN = Limits(own_s=120.0, wall_s=300.0)
+_AGAIN = Limits(own_s=30.0, wall_s=100.0)
+_AT_ONCE = Limits(own_s=60.0, wall_s=200.0)
 _DEADLINE_S, _GRACE_S, _NEVER_S = 0.1, 2.0, 3600.0
+_LATER = ("reward.deterministic", "reward.concurrency", "reward.loop", "reward.deadline")
+"""Checks that cannot be done once a rollout had to be ended: something of it may still go on."""
 
 
 def run_reward(job: Job, answers: Answers) -> None:
@@ -92,17 +100,25 @@ async def score_again(environment: Environment, num_examples: int, answers: Answ
     with answers.doing("reward.same_in_processes"):
         asked = await asked_of(environment, num_examples)
         tries = _again(list(tries_of(asked)))
-        _hand_over(await play_in_turn(environment, tries, limit_s=_AGAIN_S), answers)
+        meter = Meter(slowness=slowness())
+        _hand_over(await play_in_turn(environment, tries, meter, _AGAIN), answers)
     await environment.close()
 
 
 async def check_rewards(
-    environment: Environment, num_examples: int, answers: Answers, *, own_folder: str
+    environment: Environment,
+    num_examples: int,
+    answers: Answers,
+    *,
+    own_folder: str,
+    meter: Meter | None = None,
 ) -> None:
     """Run the level with an environment that is built already, and close it.
 
     Only code below `own_folder` is blamed for blocking the event loop; any code if it is empty.
+    `meter` reads what it costs, by default that of this process.
     """
+    meter = meter or Meter(slowness=slowness())
     answers.stage("reward.plays")
     blocks: list[Block] = []
     clock = WaitClock()
@@ -122,9 +138,10 @@ async def check_rewards(
             answers.not_run(check, "no rollout can begin")
         watch.stop()
         return
-    await _play_and_judge(environment, asked, answers)
-    answers.stage("reward.deadline")
-    await _check_deadline(environment, asked[0], answers)
+    is_whole = await _play_and_judge(environment, asked, meter, answers)
+    if is_whole:
+        answers.stage("reward.deadline")
+        await _check_deadline(environment, asked[0], answers)
     watch.stop()
     for block in blocks:
         answers.found(
@@ -135,33 +152,44 @@ async def check_rewards(
 
 
 async def _play_and_judge(
-    environment: Environment, asked: Sequence[Asked], answers: Answers
-) -> None:
+    environment: Environment, asked: Sequence[Asked], meter: Meter, answers: Answers
+) -> bool:
+    """Play and judge everything; returns False if a rollout had to be ended before its end."""
     declared = Range(
         low=environment.reward_min,
         high=environment.reward_max,
         success=environment.success_threshold,
     )
     tries = list(tries_of(asked))
-    first = await play_in_turn(environment, tries, limit_s=_IN_TURN_S)
+    first = await play_in_turn(environment, tries, meter, _IN_TURN)
     answers.fact("rollouts_tried", float(len(first)))
     answers.fact("rollouts_planned", float(len(tries)))
     judge_failures(first, answers)
-    judge_gold(first, declared, answers)
+    judge_gold(first, declared, answers, is_planned=any(one.kind == GOLD for one in tries))
     judge_junk(first, declared, answers)
+    junk = [check for check in CHECKED if check not in _LATER]
+    require_enough(tries, first, junk, answers)
+    if any(one.cut is not None for one in first):
+        for check in _LATER:
+            answers.inconclusive(check, "a rollout before it had to be ended")
+        return False
     answers.stage("reward.deterministic")
     by_key = {one.attempt.key: one for one in first}
-    again = await play_in_turn(environment, _again(tries), limit_s=_AGAIN_S)
+    repeated = _again(tries)
+    again = await play_in_turn(environment, repeated, meter, _AGAIN)
     judge_same("reward.deterministic", by_key, again, "the second time", answers)
+    require_enough(repeated, again, ["reward.deterministic"], answers)
     _hand_over(again, answers)
     answers.stage("reward.concurrency")
     stable = _stable(by_key, again)
     plain = [attempt for attempt in tries if attempt.kind not in HUGE and attempt.key in stable]
     several = plain * (-(-2 * NUM_AT_ONCE // max(1, len(plain))))
-    started_s = time.perf_counter()
-    at_once = await play_at_once(environment, several, num_at_once=NUM_AT_ONCE, limit_s=_AT_ONCE_S)
-    _measure(first, at_once, time.perf_counter() - started_s, answers)
+    span = Span(meter, _AT_ONCE)
+    at_once = await play_at_once(environment, several, meter, _AT_ONCE, num_at_once=NUM_AT_ONCE)
+    _measure(first, at_once, span.wall_s, answers)
     judge_same("reward.concurrency", by_key, at_once, "among 64 at once", answers)
+    require_enough(several, at_once, ["reward.concurrency"], answers)
+    return True
 
 
 def _again(tries: Sequence[Try]) -> list[Try]:
@@ -198,7 +226,8 @@ def _hand_over(played: Sequence[Played], answers: Answers) -> None:
 def _measure(
     first: Sequence[Played], at_once: Sequence[Played], took_s: float, answers: Answers
 ) -> None:
-    answers.fact("rollouts_per_second", round(len(at_once) / took_s, 1))
+    if took_s > 0:
+        answers.fact("rollouts_per_second", round(len(at_once) / took_s, 1))
     times = [one.rollout.score_s for one in first if one.reward is not None]
     if len(times) > 1:
         answers.fact("reward_p99_ms", round(quantiles(times, n=100)[-1] * 1000, 2))
@@ -224,8 +253,7 @@ async def _check_deadline(environment: Environment, asked: Asked, answers: Answe
     cleanup_s = sum(hook.deadline_s for hook in environment.hooks if hook.kind == "cleanup")
     limit_s = _DEADLINE_S + cleanup_s + _GRACE_S
     late = asyncio.create_task(play_rollout(environment, "validated", request, never))
-    done, _ = await asyncio.wait([late], timeout=limit_s)
-    if not done:
+    if not await _ends_within(late, limit_s):
         answers.found(
             "reward.deadline",
             f"a rollout with a deadline of {_DEADLINE_S:g} s was still running after {limit_s:g} s",
@@ -236,8 +264,7 @@ async def _check_deadline(environment: Environment, asked: Asked, answers: Answe
     )
     await asyncio.wait([cancelled], timeout=0.05)
     cancelled.cancel()
-    done, _ = await asyncio.wait([cancelled], timeout=cleanup_s + _GRACE_S)
-    if not done or not cancelled.cancelled():
+    if not await _ends_within(cancelled, cleanup_s + _GRACE_S) or not cancelled.cancelled():
         answers.found(
             "reward.deadline",
             "a rollout that was cancelled kept running",
@@ -246,3 +273,15 @@ async def _check_deadline(environment: Environment, asked: Asked, answers: Answe
     answers.passed("reward.deadline")
     for task in (late, cancelled):
         task.cancel()
+
+
+async def _ends_within(task: asyncio.Task[Rollout], limit_s: float) -> bool:
+    """Wait for the end of `task`, for as many turns of the loop as fit into `limit_s` seconds.
+
+    On a busy machine the turns are longer, for the rollout as for this.
+    """
+    for _ in range(round(limit_s / _TURN_S)):
+        done, _ = await asyncio.wait([task], timeout=_TURN_S)
+        if done:
+            return True
+    return False

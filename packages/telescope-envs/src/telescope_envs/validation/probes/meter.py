@@ -1,0 +1,85 @@
+"""What the environment itself costs: processor time, without the validator's own.
+
+A busy machine makes everything take longer, but it costs no more processor time. So limits that
+decide about an environment are in processor time; time on the wall only ends what waits for ever.
+"""
+
+import resource
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Cut(StrEnum):
+    """Why something was ended before its end."""
+
+    OWN = "own"
+    """The environment used up its processor time."""
+    WALL = "wall"
+    """It waited for something, or the machine was too busy: nothing is known."""
+
+
+def processor_s() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
+
+
+@dataclass(slots=True, kw_only=True)
+class Meter:
+    """Reads the environment's own processor time, in seconds of the reference machine."""
+
+    spent_s: Callable[[], float] = processor_s
+    wall_s: Callable[[], float] = time.monotonic
+    slowness: float = 1.0
+    """How many times slower this machine is than the one that limits are for."""
+    _ours_s: float = field(default=0.0, init=False)
+
+    def own_s(self) -> float:
+        """Return what was spent so far, without the parts marked as the validator's."""
+        return (self.spent_s() - self._ours_s) / self.slowness
+
+    @contextmanager
+    def ours(self) -> Generator[None]:
+        """Mark what is done inside, which must not suspend, as the validator's own cost."""
+        began_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self._ours_s += time.thread_time() - began_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long something may take, in both kinds of time."""
+
+    own_s: float
+    wall_s: float
+
+
+class Span:
+    """What was spent since this was made, against its limits."""
+
+    def __init__(self, meter: Meter, limits: Limits) -> None:
+        self._meter = meter
+        self._limits = limits
+        self._own_s, self._wall_s = meter.own_s(), meter.wall_s()
+
+    @property
+    def own_s(self) -> float:
+        """The environment's own processor time since then."""
+        return self._meter.own_s() - self._own_s
+
+    @property
+    def wall_s(self) -> float:
+        """The time on the wall since then."""
+        return self._meter.wall_s() - self._wall_s
+
+    @property
+    def cut(self) -> Cut | None:
+        """The limit that is exceeded now; None while there is time left."""
+        if self.own_s > self._limits.own_s:
+            return Cut.OWN
+        return Cut.WALL if self.wall_s > self._limits.wall_s else None
