@@ -146,7 +146,7 @@ def test_flash_attn_is_asked_for_where_it_would_be_used(
 ):
     spec = object() if is_installed else None
     monkeypatch.setattr(attention_kinds.importlib.util, "find_spec", lambda name: spec)
-    needs = AttentionNeeds(device=torch.device(device), dtype=dtype, has_windows=False)
+    needs = AttentionNeeds(device=torch.device(device), dtype=dtype)
     (flash,) = (kind for kind in ATTENTION_KINDS if kind.name == "flash_attn")
     found = flash.reason_against(needs)
     assert found is None if reason is None else reason in found

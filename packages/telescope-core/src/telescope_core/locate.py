@@ -73,6 +73,21 @@ def _require_from(found: type[Environment], location: EnvironmentLocation) -> No
         )
 
 
+def _advice(module_name: str, error: ImportError) -> str:
+    """Return what to do when a module, or something that it imports, cannot be imported."""
+    package = module_name.partition(".")[0]
+    if getattr(error, "name", None) not in (module_name, package):
+        return "reinstall it, or install what it misses"
+    beside = Path(f"{package}.py")
+    folder = Path(package)
+    if beside.is_file() or folder.is_dir():
+        return "it is in this folder, which is not searched: set PYTHONPATH=. and run it again"
+    return (
+        f"no module {module_name!r} is on the search path: set PYTHONPATH to the folder that holds "
+        f"{package}.py, or give an installed environment's name"
+    )
+
+
 def load_environment_class(factory: str) -> type[Environment]:
     """Import `module:Class`; raises EnvironmentLoadError saying what is wrong with it."""
     module_name, _, class_name = factory.partition(":")
@@ -80,8 +95,7 @@ def load_environment_class(factory: str) -> type[Environment]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise EnvironmentLoadError(
-            f"cannot import environment {factory!r}: {error}; "
-            "reinstall it, or install what it misses"
+            f"cannot import environment {factory!r}: {error}; {_advice(module_name, error)}"
         ) from error
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Environment)):

@@ -9,6 +9,7 @@ from telescope_core.environments.hooks import Hook
 from telescope_core.environments.rewards import ScoreFunction
 from telescope_core.environments.settings import EnvironmentConfig
 from telescope_core.errors import EnvironmentLoadError
+from telescope_core.secret_names import require_own_secrets
 
 _MISSPELT = 0.9
 """Similarity, 0 to 1, above which an attribute is taken for a misspelled base class attribute."""
@@ -30,6 +31,7 @@ def check_class(
             f"{class_location(cls)}: sync_runs_in must be one of {', '.join(RUNS_IN)}, "
             f"got {place!r}"
         )
+    require_own_secrets(getattr(cls, "secrets", ()), class_location(cls))
     for score in scores:
         _check_score(cls, score)
     for hook in hooks:

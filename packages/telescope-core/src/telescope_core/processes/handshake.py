@@ -14,6 +14,7 @@ from telescope_core.processes.frames import (
     Welcome,
 )
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
+from telescope_core.secret_names import require_own_secrets
 
 _BUILTIN_ERRORS = {kind.__name__: kind for kind in (IndexError, TimeoutError, MemoryError)}
 _OWN_ERRORS = {
@@ -106,7 +107,12 @@ def welcome(
 
 
 def declared_secrets(names: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of the declared secrets that are set."""
+    """Return the values of the declared secrets that are set.
+
+    Raises EnvironmentLoadError for names that no environment may read: the worker that sends them
+    runs the environment's code, so its own check of them is worth nothing here.
+    """
+    require_own_secrets(names, "the environment")
     return {name: environ[name] for name in names if name in environ}
 
 

@@ -14,6 +14,7 @@ import msgspec
 from packaging.utils import canonicalize_name
 
 from telescope_core.errors import RegistryError
+from telescope_core.secret_names import reserved_secrets
 from telescope_envs.registry.lines import MAX_LINE_BYTES
 from telescope_envs.registry.names import (
     check_name,
@@ -95,6 +96,9 @@ def _check_record(release: Release) -> None:
             raise _unprocessable(f"the release record's {field} must be {wanted!r}, got {got!r}")
     if not _FILENAME.fullmatch(release.wheel.filename):
         raise _unprocessable(f"{release.wheel.filename!r} is not a wheel file name")
+    reserved = reserved_secrets(release.secrets)
+    if reserved:
+        raise _unprocessable(f"secrets must not be Telescope's own variables, got {reserved}")
     if release.validation.verdict == "fail":
         raise Refusal(
             HTTPStatus.UNPROCESSABLE_ENTITY,
