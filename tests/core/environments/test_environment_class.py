@@ -31,12 +31,15 @@ class One(SingleTurnEnvironment):
         ({"Config": dict}, "Config must be a subclass of EnvironmentConfig"),
         ({"max_turn": 3}, "nothing reads 'max_turn'; did you mean 'max_turns'?"),
         ({"sucess_threshold": 0.5}, "did you mean 'success_threshold'?"),
-        ({"right": reward(lambda self, rollout: 1)}, "must take (self, rollout, example)"),
+        ({"right": reward(lambda self, reply: 1)}, "the names are rollout, example"),
         ({"open": setup(lambda self: 1)}, "must take (self, episode); it takes (self)"),
         ({"close": cleanup(deadline_s=0)(lambda self, episode: 1)}, "must be above 0, got 0"),
         ({"open": setup(runs_in("process")(lambda self, e: 1))}, "cannot run in a process"),
-        ({"r": reward(runs_in("process")(lambda s, r, x, e: 1))}, "cannot take the episode"),
-        ({"sync_runs_in": "process", "r": reward(lambda s, r, x, e: 1)}, "cannot take the episode"),
+        ({"r": reward(runs_in("process")(lambda self, episode: 1))}, "cannot take the episode"),
+        (
+            {"sync_runs_in": "process", "r": reward(lambda self, episode: 1)},
+            "cannot take the episode",
+        ),
         ({"sync_runs_in": "threads"}, "must be one of thread, loop, process, got 'threads'"),
     ],
 )
@@ -55,6 +58,10 @@ class Configured(One):
         size: int = 3
         """How many."""
         inner: Nested | None = None
+
+    @reward
+    def any(self):
+        return 1
 
 
 @pytest.mark.parametrize(
@@ -95,5 +102,5 @@ def test_secrets_are_read_only_where_they_are_declared(monkeypatch):
 
 
 def test_an_environment_that_lacks_a_part_says_which():
-    with pytest.raises(EnvironmentLoadError, match="must define examples"):
+    with pytest.raises(EnvironmentLoadError, match="set data to a file or a list, or define draw"):
         Environment().examples(Split.TRAIN)

@@ -308,9 +308,11 @@ def test_a_config_without_the_settings_of_tools_is_refused():
 
 def test_an_environment_without_tools_and_one_with_two_of_a_name_are_refused():
     class Empty(ToolEnvironment):
-        pass
+        @reward
+        def any(self):
+            return 1
 
-    class Twice(ToolEnvironment):
+    class Twice(Empty):
         def tools(self):
             return [add, add]
 

@@ -33,6 +33,10 @@ class EnvironmentLoadError(TelescopeError):
     exit_code = 3
 
 
+class DuplicateIdError(EnvironmentLoadError):
+    """Two examples of one split have the same id."""
+
+
 class RegistryError(TelescopeError):
     """The registry cannot be read, or a file in it does not match its record."""
 

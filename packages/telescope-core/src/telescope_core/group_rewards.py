@@ -6,6 +6,7 @@ from typing import cast
 
 from telescope_core.environments.base import Environment
 from telescope_core.environments.calls import location_of
+from telescope_core.environments.parameters import group_values_for
 from telescope_core.environments.rewards import as_number
 from telescope_core.environments.usage import counting
 from telescope_core.errors import RewardError
@@ -23,7 +24,9 @@ async def score_group(environment: Environment, group: Group, example: Example) 
     with counting() as usage:
         for function in functions:
             method = getattr(environment, function.name)
-            found = await environment.caller.one("group_reward", method, scored, example)
+            names = function.parameters.names
+            arguments = group_values_for(names, rollouts=scored, example=example)
+            found = await environment.caller.one("group_reward", method, *arguments)
             for index, value in enumerate(_values(found, method, len(scored))):
                 parts[index][function.name] = value
                 totals[index] += function.weight * value

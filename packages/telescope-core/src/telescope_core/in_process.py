@@ -1,13 +1,13 @@
 """`InProcessEnvironment`: an EnvironmentClient that plays rollouts in this process."""
 
 import asyncio
-import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from telescope_core.environments.base import Environment
+from telescope_core.environments.class_checks import class_folder, class_location
 from telescope_core.environments.loop_watch import LoopWatch
+from telescope_core.errors import EnvironmentLoadError
 from telescope_core.group_rewards import score_group
 from telescope_core.protocols import PlayRequest, Policy
 from telescope_core.rollout import play_gold, play_rollout
@@ -21,16 +21,26 @@ from telescope_core.types import (
     StopReason,
 )
 
+_LOAD_DEADLINE_S = 600.0
+
 
 class InProcessEnvironment:
     """Plays rollouts of `environment` on the running event loop."""
 
-    def __init__(self, environment: Environment, *, name: str, version: str = "0") -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        name: str,
+        version: str = "0",
+        load_deadline_s: float = _LOAD_DEADLINE_S,
+    ) -> None:
         self._environment = environment
         self._name = name
         self._version = version
         self._playing: dict[str, asyncio.Task[Rollout]] = {}
-        self._watch = LoopWatch(own_folder=code_folder(type(environment)))
+        self._load_deadline_s = load_deadline_s
+        self._watch = LoopWatch(own_folder=class_folder(type(environment)))
 
     @property
     def name(self) -> str:
@@ -40,11 +50,7 @@ class InProcessEnvironment:
     async def describe(self) -> EnvironmentDescription:
         """Return what the environment declares; loads its data in a thread to count examples."""
         environment = self._environment
-        sizes = await asyncio.to_thread(
-            lambda: {
-                split: environment.examples(split).num_examples for split in environment.splits()
-            }
-        )
+        sizes = await self._sizes()
         return EnvironmentDescription(
             name=self._name,
             version=self._version,
@@ -58,6 +64,23 @@ class InProcessEnvironment:
             metrics={f.name: f.range for f in environment.score_functions if f.kind == "metric"},
             has_group_rewards=any(f.kind == "group_reward" for f in environment.score_functions),
         )
+
+    async def _sizes(self) -> dict[Split, int | None]:
+        environment = self._environment
+        try:
+            async with asyncio.timeout(self._load_deadline_s):
+                return await environment.caller.in_thread(
+                    lambda: {
+                        split: environment.fetcher.source(split).num_examples
+                        for split in environment.splits()
+                    }
+                )
+        except TimeoutError:
+            raise EnvironmentLoadError(
+                f"the examples of {class_location(type(environment))} were not read after "
+                f"{self._load_deadline_s:g} s; give endless examples with draw(self, random), and "
+                "read large data as it is needed, with a DatasetSource"
+            ) from None
 
     async def example(self, split: Split, index: int) -> Example:
         """Return one example."""
@@ -111,14 +134,6 @@ class InProcessEnvironment:
             await asyncio.wait(tasks)
         self._watch.stop()
         await self._environment.close()
-
-
-def code_folder(environment_class: type[Environment]) -> str:
-    """Return the folder of the author's code; empty when the class is not defined in a file."""
-    try:
-        return str(Path(inspect.getfile(environment_class)).parent)
-    except (OSError, TypeError):
-        return ""
 
 
 def _cancelled(name: str, request: PlayRequest) -> Rollout:

@@ -9,7 +9,7 @@ or, on request, whose deadline passes while it is played, is scored as it stands
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, SupportsFloat, cast
 
@@ -20,9 +20,10 @@ from telescope_core.environments.calls import is_authors, location_of
 from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.hooks import EpisodeStopped, Hook, of_kind
+from telescope_core.environments.outcomes import as_floats, started_play, stop_reason_of
 from telescope_core.environments.turns import MultiTurnEnvironment
 from telescope_core.environments.usage import counting
-from telescope_core.errors import ContextLengthError, EndpointError, TelescopeError
+from telescope_core.errors import ConfigError, ContextLengthError, EndpointError, TelescopeError
 from telescope_core.protocols import LATE_SCORE_S, PlayRequest, Policy
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import (
@@ -69,7 +70,7 @@ class _Playing:
         self._environment = environment
         self._request = request
         self._policy = policy
-        self._episode: Episode | None = None
+        self._episode: Episode[Any] | None = None
         self._stage = "play"
         self._is_playing = False
         self._rollout = request.rollout(name)
@@ -110,7 +111,11 @@ class _Playing:
         self._rollout = replace(self._rollout, example_id=example.id)
         messages = await environment.first_messages(example)
         episode = self._episode = Episode(
-            example, messages, policy=self._policy, sampling=self._request.sampling
+            example,
+            messages,
+            policy=self._policy,
+            sampling=self._request.sampling,
+            state=environment.State(),
         )
         if of_kind(environment.hooks, "stop"):
             episode.find_stop = environment.find_stop
@@ -118,7 +123,7 @@ class _Playing:
             await environment.caller.one("setup", getattr(environment, hook.name), episode)
         self._is_playing = True
         try:
-            stop_reason = await _played(environment.play(episode))
+            stop_reason = await _played(environment.play, episode)
         except (ContextLengthError, EndpointError) as error:
             # The first turn must fit. If it does not, the settings are wrong.
             if not episode.turns or not is_too_long(error):
@@ -127,13 +132,14 @@ class _Playing:
             stop_reason = StopReason.CONTEXT_LENGTH
         return await self._scored(episode, stop_reason)
 
-    async def _scored(self, episode: Episode, stop_reason: StopReason) -> Rollout:
+    async def _scored(self, episode: Episode[Any], stop_reason: StopReason) -> Rollout:
+        episode.metrics = as_floats(episode.metrics, play=self._environment.play)
         self._rollout = replace(self._snapshot(), stop_reason=stop_reason)
         self._stage = "reward"
         scored = await score_rollout(
             self._environment, self._rollout, episode.example, episode=episode
         )
-        return replace(scored, info=tuple(episode.info), tags=dict(episode.tags))
+        return replace(scored, info=tuple(episode.info), tags=_as_texts(episode.tags))
 
     def _is_scored_late(self, trouble: Watch) -> bool:
         """Whether the deadline is a limit of the policy, and not of what runs around it."""
@@ -164,14 +170,17 @@ class _Playing:
             self._rollout,
             messages=tuple(episode.messages),
             turns=tuple(episode.turns),
-            tags=dict(episode.tags),
-            metrics=_as_floats(episode.metrics),
+            tags=_as_texts(episode.tags),
+            metrics={k: float(v) for k, v in _numbers(episode.metrics)},
             info=tuple(episode.info),
         )
 
     def _failed(self, stop_reason: StopReason, error: Exception) -> Rollout:
         name = type(error).__name__
         notes = [*getattr(error, "__notes__", ())]
+        if self._episode is not None and isinstance(error, AttributeError | TypeError):
+            places = self._episode.forget_requests()
+            notes += [f"generate() was called without await at {place}" for place in places]
         if self._stage == "play" and is_too_long(error):
             notes.append(self._who_wrote_the_prompt())
         where = f" ({'; '.join(notes)})" if notes else ""
@@ -195,16 +204,23 @@ class _Playing:
         return f"example {example_id!r}; to make it shorter, look at {writer}"
 
 
-def _as_floats(metrics: Mapping[str, object]) -> dict[str, Any]:
-    """Return `metrics` with numbers of any kind as floats, which can be sent and saved."""
-    return {
-        name: float(value) if isinstance(value, SupportsFloat) else value
-        for name, value in metrics.items()
-    }
+def _as_texts(tags: Mapping[str, object]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in tags.items()}
+
+
+def _numbers(metrics: Mapping[str, object]) -> Iterator[tuple[str, SupportsFloat]]:
+    """Yield the metrics of an unfinished rollout that can be sent and saved."""
+    for name, value in metrics.items():
+        if isinstance(value, SupportsFloat):
+            yield name, value
 
 
 async def score_rollout(
-    environment: Environment, rollout: Rollout, example: Example, *, episode: Episode | None = None
+    environment: Environment,
+    rollout: Rollout,
+    example: Example,
+    *,
+    episode: Episode[Any] | None = None,
 ) -> Rollout:
     """Return `rollout` with its reward, rewards by name and metrics.
 
@@ -212,7 +228,8 @@ async def score_rollout(
     """
     if episode is None:
         policy = ScriptedClient([]).policy("")
-        episode = Episode(example, rollout.messages, policy=policy, sampling=_NO_LIMIT)
+        state = environment.State()
+        episode = Episode(example, rollout.messages, policy=policy, sampling=_NO_LIMIT, state=state)
     started_s = time.monotonic()
     scored = await environment.score(rollout, example, episode)
     return replace(scored, score_s=time.monotonic() - started_s)
@@ -241,20 +258,25 @@ async def play_gold(
     return rollout
 
 
-async def _played(play: Awaitable[StopReason]) -> StopReason:
-    """Await `play`, which a `@stop` method may end early."""
+async def _played(play: Callable[[Episode[Any]], Any], episode: Episode[Any]) -> StopReason:
+    """Run the author's `play`, which a `@stop` method may end early."""
     try:
-        return await play
+        value: object = await started_play(play, episode)
+        return stop_reason_of(value, play=play, episode=episode)
     except EpisodeStopped:
         return StopReason.COMPLETED
     except ExceptionGroup as group:
         if group.split(EpisodeStopped)[1] is None:
             return StopReason.COMPLETED
         raise
+    except Exception as error:
+        if is_authors(play) and not isinstance(error, ConfigError | EndpointError):
+            error.add_note(f"in {location_of(play)}")
+        raise
 
 
 async def _run_cleanups(
-    environment: Environment, episode: Episode, hooks: Sequence[Hook], problems: list[str]
+    environment: Environment, episode: Episode[Any], hooks: Sequence[Hook], problems: list[str]
 ) -> None:
     for hook in reversed(hooks):
         method = getattr(environment, hook.name)

@@ -5,13 +5,21 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from random import Random
 from typing import Any, ClassVar, Literal, cast
 
-from telescope_core.environments.calls import Caller, RunsIn
-from telescope_core.environments.class_checks import check_class, class_location
+from telescope_core.environments.calls import Caller, RunsIn, location_of
+from telescope_core.environments.class_checks import (
+    check_class,
+    class_location,
+    folder_defining,
+    require_rewards,
+)
 from telescope_core.environments.episode import Episode
+from telescope_core.environments.example_checks import checked_messages
 from telescope_core.environments.fetch import ExampleFetcher
 from telescope_core.environments.hooks import Hook, hooks, of_kind
+from telescope_core.environments.outcomes import as_truth
 from telescope_core.environments.rewards import (
     ScoreFunction,
     as_number,
@@ -20,8 +28,9 @@ from telescope_core.environments.rewards import (
 )
 from telescope_core.environments.score_processes import ScoreProcesses
 from telescope_core.environments.settings import EnvironmentConfig, read_settings
+from telescope_core.environments.sources import CheckedSources, Examples, divided
 from telescope_core.errors import ConfigError, EnvironmentLoadError, RewardError
-from telescope_core.protocols import ExampleSource
+from telescope_core.examples import SplitSource
 from telescope_core.types import Example, Message, Rollout, Split, StopReason
 
 
@@ -36,6 +45,12 @@ class Environment:
 
     Config: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
     """The class of the environment's settings; an instance of it is `self.config`."""
+    State: ClassVar[type[Any]] = dict
+    """The class of `episode.state`; it is built anew for each rollout, without arguments."""
+    data: ClassVar[Examples | Mapping[str, Examples] | None] = None
+    """The examples: the path of a .jsonl, .json, .csv or .parquet file, relative to the file of
+    the class, or a list of examples, rows or prompts. A hash of each id decides its split, unless
+    this is a dict with a path or list for `train` and one for `eval`."""
     reward_min: ClassVar[float] = 0.0
     """Smallest reward of a rollout; a smaller one is an error."""
     reward_max: ClassVar[float] = 1.0
@@ -73,8 +88,15 @@ class Environment:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "Environment":
-        """Build the environment from plain settings; an unknown or invalid one is a ConfigError."""
-        return cls(read_settings(cls.Config, settings, owner=class_location(cls)))
+        """Build the environment from plain settings; an unknown or invalid one is a ConfigError.
+
+        Raises EnvironmentLoadError for a class that could give no reward.
+        """
+        environment = cls(read_settings(cls.Config, settings, owner=class_location(cls)))
+        has_total = cls.compute_reward is not Environment.compute_reward
+        if not has_total and cls.score is Environment.score:
+            require_rewards(cls, cls.score_functions)
+        return environment
 
     @cached_property
     def caller(self) -> Caller:
@@ -93,13 +115,39 @@ class Environment:
     @cached_property
     def fetcher(self) -> ExampleFetcher:
         """The object that reads the examples."""
-        return ExampleFetcher(self.examples, self.caller)
-
-    def examples(self, split: Split) -> ExampleSource:
-        """Return the examples of `split`; their ids must be stable and the splits disjoint."""
-        raise EnvironmentLoadError(
-            f"{class_location(type(self))} must define examples(self, split)"
+        sources = CheckedSources(
+            self.examples,
+            owner=class_location(type(self)),
+            folder=folder_defining(type(self), "examples"),
         )
+        return ExampleFetcher(sources, self.caller)
+
+    def examples(self, split: Split) -> Examples:
+        """Return the examples of `split`; their ids must be stable and the splits disjoint.
+
+        They are a list or another iterable of examples or rows, the path of a file, or an example
+        source. By default they come from `data`, or are drawn by `draw`. Called once for a split.
+        """
+        if self.data is not None:
+            where = f"data of {class_location(type(self))}"
+            return divided(
+                self.data, split, where=where, folder=folder_defining(type(self), "data")
+            )
+        if type(self).draw is not Environment.draw:
+            seed = f"{type(self).__name__}/{getattr(self.config, 'seed', 0)}"
+            return SplitSource(self.draw, split=split, seed=seed)
+        raise EnvironmentLoadError(
+            f"{class_location(type(self))} has no examples; set data to a file or a list, or "
+            "define draw(self, random) or examples(self, split)"
+        )
+
+    def draw(self, random: Random) -> Example:
+        """Return a random example; equal problems need equal ids.
+
+        Defining it makes the examples endless. A hash of the id decides the split, and the setting
+        `seed`, if there is one, which examples are drawn.
+        """
+        raise EnvironmentLoadError(f"{class_location(type(self))} does not define draw")
 
     def splits(self) -> tuple[Split, ...]:
         """Return the splits that the environment has."""
@@ -158,16 +206,19 @@ class Environment:
         prompt = await self.caller.one("play", self.format_prompt, example)
         if isinstance(prompt, str):
             return self.opening(prompt)
-        messages = cast(Sequence[object], prompt) if isinstance(prompt, list | tuple) else ()
-        if messages and all(isinstance(message, Message) for message in messages):
-            return self.opening(cast(Sequence[Message], messages))
+        if isinstance(prompt, list | tuple) and prompt:
+            where = f"what {location_of(self.format_prompt)} returns"
+            return self.opening(checked_messages(cast(Sequence[object], prompt), where=where))
         raise EnvironmentLoadError(
             f"{class_location(type(self))}: format_prompt must return text or a list of Message, "
             f"got {prompt!r:.80}"
         )
 
-    async def play(self, episode: Episode) -> StopReason:
-        """Run one rollout by calling `episode.generate` and `episode.add`."""
+    async def play(self, episode: Episode[Any]) -> StopReason | None:
+        """Run one rollout by calling `episode.generate` and `episode.add`.
+
+        Without a stop reason, the rollout is completed, or its last turn was cut.
+        """
         raise EnvironmentLoadError(
             f"{class_location(type(self))} must subclass SingleTurnEnvironment, "
             "MultiTurnEnvironment or ToolEnvironment, or define async play(self, episode)"
@@ -182,7 +233,7 @@ class Environment:
         weights = {function.name: function.weight for function in self.score_functions}
         return sum(weights[name] * value for name, value in rollout.rewards.items())
 
-    async def score(self, rollout: Rollout, example: Example, episode: Episode) -> Rollout:
+    async def score(self, rollout: Rollout, example: Example, episode: Episode[Any]) -> Rollout:
         """Return `rollout` with its reward, rewards by name and metrics."""
         self._require_answer(example)
         functions = [f for f in self.score_functions if f.kind != "group_reward"]
@@ -196,7 +247,9 @@ class Environment:
                 **rollout.metrics,
                 **{f.name: values[f.name] for f in functions if f.kind == "metric"},
             },
-            golden_answers=dict(self.golden_answers(example)),
+            golden_answers={
+                str(name): str(value) for name, value in self.golden_answers(example).items()
+            },
         )
         if type(self).compute_reward is Environment.compute_reward:
             value: object = self.compute_reward(scored, example)
@@ -216,10 +269,11 @@ class Environment:
                 "correct the reward, or reward_min and reward_max"
             )
 
-    async def find_stop(self, episode: Episode) -> str | None:
+    async def find_stop(self, episode: Episode[Any]) -> str | None:
         """Return the name of the first `@stop` method that returns True; None when none does."""
         for hook in of_kind(self.hooks, "stop"):
-            if await self.caller.one("stop", getattr(self, hook.name), episode):
+            method = getattr(self, hook.name)
+            if as_truth(await self.caller.one("stop", method, episode), method=method):
                 return hook.name
         return None
 

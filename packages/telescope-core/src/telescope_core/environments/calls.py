@@ -7,10 +7,13 @@ declares otherwise. An exception from a method gets a note with the method's nam
 import asyncio
 import inspect
 import os
+import sysconfig
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from telescope_core.environments.score_processes import ScoreProcesses
@@ -23,6 +26,8 @@ RunsIn = Literal["thread", "loop", "process"]
 RUNS_IN: tuple[RunsIn, ...] = ("thread", "loop", "process")
 SCORES = ("reward", "metric", "group_reward")
 """Kinds of methods that may run in a process, because copies of their arguments are enough."""
+LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
+"""Folders of Python's own modules and of this package."""
 _MARK = "__telescope_runs_in__"
 
 
@@ -67,9 +72,17 @@ def shown_path(path: str) -> str:
     return os.path.relpath(path) if inside else path
 
 
+def raised_at(error: BaseException) -> str:
+    """Return ` (file:line)` of the author's code that raised `error`, or of the innermost code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]
+    frame = next(reversed(own or list(frames)), None)
+    return f" ({shown_path(frame.filename)}:{frame.lineno})" if frame is not None else ""
+
+
 def is_authors(method: Callable[..., Any]) -> bool:
     """Whether a method is the author's own, not one inherited from Telescope."""
-    return not method.__module__.startswith("telescope_core.")
+    return not (method.__module__ or "").startswith("telescope_core.")
 
 
 async def call(function: Callable[..., Any], *arguments: object) -> object:
@@ -108,7 +121,9 @@ class Caller:
         values: list[object] = []
         for place, group in groupby(calls, key=self._place_of):
             if place == "thread":
-                values += await self.in_thread(partial(_in_order, tuple(group)))
+                returned = await self.in_thread(partial(_in_order, tuple(group)))
+                # A method without `async` may return what another one promised.
+                values += [await _settled(one, value) for one, value in returned]
             elif place == "process":
                 values += [await self._in_process(one) for one in group]
             else:
@@ -146,19 +161,25 @@ class Caller:
 
 
 async def _on_loop(one: MethodCall) -> object:
+    ((_, result),) = _in_order([one])
+    return await _settled(one, result)
+
+
+async def _settled(one: MethodCall, result: object) -> object:
+    if not inspect.isawaitable(result):
+        return result
     try:
-        result = one.method(*one.arguments)
-        return await cast(Awaitable[object], result) if inspect.isawaitable(result) else result
+        return await cast(Awaitable[object], result)
     except Exception as error:
         _note(error, one)
         raise
 
 
-def _in_order(calls: Sequence[MethodCall]) -> list[object]:
-    values: list[object] = []
+def _in_order(calls: Sequence[MethodCall]) -> list[tuple[MethodCall, object]]:
+    values: list[tuple[MethodCall, object]] = []
     for one in calls:
         try:
-            values.append(one.method(*one.arguments))
+            values.append((one, one.method(*one.arguments)))
         except Exception as error:
             _note(error, one)
             raise

@@ -2,10 +2,18 @@
 
 import inspect
 from difflib import get_close_matches
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
-from telescope_core.environments.calls import RUNS_IN, declared_place, location_of, shown_path
+from telescope_core.environments.calls import (
+    RUNS_IN,
+    declared_place,
+    is_authors,
+    location_of,
+    shown_path,
+)
 from telescope_core.environments.hooks import Hook
+from telescope_core.environments.parameters import OF_EPISODE
 from telescope_core.environments.rewards import ScoreFunction
 from telescope_core.environments.settings import EnvironmentConfig
 from telescope_core.errors import EnvironmentLoadError
@@ -32,6 +40,7 @@ def check_class(
             f"got {place!r}"
         )
     require_own_secrets(getattr(cls, "secrets", ()), class_location(cls))
+    _check_methods(cls)
     for score in scores:
         _check_score(cls, score)
     for hook in hooks:
@@ -47,22 +56,87 @@ def class_location(cls: type) -> str:
         return cls.__qualname__
 
 
+def class_folder(cls: type) -> str:
+    """Return the folder of a class's file; empty when it is not defined in a file."""
+    try:
+        return str(Path(inspect.getfile(cls)).parent)
+    except (OSError, TypeError):
+        return ""
+
+
+def folder_defining(cls: type, name: str) -> Path:
+    """Return the folder of the file in which `cls`, or a base of it, defines `name`."""
+    owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
+    return Path(class_folder(owner))
+
+
+def require_rewards(cls: type, scores: tuple[ScoreFunction, ...]) -> None:
+    """Raise EnvironmentLoadError when no method of `cls` gives a reward."""
+    if any(score.kind != "metric" for score in scores):
+        return
+    raise EnvironmentLoadError(
+        f"{class_location(cls)} has no reward, so every rollout would earn 0; mark a method with "
+        "@reward, such as: @reward def correct(self, completion, answer): ..., or define "
+        "compute_reward(self, rollout, example)"
+    )
+
+
+_TAKES = {
+    "examples": ("split",),
+    "draw": ("random",),
+    "format_prompt": ("example",),
+    "gold_answer": ("example",),
+    "env_response": ("messages", "episode"),
+    "play": ("episode",),
+    "compute_reward": ("rollout", "example"),
+}
+"""Methods that Telescope calls, with the arguments that it gives them."""
+
+
+def _check_methods(cls: type) -> None:
+    """Refuse a method that cannot be called as it will be, and a `State` that cannot be built."""
+    for name, arguments in _TAKES.items():
+        method: Any = vars(cls).get(name)
+        if name == "draw" and is_authors(cast(Any, cls).examples):
+            continue  # a method of the author's own
+        if inspect.isfunction(method) and not _accepts(method, 1 + len(arguments)):
+            raise EnvironmentLoadError(
+                f"{location_of(method)} must take (self, {', '.join(arguments)}); it takes "
+                f"({', '.join(inspect.signature(method).parameters)})"
+            )
+    examples: Any = vars(cls).get("examples")
+    if inspect.iscoroutinefunction(examples) or inspect.isasyncgenfunction(examples):
+        raise EnvironmentLoadError(
+            f"{location_of(examples)} must be a plain method: def, not async def; it runs in a "
+            "thread, where it may wait"
+        )
+    state: Any = getattr(cls, "State", dict)
+    if not (isinstance(state, type) and (state is dict or _accepts(state, 0))):
+        raise EnvironmentLoadError(
+            f"{class_location(cls)}: State must be a class that is built without arguments, such "
+            f"as a dataclass whose fields have defaults, got {state!r}; set what depends on the "
+            "example in a @setup method"
+        )
+
+
+def _accepts(function: Any, num_arguments: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * num_arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _check_score(cls: type, score: ScoreFunction) -> None:
     method: Any = getattr(cls, score.name)
-    names = list(inspect.signature(method).parameters)[1:]
-    first = "rollouts" if score.kind == "group_reward" else "rollout"
-    allowed = (2,) if score.kind == "group_reward" else (2, 3)
-    if len(names) not in allowed:
-        more = "" if score.kind == "group_reward" else " and optionally episode"
-        raise EnvironmentLoadError(
-            f"{score.kind} {location_of(method)} must take (self, {first}, example){more}; "
-            f"it takes (self{''.join(f', {name}' for name in names)})"
-        )
+    if score.parameters.problem:
+        raise EnvironmentLoadError(f"{score.kind} {location_of(method)} {score.parameters.problem}")
     place = declared_place(method) or getattr(cls, "sync_runs_in", "thread")
-    if place == "process" and score.takes_episode:
+    live = [name for name in score.parameters.names if name in OF_EPISODE]
+    if place == "process" and live:
         raise EnvironmentLoadError(
             f"{score.kind} {location_of(method)} runs in a process, which only gets copies, so it "
-            'cannot take the episode; remove that parameter, or declare it @runs_in("thread")'
+            f'cannot take the {live[0]}; remove that parameter, or declare it @runs_in("thread")'
         )
 
 

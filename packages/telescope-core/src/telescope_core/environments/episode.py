@@ -1,9 +1,13 @@
 """`Episode`: the state of one rollout while it is played."""
 
+import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
+from telescope_core.environments.calls import shown_path
+from telescope_core.environments.example_checks import checked_messages
 from telescope_core.environments.hooks import EpisodeStopped
 from telescope_core.errors import EndpointError
 from telescope_core.protocols import Policy
@@ -18,33 +22,60 @@ from telescope_core.types import (
     TurnInfo,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
 
-class Episode:
+    StateT = TypeVar("StateT", default=dict[str, Any])
+else:
+    from typing import TypeVar
+
+    StateT = TypeVar("StateT")
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One call of `generate`."""
+
+    file: str
+    line: int
+    answer: Coroutine[Any, Any, Completion]
+
+
+class Episode(Generic[StateT]):
     """One rollout in progress: the conversation so far, and access to the policy.
 
     An environment reads `messages`, asks the policy for a turn with `generate`, and replies with
     `add`. `example` is the example that is played. `turns` holds the model calls so far. `state`
-    is a dict for the environment's own use and is new for each rollout. `metrics`, `tags` and the
-    values kept with `note` are recorded with the rollout.
+    is for the environment's own use and is new for each rollout: an instance of the environment's
+    `State`, or a dict when it has none. `metrics`, `tags` and the values kept with `note` are
+    recorded with the rollout.
     """
 
     def __init__(
-        self, example: Example, messages: Sequence[Message], *, policy: Policy, sampling: Sampling
+        self,
+        example: Example,
+        messages: Sequence[Message],
+        *,
+        policy: Policy,
+        sampling: Sampling,
+        state: StateT | None = None,
     ) -> None:
         self.example = example
         self.messages = list(messages)
         self.num_opening_messages = len(self.messages)
         self.turns: list[Turn] = []
-        self.state: dict[str, object] = {}
+        self.state: StateT = cast(StateT, {}) if state is None else state
         self.metrics: dict[str, float] = {}
         self.tags: dict[str, str] = {}
         self.tools: Sequence[dict[str, JsonValue]] = ()
         """Tools in OpenAI form for every turn, unless `generate` is given others."""
         self.info: list[TurnInfo] = []
-        self.find_stop: Callable[[Episode], Awaitable[str | None]] | None = None
+        self.find_stop: Callable[[Episode[Any]], Awaitable[str | None]] | None = None
         """Returns the name of the `@stop` method that ends the rollout, or None."""
         self._policy = policy
         self._sampling = sampling
+        self._requests: dict[object, _Request] = {}
+        """Calls of `generate` that nothing has awaited yet."""
 
     @property
     def sampling(self) -> Sampling:
@@ -65,13 +96,33 @@ class Episode:
             )
         return endpoint
 
-    async def generate(self, *, tools: Sequence[dict[str, JsonValue]] | None = None) -> Completion:
-        """Ask the policy for the next assistant message, and append it to `messages`.
+    def generate(
+        self, *, tools: Sequence[dict[str, JsonValue]] | None = None
+    ) -> Coroutine[Any, Any, Completion]:
+        """Ask the policy for the next assistant message, and append it to `messages`; await it.
 
         `@stop` methods are checked before the model call, except in the first turn, so that they
         see the environment's reply to the turn before. They are checked again after the call
         unless `max_tokens` cut the turn.
         """
+        caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        key = object()
+        answer = self._generated(key, tools)
+        self._requests[key] = _Request(caller.f_code.co_filename, caller.f_lineno, answer)
+        return answer
+
+    def forget_requests(self) -> list[str]:
+        """Drop calls of `generate` that nothing awaited; returns the places of the calls."""
+        forgotten = list(self._requests.values())
+        self._requests.clear()
+        for request in forgotten:
+            request.answer.close()
+        return [f"{shown_path(request.file)}:{request.line}" for request in forgotten]
+
+    async def _generated(
+        self, key: object, tools: Sequence[dict[str, JsonValue]] | None
+    ) -> Completion:
+        self._requests.pop(key, None)
         if self.turns:
             await self._require_going_on()
         started_s = time.monotonic()
@@ -86,9 +137,12 @@ class Episode:
             await self._require_going_on()
         return completion
 
-    def add(self, *messages: Message) -> None:
-        """Append messages from the environment to the conversation."""
-        self.messages.extend(messages)
+    def add(self, *messages: Message | str) -> None:
+        """Append messages from the environment to the conversation; text is a user message."""
+        plain = [
+            Message(role="user", content=one) if isinstance(one, str) else one for one in messages
+        ]
+        self.messages.extend(checked_messages(plain, where="the arguments of episode.add"))
 
     def note(
         self,
@@ -99,7 +153,7 @@ class Episode:
     ) -> None:
         """Record `value` under `key` with the latest turn; `kind` decides how it is shown."""
         turn = max(0, len(self.turns) - 1)
-        self.info.append(TurnInfo(turn=turn, key=key, value=value, kind=kind))
+        self.info.append(TurnInfo(turn=turn, key=str(key), value=str(value), kind=kind))
 
     async def _require_going_on(self) -> None:
         reason = await self.find_stop(self) if self.find_stop is not None else None

@@ -1,9 +1,9 @@
 """`ExampleFetcher`: reads examples without blocking the loop, and only once per group."""
 
 import asyncio
-from collections.abc import Callable
 
 from telescope_core.environments.calls import Caller
+from telescope_core.environments.sources import CheckedSources
 from telescope_core.protocols import ExampleSource
 from telescope_core.types import Example, Split
 
@@ -16,11 +16,15 @@ soon after each other."""
 class ExampleFetcher:
     """Reads example sources in a thread; concurrent requests for one example share one read."""
 
-    def __init__(self, examples: Callable[[Split], ExampleSource], caller: Caller) -> None:
-        self._examples = examples
+    def __init__(self, sources: CheckedSources, caller: Caller) -> None:
+        self._sources = sources
         self._caller = caller
         self._known: dict[_Key, Example] = {}
         self._reading: dict[_Key, asyncio.Task[Example]] = {}
+
+    def source(self, split: Split) -> ExampleSource:
+        """Return the checked examples of `split`; may read files, so call it in a thread."""
+        return self._sources.of(split)
 
     async def get(self, split: Split, index: int) -> Example:
         """Return example `index` of `split`."""
@@ -36,7 +40,7 @@ class ExampleFetcher:
 
     async def _read(self, key: _Key) -> Example:
         split, index = key
-        found = await self._caller.in_thread(lambda: self._examples(split).example(index))
+        found = await self._caller.in_thread(lambda: self.source(split).example(index))
         if len(self._known) >= _KEPT:
             self._known.pop(next(iter(self._known)))
         self._known[key] = found

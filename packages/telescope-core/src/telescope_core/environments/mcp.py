@@ -152,7 +152,7 @@ class McpConnection:
         if self._loop is asyncio.get_running_loop():
             await asyncio.wait([self._task])
 
-    async def call(self, name: str, text: str, episode: Episode) -> str:
+    async def call(self, name: str, text: str, episode: Episode[Any]) -> str:
         """Call a tool by the name the server gives it, with arguments in JSON text.
 
         Raises ToolError when the server refuses the call, and ProcessDiedError when it is gone.

@@ -1,8 +1,7 @@
 """Decorators that turn methods into rewards and metrics, and the code that runs them.
 
-A reward or metric takes `(rollout, example)`, or `(rollout, example, episode)` to read the
-episode's state, and returns a number. A group reward takes `(rollouts, example)` and returns a
-list with one number per rollout.
+A reward or metric returns a number, and a group reward a list with one number per rollout. What
+they may ask for by the names of their parameters is in the module `parameters`.
 """
 
 import inspect
@@ -14,6 +13,7 @@ from typing import Any, Literal, SupportsFloat, TypeVar, overload
 from telescope_core.environments.calls import Caller, MethodCall, location_of
 from telescope_core.environments.calls import call as call
 from telescope_core.environments.episode import Episode
+from telescope_core.environments.parameters import Parameters, parameters_of, values_for
 from telescope_core.errors import RewardError
 from telescope_core.types import Example, MetricRange, Rollout
 
@@ -32,19 +32,20 @@ class ScoreFunction:
     """Factor in the sum of rewards."""
     range: MetricRange = field(default_factory=MetricRange)
     """Limits and direction of a metric."""
-    takes_episode: bool = False
+    parameters: Parameters = field(default_factory=Parameters)
     reads_answer: bool = False
-    """Whether its code reads an attribute or a global named `answer`, such as `example.answer`."""
+    """Whether it asks for the answer, or its code reads an attribute or a global of that name."""
 
 
 def _mark(function: Method, kind: Kind, **more: Any) -> Method:
     code = getattr(inspect.unwrap(function), "__code__", None)
     names = code.co_names if code is not None else ()
+    parameters = parameters_of(function, of_group=kind == "group_reward")
     score = ScoreFunction(
         name=function.__name__,
         kind=kind,
-        takes_episode=kind != "group_reward" and len(inspect.signature(function).parameters) > 3,
-        reads_answer="answer" in names,
+        parameters=parameters,
+        reads_answer="answer" in (*names, *parameters.names),
         **more,
     )
     setattr(function, _MARK, score)
@@ -141,13 +142,15 @@ async def evaluate(
     *,
     rollout: Rollout,
     example: Example,
-    episode: Episode,
+    episode: Episode[Any],
 ) -> dict[str, float]:
     """Run `functions`, which are methods of `owner`; returns name -> unweighted value."""
     calls = [
         MethodCall(
             method=getattr(owner, function.name),
-            arguments=(rollout, example, episode)[: 3 if function.takes_episode else 2],
+            arguments=values_for(
+                function.parameters.names, rollout=rollout, example=example, episode=episode
+            ),
             what=function.kind,
         )
         for function in functions

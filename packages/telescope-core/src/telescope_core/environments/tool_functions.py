@@ -46,7 +46,7 @@ class Tool:
     name: str
     schema: dict[str, JsonValue]
     """OpenAI form of the tool: its name, description and the JSON schema of its arguments."""
-    run: Callable[[str, Episode], Awaitable[str]]
+    run: Callable[[str, Episode[Any]], Awaitable[str]]
     """Takes the arguments as JSON text; raises ToolError for a mistake of the policy."""
     timeout_s: float | None = None
     """Seconds that a call may take; None = the environment's `tool_timeout_s`."""
@@ -110,7 +110,7 @@ def tool_from(function: ToolFunction, threads: DaemonThreads | None = None) -> T
     arguments = _Arguments(name, shown, argument_docs(doc), place)
     pool = threads or DaemonThreads()
 
-    async def run(text: str, episode: Episode) -> str:
+    async def run(text: str, episode: Episode[Any]) -> str:
         keywords = {**arguments.read(text), **dict.fromkeys(hidden, episode)}
         if inspect.iscoroutinefunction(function):
             return as_text(await cast(Awaitable[object], function(**keywords)))
@@ -220,7 +220,7 @@ def _parameters(
                 f"for example {parameter.name}: str"
             )
         hint = hints[parameter.name]
-        if isinstance(hint, type) and issubclass(hint, Episode):
+        if (get_origin(hint) or hint) is Episode:
             hidden.append(parameter.name)
         else:
             shown[parameter.name] = (hint, parameter.default)

@@ -3,7 +3,7 @@
 import asyncio
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -46,7 +46,7 @@ class Toolbox:
         """Return the counts of calls and errors so far."""
         return self._use.metrics()
 
-    async def answer(self, turn: TurnCalls, episode: Episode) -> list[Message]:
+    async def answer(self, turn: TurnCalls, episode: Episode[Any]) -> list[Message]:
         """Run the calls of one turn and return messages to the policy with their results.
 
         The policy is told about errors in a call, except for a TelescopeError. That one means that
@@ -62,7 +62,7 @@ class Toolbox:
         episode.metrics.update(self.metrics())
         return turn.answers(outcomes)
 
-    async def _outcome(self, one: ToolCall, episode: Episode) -> ToolOutcome:
+    async def _outcome(self, one: ToolCall, episode: Episode[Any]) -> ToolOutcome:
         tool = self._tools.get(one.name)
         if tool is None:
             return self._no_tool(one)

@@ -39,7 +39,7 @@ class ToolEnvironment(MultiTurnEnvironment):
         self._threads = DaemonThreads()
         self._functions: list[Tool] | None = None
         self._connections: McpConnections | None = None
-        self._toolboxes: WeakKeyDictionary[Episode, Toolbox] = WeakKeyDictionary()
+        self._toolboxes: WeakKeyDictionary[Episode[Any], Toolbox] = WeakKeyDictionary()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -90,7 +90,7 @@ class ToolEnvironment(MultiTurnEnvironment):
             messages = messages[1:]
         return [Message(role="system", content=about), *messages]
 
-    async def play(self, episode: Episode) -> StopReason:
+    async def play(self, episode: Episode[Any]) -> StopReason:
         """Answer tool calls until a turn has none, is truncated, or reaches `max_turns`."""
         async with AsyncExitStack() as stack:
             tools = self.function_tools()
@@ -107,7 +107,7 @@ class ToolEnvironment(MultiTurnEnvironment):
             return await super().play(episode)
 
     async def env_response(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, messages: Sequence[Message], episode: Episode
+        self, messages: Sequence[Message], episode: Episode[Any]
     ) -> str | Sequence[Message] | None:
         """Run the tool calls of the last message; returns None when it has none.
 

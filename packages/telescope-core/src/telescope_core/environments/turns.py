@@ -7,6 +7,7 @@ from telescope_core.environments.base import Environment
 from telescope_core.environments.calls import location_of
 from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.episode import Episode
+from telescope_core.environments.example_checks import checked_messages
 from telescope_core.errors import EnvironmentLoadError
 from telescope_core.types import Message, StopReason
 
@@ -14,7 +15,7 @@ from telescope_core.types import Message, StopReason
 class SingleTurnEnvironment(Environment):
     """The policy answers the prompt once, and the rollout ends."""
 
-    async def play(self, episode: Episode) -> StopReason:
+    async def play(self, episode: Episode[Any]) -> StopReason:
         """Ask the policy for one turn."""
         completion = await episode.generate()
         truncated = completion.finish_reason == "length"
@@ -27,7 +28,7 @@ class MultiTurnEnvironment(Environment):
     max_turns: ClassVar[int] = 10
     """Most turns of the policy in one rollout."""
 
-    def env_response(self, messages: Sequence[Message], episode: Episode) -> Any:
+    def env_response(self, messages: Sequence[Message], episode: Episode[Any]) -> Any:
         """Return the environment's reply to the last turn; None ends the rollout.
 
         The reply is text, which becomes one user message, or a list of messages. `messages` is the
@@ -37,7 +38,7 @@ class MultiTurnEnvironment(Environment):
             f"{class_location(type(self))} must define env_response(self, messages, episode)"
         )
 
-    async def play(self, episode: Episode) -> StopReason:
+    async def play(self, episode: Episode[Any]) -> StopReason:
         """Alternate until `env_response` returns None, a turn is truncated, or `max_turns`."""
         for turn in range(self.max_turns):
             completion = await episode.generate()
@@ -56,9 +57,8 @@ class MultiTurnEnvironment(Environment):
         if isinstance(reply, str):
             return [Message(role="user", content=reply)]
         if isinstance(reply, list | tuple):
-            messages = cast(Sequence[object], reply)
-            if all(isinstance(message, Message) for message in messages):
-                return cast(list[Message], list(messages))
+            where = f"what {location_of(self.env_response)} returns"
+            return checked_messages(cast(Sequence[object], reply), where=where)
         raise EnvironmentLoadError(
             f"{location_of(self.env_response)} must return text, a list of Message or None, "
             f"got {reply!r:.80}"

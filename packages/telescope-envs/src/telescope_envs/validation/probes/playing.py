@@ -41,7 +41,9 @@ _MAX_DELAY_S = 0.004
 async def asked_of(environment: Environment, num_examples: int) -> list[Asked]:
     """Return the first examples of each split, alternating splits, as the policy sees them."""
     found: list[Asked] = []
-    sizes = {split: environment.examples(split).num_examples for split in environment.splits()}
+    sizes = {
+        split: environment.fetcher.source(split).num_examples for split in environment.splits()
+    }
     for index in range(num_examples):
         for split, size in sizes.items():
             if size is not None and index >= size:

@@ -1,0 +1,113 @@
+"""Check the examples that an author's code returns, where they enter and before they are played.
+
+Numbers as ids and answers become text, because every reader compares text. Anything else that
+could not be shown to a policy, compared or saved is refused by name.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import Any, cast, get_args
+
+from telescope_core.errors import EnvironmentLoadError
+from telescope_core.types import Example, Message, Role
+
+_ROLES = get_args(Role)
+_LONGEST = 80
+
+
+def checked_example(value: object, *, where: str) -> Example:
+    """Return `value` as an example that can be played and saved; `where` names it in errors."""
+    if not isinstance(value, Example):
+        raise EnvironmentLoadError(
+            f"{where} must be an Example, got {_shown(value)}; write: "
+            "Example(id=..., prompt=..., answer=...)"
+        )
+    own_id, prompt, answer, info = cast(Sequence[Any], _fields(value))
+    checked_id = _as_text(own_id, f"{where}: id")
+    where = f"{where} (id {checked_id!r})"
+    if not checked_id:
+        raise EnvironmentLoadError(
+            f"{where}: id is empty; give each example an id that is the same in every process, "
+            "such as a hash of its prompt"
+        )
+    answer = _as_text("" if answer is None else answer, f"{where}: answer")
+    prompt = _checked_prompt(prompt, where)
+    _require_info(info, where)
+    is_same = (checked_id, prompt, answer) == (own_id, value.prompt, value.answer)
+    return value if is_same else replace(value, id=checked_id, prompt=prompt, answer=answer)
+
+
+def checked_messages(values: Sequence[object], *, where: str) -> list[Message]:
+    """Return `values` if each is a message with a known role and text."""
+    for value in values:
+        if not isinstance(value, Message):
+            raise EnvironmentLoadError(
+                f"{where} must be Message objects, got {_shown(value)}; write: "
+                'Message(role="user", content=...)'
+            )
+        role, content = cast(Any, value.role), cast(Any, value.content)
+        if role not in _ROLES:
+            raise EnvironmentLoadError(
+                f"{where}: a message has the role {role!r}; the roles are {', '.join(_ROLES)}"
+            )
+        if not isinstance(content, str):
+            raise EnvironmentLoadError(
+                f"{where}: the content of a {role} message must be text, got {_shown(content)}"
+                f"{_decode_hint(content)}"
+            )
+    return cast(list[Message], list(values))
+
+
+def _fields(example: Example) -> tuple[object, ...]:
+    return example.id, example.prompt, example.answer, example.info
+
+
+def _as_text(value: object, where: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return str(value)
+    more = "; several answers, or a structure, belong in info" if where.endswith("answer") else ""
+    raise EnvironmentLoadError(
+        f"{where} must be text or a number, got {_shown(value)}{_decode_hint(value) or more}"
+    )
+
+
+def _checked_prompt(prompt: object, where: str) -> Any:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list | tuple) and prompt:
+        return tuple(
+            checked_messages(cast(Sequence[object], prompt), where=f"{where}: the items of prompt")
+        )
+    raise EnvironmentLoadError(
+        f"{where}: prompt must be text or a list of Message, got {_shown(prompt)}"
+        f"{_decode_hint(prompt)}"
+    )
+
+
+def _require_info(info: object, where: str) -> None:
+    if not isinstance(info, Mapping):
+        raise EnvironmentLoadError(f"{where}: info must be a dict, got {_shown(info)}")
+    for name, value in cast(Mapping[object, object], info).items():
+        if not isinstance(name, str):
+            raise EnvironmentLoadError(f"{where}: info has the key {name!r}; keys must be text")
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise EnvironmentLoadError(
+                f"{where}: info[{name!r}] is {_shown(value)}, which has no place in JSON ({error});"
+                " use text, numbers, lists and dicts, or build it from them when it is needed"
+            ) from None
+
+
+def _decode_hint(value: object) -> str:
+    return "; decode it: value.decode()" if isinstance(value, bytes) else ""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return f"{text} ({type(value).__name__})"

@@ -1,0 +1,95 @@
+"""The parameters of rewards and metrics: each is given the value that its name stands for.
+
+A name may begin with an underscore, which says that the method does not use the value.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from telescope_core.environments.episode import Episode
+from telescope_core.errors import nearest
+from telescope_core.types import Example, Rollout
+
+_VALUES: Mapping[str, Callable[[Rollout, Example, Episode[Any]], object]] = {
+    "rollout": lambda rollout, example, episode: rollout,
+    "example": lambda rollout, example, episode: example,
+    "episode": lambda rollout, example, episode: episode,
+    "completion": lambda rollout, example, episode: rollout.completion_text,
+    "messages": lambda rollout, example, episode: rollout.messages,
+    "prompt": lambda rollout, example, episode: example.prompt,
+    "answer": lambda rollout, example, episode: example.answer,
+    "info": lambda rollout, example, episode: example.info,
+    "state": lambda rollout, example, episode: episode.state,
+}
+_GROUP_VALUES: Mapping[str, Callable[[Sequence[Rollout], Example], object]] = {
+    "rollouts": lambda rollouts, example: rollouts,
+    "example": lambda rollouts, example: example,
+    "completions": lambda rollouts, example: [one.completion_text for one in rollouts],
+    "prompt": lambda rollouts, example: example.prompt,
+    "answer": lambda rollouts, example: example.answer,
+    "info": lambda rollouts, example: example.info,
+}
+OF_EPISODE = frozenset({"episode", "state"})
+"""Values that exist only in the process that plays the rollout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """What a method asks for."""
+
+    names: tuple[str, ...] = ()
+    """Names of the values, in the order of the parameters."""
+    problem: str = ""
+    """Why the method cannot be called, with what to do; empty when it can."""
+
+
+def parameters_of(method: Callable[..., Any], *, of_group: bool) -> Parameters:
+    """Return what a method, as it is written in its class, asks for after `self`."""
+    known = _GROUP_VALUES if of_group else _VALUES
+    parameters = list(inspect.signature(method).parameters.values())
+    first = parameters[0].name if parameters else ""
+    if not parameters or first.lstrip("_") in known:
+        return Parameters(problem="must have self as its first parameter")
+    names: list[str] = []
+    for parameter in parameters[1:]:
+        plain = parameter.name.lstrip("_")
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if plain not in known:
+            if parameter.default is not parameter.empty:
+                continue
+            return Parameters(problem=_unknown(parameter.name, known))
+        if parameter.kind is parameter.KEYWORD_ONLY or len(names) < _position(parameter, method):
+            return Parameters(
+                problem=f"must take {parameter.name!r} before its optional parameters, not after"
+            )
+        names.append(plain)
+    return Parameters(names=tuple(names))
+
+
+def values_for(
+    names: Sequence[str], *, rollout: Rollout, example: Example, episode: Episode[Any]
+) -> tuple[object, ...]:
+    """Return the arguments of a reward or metric."""
+    return tuple(_VALUES[name](rollout, example, episode) for name in names)
+
+
+def group_values_for(
+    names: Sequence[str], *, rollouts: Sequence[Rollout], example: Example
+) -> tuple[object, ...]:
+    """Return the arguments of a group reward."""
+    return tuple(_GROUP_VALUES[name](rollouts, example) for name in names)
+
+
+def _position(parameter: inspect.Parameter, method: Callable[..., Any]) -> int:
+    return list(inspect.signature(method).parameters).index(parameter.name) - 1
+
+
+def _unknown(name: str, known: Mapping[str, object]) -> str:
+    close = nearest(name, known)
+    meant = f"did you mean {close[0]!r}? The" if close else "the"
+    return f"has a parameter {name!r}, which stands for nothing; {meant} names are " + ", ".join(
+        known
+    )

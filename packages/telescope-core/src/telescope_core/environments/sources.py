@@ -1,0 +1,210 @@
+"""`source_of`: the examples of one split, from whatever an author gives, each one checked.
+
+An author gives an example source, or a list, a generator or a file. Whatever the author's code
+raises becomes an error that names the split, the example, the file and the line. Code that reads a
+source must be called in a thread: it may read files.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from telescope_core.environments.calls import raised_at
+from telescope_core.environments.example_checks import checked_example
+from telescope_core.errors import DuplicateIdError, EnvironmentLoadError, TelescopeError
+from telescope_core.examples import ListSource, split_of
+from telescope_core.protocols import ExampleSource
+from telescope_core.rows import Row, example_of, read_rows
+from telescope_core.types import Example, Split
+
+Examples: TypeAlias = ExampleSource | Iterable[Example | Row | str] | str | Path
+"""What an author may give: a source, an iterable of examples, rows or prompts, or a file."""
+MAX_LISTED = 1_000_000
+"""Most examples that a list or a generator may give."""
+_MAX_REMEMBERED = 100_000
+
+
+class CheckedSource:
+    """The examples of an author's own source, read lazily and checked one by one."""
+
+    def __init__(self, source: ExampleSource, *, where: str) -> None:
+        self._source = source
+        self._where = where
+        self._index_of: dict[str, int] = {}
+
+    @property
+    def num_examples(self) -> int | None:
+        """Number of examples in the split; None = endless."""
+        try:
+            size = cast(Any, self._source.num_examples)
+        except Exception as error:
+            raise _placed(f"num_examples of {self._where}", error) from error
+        if size is None or (isinstance(size, int) and size >= 0):
+            return size
+        raise EnvironmentLoadError(
+            f"num_examples of {self._where} must be a number, or None for endless, got {size!r}"
+        )
+
+    def example(self, index: int) -> Example:
+        """Return example `index`; raises IndexError past the end of a finite split."""
+        size = self.num_examples
+        if size is not None and not 0 <= index < size:
+            raise IndexError(f"example {index} of {size}")
+        where = f"example {index} of {self._where}"
+        try:
+            found = self._source.example(index)
+        except Exception as error:
+            raise _placed(where, error) from error
+        example = checked_example(found, where=where)
+        if size is not None:
+            self._require_new(example.id, index)
+        return example
+
+    def _require_new(self, example_id: str, index: int) -> None:
+        if len(self._index_of) >= _MAX_REMEMBERED and example_id not in self._index_of:
+            return
+        other = self._index_of.setdefault(example_id, index)
+        if other != index:
+            raise _same_id(self._where, example_id, other, index)
+
+
+class CheckedSources:
+    """The sources that `examples`, a method of an author, returns for each split; each read once.
+
+    `owner` names the environment in errors. Paths are relative to `folder`.
+    """
+
+    def __init__(self, examples: Callable[[Split], object], *, owner: str, folder: Path) -> None:
+        self._examples = examples
+        self._owner = owner
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._found: dict[Split, ExampleSource] = {}
+
+    def of(self, split: Split) -> ExampleSource:
+        """Return the source of `split`; waits while another thread is reading it."""
+        with self._lock:
+            if split not in self._found:
+                self._found[split] = self._read(split)
+            return self._found[split]
+
+    def _read(self, split: Split) -> ExampleSource:
+        where = f"the {split} examples of {self._owner}"
+        try:
+            given = self._examples(split)
+        except Exception as error:
+            raise _placed(where, error) from error
+        return source_of(given, where=where, folder=self._folder)
+
+
+def source_of(given: object, *, where: str, folder: Path) -> ExampleSource:
+    """Return `given` as a checked source; `where` names it in errors.
+
+    `given` is a source, the path of a file in `folder`, or an iterable of examples or rows. An
+    iterable is read to its end, and duplicate ids are refused at once.
+    """
+    if _is_source(given):
+        return CheckedSource(cast(ExampleSource, given), where=where)
+    return ListSource(list(_distinct(given, where=where, folder=folder)))
+
+
+def divided(given: object, split: Split, *, where: str, folder: Path) -> ExampleSource:
+    """Return the part of `given` that belongs to `split`.
+
+    A mapping gives each split its own examples. All others are divided by a hash of each example's
+    id; an example that is nearest to a side without any goes there, so that neither is empty.
+    """
+    if isinstance(given, Mapping):
+        parts = cast(Mapping[object, object], given)
+        unknown = [name for name in parts if name not in tuple(Split)]
+        if unknown or split not in parts:
+            raise EnvironmentLoadError(
+                f"{where} has {', '.join(map(repr, parts)) or 'nothing'}; it must have "
+                f"{' and '.join(repr(one.value) for one in Split)}"
+            )
+        part = parts[split.value if split.value in parts else split]
+        return source_of(part, where=f"{where}[{split.value!r}]", folder=folder)
+    if _is_source(given):
+        raise EnvironmentLoadError(
+            f"{where} is a source, which is of one split; return it from examples(self, split)"
+        )
+    examples = list(_distinct(given, where=where, folder=folder))
+    if len(examples) < len(Split):
+        raise EnvironmentLoadError(
+            f"{where} has {len(examples)} examples, and needs at least one for each split"
+        )
+    ranked = sorted(examples, key=lambda one: hashlib.sha256(one.id.encode()).digest())
+    held_out = {one.id for one in examples if split_of(one.id) is Split.EVAL}
+    held_out = (held_out | {ranked[0].id}) - {ranked[-1].id}
+    return ListSource([one for one in examples if (one.id in held_out) == (split is Split.EVAL)])
+
+
+def _is_source(given: object) -> bool:
+    return hasattr(given, "example") and hasattr(given, "num_examples")
+
+
+def _distinct(given: object, *, where: str, folder: Path) -> Iterator[Example]:
+    """Yield the examples in `given`, checked, each id once.
+
+    Rows that ask the same and have no id of their own are one example, the first of them.
+    """
+    index_of: dict[str, int] = {}
+    for index, row in enumerate(_items(given, where, folder)):
+        about = f"example {index} of {where}"
+        example = checked_example(example_of(row, where=about), where=about)
+        other = index_of.setdefault(example.id, index)
+        if other == index:
+            yield example
+        elif isinstance(row, Example) or (isinstance(row, Mapping) and "id" in row):
+            raise _same_id(where, example.id, other, index)
+
+
+def _items(given: object, where: str, folder: Path) -> Iterator[object]:
+    if isinstance(given, str | Path):
+        yield from read_rows(folder / Path(given).expanduser())
+        return
+    if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
+        raise EnvironmentLoadError(
+            f"{where} must be a list of examples, a generator, the path of a file, or a source "
+            f"such as SplitSource, got {given!r:.80} ({type(given).__name__})"
+            f"{'; is a return missing?' if given is None else ''}"
+        )
+    items = iter(cast(Iterable[object], given))
+    num_read = 0
+    try:
+        for item in islice(items, MAX_LISTED):
+            yield item
+            num_read += 1
+    except TelescopeError:
+        raise
+    except Exception as error:
+        raise _placed(f"example {num_read} of {where}", error) from error
+    if num_read == MAX_LISTED:
+        raise EnvironmentLoadError(
+            f"{where} gave {MAX_LISTED} examples without an end; for examples that are made as "
+            "they are needed, define draw(self, random), or return a GeneratedSource"
+        )
+
+
+def _same_id(where: str, example_id: str, first: int, second: int) -> DuplicateIdError:
+    return DuplicateIdError(
+        f"examples {first} and {second} of {where} have the same id {example_id!r}; results are "
+        "kept, compared and resumed by id, so give each its own"
+    )
+
+
+def _placed(what: str, error: Exception) -> Exception:
+    """Return `error` as one that says what was read, and where in the author's code it failed."""
+    if isinstance(error, TelescopeError):
+        return error
+    advice = ""
+    if isinstance(error, StopIteration):
+        advice = (
+            "; `next` was called on something empty, such as a file without lines: give it a "
+            "default, next(lines, None), and check it"
+        )
+    text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+    return EnvironmentLoadError(f"{what} cannot be read: {text}{raised_at(error)}{advice}")
