@@ -21,9 +21,9 @@ from telescope_core import (
     group_reward,
     reward,
 )
-from telescope_core.errors import ConfigError, JudgeError
+from telescope_core.errors import ConfigError, EnvironmentLoadError, JudgeError
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.judge import Judge, JudgeConfig
+from telescope_core.judge import Judge, JudgeConfig, JudgedEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Group, Message
 from telescope_core.user_simulator import UserSimulator, UserSimulatorConfig
@@ -322,3 +322,34 @@ async def test_a_silent_user_fails_the_rollout():
         "no usable answer in 2 attempts; the last problem was: the answer is empty" in rollout.error
     )
     assert json.dumps(rollout.metrics)
+
+
+class Vivid(JudgedEnvironment):
+    data = ("Describe the sea.", "Describe rain.")
+    rubric = "1 when it is vivid."
+
+
+async def test_a_judged_environment_is_a_rubric_and_its_examples():
+    async with serving([GOOD]) as endpoint:
+        judge = {"base_url": endpoint.url, "model": "grader", "retry_budget_s": 0}
+        environment = Vivid.from_settings({"judge": judge})
+        client = InProcessEnvironment(environment, name="vivid")
+        rollout = await play(client)
+        await client.close()
+    assert (rollout.reward, rollout.rewards) == (0.75, {"judged": 0.75})
+    assert "1 when it is vivid." in endpoint.requests[0]["messages"][0]["content"]
+
+
+def test_a_judged_environment_without_a_rubric_or_settings_is_refused():
+    class Nothing(JudgedEnvironment):
+        data = ("Describe the sea.", "Describe rain.")
+
+    with pytest.raises(EnvironmentLoadError, match=r"Nothing \(.* has no rubric; set rubric"):
+        Nothing.from_settings({})
+
+    class OtherSettings(Vivid):
+        class Config(EnvironmentConfig):
+            size: int = 1
+
+    with pytest.raises(EnvironmentLoadError, match=r"class Config\(JudgedEnvironment\.Config\)"):
+        OtherSettings.from_settings({})

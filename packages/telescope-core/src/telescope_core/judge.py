@@ -6,11 +6,16 @@ for that.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, Field
 
+from telescope_core.environments.class_checks import class_location
+from telescope_core.environments.rewards import reward
+from telescope_core.environments.settings import EnvironmentConfig
+from telescope_core.environments.turns import SingleTurnEnvironment
 from telescope_core.environments.usage import remark
+from telescope_core.errors import EnvironmentLoadError
 from telescope_core.helper_models import HelperModel, HelperModelConfig, Owner
 from telescope_core.parsers import as_model
 from telescope_core.types import Example, Message, Rollout
@@ -78,6 +83,42 @@ class Judge:
         found = await self._model.ask(messages, partial(as_model, model=verdict), wanted=wanted)
         remark(self._role, found.model_dump_json())
         return found
+
+
+class JudgedEnvironment(SingleTurnEnvironment):
+    """One question, one answer, and a judge that grades the answer by `rubric`.
+
+    A `Config` of your own must inherit from `JudgedEnvironment.Config`.
+    """
+
+    network = "always"
+    rubric: ClassVar[str] = ""
+    """What deserves a 0 and what deserves a 1."""
+
+    class Config(EnvironmentConfig):
+        """Settings of the judge."""
+
+        judge: JudgeConfig = JudgeConfig()
+
+    def __init__(self, config: EnvironmentConfig | None = None) -> None:
+        super().__init__(config)
+        where = class_location(type(self))
+        if not self.rubric.strip():
+            raise EnvironmentLoadError(
+                f"{where} has no rubric; set rubric to a text that says what deserves a 0 and what "
+                "deserves a 1"
+            )
+        if not isinstance(self.config, JudgedEnvironment.Config):
+            raise EnvironmentLoadError(
+                f"{where}: its Config has no settings for the judge; write "
+                "class Config(JudgedEnvironment.Config)"
+            )
+        self.judge = Judge(self.config.judge, self)
+
+    @reward
+    async def judged(self, rollout: Rollout, example: Example) -> float:
+        """Return the score in the judge's verdict."""
+        return (await self.judge.score(rollout, example, rubric=self.rubric)).score
 
 
 def transcript(messages: Sequence[Message]) -> str:
