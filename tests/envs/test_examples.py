@@ -1,6 +1,7 @@
 """The example environments: what their pages say of them holds."""
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,31 @@ def test_the_example_is_short_and_is_what_its_page_shows():
     environment = code[code.index("class GuessNumber") :]
     assert len([line for line in environment.splitlines() if line.strip()]) <= 60
     assert environment in (ROOT / "docs" / "how-to" / "several-turns.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("page", "title", "most_lines"),
+    [
+        ("tutorials/first-environment.md", "capitals.py", 8),
+        ("how-to/judge-rewards.md", "rain.py", 6),
+    ],
+)
+async def test_a_short_environment_of_the_docs_is_whole(
+    page, title, most_lines, tmp_path, monkeypatch
+):
+    text = (ROOT / "docs" / page).read_text()
+    blocks = dict(
+        re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
+    )
+    for name, code in blocks.items():
+        (tmp_path / name).write_text(code)
+    assert len([line for line in blocks[title].splitlines() if line.strip()]) <= most_lines
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(title.removesuffix(".py"))
+    environment = getattr(module, title.removesuffix(".py").capitalize()).from_settings({})
+    client = InProcessEnvironment(environment, name="short")
+    sizes = (await client.describe()).num_examples
+    held_out = await client.example(Split.EVAL, 0)
+    await client.close()
+    assert sum(sizes.values()) == 3
+    assert held_out.prompt.startswith(("What is the capital", "Describe"))
