@@ -92,6 +92,7 @@ class InProcessEnvironment:
 
     async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
         """Play and score one rollout."""
+        self._watch.deadline_s = request.deadline_s
         self._watch.start()
         task = asyncio.create_task(play_rollout(self._environment, self._name, request, policy))
         self._playing[request.rollout_id] = task

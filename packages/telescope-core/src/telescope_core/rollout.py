@@ -88,7 +88,10 @@ class _Playing:
             text = str(error) or f"the rollout exceeded its deadline of {deadline_s:g} s"
             if trouble.text:
                 text += f", while an endpoint was in trouble: {trouble.text}"
-            return self._failed(StopReason.TIMEOUT, TimeoutError(text))
+            ended = TimeoutError(text)
+            for note in getattr(error, "__notes__", ()):
+                ended.add_note(note)
+            return self._failed(StopReason.TIMEOUT, ended)
         except Exception as error:  # noqa: BLE001 - a boundary: a failed rollout has a reason
             failed = self._failed(StopReason.ERROR, error)
             return replace(failed, tags={**failed.tags, "failed_in": self._stage})

@@ -1,20 +1,25 @@
 """`LoopWatch`: detects when code blocks an event loop, and finds that code.
 
 The loop updates a heartbeat, which a thread checks. When the heartbeat stops, the thread reads the
-stack of the loop's thread. The culprit is the innermost frame of the author's code.
+stack of the loop's thread. The culprit is the innermost frame of the author's code. Code that
+blocks the loop until the deadline of a rollout is interrupted, and Ctrl-C interrupts it at once.
 """
 
 import asyncio
+import ctypes
 import logging
+import signal
 import sys
 import threading
 import time
 import traceback
+from _thread import interrupt_main
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from telescope_core.environments.calls import shown_path
 
@@ -23,6 +28,21 @@ _LIBRARIES = (str(Path(asyncio.__file__).parents[1]), str(Path(__file__).parents
 """Folders of Python's own modules and of this package, whose frames are never the culprit."""
 _EVENTS = asyncio.events.__file__
 """File of the frame that runs the loop's callbacks."""
+_TOLD_AFTER_S = 5.0
+_AGAIN_AFTER_S = 1.0
+"""An interrupt that the author's code caught is sent again this much later."""
+
+
+class LoopBlockedError(TimeoutError):
+    """Raised in code that has blocked the event loop until the deadline of a rollout."""
+
+    def __str__(self) -> str:
+        """Return what to do; Python raises the class in another thread without arguments."""
+        return (
+            "the environment's code blocked the event loop until the rollout's deadline; make it "
+            "sync so that it runs in a thread, await what it waits for, or declare it "
+            '@runs_in("process")'
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +81,11 @@ class LoopWatch:
         self._handle: asyncio.TimerHandle | None = None
         self.longest_s = 0.0
         """Longest delay of a heartbeat so far, in seconds."""
+        self.deadline_s: float | None = None
+        """After blocking this long, code is interrupted; None = never."""
+        self._previous_handler: Any = None
+        self._asked_at_s = 0.0
+        """When Ctrl-C was pressed; a block that had just begun is ended once it is noticed."""
 
     def start(self) -> None:
         """Start watching the running loop; a second call has no effect."""
@@ -74,6 +99,10 @@ class LoopWatch:
             target=self._watch, args=(loop, threading.get_ident()), name="loop-watch", daemon=True
         )
         self._thread.start()
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            self._previous_handler = handler
+            signal.signal(signal.SIGINT, self._on_ctrl_c)
 
     def stop(self) -> None:
         """Stop watching. Idempotent."""
@@ -83,6 +112,9 @@ class LoopWatch:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        # Another watch that was started later still hands its signals on to this one.
+        if self._previous_handler and signal.getsignal(signal.SIGINT) == self._on_ctrl_c:
+            signal.signal(signal.SIGINT, self._previous_handler)
 
     @property
     def _period_s(self) -> float:
@@ -97,21 +129,38 @@ class LoopWatch:
         self._beat_s = now_s
         self._schedule(loop)
 
+    def _on_ctrl_c(self, number: int, frame: FrameType | None) -> None:
+        """End blocking code at once; a loop that runs can end its tasks in order."""
+        if not self._stopped.is_set() and self._late_s > self._threshold_s:
+            raise KeyboardInterrupt
+        self._asked_at_s = time.monotonic()
+        self._previous_handler(number, frame)
+
+    @property
+    def _late_s(self) -> float:
+        return time.monotonic() - self._beat_s - self._period_s
+
     def _watch(self, loop: asyncio.AbstractEventLoop, loop_thread: int) -> None:
         suspect: FrameType | None = None
         blocked: Block | None = None
+        ending = _Ending(loop_thread)
         while not self._stopped.wait(self._period_s) and loop.is_running():
-            late_s = time.monotonic() - self._beat_s - self._period_s
+            late_s = self._late_s
             if late_s <= self._threshold_s / 2:
                 if blocked is not None:
                     self._on_block(blocked)
                 suspect = blocked = None
+                ending = _Ending(loop_thread)
                 continue
             # An overloaded machine also delays the heartbeat, but then two checks in a row do not
             # find the same frame.
             earlier, suspect = suspect, self._author(loop_thread)
             if blocked is not None:
                 blocked = replace(blocked, duration_s=late_s)
+                if self._asked_at_s > self._beat_s:
+                    interrupt_main()
+                elif suspect is not None:
+                    ending.of(blocked, deadline_s=self.deadline_s)
             elif late_s > self._threshold_s and suspect is not None and suspect is earlier:
                 blocked = _block(suspect, late_s, sys._current_frames().get(loop_thread))  # pyright: ignore[reportPrivateUsage]
         if blocked is not None:
@@ -129,6 +178,33 @@ class LoopWatch:
                 return frame
             frame = frame.f_back
         return None
+
+
+class _Ending:
+    """Tells of one block while it lasts, and interrupts it at the deadline."""
+
+    def __init__(self, loop_thread: int) -> None:
+        self._loop_thread = loop_thread
+        self._is_told = False
+        self._interrupt_at_s = 0.0
+
+    def of(self, block: Block, *, deadline_s: float | None) -> None:
+        if not self._is_told and block.duration_s > _TOLD_AFTER_S:
+            self._is_told = True
+            end = "" if deadline_s is None else f" It is interrupted after {deadline_s:g} s."
+            _log.warning(
+                "%s has blocked the event loop, and with it every rollout, for %.0f s, and still "
+                "does.%s Ctrl-C ends it now.",
+                block.culprit,
+                block.duration_s,
+                end,
+            )
+        if deadline_s is None or block.duration_s < max(deadline_s, self._interrupt_at_s):
+            return
+        self._interrupt_at_s = block.duration_s + _AGAIN_AFTER_S
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(self._loop_thread), ctypes.py_object(LoopBlockedError)
+        )
 
 
 def _block(author: FrameType, late_s: float, innermost: FrameType | None) -> Block:

@@ -1,0 +1,61 @@
+"""Code that blocks the event loop for ever ends: at the rollout's deadline, or with Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from tests.asking import ask
+
+from telescope_core import SingleTurnEnvironment, StopReason, reward
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.scripted import ScriptedClient
+
+
+class Spin(SingleTurnEnvironment):
+    data = ("a", "b")
+
+    @reward
+    async def correct(self, completion):
+        print("spinning", flush=True)
+        while True:
+            pass
+
+
+async def test_an_async_reward_without_an_end_is_interrupted_at_the_deadline():
+    before = signal.getsignal(signal.SIGINT)
+    client = InProcessEnvironment(Spin.from_settings({}), name="spin")
+    rollout = await client.play(ask(deadline_s=0.3), ScriptedClient(["x"]).policy("r"))
+    await client.close()
+    assert rollout.stop_reason is StopReason.TIMEOUT
+    assert rollout.error is not None
+    assert "blocked the event loop until the rollout's deadline" in rollout.error
+    assert "Spin.correct (tests" in rollout.error
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+SCRIPT = """
+import asyncio
+from tests.asking import ask
+from tests.core.environments.test_blocking import Spin
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.scripted import ScriptedClient
+
+client = InProcessEnvironment(Spin.from_settings({}), name="spin")
+asyncio.run(client.play(ask(deadline_s=600), ScriptedClient(["x"]).policy("r")))
+"""
+
+
+def test_the_first_ctrl_c_ends_it():
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "spinning\n"
+            assert process.stderr is not None
+            os.kill(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert "KeyboardInterrupt" in errors
