@@ -167,10 +167,12 @@ async def test_a_cancelled_rollout_ends_its_server():
 
 async def test_a_killed_environment_process_takes_its_server_along(tmp_path, monkeypatch):
     (tmp_path / "remote_environment.py").write_text(
-        "from telescope_core import Example, ListSource, McpServer, ToolEnvironment\n"
+        "from telescope_core import Example, ListSource, McpServer, ToolEnvironment, reward\n"
         "class Remote(ToolEnvironment):\n"
         f"    def tools(self): return [McpServer(command={PROGRAM!r})]\n"
         "    def examples(self, split): return ListSource([Example(id=split, prompt='?')])\n"
+        "    @reward\n"
+        "    def nothing(self): return 0\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)

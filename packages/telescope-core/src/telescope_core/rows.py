@@ -113,7 +113,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
             if not line.strip():
                 continue
             where = f"{path}:{number}"
-            yield _as_row(_parsed(line, where), where)
+            yield _as_row(_parsed(line.strip(), where), where)
 
 
 def _json(path: Path) -> list[Row]:
