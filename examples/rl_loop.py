@@ -34,6 +34,7 @@ from telescope_train.batches.weighting import token_weights
 from telescope_train.chat.renderer import load_renderer
 from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import ModelSection
+from telescope_train.inference.client import TokenClient
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.server import ServerSettings, running
@@ -204,7 +205,7 @@ async def train(
     model: Path, base_url: str, *, steps: int, show: Callable[[str], None] = print
 ) -> list[float]:
     """Train `model`, served at `base_url`, and return the mean reward of each step."""
-    learner, pool = Learner(model), ServerPool([base_url])
+    learner, pool = Learner(model), ServerPool([TokenClient(base_url)])
     environment = InProcessEnvironment(Digits(), name="digits")
     renderer = load_renderer(ModelSection(model=str(model)))
     policies = TokenPolicySource(pool, renderer, max_model_len=None)

@@ -97,6 +97,17 @@ def test_lengths_come_from_the_rollouts_of_a_run(settings, capsys, tmp_path):
     assert json.loads(text)["chosen"]["step_s"] > recorded["step_s"]
 
 
+def test_agents_with_tools_are_estimated(settings, capsys):
+    agents = ("--mean-length", "300", "--spread", "0.8", "--turns", "2-6")
+    machines = ("--gpus", "4", "--parameters", "8B", "--steps", "4", "--json")
+    found = [
+        json.loads(run(capsys, settings, *machines, *agents, "--tool-seconds", seconds)[1])
+        for seconds in ("0", "20")
+    ]
+    fast, slow = (one["chosen"]["step_s"] for one in found)
+    assert slow > fast + 10
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -57,7 +57,22 @@ HERE = {
 }
 HUB_SERVER = "tests/hub/server/test_how_to.py::test_the_commands_make_a_hub_and_its_copy"
 HOSTED = "tests/hub/registry/test_host_a_registry.py::"
+SIMULATE = "tests/cli/test_simulate.py::"
 ELSEWHERE = {
+    "telescope simulate run.toml --gpus 16 --servers 12 --parameters 8B": (
+        f"{SIMULATE}test_a_run_is_estimated_with_other_divisions"
+    ),
+    "telescope simulate run.toml --gpus 16 --parameters 8B --max_async_rollout 0": (
+        f"{SIMULATE}test_numbers_come_as_json_and_follow_the_settings"
+    ),
+    "telescope simulate run.toml --gpus 16 --parameters 8B --max_async_rollout 2": (
+        f"{SIMULATE}test_numbers_come_as_json_and_follow_the_settings"
+    ),
+    "telescope simulate run.toml --gpus 16 --parameters 8B --lengths-of runs/small": (
+        f"{SIMULATE}test_lengths_come_from_the_rollouts_of_a_run"
+    ),
+    "telescope simulate run.toml --gpus 16 --parameters 8B --mean-length 300 --spread 0.8 "
+    "--turns 2-40 --tool-seconds 2": f"{SIMULATE}test_agents_with_tools_are_estimated",
     "telescope eval countdown --base-url https://models.example.com/v1 --model big-model "
     "--api-key-env BIG_KEY": (
         "tests/cli/test_eval_endpoint.py::"

@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from telescope_core.errors import ConfigError
-from telescope_train.models.attention.blocks import PACKED_ATTENTION
 from telescope_train.models.attention import kinds as attention_kinds
+from telescope_train.models.attention.blocks import PACKED_ATTENTION
 from telescope_train.models.attention.choice import choose_attention
 from telescope_train.models.attention.kinds import (
     ATTENTION_KINDS,
