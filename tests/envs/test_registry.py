@@ -173,11 +173,12 @@ def test_a_folder_that_is_no_registry_says_so(tmp_path):
         open_registry(str(tmp_path))
 
 
-def test_a_broken_index_line_names_its_place(published):
+def test_a_broken_index_line_names_its_place_and_costs_only_itself(published, caplog):
     path = Path(published.address) / "index/acme/toy.jsonl"
+    before = published.releases("acme/toy")
     path.write_text(f"{path.read_text()}{{}}\n")
-    with pytest.raises(RegistryError, match=r"toy.jsonl:2: owner: Field required"):
-        published.releases("acme/toy")
+    assert published.releases("acme/toy") == before
+    assert "toy.jsonl:2: owner: Field required" in caplog.text
 
 
 def test_a_newer_format_is_refused(registry):

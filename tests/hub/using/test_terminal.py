@@ -47,7 +47,7 @@ def test_a_list_is_safe_to_print(telescope):
 def test_json_keeps_its_value(telescope):
     _, out, _ = telescope("env", "list", "--installed", "--json")
     assert not acts_on_terminals(out.replace("\n", ""))
-    assert [row["summary"] for row in json.loads(out)] == [HOSTILE]
+    assert [row["summary"] for row in json.loads(out) if row["id"] == "acme/toy"] == [HOSTILE]
 
 
 def test_messages_of_the_last_place_are_escaped(telescope, monkeypatch):
@@ -72,7 +72,7 @@ def test_bad_lines_are_named_without_their_escapes(tmp_path):
         text=True,
         check=True,
     )
-    assert "No environment matches" in done.stdout
+    assert "acme/toy" not in done.stdout
     (line,) = done.stderr.splitlines()
     assert line.startswith("skipped: index/acme/toy.jsonl:1: splits.\\u001b[2J.[key]: contains")
 
