@@ -194,3 +194,41 @@ def test_evidence_says_how_many_and_which(try_out):
     evidence = try_out("load", HasIdsInBothSplits).evidence("load.split_ids")
     assert evidence.text.startswith("5 of 10 examples are in two splits")
     assert evidence.example_id == "0"
+
+
+class GivesAList(Words):
+    def examples(self, split):
+        return [Example(id=f"{split}-{i}", prompt=f"Say {split} {i}", answer="a") for i in range(5)]
+
+
+class HasData(Words):
+    """Examples that a class variable gives, divided over the splits."""
+
+    examples = SingleTurnEnvironment.examples
+    data = tuple({"prompt": f"Say {i}", "answer": str(i)} for i in range(20))
+
+
+class DrawsItsExamples(Words):
+    examples = SingleTurnEnvironment.examples
+
+    def draw(self, random):
+        number = random.randrange(10**6)
+        return Example(id=str(number), prompt=f"Say {number}", answer=str(number))
+
+
+@pytest.mark.parametrize("environment", [GivesAList, HasData, DrawsItsExamples])
+def test_every_form_of_examples_is_read(try_out, environment):
+    tried = try_out("load", environment)
+    assert tried.found == []
+    assert tried.facts["examples_train"]
+
+
+class HasARowTwice(Words):
+    def examples(self, split):
+        return [Example(id="a", prompt=f"{split} {i}", answer="a") for i in range(2)]
+
+
+def test_an_id_that_comes_twice_in_a_list_is_found(try_out):
+    tried = try_out("load", HasARowTwice)
+    assert "load.examples" in tried.found
+    assert "same id" in str(tried.evidence("load.examples"))

@@ -94,7 +94,9 @@ def as_prompt(value: object, *, where: str) -> Any:
 def _as_message(turn: object, where: str) -> Message:
     if isinstance(turn, Message):
         return turn
-    fields = cast(Mapping[str, Any], turn) if isinstance(turn, Mapping) else {}
+    fields: Mapping[str, Any] = {}
+    if isinstance(turn, Mapping):
+        fields = cast(Mapping[str, Any], turn)
     if "role" not in fields or "content" not in fields:
         raise EnvironmentLoadError(
             f"{where}: a message of its prompt is {turn!r:.80}; it must be a Message, or a dict "
@@ -146,15 +148,16 @@ def _csv(path: Path) -> list[Row]:
 
 def _parquet(path: Path) -> list[Row]:
     try:
-        import pyarrow as arrow
-        import pyarrow.parquet as parquet
+        import pyarrow
+        from pyarrow import parquet
     except ImportError as error:
         raise EnvironmentLoadError(
             f"{path} is a parquet file, and pyarrow is not installed; run: "
             "pip install 'telescope-core[records]'"
         ) from error
+    arrow = cast(Any, pyarrow)
     try:
-        table: Any = cast(Any, parquet).read_table(path)
+        table = cast(Any, parquet).read_table(path)
     except arrow.ArrowInvalid as error:
         raise EnvironmentLoadError(f"{path} is not a parquet file: {error}") from error
     return cast(list[Row], table.to_pylist())

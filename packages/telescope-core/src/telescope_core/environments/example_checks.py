@@ -67,7 +67,7 @@ def _fields(example: Example) -> tuple[object, ...]:
 def _as_text(value: object, where: str) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, Real) and not isinstance(value, bool):
+    if not isinstance(value, bool) and isinstance(value, Real):
         return str(value)
     more = "; several answers, or a structure, belong in info" if where.endswith("answer") else ""
     raise EnvironmentLoadError(
@@ -78,13 +78,13 @@ def _as_text(value: object, where: str) -> str:
 def _checked_prompt(prompt: object, where: str) -> Any:
     if isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, list | tuple) and prompt:
-        return tuple(
-            checked_messages(cast(Sequence[object], prompt), where=f"{where}: the items of prompt")
-        )
+    given = prompt  # the check below narrows the type of `prompt` to lists of unknown items
+    turns = cast(Sequence[object], prompt) if isinstance(prompt, list | tuple) else ()
+    if turns:
+        return tuple(checked_messages(turns, where=f"{where}: the items of prompt"))
     raise EnvironmentLoadError(
-        f"{where}: prompt must be text or a list of Message, got {_shown(prompt)}"
-        f"{_decode_hint(prompt)}"
+        f"{where}: prompt must be text or a list of Message, got {_shown(given)}"
+        f"{_decode_hint(given)}"
     )
 
 

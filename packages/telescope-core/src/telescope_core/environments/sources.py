@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 from telescope_core.environments.calls import raised_at
 from telescope_core.environments.example_checks import checked_example
@@ -106,8 +106,8 @@ def source_of(given: object, *, where: str, folder: Path) -> ExampleSource:
     `given` is a source, the path of a file in `folder`, or an iterable of examples or rows. An
     iterable is read to its end, and duplicate ids are refused at once.
     """
-    if _is_source(given):
-        return CheckedSource(cast(ExampleSource, given), where=where)
+    if is_source(given):
+        return CheckedSource(given, where=where)
     return ListSource(list(_distinct(given, where=where, folder=folder)))
 
 
@@ -127,7 +127,7 @@ def divided(given: object, split: Split, *, where: str, folder: Path) -> Example
             )
         part = parts[split.value if split.value in parts else split]
         return source_of(part, where=f"{where}[{split.value!r}]", folder=folder)
-    if _is_source(given):
+    if is_source(given):
         raise EnvironmentLoadError(
             f"{where} is a source, which is of one split; return it from examples(self, split)"
         )
@@ -142,7 +142,8 @@ def divided(given: object, split: Split, *, where: str, folder: Path) -> Example
     return ListSource([one for one in examples if (one.id in held_out) == (split is Split.EVAL)])
 
 
-def _is_source(given: object) -> bool:
+def is_source(given: object) -> TypeGuard[ExampleSource]:
+    """Return whether `given` gives examples by index, and is not just some of them."""
     return hasattr(given, "example") and hasattr(given, "num_examples")
 
 
@@ -167,9 +168,10 @@ def _items(given: object, where: str, folder: Path) -> Iterator[object]:
         yield from read_rows(folder / Path(given).expanduser())
         return
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
+        kind = type(cast(object, given)).__name__
         raise EnvironmentLoadError(
             f"{where} must be a list of examples, a generator, the path of a file, or a source "
-            f"such as SplitSource, got {given!r:.80} ({type(given).__name__})"
+            f"such as SplitSource, got {given!r:.80} ({kind})"
             f"{'; is a return missing?' if given is None else ''}"
         )
     items = iter(cast(Iterable[object], given))

@@ -20,7 +20,7 @@ from telescope_envs.registry.records import (
     Validation,
     WheelFile,
 )
-from telescope_envs.validation import Report
+from telescope_envs.validation import Report, Verdict
 
 _DATASETS = TypeAdapter(list[Dataset])
 
@@ -92,10 +92,10 @@ def _release(
 
 
 def validated(release: Release, report: Report) -> Release:
-    """Return `release` with the result of its validation."""
-    validation = Validation(
-        policy=report.policy, verdict=report.verdict.value, report_sha256=report.sha256
-    )
+    """Return `release` with the result of its validation, which is conclusive."""
+    verdict = report.verdict.value
+    assert verdict != Verdict.INCONCLUSIVE.value, "what is not conclusive is not published"
+    validation = Validation(policy=report.policy, verdict=verdict, report_sha256=report.sha256)
     return release.model_copy(update={"validation": validation})
 
 

@@ -122,9 +122,9 @@ class Connection(asyncio.Protocol):
         """Admit the connection, or answer why not and close it."""
         assert isinstance(transport, asyncio.Transport), "HTTP needs a stream"
         self._transport = transport
-        name: Any = transport.get_extra_info("peername")
-        self.peer = (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
-        host = str(name[0]) if isinstance(name, tuple) else ""
+        name: tuple[Any, ...] | None = transport.get_extra_info("peername")
+        self.peer = (str(name[0]), int(name[1])) if name else None
+        host = str(name[0]) if name else ""
         self.address, self.is_proxy = _shared_address(host), self._connections.is_proxy(host)
         refused = self._connections.admit(self)
         if refused:

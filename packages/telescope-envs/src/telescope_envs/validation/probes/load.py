@@ -15,6 +15,7 @@ from typing import Any, cast
 from telescope_core.environments import Environment, ToolEnvironment
 from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.settings import read_settings
+from telescope_core.environments.sources import is_source
 from telescope_core.locate import load_environment_class
 from telescope_core.protocols import ExampleSource
 from telescope_core.types import Example, Split
@@ -182,7 +183,7 @@ def read_examples(environment: Environment, num_examples: int, answers: Answers)
         if not splits:
             answers.found("load.examples", "it has no splits")
         for split in splits:
-            source = environment.examples(split)
+            source = _source(environment, split)
             answers.fact(f"examples_{split}", _size(source))
             problems += _read_split(environment, split, source, num_examples, answers)
     if answers.has_found("load.examples") and not problems:
@@ -195,6 +196,14 @@ def read_examples(environment: Environment, num_examples: int, answers: Answers)
         "problems",
         [asdict(one) for found in head.values() for one in found[:num_examples]],
     )
+
+
+def _source(environment: Environment, split: Split) -> ExampleSource:
+    given = environment.examples(split)
+    if is_source(given):
+        # As it is: players refuse an id that comes twice, and here that is a check of its own.
+        return given
+    return environment.fetcher.source(split)
 
 
 def _size(source: ExampleSource) -> float | str:

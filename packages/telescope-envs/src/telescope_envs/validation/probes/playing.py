@@ -227,7 +227,7 @@ def capture_episodes(environment: Environment, keep: Callable[[Episode], None]) 
     """Call `keep` with every episode that `environment` plays from now on."""
     play_plain = environment.play
 
-    async def play_watched(episode: Episode) -> StopReason:
+    async def play_watched(episode: Episode) -> StopReason | None:
         keep(episode)
         return await play_plain(episode)
 
