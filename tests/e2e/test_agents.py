@@ -27,7 +27,7 @@ from telescope_train.batches.packing import Packing
 from telescope_train.chat.renderer import load_renderer
 from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import TrainConfig
-from telescope_train.inference.client import Generation
+from telescope_train.inference.client import Generation, TokenClient
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.step.credit import CreditRules, assign_credit
@@ -63,7 +63,7 @@ class RecordingPool(ServerPool):
     """The real pool, which keeps what the server was asked and what it answered."""
 
     def __init__(self, base_urls: Sequence[str]) -> None:
-        super().__init__(base_urls)
+        super().__init__([TokenClient(url) for url in base_urls])
         self.record: list[tuple[tuple[int, ...], Generation]] = []
 
     async def generate(self, prompt_ids, sampling, **options):

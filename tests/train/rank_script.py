@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from backend_cases import VOCAB, backend_settings, grpo_batches
 
-from telescope_train.diagnostics.rank_checks import check_packing
+from telescope_train.diagnostics.rank_checks import Tolerance, check_packing
 from telescope_train.trainer.worker import TrainerWorker
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     batches = shards[rank // sharing]
     if job.get("broken_rank") == rank:
         batches = [replace(b, advantages_T=b.advantages_T * np.nan) for b in batches]
-    packing_difference = check_packing(worker.backend, vocab_size=VOCAB, tolerance=1e-6)
+    packing = check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance(1e-6, 1e-6))
     logprobs = worker.logprobs(batches)
     result = worker.backend.accumulate_gradient(batches, version=0)
     gradient = {name: value.numpy() for name, value in worker.backend.export_gradient()}
@@ -47,7 +47,7 @@ def main() -> None:
             "loss": result.loss,
             "norm": update.gradient_norm,
             "is_skipped": update.is_skipped,
-            "packing_difference": packing_difference,
+            "packing_difference": packing.found,
             "entropy": result.metrics["entropy"].mean,
             "count": result.metrics["entropy"].count,
         }

@@ -1,9 +1,8 @@
 """Folders that an interrupted installation left: whatever is in them, they do not stop the next."""
 
 import os
-import stat
+import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,23 +39,20 @@ def place(tmp_path: Path) -> Generator[Path]:
     assert remove_tree(tmp_path / "place")
 
 
-@contextmanager
-def as_anybody(folder: Path) -> Generator[None]:
-    """Work in `folder` as a user for whom the modes of files count: not as root."""
-    if os.geteuid() != 0:
-        yield
-        return
-    shared = [folder, *list(folder.parents)[:2]]
-    modes = [stat.S_IMODE(one.stat().st_mode) for one in shared]
-    for one in shared:
-        one.chmod(0o777)
-    os.seteuid(NOBODY)
+@pytest.fixture
+def anybodys() -> Generator[Path]:
+    """A folder to work in as a user for whom the modes of files count: not as root."""
+    # pytest's own folders let nobody but their owner through.
+    folder = Path(tempfile.mkdtemp(prefix="telescope-anybody-"))
+    user = os.geteuid()
+    if user == 0:
+        os.chown(folder, NOBODY, -1)
+        os.seteuid(NOBODY)
     try:
-        yield
+        yield folder
     finally:
-        os.seteuid(0)
-        for one, mode in zip(shared, modes, strict=True):
-            one.chmod(mode)
+        os.seteuid(user)
+        assert remove_tree(folder)
 
 
 def test_a_path_fifteen_hundred_folders_deep_is_removed(home: Path) -> None:
@@ -99,33 +95,34 @@ def test_names_like_its_own_are_no_obstacle(place: Path) -> None:
     assert remove_tree(place)
 
 
-def test_folders_that_nobody_may_read_are_removed_by_their_owner(tmp_path: Path) -> None:
-    with as_anybody(tmp_path):
-        top = tmp_path / "top"
-        for mode in (0o000, 0o100, 0o500):
-            inner = top / f"{mode:o}" / "inner"
-            inner.mkdir(parents=True)
-            (inner / "file").write_text("x")
-            inner.chmod(mode)
-            inner.parent.chmod(mode)
-        assert remove_tree(top)
+def test_folders_that_nobody_may_read_are_removed_by_their_owner(anybodys: Path) -> None:
+    top = anybodys / "top"
+    for mode in (0o000, 0o100, 0o500):
+        inner = top / f"{mode:o}" / "inner"
+        inner.mkdir(parents=True)
+        (inner / "file").write_text("x")
+        inner.chmod(mode)
+        inner.parent.chmod(mode)
+    assert remove_tree(top)
 
 
-def test_what_cannot_be_removed_stays_and_stops_nothing_else(home: Path, tmp_path: Path) -> None:
-    with as_anybody(tmp_path):
-        stuck = venvs_folder() / f"{BUILDING}acme--stuck"
-        other = wheels_folder() / f"{PART}acme--toy"
-        for folder in (stuck, other, venvs_folder() / "acme--used--1"):
-            (folder / "inner").mkdir(parents=True)
-        venvs_folder().chmod(0o500)
-        try:
-            assert remove_leftovers() == [other]
-            with pytest.raises(EnvironmentLoadError, match=r"stuck.* cannot be removed"):
-                clear_scratch(stuck)
-            assert not remove_venv(venvs_folder() / "acme--used--1", "acme/used")
-        finally:
-            venvs_folder().chmod(0o700)
-        assert (venvs_folder() / "acme--used--1" / "inner").is_dir(), "nothing of it was removed"
+def test_what_cannot_be_removed_stays_and_stops_nothing_else(
+    anybodys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TELESCOPE_HOME", str(anybodys / "home"))
+    stuck = venvs_folder() / f"{BUILDING}acme--stuck"
+    other = wheels_folder() / f"{PART}acme--toy"
+    for folder in (stuck, other, venvs_folder() / "acme--used--1"):
+        (folder / "inner").mkdir(parents=True)
+    venvs_folder().chmod(0o500)
+    try:
+        assert remove_leftovers() == [other]
+        with pytest.raises(EnvironmentLoadError, match=r"stuck.* cannot be removed"):
+            clear_scratch(stuck)
+        assert not remove_venv(venvs_folder() / "acme--used--1", "acme/used")
+    finally:
+        venvs_folder().chmod(0o700)
+    assert (venvs_folder() / "acme--used--1" / "inner").is_dir(), "nothing of it was removed"
 
 
 def test_files_below_are_found_at_any_depth(place: Path) -> None:
