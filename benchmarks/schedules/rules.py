@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from telescope_core.types import Group
 from telescope_train.loop import LoopParts
+from telescope_train.rollouts.places import Place
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.rollouts.sampler import RolloutSampler
 
@@ -24,7 +25,6 @@ class KeepLanesFull(RolloutSampler):
 
     def __init__(self, *args, **settings) -> None:
         super().__init__(*args, **settings)
-        self._version = 0
         self._begun = 0
         self._playing: dict[asyncio.Task[Group], int] = {}
         self._ready: list[tuple[int, Group]] = []
@@ -66,19 +66,15 @@ class KeepLanesFull(RolloutSampler):
         self._refill()
 
     def _refill(self) -> None:
-        group_size = next(iter(self._environments.values())).group_size
-        lanes = self._settings.max_concurrent_rollouts // group_size
+        group_size = next(iter(self._player.environments.values())).group_size
+        lanes = self.seats.lanes.limit // group_size
         while len(self._playing) < lanes:
             # Batch 0 in every id, since a group belongs to no batch before it has ended.
-            drawn, group_id = self._examples.next(), f"0.{self._begun}"
-            task = asyncio.create_task(self._one(group_id, drawn))
+            place = Place(batch=0, position=self._begun, drawn=self._examples.next())
+            task = asyncio.create_task(self._player.play(place, lambda: None))
             self._playing[task] = self._version
             task.add_done_callback(lambda done: self._collect({done}))
             self._begun += 1
-
-    async def _one(self, group_id, drawn) -> Group:
-        cleared = await self._examples.cleared(drawn, group_id)
-        return await self._play_group(0, group_id, cleared)
 
 
 class KeepLanesFullShort(KeepLanesFull):
@@ -110,8 +106,8 @@ class WaitForBatch:
 
     async def publish(self, version: int) -> None:
         """Wait for the batch that is being sampled, then publish."""
-        for tasks in list(self._sampler._batches.values()):
-            await asyncio.wait(tasks)
+        for places in list(self._sampler._places.values()):
+            await asyncio.wait([place.task for place in places])
         await self._inner.publish(version)
 
 
@@ -120,7 +116,10 @@ def with_rule(rule: type[RolloutSampler]):
 
     def adapt(parts: LoopParts) -> LoopParts:
         ours = parts.sampler
-        sampler = rule(ours._environments, ours._examples, ours._policies, ours._settings)
+        player = ours._player
+        sampler = rule(
+            player.environments, ours._examples, player._policies, ours._settings, ours.seats
+        )
         publisher = parts.publisher
         if rule is OneStepOff:
             publisher = WaitForBatch(publisher, sampler)

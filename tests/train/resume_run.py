@@ -8,6 +8,7 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
+from tests.train.rollouts.samplers import EventList
 
 from telescope_core.chains import sampled_tokens
 from telescope_core.environment_record import EnvironmentRecord
@@ -28,6 +29,7 @@ from telescope_train.models.tiny import END, character_tokenizer
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts import environments
 from telescope_train.rollouts.mix import make_sampler, training_environments
+from telescope_train.rollouts.seats import Seats
 from telescope_train.step.credit import CreditRules, RewardRange
 from telescope_train.step.throughput import Machine
 from telescope_train.trainer.ranks import LocalRanks
@@ -156,7 +158,7 @@ async def _run(config: TrainConfig, ranks: LocalRanks, killed_after: int | None)
     }
     mix = await training_environments(config, clients, {}, {})
     policies = ScriptedTokens(config.scheduling.max_async_rollout)
-    sampler = make_sampler(config, mix, policies, num_servers=1)
+    sampler = make_sampler(config, mix, policies, Seats.of(config, EventList(), num_servers=1))
     records = records_of(config)
     point = resume_point(config, records)
     folder = open_run_folder(config, point, records)

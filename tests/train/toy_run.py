@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from tests.train.rollouts.samplers import EventList
 from toy_digits import LastDigit
 
 from telescope_core.chains import sampled_tokens
@@ -21,6 +22,7 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.loop import LoopParts
 from telescope_train.models.facts import read_model_facts
 from telescope_train.rollouts.mix import make_sampler, training_environments
+from telescope_train.rollouts.seats import Seats
 from telescope_train.step.credit import CreditRules, RewardRange
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
@@ -132,7 +134,12 @@ async def toy_parts(
             declared={"toy": RewardRange(0.0, 1.0)},
         ),
         packing=Packing(seq_len=64, num_ranks=1, hidden_size=128, max_tokens=8),
-        sampler=make_sampler(config, mix, policies or ToyPolicies(), num_servers=1),
+        sampler=make_sampler(
+            config,
+            mix,
+            policies or ToyPolicies(),
+            Seats.of(config, EventList(), num_servers=1),
+        ),
         trainer=ToyRanks(start(BackendSettings.from_config(config, device="cpu"))),
         publisher=NoServers(),
         folder=RunFolder.create(folder, config=config.model_dump(mode="json")),

@@ -129,7 +129,16 @@ def test_every_setting_is_read_by_the_trainer():
             ["--gateway_port", "8101", "--inference_num_workers", "2"],
             "gateway_port (8101) is a port of the inference servers (8100 to 8101)",
         ),
-        (["--max_off_policy_steps", "9"], "not available in this version"),
+        (["--megatron_fp8", "true"], "not available in this version"),
+        (["--max_off_policy_steps", "0"], "(0) must be at least max_async_rollout (1)"),
+        (
+            ["--batch_order", "finished", "--max_async_rollout", "0"],
+            "scheduling.batch_order = 'finished' has no effect with max_async_rollout = 0",
+        ),
+        (
+            ["--prompt_prefetch_buffer_size", "3", "--enable_prompt_prefetch", "false"],
+            "prompt_prefetch_buffer_size has no effect without enable_prompt_prefetch",
+        ),
         (["--algorithm", "grop"], "unknown algorithm 'grop'; did you mean 'grpo'"),
         (["--train_backend", "megatron"], "'megatron' is known, but not available"),
         (["--weight_transport", "nccl"], "'nccl' is known, but not available"),

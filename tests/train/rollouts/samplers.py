@@ -1,6 +1,7 @@
 """A sampler over the smallest environment, for the tests of this folder."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from telescope_core import (
     Environment,
@@ -15,14 +16,13 @@ from telescope_core import (
 )
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PolicySource
+from telescope_core.records.events import AttemptEvent
 from telescope_train.rollouts.accept import AcceptFn
 from telescope_train.rollouts.draw import ExampleDraw, Source
 from telescope_train.rollouts.held_out import TrainingExamples
-from telescope_train.rollouts.sampler import (
-    RolloutSampler,
-    SamplerSettings,
-    TrainingEnvironment,
-)
+from telescope_train.rollouts.playing import PlaySettings, TrainingEnvironment
+from telescope_train.rollouts.sampler import RolloutSampler, SamplerSettings
+from telescope_train.rollouts.seats import Seats
 
 GROUP_SIZE = 3
 GROUPS = 2
@@ -39,6 +39,15 @@ class Echo(SingleTurnEnvironment):
         return float(rollout.completion_text == example.prompt)
 
 
+class EventList(list[AttemptEvent]):
+    """Takes the place of the log of events."""
+
+    def add(self, event: AttemptEvent) -> None:
+        self.append(event)
+
+    def pack(self, step: int) -> None: ...
+
+
 def sampler_over(
     client: PolicySource,
     *,
@@ -50,6 +59,8 @@ def sampler_over(
     timeout_s: float = 5.0,
     lanes: int = 4,
     seed: int | None = None,
+    events: "EventList | None" = None,
+    **settings: Any,
 ) -> RolloutSampler:
     environment = TrainingEnvironment(
         client=InProcessEnvironment(environment or Echo(), name="echo"),
@@ -57,17 +68,16 @@ def sampler_over(
         sampling=Sampling(max_tokens=4),
     )
     draw = ExampleDraw([Source(environment="echo", weight=1.0, num_examples=None)], seed=0)
-    settings = SamplerSettings(
+    sampler_settings = SamplerSettings(
         num_batches=batches,
         groups_per_batch=groups,
         max_async_rollout=ahead,
-        max_concurrent_rollouts=lanes,
-        rollout_timeout_s=timeout_s,
-        seed=seed,
-        accept=accept,
+        play=PlaySettings(rollout_timeout_s=timeout_s, seed=seed, accept=accept),
+        **settings,
     )
     examples = TrainingExamples(draw, {"echo": environment.client}, {})
-    return RolloutSampler({"echo": environment}, examples, client, settings)
+    seats = Seats(lanes, EventList() if events is None else events)
+    return RolloutSampler({"echo": environment}, examples, client, sampler_settings, seats)
 
 
 def echo(messages: Sequence[Message]) -> str:

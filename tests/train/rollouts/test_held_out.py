@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests.train.rollouts.samplers import EventList
 
 from telescope_core import (
     ConfigError,
@@ -25,6 +26,7 @@ from telescope_train.rollouts import environments
 from telescope_train.rollouts.draw import Drawn, ExampleDraw, Source
 from telescope_train.rollouts.held_out import Cleared, HeldOut, held_out_problems, require_untrained
 from telescope_train.rollouts.mix import make_sampler, training_environments
+from telescope_train.rollouts.seats import Seats
 
 
 class Toy(SingleTurnEnvironment):
@@ -151,7 +153,7 @@ async def trained_and_evaluated(environment_class, config, tmp_path):
     script = ScriptedClient(["yes"])
     records = records_of(config)
     mix = await training_environments(config, clients, evals, records)
-    sampler = make_sampler(config, mix, script, num_servers=1)
+    sampler = make_sampler(config, mix, script, Seats.of(config, EventList(), num_servers=1))
     trained = set()
     for step in range(config.run.number_of_steps):
         sampler.advance(step)
@@ -183,7 +185,9 @@ async def test_no_eval_example_in_two_thousand_accepted_groups(tmp_path):
     clients = {name: InProcessEnvironment(one(), name=name) for name, one in classes.items()}
     evals = {name: InProcessEnvironment(one(), name=name) for name, one in classes.items()}
     mix = await training_environments(config, clients, evals, records_of(config))
-    sampler = make_sampler(config, mix, ScriptedClient(["yes"]), num_servers=1)
+    sampler = make_sampler(
+        config, mix, ScriptedClient(["yes"]), Seats.of(config, EventList(), num_servers=1)
+    )
     accepted, rejected = [], []
     for step in range(config.run.number_of_steps):
         sampler.advance(step)

@@ -24,9 +24,7 @@ from telescope_core.errors import EndpointAccessError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_train.rollouts.failures import MAX_DRAWS_PER_GROUP, Boundary, boundary_of
-from telescope_train.rollouts.sampler import (
-    TrainingEnvironment,
-)
+from telescope_train.rollouts.playing import TrainingEnvironment
 
 
 async def settle(client: ScriptedClient, expected: int) -> int:
@@ -248,7 +246,7 @@ async def test_rollouts_lost_with_their_process_are_played_again_and_not_counted
 
     sampler = sampler_over(ScriptedClient(["p"]), ahead=0)
     client = Dying(Echo(), name="echo")
-    sampler._environments = {
+    sampler._player.environments = {
         "echo": TrainingEnvironment(
             client=client, group_size=GROUP_SIZE, sampling=Sampling(max_tokens=4)
         )

@@ -27,18 +27,19 @@ _TOO_LONG = ("context length", "context_length", "max_model_len")
 async def play_with_attempts(
     play: Callable[[int], Awaitable[Rollout]],
     *,
+    first: int = 1,
     max_failed: int = MAX_FAILED,
     on_failure: Callable[[Rollout], None] = lambda rollout: None,
     on_replaced: Callable[[Rollout], None] = lambda rollout: None,
 ) -> Rollout:
     """Return the first attempt that is final, with its number as the tag `attempts` from 2 on.
 
-    `play` takes the number of the attempt, 1 first. `on_failure` gets every attempt that failed,
-    the last one included, and `on_replaced` each that another one follows.
+    `play` takes the number of the attempt, from `first` on. `on_failure` gets every attempt that
+    failed, the last one included, and `on_replaced` each that another one follows.
     """
     num_failed = num_lost = 0
     while True:
-        attempt = num_failed + num_lost + 1
+        attempt = first + num_failed + num_lost
         rollout = replace(await play(attempt), attempt=attempt)
         if attempt > 1:
             rollout = replace(rollout, tags={**rollout.tags, "attempts": str(attempt)})

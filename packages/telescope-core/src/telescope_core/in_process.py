@@ -62,6 +62,7 @@ class InProcessEnvironment:
             secrets=environment.secrets,
             dataset_revisions=environment.dataset_revisions(),
             metrics={f.name: f.range for f in environment.score_functions if f.kind == "metric"},
+            system_prompt=environment.system_prompt,
             has_group_rewards=any(f.kind == "group_reward" for f in environment.score_functions),
         )
 

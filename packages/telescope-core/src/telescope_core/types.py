@@ -333,3 +333,5 @@ class EnvironmentDescription:
     """Ranges of the metrics that it declares, by name."""
     has_group_rewards: bool = False
     """Whether a rollout's reward depends on the other rollouts of its example."""
+    system_prompt: str = ""
+    """What rollouts begin with, unless the environment makes their first messages otherwise."""

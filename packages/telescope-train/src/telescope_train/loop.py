@@ -150,6 +150,8 @@ async def _record(
     step = version + 1
     await asyncio.to_thread(record_rollouts, parts.folder, step, batch.all_groups, credit)
     await asyncio.to_thread(record_attempts, parts.folder, step, batch.replaced)
+    for ended in batch.ended_steps:
+        await asyncio.to_thread(parts.sampler.seats.log.pack, ended)
 
 
 async def take_steps(trainer: Ranks, plan: StepPlan, version: WeightVersion) -> dict[str, float]:

@@ -21,6 +21,7 @@ from telescope_core.gateway import Gateway
 from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
+from telescope_core.records.events import EventLog, drop_events
 from telescope_core.reports.train_report import write_train_report
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import BackendSettings
@@ -44,8 +45,10 @@ from telescope_train.loop import LoopParts, train
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.terminal import LiveView, print_resume, print_summary
 from telescope_train.plan.prepared import Prepared
+from telescope_train.rollouts.concurrency import Concurrency
 from telescope_train.rollouts.held_out import require_untrained
 from telescope_train.rollouts.mix import Mix, make_sampler, training_environments
+from telescope_train.rollouts.seats import SeatedPool, Seats
 from telescope_train.step.credit import credit_rules
 from telescope_train.step.records import record_unfinished
 from telescope_train.step.stream_rules import streams_gradients
@@ -100,12 +103,15 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
         async with (
             _gateway(prepared) as gateway,
             _processes(prepared, folder) as processes,
-            _policies(prepared, processes.servers, renderer, gateway) as policies,
+            _policies(prepared, folder, processes.servers, renderer, gateway) as policies,
         ):
             opened = _Opened(
                 prepared=prepared, folder=folder, view=view, processes=processes, policies=policies
             )
             watches = [processes.servers.watch(), processes.ranks.watch()]
+            if config.scheduling.follow_kv_cache_use:
+                following = Concurrency.of(config, policies.seats.lanes, policies.pool)
+                watches.append(following.run())
             await supervised(_train(opened), watches)
 
 
@@ -119,6 +125,7 @@ class _Processes:
 class _Policies:
     pool: ServerPool
     source: TokenPolicySource
+    seats: Seats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,10 +199,16 @@ async def _processes(prepared: Prepared, folder: RunFolder) -> AsyncIterator[_Pr
 
 @asynccontextmanager
 async def _policies(
-    prepared: Prepared, servers: ServerGroup, renderer: Renderer, gateway: Gateway
+    prepared: Prepared,
+    folder: RunFolder,
+    servers: ServerGroup,
+    renderer: Renderer,
+    gateway: Gateway,
 ) -> AsyncIterator[_Policies]:
     """Connect to the servers, on behalf of the environments."""
     pool = ServerPool([TokenClient(url) for url in servers.base_urls])
+    log = EventLog(folder.events_path)
+    seats = Seats.of(prepared.config, log, num_servers=len(pool.clients))
     try:
         source = TokenPolicySource(
             pool,
@@ -203,13 +216,15 @@ async def _policies(
             max_model_len=prepared.max_model_len,
             interleaved=prepared.config.rollout.interleaved_rollouts,
             gateway=gateway,
+            servers_of=lambda rollout_id: SeatedPool(pool, seats, rollout_id),
         )
-        yield _Policies(pool=pool, source=source)
+        yield _Policies(pool=pool, source=source, seats=seats)
     finally:
         # Environments first: they hold the rollouts that would still ask.
         for client in prepared.environments.opened.clients:
             await client.close()
         await pool.close()
+        log.flush()
 
 
 async def _train(opened: _Opened) -> None:
@@ -240,11 +255,15 @@ async def _train(opened: _Opened) -> None:
     await _prove(opened, mix, packing)
     if config.evals.eval_before_training and not first_version:
         await evals.run(config.evals.evals, BEFORE, on_progress=view.phase)
-    sampler = make_sampler(config, mix, source, num_servers=len(pool.clients))
+    seats = opened.policies.seats
+    sampler = make_sampler(config, mix, source, seats, prepare=source.prepare)
     saved = SavedRun.of(config, environments.records)
     resumed_from = None
     if prepared.resume is not None:
-        sampler.restore(prepared.resume.checkpoint.sampler_state())
+        state = prepared.resume.checkpoint.sampler_state()
+        kept = {rollout.group_id for rollout in state.all_rollouts}
+        drop_events(folder.events_path, after=first_version, but=kept)
+        sampler.restore(state)
         resumed_from = prepared.resume.checkpoint.path
     checkpointer = Checkpointer(saved, ranks, sampler, resumed_from=resumed_from)
     parts = LoopParts(

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,15 +32,20 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def append_json_line(path: Path, value: Mapping[str, JsonValue]) -> None:
-    """Append `value` as one line in a single write, on a new line if the last one was cut short."""
+    """Append `value` as one line, on a new line if the last one was cut short."""
+    append_lines(path, [json.dumps(plain(value), separators=(",", ":"))])
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append `lines` in a single write, on a new line if the last one was cut short."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(plain(value), separators=(",", ":")).encode() + b"\n"
+    content = "".join(f"{line}\n" for line in lines).encode()
     with path.open("ab+") as stream:
         if stream.tell() > 0:
             stream.seek(-1, os.SEEK_END)
             if stream.read(1) != b"\n":
-                line = b"\n" + line
-        stream.write(line)
+                content = b"\n" + content
+        stream.write(content)
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

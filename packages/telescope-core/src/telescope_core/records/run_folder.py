@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.errors import ConfigError
+from telescope_core.records.events import AttemptEvent, read_events
 from telescope_core.records.files import (
     append_json_line,
     read_json,
@@ -122,6 +123,15 @@ class RunFolder:
     def attempts_path(self) -> Path:
         """Folder of the attempts that no step was trained on, one file for a step."""
         return self.path / "attempts"
+
+    @property
+    def events_path(self) -> Path:
+        """Folder of what happened to each attempt, one file for a step."""
+        return self.path / "events"
+
+    def events(self, step: int | None = None) -> list[AttemptEvent]:
+        """Return what happened to attempts, by step and time, by default in all steps."""
+        return read_events(self.events_path, step=step)
 
     @property
     def evals_path(self) -> Path:

@@ -40,10 +40,7 @@ _FILE = msgspec.msgpack.Decoder(_File)
 def write_sampler_state(folder: Path, state: SamplerState) -> None:
     """Write `state` to a checkpoint's folder."""
     chains = chains_of(
-        turn.completion.tokens
-        for batch in state.batches.values()
-        for rollout in batch.all_rollouts
-        for turn in rollout.turns
+        turn.completion.tokens for rollout in state.all_rollouts for turn in rollout.turns
     )
     numbers = {id(chain): number for number, chain in enumerate(chains)}
 

@@ -6,8 +6,6 @@ foreign name, the error gives the name used here. A `*` stands for any ending.
 
 _PLANNED = """
     top_p top_k min_p repetition_penalty
-    max_off_policy_steps enable_individual_sample_lanes free_lane_after_generation
-    enable_prompt_prefetch prompt_prefetch_buffer_size
     megatron megatron_*
     inference_tensor_parallel_size max_num_batched_tokens vllm_scheduling_policy
     enable_vllm_tracing otlp_receiver_port

@@ -143,8 +143,31 @@ class SchedulingSection(Section):
     stream_gradients: Literal["auto"] | bool = "auto"
     """Train on finished groups while the rest of their batch is still being sampled, and take the
     optimizer step when it is complete; `auto` = if no setting needs the whole batch first."""
+    max_off_policy_steps: Annotated[int, Field(ge=-1)] = 8
+    """Weight updates by which any token may be behind the weights that train it: a rollout beyond
+    is stopped at once and played again in its place; -1 = no bound."""
+    batch_order: Literal["drawn", "finished"] = "drawn"
+    """Which groups a step trains on: `drawn` = exactly those that were drawn for it, `finished` =
+    those that ended first. The second waits for no straggler, and trains on short answers earlier
+    than on long ones."""
     max_concurrent_prompts_per_server: Count = 32
-    """Most groups that are played at the same time for each inference server."""
+    """Most groups for which each inference server works at the same time."""
+    enable_individual_sample_lanes: bool = True
+    """Give each rollout a lane of its own; false = a lane for each group, whose rollouts begin
+    together and which is free when all of them are."""
+    free_lane_after_generation: bool = True
+    """Hold a lane for each model call only, so that tools and rewards hold none; false = to the end
+    of the rollout."""
+    follow_kv_cache_use: bool = True
+    """Work on fewer rollouts than `max_concurrent_prompts_per_server` allows while the cache of the
+    servers has no room for more, so that they do not have to compute a rollout twice."""
+    enable_prompt_prefetch: bool = True
+    """Draw, render and tokenize prompts ahead of their turn."""
+    prompt_prefetch_buffer_size: Count = 24
+    """Prompts that are ready ahead of their turn."""
+    max_open_rollouts: Count | None = None
+    """Most rollouts that have begun and not ended, those included that are with their environment;
+    null = 4 for each lane."""
 
 
 class InferenceSection(Section):

@@ -13,6 +13,7 @@ import orjson
 
 from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling, WeightVersion
+from telescope_train.inference.load import ServerLoad, parse_load
 from telescope_train.inference.wire import (
     MAX_FRAME_BYTES,
     TOKEN_PLANE_PATH,
@@ -28,6 +29,7 @@ from telescope_train.inference.wire import (
 # servers answer `/update_weights` only once they have received everything.
 CONTROL_DEADLINE_S = 120.0
 """Longest that a control call may take, its retries included, in seconds."""
+_LOAD_S = 5.0
 _PAUSES_S = (0.25, 0.5, 1.0)
 """Seconds to wait before each further try of a control call."""
 # Both mean that no connection was made, so the server cannot have acted on the call.
@@ -118,6 +120,16 @@ class TokenClient:
             raise EndpointError(
                 f"{self.base_url}{path} did not answer within {CONTROL_DEADLINE_S:g} s"
             ) from None
+
+    async def load(self) -> ServerLoad | None:
+        """Return how busy the server is; None if it does not say within a few seconds."""
+        url = f"{self.base_url}/metrics"
+        try:
+            async with asyncio.timeout(_LOAD_S), self._session.get(url) as response:
+                return parse_load(await response.text()) if response.status == 200 else None
+        except (TimeoutError, aiohttp.ClientError):
+            # What a server that is lost means for its requests is noticed where they are.
+            return None
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""

@@ -6,7 +6,7 @@ through the gateway.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from telescope_core.chains import ChainRecorder, SampledTokens
@@ -18,7 +18,7 @@ from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.proof import TemplateLossError
 from telescope_train.chat.renderer import Prompt, Renderer
 from telescope_train.inference.client import Generation
-from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.seeds import derived_seed
 
 
@@ -33,16 +33,19 @@ class TokenPolicySource:
         max_model_len: int | None,
         interleaved: bool = True,
         gateway: Gateway | None = None,
+        servers_of: Callable[[str], RolloutServers] | None = None,
     ) -> None:
         """Without `interleaved`, each prompt is tokenized again instead of reusing sampled ids.
 
         `max_model_len`: tokens of prompt and answer together; None = no limit is checked.
+        `servers_of`: gives what a rollout asks in place of `pool`, by the rollout's id.
         """
         self._pool = pool
         self._renderer = renderer
         self._max_model_len = max_model_len
         self._interleaved = interleaved
         self._gateway = gateway
+        self._servers_of = servers_of
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> "TokenPolicy":
         """Return the policy of one rollout.
@@ -50,7 +53,7 @@ class TokenPolicySource:
         It has an endpoint only if there is a gateway and `sampling` is given.
         """
         policy = TokenPolicy(
-            self._pool,
+            self._pool if self._servers_of is None else self._servers_of(rollout_id),
             self._renderer,
             # The id of the group, whose rollouts share a prompt and therefore a server.
             rollout_id.rpartition("/")[0],
@@ -64,6 +67,10 @@ class TokenPolicySource:
             policy.session = self._gateway.open(policy, sampling)
         return policy
 
+    def prepare(self, messages: Sequence[Message]) -> None:
+        """Render and tokenize the first prompt of rollouts ahead; they then find it ready."""
+        self._renderer.prompt(messages)
+
     async def close(self) -> None:
         """Do nothing: the pool and the gateway are closed by whoever opened them."""
 
@@ -73,7 +80,7 @@ class TokenPolicy(RecordingPolicy):
 
     def __init__(
         self,
-        pool: ServerPool,
+        pool: RolloutServers,
         renderer: Renderer,
         group_id: str,
         max_model_len: int | None,

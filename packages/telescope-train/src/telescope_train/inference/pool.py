@@ -4,11 +4,12 @@ A group's rollouts share their prompt, so one server computes it once (prefix ca
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from telescope_core.types import Sampling, WeightVersion
 from telescope_train.inference.client import Generation
+from telescope_train.inference.load import ServerLoad
 
 MAX_ROUTES = 10_000
 """Groups whose server is remembered. A group that is forgotten loses only its cached prefix."""
@@ -44,8 +45,28 @@ class ServerClient(Protocol):
         """Call an administrative route."""
         ...
 
+    async def load(self) -> ServerLoad | None:
+        """Return how busy the server is; None if it does not say."""
+        ...
+
     async def close(self) -> None:
         """Close all connections. Idempotent."""
+        ...
+
+
+class RolloutServers(Protocol):
+    """What the policy of one rollout asks: the pool, or what stands in front of it."""
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        group_id: str,
+        priority: int = 0,
+    ) -> Generation:
+        """Sample one continuation; a lower `priority` goes first."""
         ...
 
 
@@ -65,8 +86,12 @@ class ServerPool:
         stop_token_ids: Sequence[int],
         group_id: str,
         priority: int = 0,
+        on_sent: Callable[[str, WeightVersion], None] | None = None,
     ) -> Generation:
-        """Sample one continuation on the group's server; a lower `priority` goes first."""
+        """Sample one continuation on the group's server; a lower `priority` goes first.
+
+        `on_sent` gets the address of the server that the request goes to, and the live weights.
+        """
         # Nothing is awaited from here until the request is counted in `num_in_flight`. The other
         # rollouts of the group, which ask at the same moment, therefore find its route, and the
         # next group sees how busy this server has become.
@@ -76,6 +101,8 @@ class ServerPool:
             self._routes[group_id] = client
             if len(self._routes) > MAX_ROUTES:
                 self._routes.popitem(last=False)
+        if on_sent is not None:
+            on_sent(client.base_url, self.version)
         # vLLM shares cached prefixes only between requests with the same salt, so that a prefix
         # computed under older weights is never reused.
         return await client.generate(

@@ -8,7 +8,7 @@ depends on the clock, which must change neither the sequence nor the choice of r
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from telescope_core.errors import ConfigError
@@ -120,6 +120,16 @@ class ExampleDraw:
         """Draw and discard examples until `position` draws were made."""
         while self.position < position:
             self.next()
+
+    def numbered(self, numbers: Set[int]) -> dict[int, Drawn]:
+        """Return the draws that have these numbers, whether they were made before or not."""
+        if not numbers:
+            return {}
+        again = ExampleDraw(
+            list(self._sources.values()), seed=self._seed, keeps_spares=self._keeps_spares
+        )
+        draws = (again.next() for _ in range(max(numbers) + 1))
+        return {drawn.number: drawn for drawn in draws if drawn.number in numbers}
 
     @property
     def taken(self) -> Mapping[str, int]:

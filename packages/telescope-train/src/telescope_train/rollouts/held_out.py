@@ -16,6 +16,7 @@ from telescope_core.protocols import EnvironmentClient
 from telescope_core.types import EnvironmentDescription, Group, Split
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 from telescope_train.rollouts.draw import Drawn, ExampleDraw
+from telescope_train.rollouts.prefetch import Prefetch
 
 _AT_A_TIME = 64
 
@@ -65,14 +66,27 @@ class TrainingExamples:
         draw: ExampleDraw,
         clients: Mapping[str, EnvironmentClient],
         held_out: Mapping[str, HeldOut],
+        prefetch: Prefetch | None = None,
     ) -> None:
+        """`prefetch`: gets examples ready ahead of their turn."""
         self.draw = draw
+        self._prefetch = prefetch
         self._clients = clients
         self._held_out = held_out
 
     def next(self) -> Drawn:
         """Return the next draw in order; `cleared` makes it one that may be played."""
         return self.draw.next()
+
+    def begins(self, drawn: Drawn) -> None:
+        """Note that a rollout of `drawn` begins to be played."""
+        if self._prefetch is not None:
+            self._prefetch.keep_ahead_of(drawn.number)
+
+    async def close(self) -> None:
+        """Stop getting examples ready."""
+        if self._prefetch is not None:
+            await self._prefetch.close()
 
     async def cleared(self, drawn: Drawn, group_id: str) -> Cleared:
         """Return `drawn`, or what takes its place if it is an example of an eval.

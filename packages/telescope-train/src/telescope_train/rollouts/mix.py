@@ -1,18 +1,21 @@
 """The environments of a run and their shares: from config entries to a sampler."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.errors import ConfigError
 from telescope_core.protocols import EnvironmentClient, PolicySource
-from telescope_core.types import EnvironmentDescription, Sampling, Split
+from telescope_core.types import EnvironmentDescription, Message, Sampling, Split
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.draw import ExampleDraw, Source
 from telescope_train.rollouts.held_out import HeldOut, TrainingExamples, hold_out
-from telescope_train.rollouts.sampler import RolloutSampler, SamplerSettings, TrainingEnvironment
+from telescope_train.rollouts.playing import PlaySettings, TrainingEnvironment
+from telescope_train.rollouts.prefetch import Prefetch, first_messages
+from telescope_train.rollouts.sampler import RolloutSampler, SamplerSettings
+from telescope_train.rollouts.seats import Seats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +68,14 @@ def sampling_of(entry: EnvironmentEntry, config: TrainConfig) -> Sampling:
 
 
 def make_sampler(
-    config: TrainConfig, mix: Mix, policies: PolicySource, *, num_servers: int
+    config: TrainConfig,
+    mix: Mix,
+    policies: PolicySource,
+    seats: Seats,
+    *,
+    prepare: Callable[[Sequence[Message]], object] | None = None,
 ) -> RolloutSampler:
-    """Return the sampler of a run over `mix`."""
+    """Return the sampler of a run over `mix`; `prepare` renders and tokenizes messages ahead."""
     sources = [
         Source(
             environment=entry.name,
@@ -78,25 +86,41 @@ def make_sampler(
         for entry in config.environments
     ]
     accept = config.rollout.should_accept_fn
-    draw = ExampleDraw(
-        sources, seed=config.run.seed, keeps_spares=accept is not None or bool(mix.held_out)
-    )
+    keeps_spares = accept is not None or bool(mix.held_out)
+
+    def new_draw() -> ExampleDraw:
+        return ExampleDraw(sources, seed=config.run.seed, keeps_spares=keeps_spares)
+
     clients = {name: one.client for name, one in mix.playing.items()}
-    largest_group = max(one.group_size for one in mix.playing.values())
-    groups_at_a_time = config.scheduling.max_concurrent_prompts_per_server * num_servers
+    section = config.scheduling
+    prefetch = None
+    if section.enable_prompt_prefetch:
+        prompts = {name: one.system_prompt for name, one in mix.descriptions.items()}
+        prefetch = Prefetch(
+            new_draw(),
+            lambda drawn: first_messages(clients[drawn.environment], drawn, prompts),
+            prepare,
+            size=section.prompt_prefetch_buffer_size,
+        )
     return RolloutSampler(
         mix.playing,
-        TrainingExamples(draw, clients, mix.held_out),
+        TrainingExamples(new_draw(), clients, mix.held_out, prefetch),
         policies,
         SamplerSettings(
             num_batches=config.run.number_of_steps,
             groups_per_batch=config.rollout.prompts_batch_size_for_trainer,
-            max_async_rollout=config.scheduling.max_async_rollout,
-            max_concurrent_rollouts=groups_at_a_time * largest_group,
-            rollout_timeout_s=config.rollout.rollout_timeout_s,
-            seed=config.run.seed if config.rollout.seed_sampling else None,
-            accept=load_accept_fn(accept) if accept else None,
+            max_async_rollout=section.max_async_rollout,
+            max_off_policy_steps=None
+            if section.max_off_policy_steps < 0
+            else section.max_off_policy_steps,
+            is_in_drawn_order=section.batch_order == "drawn",
+            play=PlaySettings(
+                rollout_timeout_s=config.rollout.rollout_timeout_s,
+                seed=config.run.seed if config.rollout.seed_sampling else None,
+                accept=load_accept_fn(accept) if accept else None,
+            ),
         ),
+        seats,
     )
 
 

@@ -16,8 +16,8 @@ class SampledBatch:
     rejected: tuple[Group, ...] = ()
     """Groups that `should_accept_fn` rejected; their rollouts carry the reason."""
     replaced: tuple[Rollout, ...] = ()
-    """Attempts that failed and were played again, in the order in which they ended; each rollout
-    above is the last attempt at it."""
+    """Attempts that failed or became too old and were played again, by place; each rollout above is
+    the last attempt at it."""
     failed_attempts: Mapping[Boundary, int] = field(default_factory=dict[Boundary, int])
     """Number of failed attempts by cause, including those that a later attempt replaced."""
     queues: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -27,6 +27,10 @@ class SampledBatch:
     """State of the processes of each environment at that time, as `environment/number`."""
     duration_s: float
     """Seconds from admission to the last reward."""
+    length_bias: float | None = None
+    """In finished order: mean tokens of what was trained on so far over those of all draws."""
+    ended_steps: tuple[int, ...] = ()
+    """Steps for whose batches nothing is played any more."""
 
     @property
     def all_groups(self) -> tuple[Group, ...]:
@@ -41,6 +45,31 @@ class SampledBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyPlace:
+    """A place whose group was accepted and is not trained on yet."""
+
+    group: Group
+    rejected: tuple[Group, ...]
+    replaced: tuple[Rollout, ...]
+    failed: Mapping[Boundary, int]
+    """Failed attempts by cause."""
+    num_draws: int
+    """The draw in order and those that replaced it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPlace:
+    """A place that was admitted and that no step was trained on."""
+
+    batch: int
+    position: int
+    number: int
+    """Draws before the one of this place."""
+    ready: ReadyPlace | None
+    """None = it is played again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerState:
     """How far sampling has come, in a form that can be saved."""
 
@@ -50,3 +79,16 @@ class SamplerState:
     """Number of examples drawn before the first one of that batch."""
     batches: Mapping[int, SampledBatch]
     """Batches that older weights sampled and that are not trained on yet, by number."""
+    open_places: tuple[OpenPlace, ...] = ()
+    """With batches in finished order, all places that are not trained on yet."""
+
+    @property
+    def all_rollouts(self) -> Iterator[Rollout]:
+        """Every attempt in the state."""
+        for batch in self.batches.values():
+            yield from batch.all_rollouts
+        for place in self.open_places:
+            if place.ready is not None:
+                for group in (place.ready.group, *place.ready.rejected):
+                    yield from group.rollouts
+                yield from place.ready.replaced

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from telescope_core.records import RolloutRow
+from telescope_core.records.events import AttemptEvent
 from telescope_core.types import JsonValue, Rollout
 from telescope_train.batches.packing import Packing
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.pool import ServerPool
 from telescope_train.loop import LoopParts, train
 from telescope_train.models.facts import UNKNOWN_FACTS
+from telescope_train.rollouts.concurrency import Concurrency
 from telescope_train.rollouts.mix import make_sampler, training_environments
+from telescope_train.rollouts.seats import Seats
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.environments import SimulatedEnvironment, Workload
 from telescope_train.simulation.servers import (
@@ -26,7 +29,7 @@ from telescope_train.simulation.servers import (
     num_ids,
 )
 from telescope_train.simulation.trainer import SimulatedRanks, TrainerSpeed
-from telescope_train.simulation.virtual_time import run_in_virtual_time
+from telescope_train.simulation.virtual_time import in_background, run_in_virtual_time
 from telescope_train.step.credit import credit_rules
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
@@ -103,6 +106,14 @@ class History:
     def write_attempts(self, step: int, rows: Iterable[RolloutRow]) -> None:
         """Keep nothing of them either: they are counted in the metrics."""
 
+    def add(self, event: AttemptEvent) -> None:
+        """Note what happens to an attempt."""
+        text = f"{event.group_id}/{event.index} {event.attempt} {event.stage} {event.server}"
+        self._digest.update(f"{text} {event.time_s:.9f}\n".encode())
+
+    def pack(self, step: int) -> None:
+        """Do nothing: no event is kept."""
+
     def played(self, rollout: Rollout) -> None:
         """Note that `rollout` has ended."""
         now_s = asyncio.get_running_loop().time()
@@ -151,6 +162,10 @@ class _Run:
     async def simulated(self) -> Simulated:
         """Take every step, and return what came of them."""
         parts = self._scenario.adapt(await self.parts())
+        config = self._scenario.config
+        if config.scheduling.follow_kv_cache_use:
+            # The loop cancels it at the end of the simulation.
+            in_background(Concurrency.of(config, parts.sampler.seats.lanes, self.pool).run())
         try:
             await train(parts, after_step=_nothing)
         finally:
@@ -184,6 +199,7 @@ class _Run:
             self.pool, self.ranks, in_flight=config.scheduling.in_flight_update
         )
         await publisher.connect()
+        seats = Seats.of(config, self.history, num_servers=len(self.engines))
         return LoopParts(
             config=config,
             rules=credit_rules(config, mix, vocab_size=_VOCAB_SIZE),
@@ -193,9 +209,7 @@ class _Run:
                 hidden_size=self._scenario.trainer.hidden_size,
                 max_tokens=config.rollout.max_tokens,
             ),
-            sampler=make_sampler(
-                config, mix, SimulatedPolicies(self.pool), num_servers=len(self.engines)
-            ),
+            sampler=make_sampler(config, mix, SimulatedPolicies(self.pool, seats), seats),
             trainer=self.ranks,
             publisher=publisher,
             folder=self.history,

@@ -14,8 +14,10 @@ from telescope_core.chains import ChainRecorder
 from telescope_core.errors import EndpointError
 from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Turn
 from telescope_train.inference.client import Generation
-from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.load import ServerLoad
+from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.wire import PAUSE_AND_CLEAR, PAUSE_PATH
+from telescope_train.rollouts.seats import SeatedPool, Seats
 from telescope_train.simulation.engine import SimulatedEngine
 
 TOKENS_PER_ID = 64
@@ -109,6 +111,16 @@ class SimulatedClient:
         elif path not in ("/init_weight_transfer_engine", "/start_weight_update"):
             raise EndpointError(f"{self.base_url}{path} answered HTTP 404: not simulated")
 
+    async def load(self) -> ServerLoad:
+        """Return what the engine is doing."""
+        engine = self.engine
+        return ServerLoad(
+            cache_use=engine.cache_use,
+            num_preemptions=engine.num_preemptions,
+            num_running=engine.num_running,
+            num_waiting=engine.num_waiting,
+        )
+
     async def close(self) -> None:
         """Do nothing."""
 
@@ -116,12 +128,13 @@ class SimulatedClient:
 class SimulatedPolicies:
     """Gives each rollout a policy that asks the pool for planned answers."""
 
-    def __init__(self, pool: ServerPool) -> None:
+    def __init__(self, pool: ServerPool, seats: Seats) -> None:
         self._pool = pool
+        self._seats = seats
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> "SimulatedPolicy":
         """Return the policy of one rollout."""
-        return SimulatedPolicy(self._pool, rollout_id)
+        return SimulatedPolicy(SeatedPool(self._pool, self._seats, rollout_id), rollout_id)
 
     async def close(self) -> None:
         """Do nothing: the pool is closed by whoever opened it."""
@@ -132,7 +145,7 @@ class SimulatedPolicy:
 
     endpoint: ChatEndpoint | None = None
 
-    def __init__(self, pool: ServerPool, rollout_id: str) -> None:
+    def __init__(self, pool: RolloutServers, rollout_id: str) -> None:
         self.turns: list[Turn] = []
         self._pool = pool
         self._rollout_id = rollout_id

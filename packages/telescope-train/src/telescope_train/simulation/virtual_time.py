@@ -6,6 +6,7 @@ nothing would wake the loop. `asyncio.to_thread` is allowed; the function is cal
 """
 
 import asyncio
+import contextvars
 import heapq
 import inspect
 import selectors
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
+_BACKGROUND = contextvars.ContextVar[bool]("background")
 _ASYNCIO = str(Path(asyncio.__file__).parent)
 
 
@@ -59,7 +61,24 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 f"at {self._now_s:.3f} s every task waits, and no timer is left that could wake "
                 f"one; waiting are: {_waiting(self)}"
             )
+        if _is_background(timers[0]) and all(map(_is_background, timers)):
+            raise Deadlock(
+                f"at {self._now_s:.3f} s every task waits, and only timers of the background are "
+                f"left; waiting are: {_waiting(self)}"
+            )
         self._now_s = max(self._now_s, timers[0].when())
+
+
+def in_background(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """Return a task that does `work`, whose timers are not taken for a reason to go on."""
+    context = contextvars.copy_context()
+    context.run(_BACKGROUND.set, True)
+    return asyncio.get_running_loop().create_task(work, context=context)
+
+
+def _is_background(timer: asyncio.TimerHandle) -> bool:
+    context: contextvars.Context = timer._context  # pyright: ignore[reportAttributeAccessIssue]
+    return timer.cancelled() or context.get(_BACKGROUND, False)
 
 
 class _NeverWaits(selectors.SelectSelector):

@@ -8,6 +8,7 @@ import numpy as np
 from telescope_core.types import Group, Rollout, RolloutStatus, StopReason, WeightVersion
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.rollouts.failures import Boundary
+from telescope_train.rollouts.places import OFF_POLICY
 from telescope_train.rollouts.sampled import SampledBatch
 
 
@@ -56,6 +57,8 @@ def batch_metrics(batch: SampledBatch) -> dict[str, float]:
         "groups/acceptance": len(batch.groups) / max(1, len(batch.all_groups)),
         **{f"groups/rejected/{reason}": float(count) for reason, count in reasons.items()},
         "rollouts/failed_attempts": float(num_failed),
+        "rollouts/off_policy": float(sum(r.status_reason == OFF_POLICY for r in batch.replaced)),
+        **({} if batch.length_bias is None else {"length_bias": batch.length_bias}),
         **{f"failures/{edge}": float(batch.failed_attempts.get(edge, 0)) for edge in Boundary},
         **{f"queue/{name}": float(size) for name, size in batch.queues.items()},
         **{f"workers/{name}": value for name, value in batch.workers.items()},

@@ -33,6 +33,7 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
     problem = stream_problem(config)
     if problem is not None:
         yield problem
+    yield from _scheduling_problems(config)
     accept = config.rollout.should_accept_fn
     is_path = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", accept or "") is not None
     if accept is not None and accept not in BUILT_IN and not is_path:
@@ -46,6 +47,27 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
             f"algorithm.reference_update_every ({every}) must be below run.number_of_steps "
             f"({config.run.number_of_steps}): the reference would never be updated; "
             "lower it, or use 0 for a frozen reference"
+        )
+
+
+def _scheduling_problems(config: TrainConfig) -> Iterator[str]:
+    section = config.scheduling
+    bound, ahead = section.max_off_policy_steps, section.max_async_rollout
+    if 0 <= bound < ahead:
+        yield (
+            f"scheduling.max_off_policy_steps ({bound}) must be at least max_async_rollout "
+            f"({ahead}): a batch is begun up to {ahead} updates before it is trained, and all of "
+            f"it would be thrown away; raise the first, or lower the second"
+        )
+    if was_set(section, "prompt_prefetch_buffer_size") and not section.enable_prompt_prefetch:
+        yield (
+            "scheduling.prompt_prefetch_buffer_size has no effect without enable_prompt_prefetch; "
+            "set enable_prompt_prefetch = true, or remove it"
+        )
+    if section.batch_order == "finished" and not ahead:
+        yield (
+            "scheduling.batch_order = 'finished' has no effect with max_async_rollout = 0, where "
+            "only one batch is sampled at a time; raise max_async_rollout, or use 'drawn'"
         )
 
 

@@ -1,0 +1,214 @@
+"""What happened to each attempt at a rollout, and when: the rows of `events/` in a run folder.
+
+Rows of a step are lines of JSON, appended while the step goes on, so that they are there after a
+kill. When the step is complete, they become one Parquet file, which is about 20 times smaller.
+"""
+
+import asyncio
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Set
+from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from telescope_core.errors import ConfigError
+from telescope_core.records.arrow import arrow_modules
+from telescope_core.records.files import append_lines, read_json_lines, write_text
+from telescope_core.records.folders import whole_file
+from telescope_core.types import WeightVersion
+
+_FLUSH_S = 1.0
+_MOST_KEPT = 1024
+"""Events that are written at once, before `_FLUSH_S` have passed."""
+
+
+class Stage(StrEnum):
+    """What an attempt is doing."""
+
+    DRAWN = "drawn"
+    """It is known what is to be played."""
+    WAITING = "waiting"
+    """It waits for a lane: to begin, or to ask the model again."""
+    GENERATING = "generating"
+    """A server is working for it."""
+    ENVIRONMENT = "environment"
+    """The environment is at work: it sets up, runs tools, or makes the next prompt."""
+    SCORING = "scoring"
+    """Rewards and metrics are computed."""
+    DONE = "done"
+    """It has ended with a score."""
+    CANCELLED = "cancelled"
+    """It was stopped; the reason says why."""
+    FAILED = "failed"
+    """It ended without a score; the reason says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEvent:
+    """An attempt begins a stage."""
+
+    time_s: float
+    """On the clock of the event loop; in a run folder, seconds since 1970, UTC."""
+    step: int
+    """The step for whose batch it was drawn."""
+    environment: str
+    group_id: str
+    index: int
+    """Position of the rollout in its group."""
+    attempt: int
+    """1 = the first attempt at the rollout."""
+    stage: Stage
+    call: int = 0
+    """For `generating`: number of the model call, 1 first."""
+    server: str = ""
+    """For `generating`: address of the server."""
+    version: WeightVersion | None = None
+    """For `generating`: the newest live weights."""
+    reason: str = ""
+    """For `cancelled` and `failed`: why."""
+
+
+_NAMES = tuple(field.name for field in fields(AttemptEvent))
+
+
+class EventSink(Protocol):
+    """Where events go: `EventLog`, or a test's list."""
+
+    def add(self, event: AttemptEvent) -> None:
+        """Record `event`; must be quick, and must not fail."""
+        ...
+
+    def pack(self, step: int) -> None:
+        """Note that no event of `step` will follow. May take as long as writing a file."""
+        ...
+
+
+class EventLog:
+    """Writes the events of a run to a folder. Used from one event loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lines: defaultdict[int, list[str]] = defaultdict(list)
+        self._num_kept = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._epoch_s: float | None = None
+
+    def add(self, event: AttemptEvent) -> None:
+        """Record `event`; it is on disk about a second later."""
+        loop = asyncio.get_running_loop()
+        if self._epoch_s is None:
+            # Once: durations are right even if somebody sets the clock of the machine.
+            self._epoch_s = time.time() - loop.time()
+        event = replace(event, time_s=event.time_s + self._epoch_s)
+        self._lines[event.step].append(_line(event))
+        self._num_kept += 1
+        if self._num_kept >= _MOST_KEPT:
+            self.flush()
+        elif self._timer is None:
+            self._timer = loop.call_later(_FLUSH_S, self.flush)
+
+    def flush(self) -> None:
+        """Write what is kept."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        kept, self._lines, self._num_kept = self._lines, defaultdict(list), 0
+        for step, lines in kept.items():
+            append_lines(_open_file(self._folder, step), lines)
+
+    def pack(self, step: int) -> None:
+        """Write the events of `step`, which are complete, as one Parquet file."""
+        self.flush()
+        lines = _open_file(self._folder, step)
+        events = list(_from_lines(lines))
+        if not events:
+            return
+        arrow, parquet = arrow_modules()
+        table = arrow.Table.from_pylist([asdict(event) for event in events], schema=_schema())
+        with whole_file(_packed_file(self._folder, step)) as temporary:
+            parquet.write_table(table, temporary, compression="zstd")
+        lines.unlink()
+
+
+def read_events(folder: Path, *, step: int | None = None) -> list[AttemptEvent]:
+    """Return the events in `folder` by step and time, by default of all steps.
+
+    Raises ConfigError that names a file which cannot be read.
+    """
+    return [
+        event
+        for one in _steps(folder)
+        if step in (None, one)
+        for event in sorted(_of_step(folder, one), key=lambda event: event.time_s)
+    ]
+
+
+def drop_events(folder: Path, *, after: int, but: Set[str]) -> None:
+    """Remove the events of all steps after `after`, except those of the groups `but`.
+
+    A run that is resumed plays them again, except for the groups of its checkpoint.
+    """
+    for step in _steps(folder):
+        if step > after:
+            kept = [event for event in _of_step(folder, step) if event.group_id in but]
+            lines = _open_file(folder, step)
+            write_text(lines, "".join(f"{_line(event)}\n" for event in kept))
+            _packed_file(folder, step).unlink(missing_ok=True)
+            if not kept:
+                lines.unlink()
+
+
+def _steps(folder: Path) -> list[int]:
+    stems = {path.stem for path in folder.glob("step-*.*")}
+    return sorted(int(stem.removeprefix("step-")) for stem in stems)
+
+
+def _of_step(folder: Path, step: int) -> Iterator[AttemptEvent]:
+    packed = _packed_file(folder, step)
+    if packed.is_file():
+        arrow, parquet = arrow_modules()
+        try:
+            rows = parquet.read_table(packed).to_pylist()
+        except (arrow.ArrowException, OSError) as error:
+            raise ConfigError(f"{packed} is not a readable file of events: {error}") from None
+        yield from (_event(row) for row in rows)
+    # Both are there if the run was killed between the two steps of packing.
+    elif (lines := _open_file(folder, step)).is_file():
+        yield from _from_lines(lines)
+
+
+def _line(event: AttemptEvent) -> str:
+    # Most fields of most events have their default, which is left out.
+    fields = {name: value for name, value in asdict(event).items() if value not in ("", None)}
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def _from_lines(path: Path) -> Iterator[AttemptEvent]:
+    yield from (_event(fields) for fields in read_json_lines(path))
+
+
+def _event(row: dict[str, Any]) -> AttemptEvent:
+    known: dict[str, Any] = {name: row[name] for name in _NAMES if name in row}
+    known["stage"] = Stage(known["stage"])
+    return AttemptEvent(**known)
+
+
+def _open_file(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}.jsonl"
+
+
+def _packed_file(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}.parquet"
+
+
+def _schema() -> Any:
+    arrow, _ = arrow_modules()
+    kinds = {
+        **{"time_s": arrow.float64(), "step": arrow.int32(), "index": arrow.int32()},
+        **{"attempt": arrow.int32(), "call": arrow.int32(), "version": arrow.int32()},
+    }
+    text = arrow.dictionary(arrow.int32(), arrow.string())
+    return arrow.schema([(name, kinds.get(name, text)) for name in _NAMES])

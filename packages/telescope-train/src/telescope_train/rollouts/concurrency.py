@@ -1,0 +1,104 @@
+"""How many rollouts the servers work on at a time: as many as their key-value caches have room for.
+
+A request that finds the cache full throws another one out, which is later computed again from its
+first token. Too few requests leave a server idle. So the number of lanes grows while there is room,
+and shrinks as soon as a cache is nearly full or somebody was thrown out.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from telescope_train.config.schema import TrainConfig
+from telescope_train.inference.load import ServerLoad
+from telescope_train.inference.pool import ServerPool
+from telescope_train.rollouts.lanes import Lanes
+from telescope_train.rollouts.seats import largest_group
+
+GROWS_BELOW = 0.8
+"""Share of the cache up to which lanes are added."""
+SHRINKS_ABOVE = 0.95
+"""Share of the cache from which lanes are taken away."""
+_FIRST_GROWTH = 1.15
+"""Factor of each reading until lanes are taken away for the first time."""
+_GROWTH = 1.02
+"""Factor of each reading from then on: the limit that was found is nearly right."""
+_CUT = 0.8
+READING_S = 1.0
+"""Seconds from one reading to the next."""
+_FIRST_SHARE = 0.25
+"""Share of all lanes that a run begins with: the cache fills as answers become longer."""
+
+
+class LaneLimit:
+    """Lanes of one server, as a function of what it reports."""
+
+    def __init__(self, most: int, *, calls_per_lane: int = 1) -> None:
+        """`most`: lanes that it never has more of."""
+        self._most = most
+        self._calls_per_lane = calls_per_lane
+        self.limit = max(1, round(_FIRST_SHARE * most))
+        self._growth = _FIRST_GROWTH
+        self._num_preemptions: int | None = None
+
+    def follow(self, load: ServerLoad | None, *, is_used_up: bool) -> int:
+        """Return the number of lanes after one more reading.
+
+        `load`: None = the server did not say; one that never does has all its lanes.
+        `is_used_up`: whether all lanes are held, and more would be.
+        """
+        if load is None:
+            self.limit = self._most if self._num_preemptions is None else self.limit
+            return self.limit
+        before, self._num_preemptions = self._num_preemptions, load.num_preemptions
+        was_preempted = before is not None and load.num_preemptions > before
+        if load.cache_use > SHRINKS_ABOVE or was_preempted:
+            # From what runs, which may be less than the lanes there were.
+            running = max(1, load.num_running // self._calls_per_lane)
+            self.limit = max(1, int(_CUT * min(self.limit, running)))
+            self._growth = _GROWTH
+        elif load.cache_use < GROWS_BELOW and is_used_up:
+            self.limit = min(self._most, max(self.limit + 1, round(self._growth * self.limit)))
+        return self.limit
+
+
+class Concurrency:
+    """Sets the lanes of a run by what its servers report."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        readers: Sequence[Callable[[], Awaitable[ServerLoad | None]]],
+        *,
+        calls_per_lane: int = 1,
+    ) -> None:
+        """`readers`: one for each server."""
+        self._lanes = lanes
+        self._readers = readers
+        share = lanes.limit // len(readers)
+        self._limits = [LaneLimit(share, calls_per_lane=calls_per_lane) for _ in readers]
+        lanes.resize(sum(one.limit for one in self._limits))
+
+    @classmethod
+    def of(cls, config: TrainConfig, lanes: Lanes, pool: ServerPool) -> "Concurrency":
+        """Return what the settings ask for."""
+        is_per_rollout = config.scheduling.enable_individual_sample_lanes
+        group_size = 1 if is_per_rollout else largest_group(config)
+        readers = [client.load for client in pool.clients]
+        return cls(lanes, readers, calls_per_lane=group_size)
+
+    async def run(self) -> None:
+        """Follow the servers without end."""
+        while True:
+            await self.read_once()
+            await asyncio.sleep(READING_S)
+
+    async def read_once(self) -> None:
+        """Ask every server, and set the lanes."""
+        loads = await asyncio.gather(*(read() for read in self._readers))
+        is_used_up = self._lanes.num_waiting > 0
+        self._lanes.resize(
+            sum(
+                limit.follow(load, is_used_up=is_used_up)
+                for limit, load in zip(self._limits, loads, strict=True)
+            )
+        )

@@ -1,0 +1,41 @@
+"""How much shorter than the drawn rollouts those are that were trained on so far."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Set
+
+from telescope_train.rollouts.places import Place
+
+
+class LengthBias:
+    """Compares what was trained on with whole batches of draws, of which nothing is still open.
+
+    What is still played is longer than what has ended, so only batches that are complete tell how
+    long draws are.
+    """
+
+    def __init__(self) -> None:
+        self._open: defaultdict[int, list[int]] = defaultdict(list)
+        self._drawn: list[int] = []
+        self._trained: list[int] = []
+
+    def note(self, places: Iterable[Place], *, complete: Set[int]) -> float | None:
+        """Note that `places` are trained on, and that nothing is open of the batches `complete`.
+
+        Returns the mean tokens of what was trained on so far, over those of what was drawn; None
+        if nothing is known yet.
+        """
+        for place in places:
+            lengths = [one.num_completion_tokens for one in place.group.rollouts]
+            self._trained = _added(self._trained, lengths)
+            self._open[place.batch] += lengths
+        for batch in complete:
+            self._drawn = _added(self._drawn, self._open.pop(batch, []))
+        if not self._drawn or not self._drawn[0]:
+            return None
+        return self._trained[0] / self._trained[1] / (self._drawn[0] / self._drawn[1])
+
+
+def _added(total: list[int], values: list[int]) -> list[int]:
+    """Return sum and number of all values so far."""
+    before = total or [0, 0]
+    return [before[0] + sum(values), before[1] + len(values)]

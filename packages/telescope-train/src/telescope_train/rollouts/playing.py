@@ -1,0 +1,260 @@
+"""Playing the draw of one place: its group, its rollouts, and their attempts.
+
+    play         waits for the group; after a rejection it plays another draw in the same place
+    _all         a task per rollout; one whose tokens become too old is played again
+    _rollout     attempts, until one of them is final
+    _attempt     takes a seat, then waits for the environment, which asks the policy
+
+Each waits for the one below it.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from telescope_core.attempts import has_no_access, play_with_attempts
+from telescope_core.errors import EndpointAccessError
+from telescope_core.gateway import canceled_attempt
+from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
+from telescope_core.types import Group, Rollout, Sampling, Split, WeightVersion
+from telescope_train.inference.seeds import derived_seed
+from telescope_train.rollouts.accept import AcceptFn, discarded, is_scored, rejection
+from telescope_train.rollouts.draw import Drawn
+from telescope_train.rollouts.failures import boundary_of
+from telescope_train.rollouts.held_out import Cleared, TrainingExamples
+from telescope_train.rollouts.lanes import Holding, to_begin
+from telescope_train.rollouts.places import OFF_POLICY, Place, off_policy, oldest_version
+from telescope_train.rollouts.seats import Seat, Seats
+from telescope_train.rollouts.stages import AttemptKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEnvironment:
+    """One environment of the mix, with what the config says of it."""
+
+    client: EnvironmentClient
+    group_size: int
+    """Rollouts of one example."""
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaySettings:
+    """How each rollout is played."""
+
+    rollout_timeout_s: float
+    """Deadline of one attempt; what is still being played then is scored as it stands."""
+    seed: int | None = None
+    """Decides the tokens of each request, where servers support that; None = they are random."""
+    accept: AcceptFn | None = None
+    """Judges each group once it is scored; None = all are accepted."""
+
+
+class Player:
+    """Plays places; everything that a place leaves behind is noted there."""
+
+    def __init__(
+        self,
+        environments: Mapping[str, TrainingEnvironment],
+        examples: TrainingExamples,
+        policies: PolicySource,
+        settings: PlaySettings,
+        seats: Seats,
+    ) -> None:
+        self.environments = environments
+        self.seats = seats
+        self._examples = examples
+        self._policies = policies
+        self._settings = settings
+        self._playing: set[_Playing] = set()
+
+    async def play(self, place: Place, require_draws_left: Callable[[], None]) -> Group:
+        """Play draws in `place` until a group is accepted.
+
+        A group in which nothing was scored is a failure, which is no matter of acceptance.
+        """
+        accept = self._settings.accept
+        if place.playing is None:
+            place.playing = await self._examples.cleared(place.drawn, place.id_of_draw(1))
+            for number in range(2, place.num_draws + 1):
+                group_id = place.id_of_draw(number)
+                place.playing = await self._examples.after_rejection(place.playing, group_id)
+        while True:
+            group = await self._group(place, place.playing)
+            reason = rejection(group, accept) if accept and is_scored(group) else None
+            if reason is None:
+                return group
+            place.rejected.append(discarded(group, reason))
+            require_draws_left()
+            # The id seeds the replacement: which example comes next depends on the place, not on
+            # which group was rejected first.
+            place.num_draws += 1
+            place.playing = await self._examples.after_rejection(place.playing, place.group_id)
+
+    def drop_older_than(self, version: WeightVersion) -> None:
+        """Play every rollout again that has a token of older weights and whose group is not full.
+
+        Groups that are complete are left to the caller.
+        """
+        for playing in self._playing:
+            oldest = playing.oldest_version()
+            if oldest is not None and oldest < version:
+                playing.task = asyncio.create_task(self._again(playing, playing.task))
+
+    def stats(self) -> dict[str, float]:
+        """Return the state of the processes of each environment, as `environment/number`."""
+        return {
+            f"{name}/{what}": value
+            for name, environment in self.environments.items()
+            for what, value in environment.client.stats().items()
+        }
+
+    async def _group(self, place: Place, cleared: Cleared) -> Group:
+        drawn = cleared.drawn
+        environment = self.environments[drawn.environment]
+        holding = self.seats.for_group()
+        playing = [
+            _Playing(place, environment.client, holding, self._request(place, drawn, index))
+            for index in range(environment.group_size)
+        ]
+        rollouts = await self._all(playing)
+        group = Group(
+            id=place.group_id,
+            environment=drawn.environment,
+            example_id=next((r.example_id for r in rollouts if r.example_id), ""),
+            rollouts=tuple(rollouts),
+        )
+        cleared.require(group)
+        return await environment.client.score_group(Split.TRAIN, drawn.example_index, group)
+
+    async def _all(self, group: Sequence["_Playing"]) -> list[Rollout]:
+        """Return the rollouts of a group, in order, once all have ended at the same time."""
+        for one in group:
+            one.task = asyncio.create_task(self._rollout(one))
+        self._playing.update(group)
+        try:
+            # One that has ended may be played again, as long as another one is still played.
+            while tasks := [one.task for one in group if not one.task.done()]:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+                for one in group:
+                    if one.task.done():
+                        one.task.result()
+            return [one.task.result() for one in group]
+        finally:
+            self._playing.difference_update(group)
+            await _cancel([one.task for one in group])
+            for one in group:
+                if not one.task.cancelled() and one.task.exception() is None:
+                    one.place.ended.append(one.task.result())
+
+    def _request(self, place: Place, drawn: Drawn, index: int) -> PlayRequest:
+        return PlayRequest(
+            split=Split.TRAIN,
+            example_index=drawn.example_index,
+            group_id=place.group_id,
+            index=index,
+            sampling=self.environments[drawn.environment].sampling,
+            deadline_s=self._settings.rollout_timeout_s,
+            scores_at_deadline=True,
+        )
+
+    async def _again(self, playing: "_Playing", before: asyncio.Task[Rollout]) -> Rollout:
+        """Stop the task `before`, or give up what it returned, and play the rollout again."""
+        if playing.seat is not None:
+            playing.seat.reason = OFF_POLICY
+        await _cancel([before])
+        if not before.cancelled():
+            playing.place.replaced.append(off_policy(before.result()))
+        return await self._rollout(playing)
+
+    async def _rollout(self, playing: "_Playing") -> Rollout:
+        """Play attempts until one is final."""
+        place, name = playing.place, playing.client.name
+
+        def count(failed: Rollout) -> None:
+            place.failed[boundary_of(failed)] += 1
+            if has_no_access(failed):
+                raise EndpointAccessError(f"environment {name}: {failed.error}")
+
+        # The lane is given back between attempts, so that others go on while a server recovers.
+        return await play_with_attempts(
+            lambda attempt: self._attempt(playing, attempt),
+            first=playing.num_attempts + 1,
+            on_failure=count,
+            on_replaced=place.replaced.append,
+        )
+
+    async def _attempt(self, playing: "_Playing", attempt: int) -> Rollout:
+        playing.num_attempts = attempt
+        place, request = playing.place, self._seeded(playing.request, attempt)
+        key = AttemptKey(
+            step=place.batch + 1,
+            environment=playing.client.name,
+            group_id=request.group_id,
+            index=request.index,
+            attempt=attempt,
+        )
+        priority = to_begin(place.batch, place.position, request.index)
+        async with self.seats.taken(request.rollout_id, key, playing.holding, priority) as seat:
+            playing.seat = seat
+            self._examples.begins(place.drawn)
+            policy = self._policies.policy(request.rollout_id, request.sampling)
+            try:
+                rollout = await playing.client.play(request, policy)
+            except asyncio.CancelledError:
+                ended = canceled_attempt(playing.client.name, request, policy, attempt=attempt)
+                is_replaced = seat.reason == OFF_POLICY
+                ended = replace(ended, status_reason=seat.reason)
+                (place.replaced if is_replaced else place.ended).append(ended)
+                raise
+            finally:
+                playing.seat = None
+            seat.life.ends(rollout)
+            return rollout
+
+    def _seeded(self, request: PlayRequest, attempt: int) -> PlayRequest:
+        if self._settings.seed is None:
+            return request
+        # The place of the rollout in the run, and not the time at which it is played.
+        seed = derived_seed(self._settings.seed, request.rollout_id, attempt)
+        return replace(request, sampling=replace(request.sampling, seed=seed))
+
+
+@dataclass(slots=True, eq=False)
+class _Playing:
+    """One rollout of a group that is not full."""
+
+    place: Place
+    client: EnvironmentClient
+    holding: Holding
+    request: PlayRequest
+    task: asyncio.Task[Rollout] = field(init=False)
+    """Ends with the attempt that is final."""
+    seat: Seat | None = None
+    """That of the attempt that is being played now."""
+    num_attempts: int = field(init=False)
+    """Attempts so far, those at an earlier time in this place included."""
+
+    def __post_init__(self) -> None:
+        """Go on from the attempts that were given up."""
+        mine = self.request.group_id, self.request.index
+        before = (one for one in self.place.replaced if (one.group_id, one.index) == mine)
+        self.num_attempts = max((one.attempt for one in before), default=0)
+
+    def oldest_version(self) -> WeightVersion | None:
+        """Return the oldest weights that sampled any of its tokens, as far as is known."""
+        if self.seat is not None:
+            return self.seat.life.oldest_version
+        if self.task.done() and not self.task.cancelled() and self.task.exception() is None:
+            return oldest_version(self.task.result())
+        return None
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Rollout]]) -> None:
+    """Cancel what is not done, and return when all of it has really ended."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        # Servers free the slot of a request once its task has ended.
+        await asyncio.wait(running)

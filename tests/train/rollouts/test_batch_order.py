@@ -1,0 +1,286 @@
+"""`batch_order = "finished"`, `max_off_policy_steps`, and what a checkpoint keeps of both."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.train.rollouts.samplers import GROUP_SIZE, GROUPS, EventList, sampler_over
+
+from telescope_core.records.events import Stage
+from telescope_core.types import Completion, Group, Message, RolloutStatus, Sampling
+from telescope_train.checkpoints.sampler_state import read_sampler_state, write_sampler_state
+from telescope_train.rollouts.places import OFF_POLICY
+from telescope_train.rollouts.sampled import SampledBatch
+from telescope_train.rollouts.sampler import RolloutSampler
+from telescope_train.rollouts.seats import Seats
+
+VERSIONS = 12
+
+
+class Held:
+    """Policies whose rollouts wait until `release` lets them go, and sample at `version`."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.seats: Seats | None = None
+        self.asked: list[str] = []
+        self._open: dict[str, asyncio.Event] = {}
+        self._is_free: Callable[[str], bool] = lambda rollout_id: True
+
+    def policy(self, rollout_id: str, sampling: Sampling | None = None) -> "HeldPolicy":
+        return HeldPolicy(self, rollout_id)
+
+    def hold(self, *prefixes: str) -> None:
+        """Keep rollouts whose ids begin so from ending."""
+        self._is_free = lambda rollout_id: not rollout_id.startswith(prefixes)
+
+    def release(self) -> None:
+        self._is_free = lambda rollout_id: True
+        for event in self._open.values():
+            event.set()
+
+    async def wait(self, rollout_id: str) -> None:
+        self.asked.append(rollout_id)
+        if not self._is_free(rollout_id):
+            event = self._open[rollout_id] = asyncio.Event()
+            await event.wait()
+
+    async def close(self) -> None: ...
+
+
+class HeldPolicy:
+    endpoint = None
+
+    def __init__(self, held: Held, rollout_id: str) -> None:
+        self._held = held
+        self._rollout_id = rollout_id
+
+    async def complete(self, messages, sampling, *, tools=()) -> Completion:
+        held, version = self._held, self._held.version
+        seat = None if held.seats is None else held.seats.seat_of(self._rollout_id)
+        assert seat is not None
+        async with seat.call() as sent:
+            sent("server", version)
+            await held.wait(self._rollout_id)
+        return Completion(
+            message=Message(role="assistant", content=messages[-1].content),
+            finish_reason="stop",
+            num_prompt_tokens=1,
+            num_completion_tokens=1,
+            oldest_version=version,
+            newest_version=held.version,
+        )
+
+
+def sampler_of(held: Held, events: EventList | None = None, **settings) -> RolloutSampler:
+    options = {"ahead": 1, "batches": VERSIONS, "lanes": 1000, "timeout_s": 600.0}
+    sampler = sampler_over(held, events=events, **{**options, **settings})
+    held.seats = sampler.seats
+    return sampler
+
+
+def finished(held: Held, events: EventList | None = None, **settings) -> RolloutSampler:
+    return sampler_of(held, events, is_in_drawn_order=False, **settings)
+
+
+async def settled() -> None:
+    """Give whatever could happen a chance to."""
+    for _ in range(300):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def ended(sampler: RolloutSampler, *, but: str = "none") -> None:
+    """Wait until every place that nobody has taken has ended, except `but`."""
+    places = [place for batch in sampler._places.values() for place in batch]
+    left = [place for place in places if place.group_id != but]
+    await until(lambda: all(place.is_done for place in left))
+
+
+def ids(batch: SampledBatch) -> list[str]:
+    return [group.id for group in batch.groups]
+
+
+async def take(sampler: RolloutSampler, held: Held, step: int) -> SampledBatch:
+    async with asyncio.timeout(10):
+        batch = await sampler.take(step)
+    held.version = step + 1
+    sampler.advance(step + 1)
+    return batch
+
+
+async def taken_with(
+    group_id: str, sampler: RolloutSampler, held: Held, *, first_step: int
+) -> tuple[SampledBatch, Group]:
+    """Take batches until one has this group; returns both."""
+    for step in range(first_step, VERSIONS):
+        batch = await take(sampler, held, step)
+        for group in batch.groups:
+            if group.id == group_id:
+                return batch, group
+    raise AssertionError(f"{group_id} was never trained on")
+
+
+async def test_a_batch_in_finished_order_waits_for_no_straggler() -> None:
+    held = Held()
+    held.hold("0.1/2")
+    sampler = finished(held)
+    sampler.advance(0)
+    assert ids(await take(sampler, held, 0)) == ["0.0", "1.0"]
+    assert ids(await take(sampler, held, 1)) == ["1.1", "2.0"]
+    await ended(sampler, but="0.1")
+    held.release()
+    assert ids(await take(sampler, held, 2)) == ["2.1", "3.0"], "those that ended before it"
+    assert ids(await take(sampler, held, 3)) == ["0.1", "3.1"]
+    await sampler.close()
+
+
+async def test_every_draw_is_trained_on_once_in_finished_order() -> None:
+    held = Held()
+    held.hold("0.1", "3.0/1")
+    sampler = finished(held, batches=6, max_off_policy_steps=2)
+    sampler.advance(0)
+    taken: list[str] = []
+    for step in range(6):
+        if step == 4:
+            held.release()
+        taken += ids(await take(sampler, held, step))
+    assert Counter(taken) == Counter(f"{b}.{p}" for b in range(6) for p in range(GROUPS))
+    assert await sampler.close() == {}
+
+
+async def test_rollouts_that_are_too_old_are_stopped_at_once_and_played_again() -> None:
+    held, events = Held(), EventList()
+    held.hold("0.1/2")
+    sampler = finished(held, events, max_off_policy_steps=2)
+    sampler.advance(0)
+    for step in range(2):
+        await take(sampler, held, step)
+    await settled()
+    assert held.asked.count("0.1/2") == 1, "two updates behind is within the bound"
+    held.version = 3
+    sampler.advance(3)
+    assert not sampler._places[0][0].is_done
+    # The one that was waiting, and those of its group that had ended.
+    await until(lambda: [held.asked.count(f"0.1/{n}") for n in range(3)] == [2, 2, 2])
+    held.release()
+    batch, late = await taken_with("0.1", sampler, held, first_step=3)
+    assert {turn.completion.oldest_version for r in late.rollouts for turn in r.turns} == {3}
+    replaced = [one for one in batch.replaced if one.group_id == "0.1"]
+    assert sorted((r.index, r.attempt) for r in replaced) == [(0, 1), (1, 1), (2, 1)]
+    assert {r.status for r in replaced} == {RolloutStatus.CANCELLED}
+    assert {r.status_reason for r in replaced} == {OFF_POLICY}
+    assert sorted(r.attempt for r in late.rollouts) == [2, 2, 2]
+    stops = [one for one in events if one.stage is Stage.CANCELLED]
+    assert [(one.group_id, one.index, one.reason) for one in stops] == [("0.1", 2, OFF_POLICY)]
+    assert batch.failed_attempts == {}, "none of them failed"
+    await sampler.close()
+
+
+async def test_groups_that_wait_too_long_for_their_turn_are_played_again() -> None:
+    held = Held()
+    sampler = finished(held, ahead=4, max_off_policy_steps=4, batches=20)
+    sampler.advance(0)
+    await ended(sampler)
+    held.version = 5
+    sampler._version = 5
+    batch = await sampler.take(5)
+    assert {
+        t.completion.oldest_version for g in batch.groups for r in g.rollouts for t in r.turns
+    } == {5}
+    assert Counter(one.status_reason for one in batch.replaced) == {OFF_POLICY: GROUPS * GROUP_SIZE}
+    await sampler.close()
+
+
+async def test_within_the_bound_nothing_is_stopped_in_drawn_order() -> None:
+    held, events = Held(), EventList()
+    held.hold("1.1/0")
+    sampler = sampler_of(held, events, max_off_policy_steps=1)
+    sampler.advance(0)
+    assert ids(await take(sampler, held, 0)) == ["0.0", "0.1"]
+    await settled()
+    held.release()
+    assert ids(await take(sampler, held, 1)) == ["1.0", "1.1"]
+    assert not [one for one in events if one.stage is Stage.CANCELLED]
+    await sampler.close()
+
+
+@pytest.mark.parametrize("steps_before", [1, 3])
+async def test_finished_order_goes_on_after_a_checkpoint(tmp_path: Path, steps_before: int) -> None:
+    def odd(group: Group) -> bool | str:
+        return int(group.example_id) % 4 != 0 or "multiple of four"
+
+    held = Held()
+    held.hold("0.1")
+    sampler = finished(held, batches=6, accept=odd)
+    sampler.advance(0)
+    taken: list[str] = []
+    for step in range(steps_before):
+        taken += ids(await take(sampler, held, step))
+    await ended(sampler, but="0.1")
+    write_sampler_state(tmp_path, await sampler.settled(steps_before))
+    await sampler.close()
+
+    again = Held()
+    again.version = steps_before
+    state = read_sampler_state(tmp_path)
+    assert {one.ready is None for one in state.open_places} == {True, False}
+    sampler = finished(again, batches=6, accept=odd)
+    sampler.restore(state)
+    sampler.advance(steps_before)
+    for step in range(steps_before, 6):
+        taken += ids(await take(sampler, again, step))
+    assert Counter(one.partition("-")[0] for one in taken) == Counter(
+        f"{b}.{p}" for b in range(6) for p in range(GROUPS)
+    )
+    ready = {one.ready.group.id for one in state.open_places if one.ready is not None}
+    assert not [one for one in again.asked if one.rpartition("/")[0] in ready]
+    assert await sampler.close() == {}
+
+
+async def test_a_restored_place_that_was_replaced_draws_the_same_again(tmp_path: Path) -> None:
+    """When what a checkpoint kept becomes too old, the same example is played, not the first."""
+    held = Held()
+    rejected_once: set[str] = set()
+
+    def accept(group: Group) -> bool | str:
+        place = group.id.partition("-")[0]
+        return place in rejected_once or bool(rejected_once.add(place)) or "the first"
+
+    sampler = finished(held, accept=accept, max_off_policy_steps=1)
+    sampler.advance(0)
+    await ended(sampler)
+    state = await sampler.settled(0)
+    before = {one.batch: one.ready.group for one in state.open_places if one.position == 0}
+    await sampler.close()
+    sampler = finished(again := Held(), max_off_policy_steps=1)
+    sampler.restore(state)
+    again.version = 2
+    sampler.advance(2)
+    _, after = await taken_with("0.0-2", sampler, again, first_step=2)
+    assert after.example_id == before[0].example_id
+    await sampler.close()
+
+
+async def test_steps_are_complete_when_nothing_of_them_is_played_any_more() -> None:
+    held = Held()
+    held.hold("0.1")
+    sampler = finished(held)
+    sampler.advance(0)
+    first = await take(sampler, held, 0)
+    second = await take(sampler, held, 1)
+    await ended(sampler, but="0.1")
+    held.release()
+    rest = [await take(sampler, held, step) for step in (2, 3)]
+    assert [ids(one) for one in (first, second, *rest)] == [
+        *(["0.0", "1.0"], ["1.1", "2.0"], ["2.1", "3.0"], ["0.1", "3.1"])
+    ]
+    assert [one.ended_steps for one in (first, second, *rest)] == [(), (2,), (3,), (1, 4)]
+    await sampler.close()

@@ -1,0 +1,109 @@
+"""Lanes that follow the servers' caches: in steps, and against a simulated server."""
+
+import asyncio
+from dataclasses import replace
+
+from tests.train.simulation.test_simulated_runs import scenario
+
+from telescope_train.inference.load import ServerLoad, parse_load
+from telescope_train.rollouts.concurrency import Concurrency, LaneLimit
+from telescope_train.rollouts.lanes import Lanes
+from telescope_train.simulation.engine import EngineSpeed
+from telescope_train.simulation.run import simulate
+
+METRICS = """
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="policy"} 3.0
+vllm:num_requests_running{engine="1",model_name="policy"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="policy"} 0.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="policy",reason="capacity"} 9.0
+vllm:kv_cache_usage_perc{engine="0",model_name="policy"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="policy"} 0.5
+vllm:num_preemptions_total{engine="0",model_name="policy"} 1.2e+01
+"""
+
+
+def load(use: float, *, preemptions: int = 0, running: int = 100) -> ServerLoad:
+    return ServerLoad(
+        cache_use=use, num_preemptions=preemptions, num_running=running, num_waiting=0
+    )
+
+
+def test_the_metrics_of_vllm_are_read() -> None:
+    assert parse_load(METRICS) == ServerLoad(
+        cache_use=0.5, num_preemptions=12, num_running=7, num_waiting=0
+    )
+    assert parse_load("") is None
+    assert parse_load("<html>not found</html>") is None
+
+
+def test_lanes_grow_while_they_are_all_used_and_there_is_room() -> None:
+    limit = LaneLimit(100)
+    assert limit.limit == 25
+    assert limit.follow(load(0.2), is_used_up=False) == 25
+    assert limit.follow(load(0.2), is_used_up=True) == 29
+    for _ in range(20):
+        limit.follow(load(0.2), is_used_up=True)
+    assert limit.limit == 100, "and no further"
+    assert limit.follow(load(0.9), is_used_up=True) == 100
+
+
+def test_lanes_shrink_when_the_cache_is_full_or_somebody_lost_it() -> None:
+    limit = LaneLimit(100)
+    limit.limit = 100
+    assert limit.follow(load(0.96), is_used_up=True) == 80
+    assert limit.follow(load(0.8, preemptions=1), is_used_up=True) == 64
+    assert limit.follow(load(0.9, preemptions=1), is_used_up=True) == 64, "no further ones"
+    assert limit.follow(load(0.96, preemptions=1, running=10), is_used_up=True) == 8
+    for _ in range(20):
+        limit.follow(load(1.0, preemptions=1, running=0), is_used_up=True)
+    assert limit.limit == 1
+
+
+def test_a_server_that_says_nothing_has_all_its_lanes() -> None:
+    limit = LaneLimit(100)
+    assert limit.follow(None, is_used_up=True) == 100
+    limit = LaneLimit(100)
+    limit.follow(load(0.2), is_used_up=False)
+    assert limit.follow(None, is_used_up=True) == 25, "it did before: nothing changes"
+
+
+def test_lanes_of_groups_are_counted_in_groups() -> None:
+    limit = LaneLimit(10, calls_per_lane=8)
+    limit.limit = 10
+    assert limit.follow(load(0.96, running=64), is_used_up=True) == 6
+
+
+async def test_the_lanes_of_a_run_are_those_of_all_its_servers() -> None:
+    answers = [load(0.2), load(0.96, running=4)]
+    lanes = Lanes(20)
+
+    async def first() -> ServerLoad | None:
+        return answers[0]
+
+    async def second() -> ServerLoad | None:
+        return answers[1]
+
+    following = Concurrency(lanes, [first, second])
+    assert lanes.limit == 4, "a quarter of ten for each"
+    waiting = [asyncio.create_task(lanes.enter((0, n))) for n in range(8)]
+    await asyncio.sleep(0)
+    await following.read_once()
+    assert lanes.limit == 3 + 1
+    for task in waiting:
+        task.cancel()
+
+
+def test_a_full_cache_throws_hardly_anything_out_when_lanes_follow_it() -> None:
+    """The cache has room for about half of what all lanes would fill."""
+    plain = scenario(groups=64, steps=6, ahead=2, engine=EngineSpeed(cache_tokens=300_000))
+    found = {}
+    for follows in (True, False):
+        section = plain.config.scheduling.model_copy(update={"follow_kv_cache_use": follows})
+        config = plain.config.model_copy(update={"scheduling": section})
+        found[follows] = simulate(replace(plain, config=config))
+    per_rollout = {follows: one.num_preemptions / (6 * 64 * 4) for follows, one in found.items()}
+    assert per_rollout[False] > 2
+    assert per_rollout[True] < 0.25
+    assert found[True].duration_s < 1.1 * found[False].duration_s
