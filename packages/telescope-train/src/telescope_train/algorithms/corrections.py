@@ -40,4 +40,9 @@ def age_of_rollouts(config: TrainConfig) -> str:
         how = "corrected by the ratio in the loss"
     else:
         how = "not corrected: use_tis is off"
-    return f"up to {ahead} version{'s'[: ahead > 1]}, {how}"
+    oldest = f"up to {ahead} version{'s'[: ahead > 1]}"
+    if config.scheduling.batch_order == "finished":
+        bound = config.scheduling.max_off_policy_steps
+        oldest = "without a bound" if bound < 0 else f"up to {bound} versions"
+        how += "; short answers are trained on earlier than long ones (batch_order 'finished')"
+    return f"{oldest}, {how}"
