@@ -261,8 +261,9 @@ async def _train(opened: _Opened) -> None:
     resumed_from = None
     if prepared.resume is not None:
         state = prepared.resume.checkpoint.sampler_state()
-        kept = {rollout.group_id for rollout in state.all_rollouts}
-        drop_events(folder.events_path, after=first_version, but=kept)
+        drop_events(
+            folder.events_path, after=state.first_repeated_batch, is_repeated=state.is_repeated
+        )
         sampler.restore(state)
         resumed_from = prepared.resume.checkpoint.path
     checkpointer = Checkpointer(saved, ranks, sampler, resumed_from=resumed_from)

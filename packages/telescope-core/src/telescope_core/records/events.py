@@ -8,7 +8,7 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -146,14 +146,14 @@ def read_events(folder: Path, *, step: int | None = None) -> list[AttemptEvent]:
     ]
 
 
-def drop_events(folder: Path, *, after: int, but: Set[str]) -> None:
-    """Remove the events of all steps after `after`, except those of the groups `but`.
+def drop_events(folder: Path, *, after: int, is_repeated: Callable[[str], bool]) -> None:
+    """Remove the events of groups that a resumed run plays again, from the steps after `after`.
 
-    A run that is resumed plays them again, except for the groups of its checkpoint.
+    `is_repeated` gets the id of a group.
     """
     for step in _steps(folder):
         if step > after:
-            kept = [event for event in _of_step(folder, step) if event.group_id in but]
+            kept = [event for event in _of_step(folder, step) if not is_repeated(event.group_id)]
             lines = _open_file(folder, step)
             write_text(lines, "".join(f"{_line(event)}\n" for event in kept))
             _packed_file(folder, step).unlink(missing_ok=True)

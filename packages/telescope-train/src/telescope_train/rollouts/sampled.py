@@ -83,6 +83,20 @@ class SamplerState:
     """With batches in finished order, all places that are not trained on yet."""
 
     @property
+    def first_repeated_batch(self) -> int:
+        """Number of the first batch of which anything is played again."""
+        repeated = (one.batch for one in self.open_places if one.ready is None)
+        return min(repeated, default=self.next_batch)
+
+    def is_repeated(self, group_id: str) -> bool:
+        """Return whether a run that goes on from here plays this group again."""
+        batch, position = map(int, group_id.partition("-")[0].split("."))
+        if batch >= self.next_batch:
+            return True
+        mine = (one for one in self.open_places if (one.batch, one.position) == (batch, position))
+        return any(one.ready is None for one in mine)
+
+    @property
     def all_rollouts(self) -> Iterator[Rollout]:
         """Every attempt in the state."""
         for batch in self.batches.values():

@@ -11,7 +11,7 @@ import asyncio
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from telescope_core.errors import EndpointError
@@ -200,6 +200,18 @@ class SimulatedEngine:
         for job in jobs:
             if not job.future.done():
                 job.future.set_exception(EndpointError(f"lost the inference server: {why}"))
+
+    def stand_still(self, seconds: float) -> None:
+        """Do nothing for a while, such as behind a network that is down, and go on."""
+        self._advance()
+        self._stalled_until_s = max(self._clock.time(), self._stalled_until_s) + seconds
+        self._wake()
+
+    def change_speed(self, factor: float) -> None:
+        """Take `factor` times as long for each step from now on."""
+        self._advance()
+        self.speed = replace(self.speed, step_s=self.speed.step_s * factor)
+        self._wake()
 
     def hang(self) -> None:
         """Answer nothing any more, and say nothing of it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from telescope_core.errors import EndpointError
+from telescope_core.errors import EndpointError, ProcessDiedError
 from telescope_core.protocols import PlayRequest, Policy
 from telescope_core.types import (
     EnvironmentDescription,
@@ -56,6 +56,12 @@ class Workload:
     """Time of scoring."""
     failure_rate: float = 0.0
     """Share of the model calls before which the environment raises."""
+    loss_rate: float = 0.0
+    """Share of the attempts whose process dies while they are played."""
+    hang_rate: float = 0.0
+    """Share of the attempts in which the environment never comes back from a tool."""
+    hung_reward_rate: float = 0.0
+    """Share of the attempts whose reward never ends."""
 
     def calls(self, chance: random.Random) -> list[Asked]:
         """Return the model calls of one rollout."""
@@ -152,6 +158,8 @@ class SimulatedEnvironment:
                 ended = replace(rollout, stop_reason=StopReason.TIMEOUT, reward=0.0)
         except EndpointError as error:
             ended = _failed(rollout, f"EndpointError: {error}", StopReason.ERROR)
+        except ProcessDiedError as error:
+            ended = _failed(rollout, f"EnvironmentProcessError: {error}", StopReason.ERROR)
         except _RaisedError as error:
             ended = _failed(rollout, f"ValueError: {error}", StopReason.ERROR)
         else:
@@ -188,16 +196,24 @@ class SimulatedEnvironment:
             self.drawn.append((request.group_id, sum(min(one.num_tokens, limit) for one in calls)))
         fails = random.Random(f"{self._seed}/{request.rollout_id}/{attempt}")
         difficulty = random.Random(f"{self._seed}/{request.example_index}").random()
+        at_loss = fails.randrange(len(calls)) if fails.random() < work.loss_rate else None
+        at_hang = fails.randrange(len(calls)) if fails.random() < work.hang_rate else None
         for number, call in enumerate(calls):
             if number and work.tool_s:
                 await asyncio.sleep(chance.expovariate(1 / work.tool_s))
             if fails.random() < work.failure_rate:
                 raise _RaisedError("the environment failed, as the simulation planned")
+            if number == at_loss:
+                raise ProcessDiedError("it was killed, as the simulation planned")
+            if number == at_hang:
+                await asyncio.Event().wait()
             await policy.say(
                 request.sampling,
                 num_new_tokens=call.num_new_tokens,
                 num_tokens=call.num_tokens,
             )
+        if fails.random() < work.hung_reward_rate:
+            await asyncio.Event().wait()
         if work.reward_s:
             await asyncio.sleep(work.reward_s)
         return float(chance.random() < difficulty)

@@ -11,7 +11,7 @@ import numpy as np
 
 from telescope_core.records import RolloutRow
 from telescope_core.records.events import AttemptEvent
-from telescope_core.types import JsonValue, Rollout
+from telescope_core.types import JsonValue, Rollout, WeightVersion
 from telescope_train.batches.packing import Packing
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.pool import ServerPool
@@ -134,15 +134,15 @@ def simulate(scenario: Scenario) -> Simulated:
 
 
 async def _simulated(scenario: Scenario) -> Simulated:
-    return await _Run(scenario).simulated()
+    return await SimulatedRun(scenario, History()).simulated()
 
 
-class _Run:
+class SimulatedRun:
     """Everything of one run, inside the loop."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, history: History) -> None:
         self._scenario = scenario
-        self.history = History()
+        self.history = history
         self.environments = {
             entry.name: SimulatedEnvironment(
                 scenario.workload,
@@ -162,10 +162,7 @@ class _Run:
     async def simulated(self) -> Simulated:
         """Take every step, and return what came of them."""
         parts = self._scenario.adapt(await self.parts())
-        config = self._scenario.config
-        if config.scheduling.follow_kv_cache_use:
-            # The loop cancels it at the end of the simulation.
-            in_background(Concurrency.of(config, parts.sampler.seats.lanes, self.pool).run())
+        self.follow(parts)
         try:
             await train(parts, after_step=_nothing)
         finally:
@@ -191,14 +188,22 @@ class _Run:
             real_s=0.0,
         )
 
-    async def parts(self) -> LoopParts:
-        """Return what the loop touches."""
+    def follow(self, parts: LoopParts) -> None:
+        """Let the lanes follow the servers, if the settings say so, until the simulation ends."""
+        config = self._scenario.config
+        if config.scheduling.follow_kv_cache_use:
+            in_background(Concurrency.of(config, parts.sampler.seats.lanes, self.pool).run())
+
+    async def parts(self, first_version: WeightVersion = 0) -> LoopParts:
+        """Return what the loop touches, with `first_version` live on all servers."""
         config = self._scenario.config
         mix = await training_environments(config, self.environments, {}, {})
         publisher = WeightPublisher(
             self.pool, self.ranks, in_flight=config.scheduling.in_flight_update
         )
         await publisher.connect()
+        if first_version:
+            await publisher.publish(first_version)
         seats = Seats.of(config, self.history, num_servers=len(self.engines))
         return LoopParts(
             config=config,
@@ -219,6 +224,7 @@ class _Run:
                 hidden_size=self._scenario.trainer.hidden_size,
                 gpu_name=None,
             ),
+            first_version=first_version,
             streams_gradients=streams_gradients(config),
         )
 

@@ -5,6 +5,7 @@ for `TOKENS_PER_ID` tokens, so that samples, packing and credit are real and cos
 """
 
 import asyncio
+import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class ServerTimes:
     """Of one request or control call."""
     transfer_s: float = 0.5
     """To receive all weights."""
+    error_rate: float = 0.0
+    """Share of the requests that it answers with an error."""
 
 
 class SimulatedClient:
@@ -56,6 +59,7 @@ class SimulatedClient:
         self.num_in_flight = 0
         self.engine = engine
         self._times = times
+        self._chance = random.Random(f"errors/{engine.name}")
 
     async def generate(
         self,
@@ -72,6 +76,8 @@ class SimulatedClient:
         self.num_in_flight += 1
         try:
             await asyncio.sleep(self._times.round_trip_s)
+            if self._chance.random() < self._times.error_rate:
+                raise EndpointError(f"{self.base_url} answered HTTP 500, as planned")
             spans = await self.engine.generate(
                 len(prompt_ids) * TOKENS_PER_ID,
                 num_tokens,

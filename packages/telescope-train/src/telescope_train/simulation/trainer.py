@@ -1,6 +1,7 @@
 """Simulated trainer ranks: they take the time that the FLOPs of their batches need."""
 
 import asyncio
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ class TrainerSpeed:
     """Seconds of one optimizer step."""
     send_s: float = 0.5
     """Seconds to send all weights."""
+    jitter: float = 0.0
+    """Whatever is done takes longer by up to this factor, by chance."""
 
 
 class SimulatedRanks:
@@ -38,6 +41,7 @@ class SimulatedRanks:
         """Seconds in which the slowest rank was computing."""
         self.num_steps = 0
         self._queue = asyncio.Lock()
+        self._chance = random.Random("ranks")
 
     async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
         """Take the time of all optimizer steps of `plan`."""
@@ -106,6 +110,7 @@ class SimulatedRanks:
 
     async def _work(self, seconds: float) -> None:
         async with self._queue:
+            seconds *= 1.0 + self.speed.jitter * self._chance.random()
             await asyncio.sleep(seconds)
             self.busy_s += seconds
 

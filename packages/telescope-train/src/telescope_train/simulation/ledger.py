@@ -1,0 +1,137 @@
+"""What a simulated run recorded, over all lives of its driver, and what is wrong with it."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from telescope_core.records import RolloutRow
+from telescope_core.records.events import AttemptEvent, Stage
+from telescope_core.types import RolloutStatus
+from telescope_train.config.schema import TrainConfig
+from telescope_train.rollouts.sampled import SamplerState
+from telescope_train.simulation.run import History
+
+_ENDS = (Stage.DONE, Stage.CANCELLED, Stage.FAILED)
+_END_OF = {
+    RolloutStatus.KEPT: Stage.DONE,
+    RolloutStatus.DISCARDED: Stage.DONE,
+    RolloutStatus.FAILED: Stage.FAILED,
+    RolloutStatus.CANCELLED: Stage.CANCELLED,
+}
+
+
+class Attempt(NamedTuple):
+    """Which attempt at which rollout."""
+
+    group_id: str
+    index: int
+    attempt: int
+
+
+class _Row(NamedTuple):
+    step: int
+    key: Attempt
+    row: RolloutRow
+
+
+class Ledger(History):
+    """Takes the place of the run folder, and forgets what a real one forgets at a resume."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rollouts: list[_Row] = []
+        self.attempts: list[_Row] = []
+        self.events: list[AttemptEvent] = []
+        self.packed: list[int] = []
+
+    def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> None:
+        """Keep the rollouts of a step."""
+        self.rollouts += (_row(step, row) for row in rows)
+
+    def write_attempts(self, step: int, rows: Iterable[RolloutRow]) -> None:
+        """Keep the other attempts of a step."""
+        self.attempts += (_row(step, row) for row in rows)
+
+    def add(self, event: AttemptEvent) -> None:
+        """Keep what happens to an attempt."""
+        super().add(event)
+        self.events.append(event)
+
+    def pack(self, step: int) -> None:
+        """Note that nothing of `step` is played any more."""
+        self.packed.append(step)
+
+    def forget_after(self, step: int, state: SamplerState) -> None:
+        """Forget every step after `step`, and what is played again from `state` on."""
+        self.rows = [row for row in self.rows if row["step"] <= step]
+        self.rollouts = [one for one in self.rollouts if one.step <= step]
+        self.attempts = [one for one in self.attempts if one.step <= step]
+        self.events = [one for one in self.events if not state.is_repeated(one.group_id)]
+        self.packed = [one for one in self.packed if one <= state.first_repeated_batch]
+
+    def problems(self, config: TrainConfig) -> Iterator[str]:
+        """Yield what is wrong after a run that has taken all of its steps."""
+        yield from self._wrong_steps(config)
+        yield from self._wrong_places(config)
+        yield from self._wrong_attempts()
+        yield from self._wrong_scores()
+
+    def _wrong_steps(self, config: TrainConfig) -> Iterator[str]:
+        steps = [row["step"] for row in self.rows]
+        if steps != list(range(1, config.run.number_of_steps + 1)):
+            yield f"the steps taken were {steps}"
+        bound = config.scheduling.max_async_rollout
+        if config.scheduling.batch_order == "finished":
+            bound = config.scheduling.max_off_policy_steps
+        for row in self.rows:
+            if bound >= 0 and row.get("staleness/max", 0) > bound:
+                yield f"step {row['step']} trained on tokens {row['staleness/max']} updates old"
+
+    def _wrong_places(self, config: TrainConfig) -> Iterator[str]:
+        """Yield places that were not trained on exactly once, or not in their own step."""
+        # What replaces a rejected group has its id with a number behind it.
+        trained = {(one.step, one.key.group_id.partition("-")[0]) for one in self.rollouts}
+        size = config.rollout.prompts_batch_size_for_trainer
+        places = Counter(place for _, place in trained)
+        for place in (f"{b}.{p}" for b in range(config.run.number_of_steps) for p in range(size)):
+            if places[place] != 1:
+                yield f"place {place} was trained on {places[place]} times"
+        if config.scheduling.batch_order == "drawn":
+            for step, place in sorted(trained):
+                if int(place.partition(".")[0]) != step - 1:
+                    yield f"step {step} trained on place {place}"
+
+    def _wrong_attempts(self) -> Iterator[str]:
+        """Yield attempts whose life and rows do not agree one to one."""
+        lives: defaultdict[Attempt, list[AttemptEvent]] = defaultdict(list)
+        for event in self.events:
+            lives[Attempt(event.group_id, event.index, event.attempt)].append(event)
+        rows = Counter(one.key for one in (*self.rollouts, *self.attempts))
+        for key, count in rows.items():
+            if count > 1 or key not in lives:
+                yield f"{key} has {count} rows and {len(lives[key])} events"
+        by_key = {one.key: one.row for one in (*self.rollouts, *self.attempts)}
+        for key, life in lives.items():
+            ends = [event.stage for event in life if event.stage in _ENDS]
+            if len(ends) != 1 or life[0].stage is not Stage.DRAWN or life[-1].stage != ends[0]:
+                yield f"{key} has the life {[str(event.stage) for event in life]}"
+            elif key not in by_key:
+                # One that was canceled before it began has nothing to record.
+                if any(event.stage is Stage.ENVIRONMENT for event in life):
+                    yield f"{key} was played and left no row"
+            elif _END_OF[by_key[key].status] is not ends[0] and not _was_given_up(by_key[key]):
+                yield f"{key} ended as {ends[0]} and is recorded as {by_key[key].status}"
+
+    def _wrong_scores(self) -> Iterator[str]:
+        for one in (*self.rollouts, *self.attempts):
+            if one.row.status is RolloutStatus.FAILED and one.row.reward is not None:
+                yield f"{one.key} failed and has the reward {one.row.reward}"
+
+
+def _row(step: int, row: RolloutRow) -> _Row:
+    return _Row(step, Attempt(row.group_id, row.index, row.attempt), row)
+
+
+def _was_given_up(row: RolloutRow) -> bool:
+    """Whether an attempt had ended, and was played again because it became too old."""
+    return row.status is RolloutStatus.CANCELLED and row.status_reason == "off_policy"
