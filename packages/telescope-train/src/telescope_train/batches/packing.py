@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from telescope_core.errors import ConfigError
 from telescope_train.batches.batch import PackedBatch, TrainingSample
-from telescope_train.batches.binning import Bin, deal, spread_over_ranks
+from telescope_train.batches.binning import Bin
+from telescope_train.batches.even_costs import spread_evenly
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -47,8 +48,7 @@ def pack(
             f"{samples[longest].label} has {lengths_N[longest]} tokens, but seq_len is {seq_len}; "
             "raise seq_len, or lower max_tokens"
         )
-    bins = spread_over_ranks(lengths_N, seq_len=seq_len, num_ranks=num_ranks)
-    ranks = deal(bins, lengths_N, num_ranks=num_ranks, hidden_size=hidden_size)
+    ranks = spread_evenly(lengths_N, seq_len=seq_len, num_ranks=num_ranks, hidden_size=hidden_size)
     # Built in the order in which the last line consumes them. All ranks must run the same number of
     # collectives, so a rank without samples for a round gets padding instead of nothing.
     filled = iter(_batches(samples, weights_N, lengths_N, [b for r in ranks for b in r if b.size]))

@@ -1,0 +1,169 @@
+"""Makes the batches of a round cost the same: ranks wait for the slowest one in every round.
+
+Bins that are equally full are not equally dear: attention grows with the square of a sample's
+length. Two plans are made and the better one is taken: the one that fills bins best, and one that
+gives each sample, the dearest first, to the cheapest bin with room. In both, samples then change
+places between the dearest bin of a round and cheaper ones. What is packed together never changes a
+number of the step.
+Letters: N samples, R ranks.
+"""
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telescope_train.batches.binning import Bin, deal, sample_costs, spread_over_ranks
+
+_EVEN_ENOUGH = 0.005
+"""Share by which the dearest bin of a round may be above the mean of its round."""
+_GOOD_ENOUGH = 0.01
+"""Share of a step that ranks may wait before another plan is made."""
+_TRIES = 4
+"""Bins with which the dearest one of a round tries to exchange samples, the cheapest first."""
+_EXCHANGES_PER_RANK = 2
+_LOOKS_PER_SAMPLE = 8
+"""Full bins that are passed by for each sample, on average, before a plan is given up."""
+
+
+def spread_evenly(
+    lengths_N: NDArray[np.int64], *, seq_len: int, num_ranks: int, hidden_size: int
+) -> list[list[Bin]]:
+    """Return the bins of each rank, the same number for all, in the order in which they run.
+
+    Rounds are as few as `spread_over_ranks` needs. No bin holds more than `seq_len` tokens.
+    """
+    bins = spread_over_ranks(lengths_N, seq_len=seq_len, num_ranks=num_ranks)
+    first = deal(bins, lengths_N, num_ranks=num_ranks, hidden_size=hidden_size)
+    if num_ranks == 1:
+        return first
+    costs_N = sample_costs(lengths_N, hidden_size)
+    best = _evened(first, lengths_N, costs_N, capacity=seq_len)
+    time = waiting_time(best, costs_N)
+    if time <= (1.0 + _GOOD_ENOUGH) * float(costs_N.sum()) / num_ranks:
+        return best
+    by_cost = _by_cost(lengths_N, costs_N, capacity=seq_len, num_bins=_num_places(first))
+    if by_cost is not None:
+        plan = deal(by_cost, lengths_N, num_ranks=num_ranks, hidden_size=hidden_size)
+        other = _evened(plan, lengths_N, costs_N, capacity=seq_len)
+        if waiting_time(other, costs_N) < time:
+            return other
+    # Exchanges never make a round dearer, so this is never worse than the plan without them.
+    return best
+
+
+def waiting_time(ranks: Sequence[Sequence[Bin]], costs_N: NDArray[np.float64]) -> float:
+    """Return the cost of a step: the sum over rounds of the dearest bin of each."""
+    return sum(max(_cost(members, costs_N) for members in one) for one in zip(*ranks, strict=True))
+
+
+def _num_places(ranks: Sequence[Sequence[Bin]]) -> int:
+    return sum(len(rank) for rank in ranks)
+
+
+def _cost(members: Bin, costs_N: NDArray[np.float64]) -> float:
+    return float(costs_N[members].sum())
+
+
+def _by_cost(
+    lengths_N: NDArray[np.int64],
+    costs_N: NDArray[np.float64],
+    *,
+    capacity: int,
+    num_bins: int,
+) -> list[Bin] | None:
+    """Give each sample to the cheapest bin with room; None if one finds no room in `num_bins`.
+
+    Bins that are nearly full leave no choice, and cost time: then it is None as well.
+    """
+    cheapest = [(0.0, number) for number in range(num_bins)]
+    rooms = [capacity] * num_bins
+    members: list[list[int]] = [[] for _ in range(num_bins)]
+    lengths, costs = lengths_N.tolist(), costs_N.tolist()
+    num_looks = _LOOKS_PER_SAMPLE * len(lengths)
+    for sample in np.argsort(-lengths_N, kind="stable").tolist():
+        full: list[tuple[float, int]] = []
+        while cheapest and rooms[cheapest[0][1]] < lengths[sample]:
+            full.append(heapq.heappop(cheapest))
+        num_looks -= len(full)
+        if not cheapest or num_looks < 0:
+            return None
+        cost, number = cheapest[0]
+        heapq.heapreplace(cheapest, (cost + costs[sample], number))
+        rooms[number] -= lengths[sample]
+        members[number].append(sample)
+        for one in full:
+            heapq.heappush(cheapest, one)
+    return [np.array(one, np.int64) for one in members if one]
+
+
+def _evened(
+    ranks: Sequence[Sequence[Bin]],
+    lengths_N: NDArray[np.int64],
+    costs_N: NDArray[np.float64],
+    *,
+    capacity: int,
+) -> list[list[Bin]]:
+    """Exchange samples inside each round."""
+    rounds = [
+        _even_round(list(one), lengths_N, costs_N, capacity) for one in zip(*ranks, strict=True)
+    ]
+    return [list(rank) for rank in zip(*rounds, strict=True)]
+
+
+def _even_round(
+    bins: list[Bin], lengths_N: NDArray[np.int64], costs_N: NDArray[np.float64], capacity: int
+) -> list[Bin]:
+    costs_R = np.array([_cost(members, costs_N) for members in bins])
+    tokens_R = np.array([lengths_N[members].sum() for members in bins])
+    for _ in range(_EXCHANGES_PER_RANK * len(bins)):
+        if costs_R.max() <= (1.0 + _EVEN_ENOUGH) * costs_R.mean():
+            break
+        order = np.argsort(costs_R, kind="stable").tolist()
+        dearest = order[-1]
+        for cheaper in order[: min(_TRIES, len(bins) - 1)]:
+            room = capacity - int(tokens_R[cheaper]), capacity - int(tokens_R[dearest])
+            gap = float(costs_R[dearest] - costs_R[cheaper])
+            pair = _best_pair(bins[dearest], bins[cheaper], lengths_N, costs_N, room, gap)
+            if pair is not None:
+                bins[dearest], bins[cheaper] = pair
+                for rank in (dearest, cheaper):
+                    costs_R[rank] = _cost(bins[rank], costs_N)
+                    tokens_R[rank] = lengths_N[bins[rank]].sum()
+                break
+        else:
+            break
+    return bins
+
+
+def _best_pair(
+    dear: Bin,
+    cheap: Bin,
+    lengths_N: NDArray[np.int64],
+    costs_N: NDArray[np.float64],
+    room: tuple[int, int],
+    gap: float,
+) -> tuple[Bin, Bin] | None:
+    """Return both bins after the exchange that makes them most alike; None if none helps.
+
+    A sample of `dear` goes to `cheap`, for one of its samples or for nothing. `room`: tokens that
+    still fit into `cheap` and into `dear`. `gap`: what `dear` costs more than `cheap`.
+    """
+    if not dear.size:
+        return None
+    # The last column stands for nothing.
+    back_costs = np.append(costs_N[cheap], 0.0)
+    back_lengths = np.append(lengths_N[cheap], 0)
+    moved = costs_N[dear][:, None] - back_costs
+    tokens = lengths_N[dear][:, None] - back_lengths
+    fits = (tokens <= room[0]) & (-tokens <= room[1]) & (moved > 0.0) & (moved < gap)
+    if not fits.any():
+        return None
+    distance = np.where(fits, np.abs(moved - gap / 2.0), np.inf)
+    away, back = np.unravel_index(int(distance.argmin()), distance.shape)
+    goes = dear[away : away + 1]
+    comes = cheap[back : back + 1]
+    new_dear = np.concatenate([np.delete(dear, away), comes])
+    kept = np.delete(cheap, back) if comes.size else cheap
+    return new_dear, np.concatenate([kept, goes])

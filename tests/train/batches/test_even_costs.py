@@ -1,0 +1,71 @@
+"""Batches that cost the same in each round: nothing lost, nothing too long, never dearer."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from telescope_train.batches.binning import deal, sample_costs, spread_over_ranks
+from telescope_train.batches.even_costs import spread_evenly, waiting_time
+
+HIDDEN = 256
+
+
+def lengths_of(seed: int, num_samples: int, most: int) -> NDArray[np.int64]:
+    rng = np.random.default_rng(seed)
+    kind = seed % 4
+    if kind == 0:
+        found = 0.12 * most * np.exp(0.8 * rng.standard_normal(num_samples))
+    elif kind == 1:
+        found = np.where(rng.random(num_samples) < 0.7, 0.05 * most, 0.5 * most)
+        found = found * np.exp(0.5 * rng.standard_normal(num_samples))
+    elif kind == 2:
+        found = rng.uniform(0.3 * most, 0.6 * most, num_samples)
+    else:
+        found = np.where(rng.random(num_samples) < 0.2, most, rng.uniform(1, 20, num_samples))
+    return found.astype(np.int64).clip(1, most)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_plan_is_whole_fits_and_is_never_dearer_than_the_one_before(seed: int) -> None:
+    rng = np.random.default_rng(1000 + seed)
+    seq_len, num_ranks = int(rng.choice([64, 512, 4096])), int(rng.choice([1, 2, 3, 8]))
+    lengths = lengths_of(seed, int(rng.integers(1, 120)), seq_len)
+    options = {"num_ranks": num_ranks, "hidden_size": HIDDEN}
+    plan = spread_evenly(lengths, seq_len=seq_len, **options)
+    members = np.concatenate([one for rank in plan for one in rank])
+    assert sorted(members.tolist()) == list(range(len(lengths))), "every sample once"
+    assert max(lengths[one].sum() for rank in plan for one in rank) <= seq_len
+    before = deal(
+        spread_over_ranks(lengths, seq_len=seq_len, num_ranks=num_ranks), lengths, **options
+    )
+    assert {len(rank) for rank in plan} == {len(before[0])}, "as many rounds, the same for all"
+    costs = sample_costs(lengths, HIDDEN)
+    assert waiting_time(plan, costs) <= waiting_time(before, costs) * (1 + 1e-12)
+
+
+def test_equal_samples_give_equal_plans() -> None:
+    lengths = lengths_of(0, 200, 4096)
+    first, again = (
+        spread_evenly(lengths, seq_len=4096, num_ranks=4, hidden_size=HIDDEN) for _ in range(2)
+    )
+    for one, other in zip(first, again, strict=True):
+        assert [bin.tolist() for bin in one] == [bin.tolist() for bin in other]
+
+
+def test_the_worst_waits_become_small() -> None:
+    """Bins that are full of short samples are far cheaper than those with long ones."""
+    lengths = np.array([700] * 3 + [50] * 100)
+    costs = sample_costs(lengths, 16)
+    options = {"num_ranks": 4, "hidden_size": 16}
+    before = deal(spread_over_ranks(lengths, seq_len=3000, num_ranks=4), lengths, **options)
+    after = spread_evenly(lengths, seq_len=3000, **options)
+    ideal = costs.sum() / 4
+    assert waiting_time(before, costs) > 2 * ideal
+    assert waiting_time(after, costs) < 1.05 * ideal
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_fewer_samples_than_ranks_leave_some_of_them_without(num_ranks: int) -> None:
+    plan = spread_evenly(np.array([7, 5]), seq_len=10, num_ranks=num_ranks, hidden_size=HIDDEN)
+    assert sum(one.size for rank in plan for one in rank) == 2
+    assert len({len(rank) for rank in plan}) == 1
