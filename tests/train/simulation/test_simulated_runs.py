@@ -89,7 +89,8 @@ def test_a_small_cache_preempts_and_every_token_is_still_written():
 
 
 def test_more_of_the_machine_that_limits_is_faster():
-    slow = simulate(scenario(steps=5, trainer=TrainerSpeed(tokens_per_s=200.0)))
-    fast = simulate(scenario(steps=5, trainer=TrainerSpeed(tokens_per_s=200.0), num_ranks=8))
+    slow = simulate(scenario(steps=5, trainer=TrainerSpeed(tokens_per_s=100.0)))
+    fast = simulate(scenario(steps=5, trainer=TrainerSpeed(tokens_per_s=100.0), num_ranks=8))
     assert slow.trainer_busy > 0.9
-    assert fast.step_s < 0.5 * slow.step_s
+    # Less than four times as fast: the longest rollout of a batch is on one rank.
+    assert fast.step_s < 0.6 * slow.step_s
