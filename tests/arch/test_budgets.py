@@ -32,6 +32,7 @@ BROAD_EXCEPT = {
     "packages/telescope-core/src/telescope_core/rollout.py": "a rollout that fails is data",
     "packages/telescope-core/src/telescope_core/environments/score_worker.py": "so in its parent",
     "packages/telescope-core/src/telescope_core/evals/runner.py": "so is a group reward that fails",
+    "packages/telescope-core/src/telescope_core/locate.py": "as for sources: the import of code",
     "packages/telescope-core/src/telescope_core/environments/sources.py": (
         "whatever an author's code raises is told with its file and line"
     ),

@@ -168,10 +168,9 @@ ELSEWHERE = {
     ),
     "telescope eval countdown --base-url http://127.0.0.1:8000/v1 --examples 64 --rollouts 8 "
     "--k 1,4": "tests/cli/test_eval.py::test_eval_prints_a_table_and_writes_results",
-    "PYTHONPATH=. telescope eval sums:Sums --base-url http://127.0.0.1:8000/v1 --examples 4 "
+    "telescope eval ./sums.py:Sums --base-url http://127.0.0.1:8000/v1 --examples 4 "
     "--rollouts 2": "tests/e2e/test_agents.py::test_the_agent_of_the_how_to",
-    "PYTHONPATH=. telescope eval reverse:Reverse --base-url http://127.0.0.1:8000/v1 "
-    "--env.num_letters 3": (
+    "telescope eval ./reverse.py:Reverse --base-url http://127.0.0.1:8000/v1 --env.num_letters 3": (
         "tests/cli/test_eval.py::test_json_is_alone_on_stdout_and_env_flags_reach_the_environment"
     ),
     "telescope env init acme/sort-words --template single-turn": PUBLISHING,

@@ -22,7 +22,7 @@ from telescope_core.types import Sampling, Split
 import sys
 
 async def main():
-    client = open_environment("toy", {}, ProcessSettings(isolation=sys.argv[1]))
+    client = open_environment(sys.argv[2], {}, ProcessSettings(isolation=sys.argv[1]))
     request = PlayRequest(split=Split.TRAIN, example_index=0, group_id="g", index=0,
                           sampling=Sampling(max_tokens=4), deadline_s=30)
     rollout = await client.play(request, ScriptedClient(["yes"]).policy("r"))
@@ -34,10 +34,10 @@ print(json.dumps(asyncio.run(main())))
 """
 
 
-def play(isolation: str) -> list:
+def play(isolation: str, name: str = "toy") -> list:
     """Play one rollout in a new process, as a run would."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", PLAY, isolation],
+        [sys.executable, "-P", "-c", PLAY, isolation, name],
         capture_output=True,
         text=True,
         timeout=60,
@@ -66,6 +66,29 @@ def test_a_link_is_used_as_it_is_in_this_process_and_in_workers(telescope, make_
     )
     assert links() == []
     assert (project / "pyproject.toml").is_file()
+
+
+@pytest.mark.engine
+def test_the_folder_of_a_project_is_used_without_a_link(telescope, make_project):
+    project = make_project(version="0.2.0")
+    assert play("auto", str(project)) == [1.0, None, "0.2.0"]
+    assert links() == []
+    about = json.loads(telescope("env", "info", str(project), "--json")[1])
+    assert (about["id"], about["installed"], about["folder"]) == (
+        "acme/toy",
+        "0.2.0",
+        str(project),
+    )
+
+
+def test_a_file_shows_its_settings_and_is_no_project(telescope, make_project):
+    file = make_project() / "telescope_env_acme_toy" / "__init__.py"
+    code, out, err = telescope("env", "info", f"{file}:Toy")
+    assert code == 0, err
+    assert "it is imported from its file" in out
+    code, _, err = telescope("env", "validate", f"{file}:Toy")
+    assert code == 2
+    assert "telescope env init" in err
 
 
 def test_a_link_shows_its_settings_and_needs(telescope, make_project):

@@ -5,10 +5,12 @@ Names are those of `telescope_core.open`.
 
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from telescope_core.code_names import location_of_file, names_class, names_file
 from telescope_core.environments.base import Environment
 from telescope_core.errors import (
     EnvironmentLoadError,
@@ -27,7 +29,9 @@ def locators() -> list[EnvironmentLocator]:
 
 def locate_environment(name: str) -> EnvironmentLocation:
     """Return where `name` is; raises UnknownNameError with the command that would install it."""
-    if _names_a_class(name):
+    if names_file(name):
+        return location_of_file(name)
+    if names_class(name):
         return EnvironmentLocation(id=name, version="0", factory=name, interpreter="")
     known: list[str] = []
     hints: list[str] = []
@@ -41,12 +45,6 @@ def locate_environment(name: str) -> EnvironmentLocation:
     if advice:
         raise UnknownNameError(f"environment {name!r} is not installed; {advice}")
     raise unknown_name("environment", name, known)
-
-
-def _names_a_class(name: str) -> bool:
-    """Whether `name` is `module:Class`; `corp:toy` is a registry and an environment's name."""
-    attribute = name.partition(":")[2]
-    return bool(attribute) and not set("/@") & set(name) and not attribute.islower()
 
 
 def load_located(location: EnvironmentLocation) -> type[Environment]:
@@ -68,8 +66,8 @@ def _require_from(found: type[Environment], location: EnvironmentLocation) -> No
     folders = location.search_path
     if folders and not any(Path(file).is_relative_to(folder) for folder in folders):
         raise EnvironmentLoadError(
-            f"{location.id} is linked to {folders[0]}, but this process has imported {file} "
-            "before; use one of the two in a process"
+            f"{location.id} is in {folders[0]}, but this process has imported {file} before; "
+            "use one of the two in a process"
         )
 
 
@@ -81,11 +79,22 @@ def _advice(module_name: str, error: ImportError) -> str:
     beside = Path(f"{package}.py")
     folder = Path(package)
     if beside.is_file() or folder.is_dir():
-        return "it is in this folder, which is not searched: set PYTHONPATH=. and run it again"
+        return (
+            f"it is in this folder, which is not searched: name it {beside}:Class, or set "
+            "PYTHONPATH=. and run it again"
+        )
     return (
         f"no module {module_name!r} is on the search path: set PYTHONPATH to the folder that holds "
         f"{package}.py, or give an installed environment's name"
     )
+
+
+def _where_raised(error: Exception) -> str:
+    """Return file and line of the code that raised, where an import failed."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}, line {frames[-1].lineno}"
 
 
 def load_environment_class(factory: str) -> type[Environment]:
@@ -96,6 +105,11 @@ def load_environment_class(factory: str) -> type[Environment]:
     except ImportError as error:
         raise EnvironmentLoadError(
             f"cannot import environment {factory!r}: {error}; {_advice(module_name, error)}"
+        ) from error
+    except Exception as error:
+        raise EnvironmentLoadError(
+            f"cannot import environment {factory!r}: {_where_raised(error)}: "
+            f"{type(error).__name__}: {error}"
         ) from error
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Environment)):

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from telescope_core.code_names import names_folder
 from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.addresses import parse_address
@@ -31,7 +32,12 @@ class InstalledLocator:
     """Locates what `telescope env` linked and installed, and packages with the entry point."""
 
     def locate(self, name: str) -> EnvironmentLocation | None:
-        """Return where `name`, `owner/name` or `owner/name@version` is, with its code's digest."""
+        """Return where `name`, `owner/name` or `owner/name@version` is, with its code's digest.
+
+        The folder of a project is located as if it were linked.
+        """
+        if names_folder(name):
+            return location_of_link(read_project(Path(name)))
         request = parse_request(name)
         _require_known_registry(request)
         linked = _linked(request)

@@ -12,7 +12,7 @@ from telescope_core.reports.differences import paragraph
 from telescope_core.reports.overview import reward_curve
 from telescope_train.checkpoints.folders import FINAL, checkpoints_folder
 from telescope_train.config.schema import TrainConfig
-from telescope_train.evals.live import AFTER, BEFORE
+from telescope_train.evals.live import AFTER, BEFORE, eval_folder_name
 
 MOST_COMPARED = 20
 """Most steps at either end of a run whose mean rewards are compared."""
@@ -70,8 +70,7 @@ def _eval_entry(folder: RunFolder, environment: str) -> dict[str, Any]:
 
 
 def _result(folder: RunFolder, environment: str, tag: str) -> EvalResult | None:
-    name = environment.replace("/", "-").replace(":", "-")
-    return read_result(folder.evals_path / f"{name}-{tag}")
+    return read_result(folder.evals_path / eval_folder_name(environment, tag))
 
 
 def _eval_numbers(result: EvalResult) -> dict[str, Any]:

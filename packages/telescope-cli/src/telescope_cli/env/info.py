@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from telescope_cli.env.options import JsonOption, RegistryOption, complete_name
+from telescope_core.code_names import names_class, names_folder
 from telescope_core.errors import TelescopeError, UnknownNameError
+from telescope_core.locate import locate_environment
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.declared_settings import DeclaredSetting, declared_settings
 from telescope_envs.inventory import find_lock
@@ -46,7 +48,10 @@ class _About:
 def info(
     name: Annotated[
         str,
-        typer.Argument(help="name, owner/name or owner/name@version", autocompletion=complete_name),
+        typer.Argument(
+            help="name, owner/name, owner/name@version, file.py:Class or a project folder",
+            autocompletion=complete_name,
+        ),
     ],
     registry: RegistryOption = None,
     as_json: JsonOption = False,
@@ -55,6 +60,9 @@ def info(
 
     Example: telescope env info math-reasoning
     """
+    if names_class(name) or names_folder(name):
+        _show_unpublished(locate_environment(name), as_json=as_json)
+        return
     opened = open_registry_of(name, registry)
     try:
         release = resolve(opened, name)
@@ -109,8 +117,12 @@ def _show_unpublished(here: EnvironmentLocation, *, as_json: bool) -> None:
         about = {"id": here.id, "installed": here.version, "place": here.place.value}
         typer.echo(json.dumps({**about, "folder": here.registry, "settings": rows}))
         return
-    typer.echo(_wrapped("environment", f"{here.id} {here.version}"))
-    typer.echo(_wrapped("installed", f"{_place_text(here)}; it is not in the registry"))
+    if here.place is EnvironmentPlace.IMPORTABLE:
+        typer.echo(_wrapped("environment", here.id))
+        typer.echo(_wrapped("installed", "no; it is imported from its file"))
+    else:
+        typer.echo(_wrapped("environment", f"{here.id} {here.version}"))
+        typer.echo(_wrapped("installed", f"{_place_text(here)}; it is not in the registry"))
     typer.echo("\n".join(("", *_settings_lines(settings), "", *_usage(here.id, settings))))
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from telescope_cli.env.options import AllowSdistOption, JsonOption, progress, split_names
+from telescope_core.code_names import names_class
 from telescope_core.errors import ConfigError, unknown_name
 from telescope_envs.validation import (
     LEVELS,
@@ -96,6 +97,11 @@ def _level(text: str) -> Level:
 
 def _validated(target: str, options: ValidationOptions) -> Report:
     path = Path(target).expanduser()
+    if names_class(target):
+        raise ConfigError(
+            f"{target} is code without a project, and the checks read a project's metadata; create "
+            "one with: telescope env init NAME, put the code into it, and validate its folder"
+        )
     if path.is_file():
         if path.suffix != ".whl":
             raise ConfigError(f"{target} is not a wheel; give a project folder, a wheel or a name")

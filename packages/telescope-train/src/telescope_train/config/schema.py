@@ -75,7 +75,7 @@ class EnvironmentEntry(Section):
     """One environment to train on; settings that are left out take the value of `[rollout]`."""
 
     name: Annotated[str, Field(min_length=1)]
-    """Installed id with an optional `@version`, or `module:Class`."""
+    """Installed id with an optional `@version`, `file.py:Class`, `module:Class`, or a folder."""
     weight: float = 1.0
     """Share of the prompts relative to the other environments; above 0."""
     reward_min: float | None = None
@@ -122,7 +122,8 @@ class RolloutSection(Section):
     """Worker processes for each environment."""
     env_isolation: Literal["auto", "process", "none"] = "auto"
     """Where environments run: `process` = in processes of their own, `none` = in the driver,
-    `auto` = installed environments in processes and `module:Class` in the driver."""
+    `auto` = installed environments in processes, and `file.py:Class` and `module:Class` in the
+    driver."""
     env_memory_limit_mb: Annotated[int, Field(ge=64)] | None = None
     """Memory limit of one environment process, MiB; null = no limit but the machine's memory."""
     discard_group_zero_advantage: bool = True
@@ -229,7 +230,8 @@ class EvalEntry(Section):
     """One held-out evaluation."""
 
     name: Annotated[str, Field(min_length=1)]
-    """Environment whose held-out examples are used: installed id, or `module:Class`."""
+    """Environment whose held-out examples are used: named as in
+    `[[environments]]`."""
     eval_every: Index = 0
     """Steps between evaluations during training; 0 = none."""
     num_samples: Count = 64

@@ -52,9 +52,8 @@ class LiveEvals:
             concurrency=self.concurrency,
             split=eval_split(entry, description),
         )
-        name = entry.name.replace("/", "-").replace(":", "-")
         folder = EvalFolder.create(
-            self.folder.evals_path / f"{name}-{tag}",
+            self.folder.evals_path / eval_folder_name(entry.name, tag),
             manifest={"tag": tag, **entry.model_dump(mode="json")},
         )
         result = await run_eval(
@@ -69,6 +68,12 @@ class LiveEvals:
         result = replace(result, environment_record=record)
         folder.finish(result)
         return result
+
+
+def eval_folder_name(environment: str, tag: str) -> str:
+    """Return the name of the folder of an eval; a path in the name of an environment is kept."""
+    name = environment.replace("/", "-").replace(":", "-").lstrip(".-")
+    return f"{name}-{tag}"
 
 
 def eval_settings(

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from telescope_core.code_names import names_class
 from telescope_core.environment_record import EnvironmentRecord, elsewhere, record_of
 from telescope_core.errors import TelescopeError
 from telescope_core.locate import locate_environment
@@ -162,8 +163,7 @@ def process_settings(entry: Entry, config: TrainConfig) -> ProcessSettings:
 
 def starts_processes(entry: Entry, isolation: str) -> bool:
     """Return whether processes are started here for `entry`."""
-    is_importable_code = ":" in entry.name and not set("/@") & set(entry.name)
-    is_in_driver = isolation == "none" or (isolation == "auto" and is_importable_code)
+    is_in_driver = isolation == "none" or (isolation == "auto" and names_class(entry.name))
     return not entry.env_addresses and not is_in_driver
 
 
