@@ -23,7 +23,8 @@ from telescope_core.types import Sampling
 from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import ModelSection
-from telescope_train.inference.client import Generation, TokenClient
+from telescope_train.inference.client import TokenClient
+from telescope_train.inference.generation import Generation, Span
 from telescope_train.inference.policy import TokenPolicy, TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME, ServerSettings, running
@@ -50,8 +51,7 @@ class InstantPool:
             token_ids=self._ids,
             logprobs=array("f", [-1.0]) * len(self._ids),
             finish_reason="length",
-            oldest_version=0,
-            newest_version=0,
+            spans=(Span(0, len(self._ids)),),
         )
 
 

@@ -104,6 +104,10 @@ class WaitForBatch:
     def __init__(self, inner, sampler: RolloutSampler) -> None:
         self._inner, self._sampler = inner, sampler
 
+    async def weights_change(self) -> None:
+        """Pass it on."""
+        await self._inner.weights_change()
+
     async def publish(self, version: int) -> None:
         """Wait for the batch that is being sampled, then publish."""
         for places in list(self._sampler._places.values()):

@@ -27,7 +27,8 @@ from telescope_train.batches.packing import Packing
 from telescope_train.chat.renderer import load_renderer
 from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import TrainConfig
-from telescope_train.inference.client import Generation, TokenClient
+from telescope_train.inference.client import TokenClient
+from telescope_train.inference.generation import Generation
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.step.credit import CreditRules, assign_credit

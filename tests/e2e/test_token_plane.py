@@ -12,7 +12,8 @@ import pytest
 
 from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling
-from telescope_train.inference.client import Generation, TokenClient, parse_reply
+from telescope_train.inference.client import TokenClient, parse_reply
+from telescope_train.inference.generation import Generation
 from telescope_train.inference.wire import (
     PAUSE_AND_CLEAR,
     PAUSE_AND_KEEP,

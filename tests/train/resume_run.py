@@ -103,6 +103,9 @@ class _Scripted:
 class NoServers:
     """Publishing to nobody."""
 
+    async def weights_change(self):
+        """Take note of nothing."""
+
     async def publish(self, version):
         """Nothing to do."""
 

@@ -109,6 +109,9 @@ class ToyRanks(LocalRanks):
 class NoServers:
     """Publishes to nobody."""
 
+    async def weights_change(self) -> None:
+        """Take note of nothing."""
+
     async def publish(self, version: int) -> None:
         return None
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from telescope_core.types import Sampling
 from telescope_train.chat.renderer import Renderer
-from telescope_train.inference.client import Generation
+from telescope_train.inference.generation import Generation, Span
 from telescope_train.models.tiny import character_tokenizer
 
 TEMPLATE = """\
@@ -37,6 +37,8 @@ def make_renderer(*, keep_thinking: bool = True) -> Renderer:
 
 class ScriptedPool:
     """Answers with `reply(prompt text)`; an exception is raised. `hold` delays every answer."""
+
+    is_down = False
 
     def __init__(self, renderer: Renderer, reply: Callable[[str], str | Exception]) -> None:
         self._renderer = renderer
@@ -75,6 +77,5 @@ class ScriptedPool:
             token_ids=tuple(ids),
             logprobs=tuple(-0.001 * (place + 1) for place in range(len(ids))),
             finish_reason="stop" if ids[-1] in stop_token_ids else "length",
-            oldest_version=3,
-            newest_version=4,
+            spans=(Span(3, 1), Span(4, len(ids) - 1)) if len(ids) > 1 else (Span(3, 1),),
         )

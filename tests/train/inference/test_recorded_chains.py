@@ -17,7 +17,7 @@ from telescope_core.chains import chains_of, sampled_tokens
 from telescope_core.types import Message, Rollout, Sampling
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.chat.conversations import Conversations
-from telescope_train.inference.client import Generation
+from telescope_train.inference.generation import Generation, Span
 from telescope_train.inference.policy import TokenPolicy
 
 DIGITS = "0123456789"
@@ -43,8 +43,7 @@ class Writer:
             token_ids=array("i", ids),
             logprobs=array("f", [-self._random.random() for _ in ids]),
             finish_reason="stop",
-            oldest_version=0,
-            newest_version=0,
+            spans=(Span(0, len(ids)),),
         )
         self.record.append((list(prompt_ids), generation))
         return generation

@@ -13,7 +13,8 @@ from telescope_core.types import JsonValue, Message, Sampling
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.proof import TemplateLossError
 from telescope_train.chat.renderer import Prompt, Renderer
-from telescope_train.inference.client import Generation, parse_reply, parse_version
+from telescope_train.inference.client import parse_reply, parse_version
+from telescope_train.inference.generation import Generation, Span
 from telescope_train.inference.policy import TokenPolicy
 from telescope_train.inference.wire import TokenReply, VersionSpan
 from telescope_train.models.tiny import character_tokenizer
@@ -48,6 +49,8 @@ def answered(renderer: Renderer, prompt: Prompt, ids: Sequence[int], said: Messa
 class RecordingPool:
     """Answers with scripted tokens and keeps the prompts."""
 
+    is_down = False
+
     def __init__(self, answers: Sequence[Sequence[int]]) -> None:
         self.prompts: list[list[int]] = []
         self.seeds: list[int | None] = []
@@ -70,8 +73,7 @@ class RecordingPool:
             token_ids=token_ids,
             logprobs=(-0.5,) * len(token_ids),
             finish_reason="stop" if ended else "length",
-            oldest_version=3,
-            newest_version=4,
+            spans=(Span(3, 1), Span(4, len(token_ids) - 1)),
         )
 
 

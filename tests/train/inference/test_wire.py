@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling
 from telescope_train.inference import client as client_module
-from telescope_train.inference.client import Generation, TokenClient
+from telescope_train.inference.client import TokenClient
+from telescope_train.inference.generation import Generation
 from telescope_train.inference.wire import (
     FRAME_BYTES,
     TOKEN_PLANE_PATH,

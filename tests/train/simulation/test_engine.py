@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telescope_core.errors import EndpointError
-from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
+from telescope_train.simulation.engine import EngineLost, EngineSpeed, SimulatedEngine
 from telescope_train.simulation.virtual_time import run_in_virtual_time
 
 FLAT = EngineSpeed(
@@ -181,8 +180,8 @@ def test_a_dead_engine_fails_what_runs_waits_and_comes():
         await asyncio.sleep(5.0)
         engine.die("killed")
         found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(one, EndpointError) and "killed" in str(one) for one in found)
-        with pytest.raises(EndpointError, match="killed"):
+        assert all(isinstance(one, EngineLost) and "killed" in str(one) for one in found)
+        with pytest.raises(EngineLost, match="killed"):
             await engine.generate(1, 1, rollout_id="a/0", salt="")
         return True
 

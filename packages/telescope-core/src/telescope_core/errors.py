@@ -61,6 +61,10 @@ class EndpointError(TelescopeError):
         return refused and self.status not in (408, 429)
 
 
+class EndpointLostError(EndpointError):
+    """There is no server to answer, and none came back in time."""
+
+
 class EndpointAccessError(EndpointError):
     """An endpoint refuses every request: its key, the permission, the model or the URL is wrong."""
 

@@ -42,6 +42,10 @@ from telescope_train.step.throughput import Machine
 class Publisher(Protocol):
     """The way of new weights to the servers."""
 
+    async def weights_change(self) -> None:
+        """Hear that the trainer's weights are about to differ from those that are live."""
+        ...
+
     async def publish(self, version: WeightVersion) -> None:
         """Return when every server samples from `version`."""
         ...
@@ -113,6 +117,7 @@ async def _whole_batch(parts: LoopParts, version: WeightVersion, clock: StepCloc
     credit = await asyncio.to_thread(assign_credit, batch.groups, rules, kl_penalties=kl)
     plan = await asyncio.to_thread(plan_step, credit.samples, rules, parts.packing, version=version)
     clock.lap("wait")
+    await parts.publisher.weights_change()
     # Writing parquet takes about as long as a short step, so it runs beside the ranks.
     learned, _ = await asyncio.gather(
         take_steps(trainer, plan, version), _record(parts, version, batch, credit)
@@ -140,6 +145,7 @@ async def _as_groups_end(parts: LoopParts, version: WeightVersion, clock: StepCl
         ),
         stream.rest(),
     )
+    await parts.publisher.weights_change()
     learned, _ = await asyncio.gather(stream.apply(credit), _record(parts, version, batch, credit))
     return _Trained(batch=batch, credit=credit, plan=stream.plan, learned=learned)
 

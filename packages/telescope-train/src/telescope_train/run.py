@@ -38,6 +38,7 @@ from telescope_train.diagnostics.step_rules import diagnoses
 from telescope_train.evals.live import AFTER, BEFORE, LiveEvals
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import ServerGroup, server_settings
+from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
@@ -103,12 +104,15 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
         async with (
             _gateway(prepared) as gateway,
             _processes(prepared, folder) as processes,
-            _policies(prepared, folder, processes.servers, renderer, gateway) as policies,
+            _policies(prepared, folder, processes, renderer, gateway) as policies,
         ):
             opened = _Opened(
                 prepared=prepared, folder=folder, view=view, processes=processes, policies=policies
             )
-            watches = [processes.servers.watch(), processes.ranks.watch()]
+            keeping = Keeping(
+                policies.pool, processes.servers, policies.publisher.bring_in, say=view.note
+            )
+            watches = [keeping.run(), processes.ranks.watch()]
             if config.scheduling.follow_kv_cache_use:
                 following = Concurrency.of(config, policies.seats.lanes, policies.pool)
                 watches.append(following.run())
@@ -124,6 +128,7 @@ class _Processes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Policies:
     pool: ServerPool
+    publisher: WeightPublisher
     source: TokenPolicySource
     seats: Seats
 
@@ -175,17 +180,21 @@ async def _processes(prepared: Prepared, folder: RunFolder) -> AsyncIterator[_Pr
         max_model_len=prepared.max_model_len,
         log_folder=folder.logs_path.absolute(),
     )
-    servers = ServerGroup.start(settings, places.servers)
+    servers = ServerGroup.start(
+        settings,
+        places.servers,
+        silence_s=config.inference.inference_startup_timeout_s,
+        progress_s=config.inference.inference_progress_timeout_s,
+    )
     ranks = RayRanks.start(
         places.ranks,
         timeout_s=config.ray.worker_progress_timeout_s,
         sharing=config.trainer.fsdp_context_parallel_size,
     )
-    silence_s = config.inference.inference_startup_timeout_s
     num_threads = max(1, int(config.ray.ray_trainer_cpus_per_worker))
     try:
         await asyncio.gather(
-            supervised(servers.wait_until_healthy(silence_s), [servers.watch()]),
+            supervised(servers.wait_until_healthy(), [servers.watch()]),
             ranks.open(
                 BackendSettings.from_config(config, device=prepared.device),
                 num_threads=num_threads,
@@ -201,12 +210,16 @@ async def _processes(prepared: Prepared, folder: RunFolder) -> AsyncIterator[_Pr
 async def _policies(
     prepared: Prepared,
     folder: RunFolder,
-    servers: ServerGroup,
+    processes: _Processes,
     renderer: Renderer,
     gateway: Gateway,
 ) -> AsyncIterator[_Policies]:
     """Connect to the servers, on behalf of the environments."""
-    pool = ServerPool([TokenClient(url) for url in servers.base_urls])
+    pool = ServerPool(
+        [TokenClient(url) for url in processes.servers.base_urls],
+        on_event=folder.log_server,
+        is_kept=True,
+    )
     log = EventLog(folder.events_path)
     seats = Seats.of(prepared.config, log, num_servers=len(pool.clients))
     try:
@@ -218,7 +231,13 @@ async def _policies(
             gateway=gateway,
             servers_of=lambda rollout_id: SeatedPool(pool, seats, rollout_id),
         )
-        yield _Policies(pool=pool, source=source, seats=seats)
+        publisher = WeightPublisher(
+            pool,
+            processes.ranks,
+            in_flight=prepared.config.scheduling.in_flight_update,
+            sends_adapter=served_adapter(prepared.config) is not None,
+        )
+        yield _Policies(pool=pool, publisher=publisher, source=source, seats=seats)
     finally:
         # Environments first: they hold the rollouts that would still ask.
         for client in prepared.environments.opened.clients:
@@ -231,7 +250,7 @@ async def _train(opened: _Opened) -> None:
     """Get everything ready that the loop touches, prove it, and take the steps."""
     prepared, folder, view = opened.prepared, opened.folder, opened.view
     config, ranks = prepared.config, opened.processes.ranks
-    pool, source = opened.policies.pool, opened.policies.source
+    source, publisher = opened.policies.source, opened.policies.publisher
     environments = prepared.environments
     evals = LiveEvals(
         config=config,
@@ -239,12 +258,6 @@ async def _train(opened: _Opened) -> None:
         policies=source,
         folder=folder,
         concurrency=config.inference.max_num_seqs,
-    )
-    publisher = WeightPublisher(
-        pool,
-        ranks,
-        in_flight=config.scheduling.in_flight_update,
-        sends_adapter=served_adapter(config) is not None,
     )
     await publisher.connect()
     training = _recorded(environments.opened.training, view)
@@ -325,6 +338,7 @@ async def _restore(
     if prepared.resume is None:
         return 0
     checkpoint = prepared.resume.checkpoint
+    await publisher.weights_change()
     await ranks.load_checkpoint(checkpoint.state_path.absolute())
     await publisher.publish(checkpoint.step)
     return checkpoint.step

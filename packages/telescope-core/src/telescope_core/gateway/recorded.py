@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
+from telescope_core.errors import EndpointLostError
 from telescope_core.gateway.policies import RecordingPolicy
 from telescope_core.protocols import EnvironmentClient, PlayRequest, Policy
 from telescope_core.types import Rollout, RolloutStatus, StopReason
@@ -87,6 +88,10 @@ def canceled_attempt(name: str, request: PlayRequest, policy: Policy, *, attempt
 def _timed_out(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
     """Return a rollout that reached its deadline, as failed unless that is due to the policy."""
     recorder = policy.recorder
+    if isinstance(recorder.failure, EndpointLostError):
+        # No limit of the rollout's, so it is to be played again.
+        error = f"{EndpointLostError.__name__}: {recorder.failure}"
+        return _failed(rollout, error, StopReason.ERROR)
     why = ""
     if not recorder.was_asked:
         why = " before it asked the model for anything"

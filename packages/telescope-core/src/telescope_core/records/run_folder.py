@@ -9,6 +9,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from telescope_core.records.parquet import (
     write_rows,
 )
 from telescope_core.records.rows import RolloutRow
+from telescope_core.records.servers import ServerEvent
 from telescope_core.types import JsonValue, RolloutStatus
 
 
@@ -190,6 +192,15 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         """Return the rows of metrics, oldest first."""
         return list(read_json_lines(self.path / "metrics.jsonl"))
+
+    def log_server(self, event: ServerEvent) -> None:
+        """Append what happened to an inference server."""
+        append_json_line(self.path / "servers.jsonl", asdict(event))
+
+    def server_events(self) -> list[ServerEvent]:
+        """Return what happened to the inference servers, oldest first; see `records.servers`."""
+        rows = read_json_lines(self.path / "servers.jsonl")
+        return [ServerEvent.of(row) for row in rows]
 
     def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> Path:
         """Write all rollouts of `step`, whatever their status, and return the file's path."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from telescope_core.errors import TelescopeError
 from telescope_train.algorithms.corrections import algorithm_in_use
 from telescope_train.algorithms.terms import Terms, TokenLoss
 from telescope_train.algorithms.token_metrics import MetricSum
@@ -31,6 +32,10 @@ from telescope_train.models.served_adapter import served_adapter
 
 Loss: TypeAlias = Callable[[Terms], TokenLoss]
 """Returns the unweighted loss of each token; the backend weights and sums it."""
+
+
+class TransferError(TelescopeError):
+    """Weights could not be sent, because of who should have received them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,11 +245,22 @@ class Ranks(Protocol):
         ...
 
     async def connect(self, host: str, port: int, world_size: int) -> None:
-        """Open rank 0's end of the weight transfer; returns when every server has joined."""
+        """Open rank 0's end of the weight transfer; returns when every server has joined.
+
+        Raises TransferError if one does not.
+        """
         ...
 
-    async def send_weights(self) -> None:
-        """Send every tensor once, to all servers."""
+    async def send_weights(self) -> str:
+        """Send every tensor once, to all servers, and return a digest of all of them.
+
+        Raises TransferError if a server did not take part; nothing is sent until the next
+        `connect` then.
+        """
+        ...
+
+    async def sent_digests(self) -> dict[str, str]:
+        """Return the digest of each tensor that was sent last, by name."""
         ...
 
     async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:

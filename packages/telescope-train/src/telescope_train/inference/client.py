@@ -3,7 +3,6 @@
 import asyncio
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal, cast
 
@@ -13,6 +12,13 @@ import orjson
 
 from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling, WeightVersion
+from telescope_train.inference.generation import (
+    Generation,
+    ServerLostError,
+    Span,
+    joined,
+    sampling_after,
+)
 from telescope_train.inference.load import ServerLoad, parse_load
 from telescope_train.inference.wire import (
     MAX_FRAME_BYTES,
@@ -30,27 +36,13 @@ from telescope_train.inference.wire import (
 CONTROL_DEADLINE_S = 120.0
 """Longest that a control call may take, its retries included, in seconds."""
 _LOAD_S = 5.0
+_HEALTH_S = 5.0
 _PAUSES_S = (0.25, 0.5, 1.0)
 """Seconds to wait before each further try of a control call."""
 # Both mean that no connection was made, so the server cannot have acted on the call.
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _JSON = {"content-type": "application/json"}
 _ENCODER = msgspec.msgpack.Encoder()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """What the server sampled, and under which weights."""
-
-    token_ids: "array[int]"
-    """[T] int32, the end-of-turn token included if one was sampled."""
-    logprobs: "array[float]"
-    """[T] float32, nats: log-prob of each token under the distribution it was sampled from."""
-    finish_reason: Literal["stop", "length"]
-    oldest_version: WeightVersion
-    """Lowest weight version that sampled any of the tokens."""
-    newest_version: WeightVersion
-    """Highest weight version that sampled any of the tokens."""
 
 
 class TokenClient:
@@ -82,23 +74,32 @@ class TokenClient:
         stop_token_ids: Sequence[int],
         cache_salt: str,
         priority: int = 0,
+        begun: Generation | None = None,
     ) -> Generation:
-        """Sample one continuation of `prompt_ids`; a lower `priority` goes first."""
+        """Sample one continuation of `prompt_ids`; a lower `priority` goes first.
+
+        `begun` is the part of it that another server has sampled already. Raises ServerLostError
+        if this server is gone.
+        """
         # Counted before anything is awaited: `ServerPool` compares these counts for each group.
         self.num_in_flight += 1
         try:
             # After `_open_plane` nothing is awaited until `request` waits for its reply, so the
             # plane cannot be lost in between without this request being told.
             plane = await self._open_plane()
+            sampling = sampling_after(begun, sampling)
             reply = await plane.request(
-                prompt_ids,
+                prompt_ids if begun is None else [*prompt_ids, *begun.token_ids],
                 sampling=encoded_params(sampling, stop_token_ids),
                 cache_salt=cache_salt,
                 priority=priority,
             )
+        except ServerLostError as error:
+            error.begun = begun
+            raise
         finally:
             self.num_in_flight -= 1
-        return parse_reply(reply, self.base_url)
+        return joined(begun, parse_reply(reply, self.base_url))
 
     async def control(
         self,
@@ -107,19 +108,30 @@ class TokenClient:
         *,
         query: str = "",
         is_repeatable: bool = False,
-    ) -> None:
-        """Call an administrative route; raises EndpointError when it does not succeed in time.
+    ) -> Any:
+        """Return the answer of an administrative route; raises EndpointError if there is none.
 
         A call that never reached the server is tried again a few times. A call that may have
         reached it is tried again only if two calls have the same effect as one (`is_repeatable`).
         """
         try:
             async with asyncio.timeout(CONTROL_DEADLINE_S):
-                await self._post_again(f"{path}{query}", body or {}, is_repeatable=is_repeatable)
+                return await self._post_again(
+                    f"{path}{query}", body or {}, is_repeatable=is_repeatable
+                )
         except TimeoutError:
-            raise EndpointError(
+            raise ServerLostError(
                 f"{self.base_url}{path} did not answer within {CONTROL_DEADLINE_S:g} s"
             ) from None
+
+    async def is_alive(self) -> bool:
+        """Return whether the server answers its health check, within a few seconds."""
+        url = f"{self.base_url}/health"
+        try:
+            async with asyncio.timeout(_HEALTH_S), self._session.get(url) as response:
+                return response.status == 200
+        except (TimeoutError, aiohttp.ClientError):
+            return False
 
     async def load(self) -> ServerLoad | None:
         """Return how busy the server is; None if it does not say within a few seconds."""
@@ -130,6 +142,11 @@ class TokenClient:
         except (TimeoutError, aiohttp.ClientError):
             # What a server that is lost means for its requests is noticed where they are.
             return None
+
+    async def drop(self, why: str) -> None:
+        """Fail all requests in flight with ServerLostError; later ones connect again."""
+        if self._plane is not None:
+            await self._plane.close(why)
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -151,15 +168,17 @@ class TokenClient:
                 url = f"{self.base_url}{TOKEN_PLANE_PATH}"
                 try:
                     # Compression is off: token ids shrink too little to pay for it on a fast link.
-                    socket = await self._session.ws_connect(
-                        url, max_msg_size=MAX_FRAME_BYTES, compress=0
-                    )
-                except aiohttp.ClientError as error:
+                    # A server that hangs takes the connection and says nothing more.
+                    async with asyncio.timeout(CONTROL_DEADLINE_S):
+                        socket = await self._session.ws_connect(
+                            url, max_msg_size=MAX_FRAME_BYTES, compress=0
+                        )
+                except (TimeoutError, aiohttp.ClientError) as error:
                     raise _no_answer(url, error) from error
                 self._plane = Plane(socket, url)
             return self._plane
 
-    async def _post_again(self, path: str, body: dict[str, Any], *, is_repeatable: bool) -> None:
+    async def _post_again(self, path: str, body: dict[str, Any], *, is_repeatable: bool) -> Any:
         for pause_s in (*_PAUSES_S, None):
             try:
                 return await self._post(path, body)
@@ -168,13 +187,14 @@ class TokenClient:
                     raise _no_answer(f"{self.base_url}{path}", error) from error
                 await asyncio.sleep(pause_s)
 
-    async def _post(self, path: str, body: dict[str, Any]) -> None:
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
         url = f"{self.base_url}{path}"
         async with self._session.post(url, data=orjson.dumps(body), headers=_JSON) as response:
             content = await response.read()
         if response.status != 200:
             text = content.decode(errors="replace")[:500]
             raise EndpointError(f"{url} answered HTTP {response.status}: {text}")
+        return orjson.loads(content) if response.content_type == "application/json" else None
 
 
 class Plane:
@@ -202,7 +222,7 @@ class Plane:
     async def request(
         self, prompt_ids: Sequence[int], *, sampling: msgspec.Raw, cache_salt: str, priority: int
     ) -> TokenReply:
-        """Send one request and wait for its reply; raises EndpointError if the plane is lost."""
+        """Send one request and wait for its reply; raises ServerLostError if the plane is lost."""
         number = next(self._numbers)
         ids = array("i", prompt_ids).tobytes()
         request = TokenRequest(number, ids, sampling, cache_salt=cache_salt, priority=priority)
@@ -224,13 +244,13 @@ class Plane:
         finally:
             self._waiting.pop(number, None)
 
-    async def close(self) -> None:
+    async def close(self, why: str = "it was closed") -> None:
         """Close the connection; requests that still wait for a reply fail."""
+        self._fail(why)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._socket.close()
-        self._fail("it was closed")
 
     async def _send(self, items: list[TokenRequest | CancelRequest]) -> None:
         try:
@@ -263,11 +283,13 @@ class Plane:
     def _fail(self, why: str) -> None:
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(EndpointError(f"lost the inference server {self._url}: {why}"))
+                future.set_exception(
+                    ServerLostError(f"lost the inference server {self._url}: {why}")
+                )
 
 
-def _no_answer(url: str, error: Exception) -> EndpointError:
-    return EndpointError(
+def _no_answer(url: str, error: Exception) -> ServerLostError:
+    return ServerLostError(
         f"no answer from the inference server at {url}: {type(error).__name__}: {error}"
     )
 
@@ -308,8 +330,7 @@ def parse_reply(reply: TokenReply, base_url: str) -> Generation:
             f"{base_url} returned {len(token_ids)} tokens with {len(logprobs)} log-probs; "
             "one log-prob per token was expected"
         )
-    versions = [parse_version(span.version) for span in reply.versions]
-    if not versions:
+    if not reply.versions:
         raise EndpointError(
             f"{base_url} did not say which weights sampled a request; expected at least one "
             "version span. Start servers through Telescope, with the vLLM release it names"
@@ -318,8 +339,15 @@ def parse_reply(reply: TokenReply, base_url: str) -> Generation:
         token_ids=token_ids,
         logprobs=logprobs,
         finish_reason=cast(Literal["stop", "length"], reply.finish_reason),
-        oldest_version=min(versions),
-        newest_version=max(versions),
+        spans=_spans(reply, len(token_ids)),
+    )
+
+
+def _spans(reply: TokenReply, num_tokens: int) -> tuple[Span, ...]:
+    starts = [span.start for span in reply.versions]
+    return tuple(
+        Span(parse_version(span.version), end - start)
+        for span, start, end in zip(reply.versions, starts, [*starts[1:], num_tokens], strict=True)
     )
 
 

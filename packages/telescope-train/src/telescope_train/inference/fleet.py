@@ -47,10 +47,15 @@ class ServerKeeper:
         """Return how far the server is; raises ProcessDiedError if it has ended."""
         return Startup(self._server.is_healthy(), self._server.log_bytes())
 
-    def check(self) -> None:
-        """Raise ProcessDiedError if the server or its engine has ended."""
+    def check(self) -> bool:
+        """Return whether the server answers; raises ProcessDiedError if it or its engine ended."""
         self._server.check()
-        self._server.check_engine()
+        return self._server.check_engine()
+
+    def start_again(self) -> None:
+        """End what is left of the server, and start it."""
+        self._server.close()
+        self._server = ServerProcess(self._server.settings)
 
     def close(self) -> None:
         """End the server."""
@@ -62,8 +67,16 @@ class ServerHandle:
     """One server, as the driver sees it."""
 
     settings: ServerSettings
+    place: dict[str, Any]
+    """Where Ray puts the keeper."""
     keeper: Any
     """Ray's handle of the server's `ServerKeeper`."""
+
+    @classmethod
+    def start(cls, settings: ServerSettings, place: dict[str, Any]) -> "ServerHandle":
+        """Start the server. Returns at once."""
+        keeper = ray.remote(ServerKeeper).options(**place).remote(settings)
+        return cls(settings=settings, place=place, keeper=keeper)
 
     async def ask(self, question: str) -> Any:
         """Return the answer of the keeper's method `question`."""
@@ -75,42 +88,82 @@ class ServerHandle:
 class ServerGroup:
     """All inference servers of a run."""
 
-    def __init__(self, servers: Sequence[ServerHandle]) -> None:
+    def __init__(
+        self, servers: Sequence[ServerHandle], *, silence_s: float, progress_s: float
+    ) -> None:
+        """`silence_s`: longest that a server that starts may write nothing to its log.
+
+        `progress_s`: longest that one that serves may do nothing, or not answer.
+        """
         self.servers = list(servers)
+        self._silence_s = silence_s
+        self._progress_s = progress_s
 
     @classmethod
     def start(
-        cls, settings: Sequence[ServerSettings], places: Sequence[dict[str, Any]]
+        cls,
+        settings: Sequence[ServerSettings],
+        places: Sequence[dict[str, Any]],
+        *,
+        silence_s: float,
+        progress_s: float,
     ) -> "ServerGroup":
         """Start one server per place. Returns at once; `wait_until_healthy` waits for them."""
-        keeper_class = ray.remote(ServerKeeper)
-        return cls(
-            [
-                ServerHandle(settings=one, keeper=keeper_class.options(**place).remote(one))
-                for one, place in zip(settings, places, strict=True)
-            ]
-        )
+        servers = [
+            ServerHandle.start(one, place) for one, place in zip(settings, places, strict=True)
+        ]
+        return cls(servers, silence_s=silence_s, progress_s=progress_s)
 
     @property
     def base_urls(self) -> list[str]:
         """Addresses of all servers."""
         return [server.settings.base_url for server in self.servers]
 
-    async def wait_until_healthy(self, silence_s: float) -> None:
+    async def wait_until_healthy(self) -> None:
         """Return once every server answers its health check.
 
-        Raises ProcessDiedError if one ends, or writes nothing to its log for `silence_s` seconds.
+        Raises ProcessDiedError if one ends, or writes nothing to its log for too long.
         """
-        await asyncio.gather(*(_until_healthy(server, silence_s) for server in self.servers))
+        starting = [_until_healthy(server, self._silence_s) for server in self.servers]
+        await asyncio.gather(*starting)
 
     async def watch(self) -> None:
         """Never return; raises ProcessDiedError as soon as a server has ended."""
-        # Nothing tells the driver about a death: the server is a child of the keeper's, not of
-        # Ray's. So the keepers are asked. If a keeper itself is dead, `answer` raises for it.
         while True:
             for server in self.servers:
                 await server.ask("check")
             await asyncio.sleep(WATCH_EVERY_S)
+
+    async def until_lost(self, index: int) -> str:
+        """Return why a server has died or hangs, as soon as it does."""
+        # Nothing tells the driver about a death: the server is a child of the keeper's, not of
+        # Ray's. So the keeper is asked. If the keeper itself is dead, `answer` raises for it.
+        server, clock = self.servers[index], asyncio.get_running_loop()
+        answered_s = clock.time()
+        while True:
+            try:
+                if await server.ask("check"):
+                    answered_s = clock.time()
+            except ProcessDiedError as error:
+                return str(error)
+            silent_s = clock.time() - answered_s
+            if silent_s > self._progress_s:
+                return (
+                    f"it hangs: its health check was not answered for {silent_s:.0f} s (limit: "
+                    f"inference_progress_timeout_s); its log is {server.settings.log_path}"
+                )
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    async def start_again(self, index: int) -> None:
+        """End what is left of a server, and start it; returns when it is healthy."""
+        server = self.servers[index]
+        try:
+            await server.ask("start_again")
+        except ProcessDiedError:
+            # The keeper is gone, with its node or without. Its watchdog has ended the server.
+            ray.kill(server.keeper)
+            server = self.servers[index] = ServerHandle.start(server.settings, server.place)
+        await _until_healthy(server, self._silence_s)
 
     async def close(self) -> None:
         """End all servers, and ignore those that are already gone."""

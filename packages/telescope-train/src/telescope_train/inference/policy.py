@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from telescope_core.chains import ChainRecorder, SampledTokens
-from telescope_core.errors import ContextLengthError, EndpointError
+from telescope_core.errors import ContextLengthError, EndpointError, EndpointLostError
 from telescope_core.gateway import Gateway, RecordingPolicy
 from telescope_core.gateway.request import ChatRequest
 from telescope_core.types import Completion, JsonValue, Message, Sampling, Turn
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.proof import TemplateLossError
 from telescope_train.chat.renderer import Prompt, Renderer
-from telescope_train.inference.client import Generation
+from telescope_train.inference.generation import Generation
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.seeds import derived_seed
 
@@ -127,6 +127,12 @@ class TokenPolicy(RecordingPolicy):
             said = self._renderer.parse(generation.token_ids, tools=tools, prompt=prompt)
         except (EndpointError, TemplateLossError) as error:
             self.recorder.failed(asked, error)
+            raise
+        except asyncio.CancelledError:
+            if self._pool.is_down:
+                # A deadline that passed while no server was there is no limit of the rollout's.
+                gone = EndpointLostError("no inference server was there when the deadline came")
+                self.recorder.failed(asked, gone)
             raise
         # Nothing is awaited from here on, so conversations, chains and `turns` of requests that
         # overlap stay in step, in the order in which their answers ended.

@@ -3,59 +3,27 @@
 A group's rollouts share their prompt, so one server computes it once (prefix caching).
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from telescope_core.records.servers import ServerEvent, ServerState
 from telescope_core.types import Sampling, WeightVersion
-from telescope_train.inference.client import Generation
-from telescope_train.inference.load import ServerLoad
+from telescope_train.inference.generation import Generation, ServerLostError
+from telescope_train.inference.leases import Lease, ServerClient
 
 MAX_ROUTES = 10_000
 """Groups whose server is remembered. A group that is forgotten loses only its cached prefix."""
 
 
-class ServerClient(Protocol):
-    """The way to one server; see `client.TokenClient`."""
-
-    base_url: str
-    num_in_flight: int
-    """Requests that it has not answered yet."""
-
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        cache_salt: str,
-        priority: int = 0,
-    ) -> Generation:
-        """Sample one continuation of `prompt_ids`."""
-        ...
-
-    async def control(
-        self,
-        path: str,
-        body: dict[str, Any] | None = None,
-        *,
-        query: str = "",
-        is_repeatable: bool = False,
-    ) -> None:
-        """Call an administrative route."""
-        ...
-
-    async def load(self) -> ServerLoad | None:
-        """Return how busy the server is; None if it does not say."""
-        ...
-
-    async def close(self) -> None:
-        """Close all connections. Idempotent."""
-        ...
-
-
 class RolloutServers(Protocol):
     """What the policy of one rollout asks: the pool, or what stands in front of it."""
+
+    @property
+    def is_down(self) -> bool:
+        """Whether no server takes requests now."""
+        ...
 
     async def generate(
         self,
@@ -71,12 +39,34 @@ class RolloutServers(Protocol):
 
 
 class ServerPool:
-    """Routes requests. `version` is the newest weight version that all servers have."""
+    """Routes requests to the servers that serve; `version` is the newest that all of them have.
 
-    def __init__(self, clients: Sequence[ServerClient]) -> None:
-        self.clients = list(clients)
+    A request whose server is lost goes on at another one, after the tokens that it had.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[ServerClient],
+        *,
+        on_event: Callable[[ServerEvent], None] = lambda event: None,
+        is_kept: bool = False,
+    ) -> None:
+        """`is_kept`: a lost server comes back, so that requests wait if no other one serves."""
+        self.leases = [Lease(client, on_event=on_event) for client in clients]
         self.version: WeightVersion = 0
-        self._routes: OrderedDict[str, ServerClient] = OrderedDict()
+        self._is_kept = is_kept
+        self._serves = asyncio.Event()
+        self._routes: OrderedDict[str, Lease] = OrderedDict()
+
+    @property
+    def clients(self) -> list[ServerClient]:
+        """The ways to all servers, lost ones too."""
+        return [lease.client for lease in self.leases]
+
+    @property
+    def is_down(self) -> bool:
+        """Whether no server takes requests."""
+        return not any(lease.takes_requests for lease in self.leases)
 
     async def generate(
         self,
@@ -92,28 +82,73 @@ class ServerPool:
 
         `on_sent` gets the address of the server that the request goes to, and the live weights.
         """
-        # Nothing is awaited from here until the request is counted in `num_in_flight`. The other
-        # rollouts of the group, which ask at the same moment, therefore find its route, and the
-        # next group sees how busy this server has become.
-        client = self._routes.get(group_id)
-        if client is None:
-            client = min(self.clients, key=lambda candidate: candidate.num_in_flight)
-            self._routes[group_id] = client
-            if len(self._routes) > MAX_ROUTES:
-                self._routes.popitem(last=False)
-        if on_sent is not None:
-            on_sent(client.base_url, self.version)
-        # vLLM shares cached prefixes only between requests with the same salt, so that a prefix
-        # computed under older weights is never reused.
-        return await client.generate(
-            prompt_ids,
-            sampling,
-            stop_token_ids=stop_token_ids,
-            cache_salt=f"v{self.version}",
-            priority=priority,
-        )
+        begun: Generation | None = None
+        while True:
+            lease = self._route(group_id) or await self._wait_for_route(group_id)
+            if on_sent is not None:
+                on_sent(lease.client.base_url, self.version)
+            life = lease.life
+            try:
+                # vLLM shares cached prefixes only between requests with the same salt, so that a
+                # prefix computed under older weights is never reused.
+                return await lease.client.generate(
+                    prompt_ids,
+                    sampling,
+                    stop_token_ids=stop_token_ids,
+                    cache_salt=f"v{self.version}",
+                    priority=priority,
+                    begun=begun,
+                )
+            except ServerLostError as error:
+                begun = error.begun
+                self.lose(lease, str(error), life=life)
+                if self.is_down and not self._is_kept:
+                    raise
+
+    def lose(self, lease: Lease, reason: str, *, life: int | None = None) -> None:
+        """Send nothing more to a server. What an earlier `life` of it says changes nothing."""
+        if lease.has_ended or (life is not None and life != lease.life):
+            return
+        lease.become(ServerState.LOST, reason=reason)
+        _LOST.add(task := asyncio.ensure_future(lease.client.drop(reason)))
+        task.add_done_callback(_LOST.discard)
+        if self.is_down:
+            self._serves.clear()
+
+    def serve(self, lease: Lease, version: WeightVersion) -> None:
+        """Send requests to a server, which holds the weights `version`."""
+        lease.become(ServerState.SERVING, version=version)
+        self._serves.set()
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
         for client in self.clients:
             await client.close()
+
+    # Nothing is awaited from here until the request is counted in `num_in_flight`. The other
+    # rollouts of the group, which ask at the same moment, therefore find its route, and the next
+    # group sees how busy this server has become.
+    def _route(self, group_id: str) -> Lease | None:
+        """Return the server of a group; None if none serves."""
+        lease = self._routes.get(group_id)
+        if lease is not None and lease.takes_requests:
+            return lease
+        serving = [one for one in self.leases if one.takes_requests]
+        if not serving:
+            return None
+        lease = min(serving, key=lambda candidate: candidate.client.num_in_flight)
+        self._routes[group_id] = lease
+        if len(self._routes) > MAX_ROUTES:
+            self._routes.popitem(last=False)
+        return lease
+
+    async def _wait_for_route(self, group_id: str) -> Lease:
+        while (lease := self._route(group_id)) is None:
+            if not self._is_kept:
+                raise ServerLostError(f"no inference server is left: {self.leases[0].reason}")
+            await self._serves.wait()
+        return lease
+
+
+_LOST = set[asyncio.Future[None]]()
+"""Connections that are being dropped: the event loop itself holds tasks only weakly."""

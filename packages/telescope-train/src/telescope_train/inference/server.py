@@ -175,15 +175,15 @@ class ServerProcess:
                 f"{tail(self.settings.log_path)}"
             )
 
-    def check_engine(self) -> None:
-        """Raise ProcessDiedError if the engine of a server that still runs is gone.
+    def check_engine(self) -> bool:
+        """Return whether a server that runs answers its health check.
 
-        Such a server answers 503, or it has stopped listening while it waits for requests that its
-        dead engine will never answer. A server that is only slow to answer is not reported.
+        Raises ProcessDiedError if its engine is gone: it answers 503, or has stopped listening
+        while it waits for requests that its dead engine will never answer.
         """
         # While a server starts, a refused connection only means that it does not listen yet.
         if not self._was_healthy:
-            return
+            return True
         try:
             urlopen(f"{self.settings.base_url}/health", timeout=5.0).close()
         except HTTPError as error:
@@ -192,16 +192,17 @@ class ServerProcess:
             is_gone = isinstance(error.reason, ConnectionRefusedError)
         except OSError:
             # A timeout or a reset. An engine in the server's own process holds the interpreter
-            # during parts of a step, so a late answer proves nothing.
-            return
+            # during parts of a step, so one late answer proves nothing.
+            return False
         else:
-            return
+            return True
         if is_gone:
             raise ProcessDiedError(
                 f"the engine of the inference server at {self.settings.base_url} (pid {self.pid}) "
                 f"died; its log is {self.settings.log_path}, which ends:\n"
                 f"{tail(self.settings.log_path)}"
             )
+        return False
 
     def is_healthy(self) -> bool:
         """Whether the server answers its health check; raises ProcessDiedError if it has ended."""

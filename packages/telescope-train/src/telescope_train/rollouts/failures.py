@@ -7,12 +7,14 @@ from enum import StrEnum
 from telescope_core.errors import (
     EndpointAccessError,
     EndpointError,
+    EndpointLostError,
     EnvironmentProcessError,
     ProcessDiedError,
     RewardError,
     TelescopeError,
 )
 from telescope_core.types import Group, Rollout, StopReason
+from telescope_train.inference.generation import ServerLostError
 
 MAX_DRAWS_PER_GROUP = 32
 """Draws for one group, on average over the groups of a batch, before the run stops."""
@@ -37,6 +39,8 @@ BY_ERROR = {
     RewardError.__name__: Boundary.REWARD,
     EndpointError.__name__: Boundary.ENDPOINT,
     EndpointAccessError.__name__: Boundary.ENDPOINT,
+    EndpointLostError.__name__: Boundary.ENDPOINT,
+    ServerLostError.__name__: Boundary.ENDPOINT,
     ProcessDiedError.__name__: Boundary.ENDPOINT,
     EnvironmentProcessError.__name__: Boundary.PROCESS,
     MemoryError.__name__: Boundary.PROCESS,

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from telescope_core.records.events import EventSink
 from telescope_core.types import Sampling, WeightVersion
 from telescope_train.config.schema import TrainConfig
-from telescope_train.inference.client import Generation
+from telescope_train.inference.generation import Generation
 from telescope_train.inference.pool import ServerPool
 from telescope_train.rollouts.lanes import GroupLane, Holding, Lanes, Priority, to_go_on
 from telescope_train.rollouts.stages import AttemptKey, AttemptLife
@@ -166,6 +166,11 @@ class SeatedPool:
         self._pool = pool
         self._seats = seats
         self._rollout_id = rollout_id
+
+    @property
+    def is_down(self) -> bool:
+        """Whether no server takes requests now."""
+        return self._pool.is_down
 
     async def generate(
         self,

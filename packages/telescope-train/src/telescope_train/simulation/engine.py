@@ -10,12 +10,12 @@ all, as a prefill does. Requests that find no slot or no room in the cache wait,
 import asyncio
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from telescope_core.errors import EndpointError
 from telescope_core.types import WeightVersion
+from telescope_train.inference.generation import Span
 
 _SLACK = 1e-6
 """Decode steps by which rounding may miss the end of a request."""
@@ -40,11 +40,13 @@ class EngineSpeed:
     """Prompt tokens that are computed in a second."""
 
 
-class Span(NamedTuple):
-    """Tokens of one answer that the same weights sampled."""
+class EngineLost(Exception):
+    """The engine has died during a request, or before it."""
 
-    version: WeightVersion
-    num_tokens: int
+    def __init__(self, message: str, spans: Sequence[Span]) -> None:
+        """`spans`: the tokens of the request that were written before."""
+        super().__init__(message)
+        self.spans = tuple(spans)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +102,8 @@ class SimulatedEngine:
         self._is_paused = False
         self._is_hung = False
         self._dead: str | None = None
+        self._trouble = asyncio.Event()
+        """Set while it is dead or hangs."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -127,11 +131,11 @@ class SimulatedEngine:
         salt: str,
         priority: int = 0,
     ) -> list[Span]:
-        """Return which weights wrote the tokens; raises EndpointError if the engine dies.
+        """Return which weights wrote the tokens; raises EngineLost if the engine dies.
 
         `rollout_id` is `group/index`: a group shares its first prompt, a rollout its whole past.
         """
-        self._require_alive()
+        self.require_alive()
         if num_prompt_tokens + num_tokens > self.speed.cache_tokens:
             raise EndpointError(
                 f"{self.name} has room for {self.speed.cache_tokens} tokens in its cache, and a "
@@ -162,7 +166,7 @@ class SimulatedEngine:
 
     def pause(self, *, clears_cache: bool) -> None:
         """Stop between two steps; running requests keep their tokens."""
-        self._require_alive()
+        self.require_alive()
         self._advance()
         self._is_paused = True
         if clears_cache:
@@ -173,14 +177,14 @@ class SimulatedEngine:
 
     def resume(self) -> None:
         """Go on."""
-        self._require_alive()
+        self.require_alive()
         self._advance()
         self._is_paused = False
         self._admit()
 
     def update(self, version: WeightVersion) -> None:
         """Write further tokens under `version`; the engine is paused."""
-        self._require_alive()
+        self.require_alive()
         self._advance()
         for job in self._running.values():
             self._close_span(job)
@@ -190,6 +194,9 @@ class SimulatedEngine:
         """Fail every request, now and later."""
         self._advance()
         self._dead = why
+        self._trouble.set()
+        for job in self._running.values():
+            self._close_span(job)
         jobs = [*self._running.values(), *(job for _, _, job in self._waiting)]
         self._running.clear()
         self._waiting.clear()
@@ -199,7 +206,20 @@ class SimulatedEngine:
         self._wake()
         for job in jobs:
             if not job.future.done():
-                job.future.set_exception(EndpointError(f"lost the inference server: {why}"))
+                job.future.set_exception(EngineLost(f"lost the inference server: {why}", job.spans))
+
+    def start_again(self) -> None:
+        """Be as it was at first: with version 0 and an empty cache."""
+        self._advance()
+        self._dead, self._is_paused, self._is_hung = None, False, False
+        self._stalled_until_s = 0.0
+        self._trouble.clear()
+        self.version = 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it would answer a health check."""
+        return self._dead is None and not self._is_hung
 
     def stand_still(self, seconds: float) -> None:
         """Do nothing for a while, such as behind a network that is down, and go on."""
@@ -217,11 +237,18 @@ class SimulatedEngine:
         """Answer nothing any more, and say nothing of it."""
         self._advance()
         self._is_hung = True
+        self._trouble.set()
         self._wake()
 
-    def _require_alive(self) -> None:
+    async def until_in_trouble(self) -> str:
+        """Wait until it dies or hangs; returns why it died, or nothing if it hangs."""
+        await self._trouble.wait()
+        return self._dead or ""
+
+    def require_alive(self) -> None:
+        """Raise EngineLost if it has died."""
         if self._dead is not None:
-            raise EndpointError(f"lost the inference server: {self._dead}")
+            raise EngineLost(f"lost the inference server: {self._dead}", [])
 
     @property
     def _step_s(self) -> float:

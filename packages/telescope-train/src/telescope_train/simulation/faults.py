@@ -8,17 +8,20 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from telescope_core.types import Group
 from telescope_train.config.schema import TrainConfig
+from telescope_train.inference.keeping import MOST_RESTARTS
 from telescope_train.loop import LoopParts, train
 from telescope_train.rollouts.sampled import SamplerState
-from telescope_train.simulation.engine import EngineSpeed
+from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.environments import Workload, bimodal, lognormal
+from telescope_train.simulation.fleet import SimulatedFleet
 from telescope_train.simulation.ledger import Ledger
 from telescope_train.simulation.run import Scenario, SimulatedRun
-from telescope_train.simulation.servers import ServerTimes
+from telescope_train.simulation.servers import ServerTimes, SimulatedClient
 from telescope_train.simulation.trainer import TrainerSpeed
 from telescope_train.simulation.virtual_time import Deadlock, run_in_virtual_time
 
@@ -60,6 +63,7 @@ class _Plan:
     trainer: TrainerSpeed
     scheduling: dict[str, object]
     rollout: dict[str, object] = field(default_factory=dict[str, object])
+    fleet: Callable[[Sequence[SimulatedEngine]], SimulatedFleet] | None = None
     disturb: Callable[[SimulatedRun, random.Random], None] = lambda run, chance: None
     kills_s: Sequence[float] = ()
 
@@ -117,6 +121,7 @@ def schedule(kind: str, number: int) -> Schedule:
             engine=plan.engine,
             servers=plan.servers,
             trainer=plan.trainer,
+            fleet=plan.fleet,
         ),
         disturb=plan.disturb,
         kills_s=plan.kills_s,
@@ -165,7 +170,7 @@ async def _life(run: SimulatedRun, newest: list[_Saved]) -> None:
         newest.append(_Saved(step, await parts.sampler.settled(step)))
 
     try:
-        await train(parts, after_step=save)
+        await run.watched(train(parts, after_step=save))
     finally:
         await parts.sampler.close()
     _require_all_free(run, parts)
@@ -261,6 +266,72 @@ def _server_stands_still(plan: _Plan, chance: random.Random) -> None:
     plan.disturb = disturb
 
 
+def _servers_die(plan: _Plan, chance: random.Random) -> None:
+    """At any moment, so that servers idle then, or sample, or get weights."""
+    num_deaths = chance.randint(1, MOST_RESTARTS)
+
+    def disturb(run: SimulatedRun, chance: random.Random) -> None:
+        for _ in range(num_deaths):
+            engine = chance.choice(run.engines)
+            _later(chance, lambda engine=engine: engine.die("killed, as planned"))
+
+    plan.fleet = partial(SimulatedFleet, start_s=chance.uniform(1, 60))
+    plan.disturb = disturb
+
+
+def _servers_hang(plan: _Plan, chance: random.Random) -> None:
+    def disturb(run: SimulatedRun, chance: random.Random) -> None:
+        for _ in range(chance.randint(1, 3)):
+            engine = chance.choice(run.engines)
+            _later(chance, engine.hang)
+
+    plan.fleet = partial(SimulatedFleet, progress_s=chance.uniform(10, 60))
+    plan.disturb = disturb
+
+
+def _servers_die_in_updates(plan: _Plan, chance: random.Random) -> None:
+    """While they are paused and receive: then the group is made anew and all is sent again."""
+    num_deaths = chance.randint(1, MOST_RESTARTS)
+
+    def disturb(run: SimulatedRun, chance: random.Random) -> None:
+        send = run.ranks.send_weights
+
+        async def send_weights() -> str:
+            nonlocal num_deaths
+            if num_deaths and chance.random() < 0.5:
+                num_deaths -= 1
+                engine = chance.choice(run.engines)
+                delay_s = chance.uniform(0, plan.trainer.send_s)
+                _after(delay_s, lambda: engine.die("killed in an update, as planned"))
+            return await send()
+
+        run.ranks.send_weights = send_weights
+
+    plan.fleet = partial(SimulatedFleet, start_s=chance.uniform(1, 60))
+    plan.disturb = disturb
+
+
+def _restarts_fail(plan: _Plan, chance: random.Random) -> None:
+    def disturb(run: SimulatedRun, chance: random.Random) -> None:
+        engine = chance.choice(run.engines)
+        _later(chance, lambda: engine.die("killed, as planned"))
+
+    plan.fleet = partial(SimulatedFleet, start_s=5.0, failed_starts=chance.randint(1, 4))
+    plan.disturb = disturb
+
+
+def _weights_arrive_changed(plan: _Plan, chance: random.Random) -> None:
+    """A server that holds something else than was sent must not sample."""
+
+    def disturb(run: SimulatedRun, chance: random.Random) -> None:
+        for client in run.pool.clients:
+            assert isinstance(client, SimulatedClient)
+            client.corrupts = lambda: chance.random() < 0.1
+
+    plan.fleet = partial(SimulatedFleet, start_s=5.0)
+    plan.disturb = disturb
+
+
 def _one_lane(plan: _Plan, chance: random.Random) -> None:
     plan.scheduling |= {"max_concurrent_prompts_per_server": 1, "max_open_rollouts": 1}
     plan.scheduling["enable_individual_sample_lanes"] = chance.random() < 0.5
@@ -288,7 +359,11 @@ def _everything(plan: _Plan, chance: random.Random) -> None:
 
 
 def _later(chance: random.Random, action: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(chance.uniform(0, 100), action)
+    _after(chance.uniform(0, 100), action)
+
+
+def _after(delay_s: float, action: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(delay_s, action)
 
 
 _SINGLE: Mapping[str, Callable[[_Plan, random.Random], None]] = {
@@ -307,6 +382,11 @@ _SINGLE: Mapping[str, Callable[[_Plan, random.Random], None]] = {
     "small-cache": _small_cache,
     "slow-server": _one_slow_server,
     "server-stands-still": _server_stands_still,
+    "servers-die": _servers_die,
+    "servers-hang": _servers_hang,
+    "servers-die-in-updates": _servers_die_in_updates,
+    "restarts-fail": _restarts_fail,
+    "weights-arrive-changed": _weights_arrive_changed,
     "one-lane": _one_lane,
     "finished-order": _late_in_finished_order,
     "driver-killed": _driver_is_killed,

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,9 @@ from telescope_core.records import RolloutRow
 from telescope_core.records.events import AttemptEvent
 from telescope_core.types import JsonValue, Rollout, WeightVersion
 from telescope_train.batches.packing import Packing
+from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig
+from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.pool import ServerPool
 from telescope_train.loop import LoopParts, train
 from telescope_train.models.facts import UNKNOWN_FACTS
@@ -22,6 +24,7 @@ from telescope_train.rollouts.mix import make_sampler, training_environments
 from telescope_train.rollouts.seats import Seats
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.environments import SimulatedEnvironment, Workload
+from telescope_train.simulation.fleet import SimulatedFleet
 from telescope_train.simulation.servers import (
     ServerTimes,
     SimulatedClient,
@@ -49,6 +52,8 @@ class Scenario:
     engine: EngineSpeed = field(default_factory=EngineSpeed)
     servers: ServerTimes = field(default_factory=ServerTimes)
     trainer: TrainerSpeed = field(default_factory=TrainerSpeed)
+    fleet: Callable[[Sequence[SimulatedEngine]], SimulatedFleet] | None = None
+    """Makes what starts lost servers again; None = none is lost."""
     adapt: Callable[[LoopParts], LoopParts] = lambda parts: parts
     """Changes the parts of the run, such as for another rule of scheduling."""
 
@@ -156,15 +161,24 @@ class SimulatedRun:
             SimulatedEngine(scenario.engine, name=f"server-{index}")
             for index in range(scenario.num_servers)
         ]
-        self.pool = ServerPool([SimulatedClient(one, scenario.servers) for one in self.engines])
         self.ranks = SimulatedRanks(scenario.num_ranks, scenario.trainer)
+        self.pool = ServerPool(
+            [
+                SimulatedClient(one, scenario.servers, lambda: self.ranks.digest)
+                for one in self.engines
+            ],
+            is_kept=scenario.fleet is not None,
+        )
+        self.publisher = WeightPublisher(
+            self.pool, self.ranks, in_flight=scenario.config.scheduling.in_flight_update
+        )
 
     async def simulated(self) -> Simulated:
         """Take every step, and return what came of them."""
         parts = self._scenario.adapt(await self.parts())
         self.follow(parts)
         try:
-            await train(parts, after_step=_nothing)
+            await self.watched(train(parts, after_step=_nothing))
         finally:
             await parts.sampler.close()
         duration_s = asyncio.get_running_loop().time()
@@ -188,6 +202,14 @@ class SimulatedRun:
             real_s=0.0,
         )
 
+    async def watched(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await `work`, and meanwhile bring back the servers that are lost."""
+        if self._scenario.fleet is None:
+            return await work
+        fleet = self._scenario.fleet(self.engines)
+        keeping = Keeping(self.pool, fleet, self.publisher.bring_in)
+        await supervised(work, [keeping.run()], grace_s=0.0)
+
     def follow(self, parts: LoopParts) -> None:
         """Let the lanes follow the servers, if the settings say so, until the simulation ends."""
         config = self._scenario.config
@@ -198,12 +220,9 @@ class SimulatedRun:
         """Return what the loop touches, with `first_version` live on all servers."""
         config = self._scenario.config
         mix = await training_environments(config, self.environments, {}, {})
-        publisher = WeightPublisher(
-            self.pool, self.ranks, in_flight=config.scheduling.in_flight_update
-        )
-        await publisher.connect()
+        await self.publisher.connect()
         if first_version:
-            await publisher.publish(first_version)
+            await self.publisher.publish(first_version)
         seats = Seats.of(config, self.history, num_servers=len(self.engines))
         return LoopParts(
             config=config,
@@ -216,7 +235,7 @@ class SimulatedRun:
             ),
             sampler=make_sampler(config, mix, SimulatedPolicies(self.pool, seats), seats),
             trainer=self.ranks,
-            publisher=publisher,
+            publisher=self.publisher,
             folder=self.history,
             machine=Machine(
                 facts=UNKNOWN_FACTS,

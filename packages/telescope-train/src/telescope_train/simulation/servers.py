@@ -7,19 +7,19 @@ for `TOKENS_PER_ID` tokens, so that samples, packing and credit are real and cos
 import asyncio
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from telescope_core.chains import ChainRecorder
 from telescope_core.errors import EndpointError
 from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Turn
-from telescope_train.inference.client import Generation
+from telescope_train.inference.generation import Generation, ServerLostError, Span, joined
 from telescope_train.inference.load import ServerLoad
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.wire import PAUSE_AND_CLEAR, PAUSE_PATH
 from telescope_train.rollouts.seats import SeatedPool, Seats
-from telescope_train.simulation.engine import SimulatedEngine
+from telescope_train.simulation.engine import EngineLost, SimulatedEngine
 
 TOKENS_PER_ID = 64
 """Tokens that one id stands for."""
@@ -54,11 +54,18 @@ class ServerTimes:
 class SimulatedClient:
     """The way to one simulated server; see `inference.pool.ServerClient`."""
 
-    def __init__(self, engine: SimulatedEngine, times: ServerTimes) -> None:
+    def __init__(
+        self, engine: SimulatedEngine, times: ServerTimes, sent: Callable[[], str] = lambda: ""
+    ) -> None:
+        """`sent` gives the digest of what the trainer sends."""
         self.base_url = engine.name
         self.num_in_flight = 0
         self.engine = engine
         self._times = times
+        self._sent = sent
+        self._received = ""
+        self.corrupts: Callable[[], bool] = lambda: False
+        """Whether the next weights arrive as something else."""
         self._chance = random.Random(f"errors/{engine.name}")
 
     async def generate(
@@ -69,9 +76,11 @@ class SimulatedClient:
         stop_token_ids: Sequence[int],
         cache_salt: str,
         priority: int = 0,
+        begun: Generation | None = None,
     ) -> Generation:
-        """Sample the planned answer, cut to `max_tokens`."""
+        """Sample the planned answer, cut to `max_tokens`, after the part that has begun."""
         assert isinstance(prompt_ids, Planned), "simulated servers take planned requests"
+        num_begun = 0 if begun is None else TOKENS_PER_ID * len(begun.token_ids)
         num_tokens = min(prompt_ids.num_tokens, sampling.max_tokens)
         self.num_in_flight += 1
         try:
@@ -79,22 +88,23 @@ class SimulatedClient:
             if self._chance.random() < self._times.error_rate:
                 raise EndpointError(f"{self.base_url} answered HTTP 500, as planned")
             spans = await self.engine.generate(
-                len(prompt_ids) * TOKENS_PER_ID,
-                num_tokens,
+                len(prompt_ids) * TOKENS_PER_ID + num_begun,
+                num_tokens - num_begun,
                 rollout_id=prompt_ids.rollout_id,
                 salt=cache_salt,
                 priority=priority,
             )
+        except EngineLost as error:
+            # Only whole ids have arrived, and at least one of them is still to be sampled.
+            arrived = sum(span.num_tokens for span in error.spans) // TOKENS_PER_ID
+            ids = min(arrived, num_ids(num_tokens - num_begun) - 1)
+            part = _generation(error.spans, ids, "length") if ids else None
+            whole = begun if part is None else joined(begun, part)
+            raise ServerLostError(str(error), whole) from None
         finally:
             self.num_in_flight -= 1
-        ids = num_ids(num_tokens)
-        return Generation(
-            token_ids=array("i", range(7, 7 + ids)),
-            logprobs=array("f", [-1.0]) * ids,
-            finish_reason="stop" if num_tokens == prompt_ids.num_tokens else "length",
-            oldest_version=min(span.version for span in spans),
-            newest_version=max(span.version for span in spans),
-        )
+        reason = "stop" if num_tokens == prompt_ids.num_tokens else "length"
+        return joined(begun, _generation(spans, num_ids(num_tokens - num_begun), reason))
 
     async def control(
         self,
@@ -103,19 +113,43 @@ class SimulatedClient:
         *,
         query: str = "",
         is_repeatable: bool = False,
-    ) -> None:
+    ) -> Any:
         """Do what the server would do at `path`, as far as the engine notices it."""
         await asyncio.sleep(self._times.round_trip_s)
+        try:
+            return await self._controlled(path, body or {}, query)
+        except EngineLost as error:
+            raise ServerLostError(str(error)) from None
+
+    async def _controlled(self, path: str, body: dict[str, Any], query: str) -> Any:
+        self.engine.require_alive()
         if path == PAUSE_PATH:
             self.engine.pause(clears_cache=PAUSE_AND_CLEAR in query)
         elif path == "/update_weights":
             await asyncio.sleep(self._times.transfer_s)
+            self.engine.require_alive()
+            self._received = "something else" if self.corrupts() else self._sent()
+        elif path == "/collective_rpc" and body["method"] == "received_digest":
+            return {"results": [self._received]}
+        elif path == "/collective_rpc" and body["method"] == "received_digests":
+            return {"results": [{"weights": self._received}]}
         elif path == "/finish_weight_update":
-            self.engine.update(int((body or {})["weight_version"]))
+            if "weight_version" in body:
+                self.engine.update(int(body["weight_version"]))
         elif path == "/resume":
             self.engine.resume()
         elif path not in ("/init_weight_transfer_engine", "/start_weight_update"):
             raise EndpointError(f"{self.base_url}{path} answered HTTP 404: not simulated")
+        return None
+
+    async def is_alive(self) -> bool:
+        """Return whether the engine would answer."""
+        await asyncio.sleep(self._times.round_trip_s)
+        return self.engine.is_alive
+
+    async def drop(self, why: str) -> None:
+        """Fail all requests."""
+        self.engine.die(why)
 
     async def load(self) -> ServerLoad:
         """Return what the engine is doing."""
@@ -129,6 +163,24 @@ class SimulatedClient:
 
     async def close(self) -> None:
         """Do nothing."""
+
+
+def _generation(spans: Sequence[Span], ids: int, reason: Literal["stop", "length"]) -> Generation:
+    """Return `ids` ids, which stand for the first tokens of `spans`."""
+    in_ids: list[Span] = []
+    num_tokens = num_done = 0
+    for span in spans:
+        num_tokens += span.num_tokens
+        end = ids if span is spans[-1] else min(ids, num_tokens // TOKENS_PER_ID)
+        if end > num_done:
+            in_ids.append(Span(span.version, end - num_done))
+            num_done = end
+    return Generation(
+        token_ids=array("i", range(7, 7 + ids)),
+        logprobs=array("f", [-1.0]) * ids,
+        finish_reason=reason,
+        spans=tuple(in_ids),
+    )
 
 
 class SimulatedPolicies:

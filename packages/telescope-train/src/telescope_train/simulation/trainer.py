@@ -85,9 +85,19 @@ class SimulatedRanks:
     async def connect(self, host: str, port: int, world_size: int) -> None:
         """Do nothing."""
 
-    async def send_weights(self) -> None:
+    async def send_weights(self) -> str:
         """Take the time of a transfer."""
         await self._work(self.speed.send_s)
+        return self.digest
+
+    @property
+    def digest(self) -> str:
+        """What servers say that they have received."""
+        return f"after {self.num_steps} steps"
+
+    async def sent_digests(self) -> dict[str, str]:
+        """Return the digest of the one tensor that stands for all."""
+        return {"weights": self.digest}
 
     async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
         """Do nothing: checkpoints are not simulated."""

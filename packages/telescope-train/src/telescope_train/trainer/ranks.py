@@ -125,9 +125,13 @@ class AllRanks:
         """Open rank 0's end of the weight transfer."""
         await self._ranks[0].call("connect", host, port, world_size)
 
-    async def send_weights(self) -> None:
-        """Send all weights to all servers."""
-        await self._all("send_weights")
+    async def send_weights(self) -> str:
+        """Send all weights to all servers; returns their digest."""
+        return (await self._all("send_weights"))[0]
+
+    async def sent_digests(self) -> dict[str, str]:
+        """Return the digest of each tensor that was sent last, by name."""
+        return await self._ranks[0].call("sent_digests")
 
     async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
         """Copy the state on every rank and begin to write it; training may go on."""

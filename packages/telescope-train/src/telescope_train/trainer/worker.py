@@ -28,6 +28,7 @@ from telescope_train.backends.protocol import (
     GradientResult,
     Loss,
     TensorHeader,
+    TransferError,
     UpdateResult,
 )
 from telescope_train.backends.seeding import seed_everything
@@ -35,6 +36,7 @@ from telescope_train.batches.batch import PackedBatch
 from telescope_train.chat.tokenizer import vocabulary_size
 from telescope_train.diagnostics.rank_checks import Tolerance, check_rank
 from telescope_train.trainer.old_logprobs import with_old_logprobs
+from telescope_train.weights.digests import Digests
 from telescope_train.weights.gloo import GlooPublisher
 
 Item = TypeVar("Item")
@@ -125,6 +127,7 @@ class TrainerWorker:
         self._saving: Saving | None = None
         self._accumulated: list[_Accumulated] = []
         self._publisher: GlooPublisher | None = None
+        self._sent = Digests()
         if self._device.type == "cpu":
             torch.set_num_threads(num_threads)
             keep_freed_memory()
@@ -256,16 +259,43 @@ class TrainerWorker:
         return [TensorHeader.of(name, tensor) for name, tensor in self.transfer_weights()]
 
     def connect(self, host: str, port: int, world_size: int) -> None:
-        """Open rank 0's end of the transfer group; returns when all servers have joined."""
-        self._publisher = GlooPublisher(host=host, port=port, world_size=world_size)
+        """Open rank 0's end of the transfer group; returns when all servers have joined.
 
-    def send_weights(self) -> None:
-        """Gather every tensor; rank 0 sends it to the servers."""
+        Raises TransferError if one does not.
+        """
+        self._leave_group()
+        try:
+            self._publisher = GlooPublisher(host=host, port=port, world_size=world_size)
+        except RuntimeError as error:
+            raise TransferError(f"not all inference servers have joined: {error}") from error
+
+    def send_weights(self) -> str:
+        """Gather every tensor; rank 0 sends it to the servers, and returns a digest of it all.
+
+        Raises TransferError if a server did not take part.
+        """
+        tensors = self.transfer_weights()
+        try:
+            if self._publisher is None:
+                return ""
+            self._sent = self._publisher.send(tensors)
+            return self._sent.whole()
+        except RuntimeError as error:
+            # Without this end, the servers that still wait in the transfer give up at once.
+            self._leave_group()
+            raise TransferError(f"the weights could not be sent: {error}") from error
+        finally:
+            for _ in tensors:
+                pass  # every rank takes part in gathering each tensor, whatever became of it
+
+    def _leave_group(self) -> None:
         if self._publisher is not None:
-            self._publisher.send(self.transfer_weights())
-        else:
-            for _ in self.transfer_weights():
-                pass  # the other ranks only take part in gathering
+            self._publisher.close()
+            self._publisher = None
+
+    def sent_digests(self) -> dict[str, str]:
+        """Return the digest of each tensor that was sent last, by name; of rank 0 only."""
+        return self._sent.by_name()
 
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write everything needed to continue; the folder appears complete or not at all."""

@@ -52,13 +52,21 @@ def unflattened(
     flat: torch.Tensor, forms: Sequence[tuple[torch.dtype, Sequence[int]]]
 ) -> list[torch.Tensor]:
     """Return the tensors that `flattened` put into `flat`, as views of these dtypes and shapes."""
-    tensors: list[torch.Tensor] = []
+    parts = parts_of(flat, [size_bytes(*form) for form in forms])
+    return [
+        part.view(dtype).view(torch.Size(shape))
+        for part, (dtype, shape) in zip(parts, forms, strict=True)
+    ]
+
+
+def parts_of(flat: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Return the bytes of each tensor that `flattened` put into `flat`, given their sizes."""
+    parts: list[torch.Tensor] = []
     offset = 0
-    for dtype, shape in forms:
-        size = size_bytes(dtype, shape)
-        tensors.append(flat[offset : offset + size].view(dtype).view(torch.Size(shape)))
+    for size in sizes:
+        parts.append(flat[offset : offset + size])
         offset += _aligned(size)
-    return tensors
+    return parts
 
 
 def size_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:

@@ -1,6 +1,6 @@
 """`GlooPublisher`: the side of trainer rank 0 in a weight transfer over gloo."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 import torch
@@ -12,10 +12,13 @@ from torch.distributed import (
     TCPStore,
 )
 
-from telescope_train.weights.buckets import flattened, in_buckets
+from telescope_train.weights.buckets import flattened, in_buckets, parts_of
+from telescope_train.weights.digests import Digests
 
+JOIN_DEADLINE_S = 60.0
+"""Longest that members of a group wait for each other, in seconds."""
 TRANSFER_DEADLINE_S = 120.0
-"""Longest wait for the other side, in seconds.
+"""Longest wait for the other side in a transfer, in seconds.
 
 Shorter than `worker.COLLECTIVE_TIMEOUT_S`, for which the other trainer ranks wait for rank 0, so
 rank 0 reports a lost server before the others take it for dead.
@@ -28,10 +31,28 @@ class GlooPublisher:
     def __init__(self, *, host: str, port: int, world_size: int) -> None:
         self._group = GlooGroup(host=host, port=port, rank=0, world_size=world_size)
 
-    def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Broadcast the tensors in order; returns when rank 0 has sent them all."""
-        for bucket in in_buckets((tensor for _, tensor in tensors), lambda one: one.nbytes):
-            self._group.broadcast(flattened(bucket))
+    def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Digests:
+        """Broadcast the tensors in order; returns when rank 0 has sent them all.
+
+        Raises RuntimeError if another member has gone or does not take part.
+        """
+        digests = Digests()
+        for bucket in in_buckets(tensors, lambda one: one[1].nbytes):
+            flat = flattened([tensor for _, tensor in bucket])
+            self._group.broadcast(flat)
+            add_digests(digests, flat, [(name, tensor.nbytes) for name, tensor in bucket])
+        return digests
+
+    def close(self) -> None:
+        """Leave the group. Members that wait for it fail at once."""
+        self._group.close()
+
+
+def add_digests(digests: Digests, flat: torch.Tensor, sizes: Sequence[tuple[str, int]]) -> None:
+    """Add the tensors of one bucket, given as (name, bytes) in their order."""
+    parts = parts_of(flat, [num_bytes for _, num_bytes in sizes])
+    for (name, _), part in zip(sizes, parts, strict=True):
+        digests.add(name, part)
 
 
 class GlooGroup:
@@ -39,7 +60,7 @@ class GlooGroup:
 
     def __init__(self, *, host: str, port: int, rank: int, world_size: int) -> None:
         """Join the group; returns when all of its `world_size` members have joined."""
-        timeout = timedelta(seconds=TRANSFER_DEADLINE_S)
+        timeout = timedelta(seconds=JOIN_DEADLINE_S)
         # Put together by hand, as torch does inside: init_process_group allows one world per
         # process, and both sides have theirs already, the trainer's ranks and vLLM's workers.
         # No wait for workers here, because the group below waits for all members itself.
@@ -50,9 +71,15 @@ class GlooGroup:
         store = PrefixStore("telescope-weights", self._tcp_store)
         backend = ProcessGroupGloo(store, rank, world_size, timeout=timeout)
         backend._set_sequence_number_for_group()
+        backend._set_default_timeout(timedelta(seconds=TRANSFER_DEADLINE_S))
         self._group = ProcessGroup(store, rank, world_size)
         self._group._set_default_backend(ProcessGroup.BackendType.GLOO)
         self._group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
+
+    def close(self) -> None:
+        """Leave the group."""
+        # The connections end with the objects; a traceback may hold this one for longer.
+        del self._group, self._tcp_store
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Send `tensor` from rank 0, or receive into it on the others; returns when done."""

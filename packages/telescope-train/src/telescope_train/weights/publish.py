@@ -1,23 +1,31 @@
 """A versioned update of all servers, of weights or of an adapter: pause, send, version, resume.
 
-A server resumes only after it has received everything and knows its version. If a transfer fails,
-the servers stay paused and the run ends, so partly received weights are never sampled from.
+A server resumes only after it has received everything, says so with the digest of it, and knows
+its version. One that fails on the way is lost: it is left out, the rest get the weights again from
+the start if they have to, and it comes back by itself (`inference.keeping`).
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from typing import Literal
+from typing import Any, Literal
 
+from telescope_core.errors import EndpointError
+from telescope_core.records.servers import ServerState
 from telescope_core.types import WeightVersion
-from telescope_train.backends.protocol import Ranks, TensorHeader
-from telescope_train.inference.pool import ServerClient, ServerPool
+from telescope_train.backends.protocol import Ranks, TensorHeader, TransferError
+from telescope_train.inference.generation import ServerLostError
+from telescope_train.inference.leases import Lease, Member
+from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.wire import PAUSE_AND_CLEAR, PAUSE_AND_KEEP, PAUSE_PATH
+from telescope_train.weights.digests import difference
 
 InFlight = Literal["continue", "pause"]
 """Whether requests in flight keep what the old weights computed of their prefix (`continue`), or
 compute it again under the new ones (`pause`)."""
 _PAUSE_QUERIES = {"continue": PAUSE_AND_KEEP, "pause": PAUSE_AND_CLEAR}
+MOST_TRIES = 4
+"""Times that weights are sent from the start before an update fails."""
 
 
 class WeightPublisher:
@@ -32,6 +40,12 @@ class WeightPublisher:
         self._sends_adapter = sends_adapter
         self._pause_query = f"?{_PAUSE_QUERIES[in_flight]}"
         self._headers: list[TensorHeader] = []
+        self._sending = asyncio.Lock()
+        self._group: list[Member] = []
+        """Who can receive what the ranks send now: servers, each in one of its lives."""
+        self._are_ranks_ahead = False
+        self._open_updates = set[Member]()
+        """Servers whose update has begun and not failed."""
 
     async def connect(self) -> None:
         """Create the transfer group of trainer rank 0 and all servers.
@@ -41,81 +55,214 @@ class WeightPublisher:
         """
         # Names, dtypes and shapes stay the same for the whole run, so they are asked for once.
         self._headers = await self._ranks.weight_headers()
-        host, port = await self._ranks.meeting_point()
-        # Rank 0 is the trainer, and each server is one worker with one rank.
-        world_size = 1 + len(self._pool.clients)
-        joining = [
-            client.control(
-                "/init_weight_transfer_engine",
-                {
-                    "init_info": {
-                        "host": host,
-                        "port": port,
-                        "world_size": world_size,
-                        "rank_offset": 1 + index,
-                    }
-                },
-            )
-            for index, client in enumerate(self._pool.clients)
-        ]
-        # At the same time: no member's call returns before all others have joined.
-        await _together(self._ranks.connect(host, port, world_size), *joining)
+        async with self._sending:
+            await self._join(self._members())
         if self._sends_adapter:
             await self.publish(self._pool.version)
 
+    async def weights_change(self) -> None:
+        """Say that the ranks' weights are about to differ from those of `pool.version`.
+
+        Until the next `publish`, no server gets them.
+        """
+        async with self._sending:
+            self._are_ranks_ahead = True
+
     async def publish(self, version: WeightVersion) -> None:
-        """Make `version` live on all servers; returns when every server samples from it."""
-        # First of all, because the next call takes the weights out of the layers: a forward pass
-        # after it would fail or mix two versions.
-        await self._everywhere(PAUSE_PATH, query=self._pause_query, is_repeatable=True)
+        """Make `version` live on all servers; returns when every server samples from it.
+
+        If none is left, it is live on those that come back.
+        """
+        async with self._sending:
+            members = self._members()
+            for member in members:
+                # One that is loading gets no requests before it has weights.
+                if member.lease.state is ServerState.SERVING:
+                    member.lease.become(ServerState.UPDATING)
+            # First of all, because the next call takes the weights out of the layers: a forward
+            # pass after it would fail or mix two versions.
+            await self._each(members, PAUSE_PATH, query=self._pause_query, is_repeatable=True)
+            await self._until_sent(members, version)
+            # While the servers are paused: from now on requests carry the new version in their
+            # cache salt, so none is answered from keys and values that old weights computed.
+            self._pool.version = version
+            self._are_ranks_ahead = False
+            await self._resume(members)
+
+    async def bring_in(self, lease: Lease) -> None:
+        """Give a server that is loading the present weights; returns when it serves, or is lost.
+
+        The others are not disturbed. If the ranks' weights are newer than those that the others
+        have, it gets them with the next `publish`.
+        """
+        async with self._sending:
+            if lease.state is ServerState.LOADING and not self._are_ranks_ahead:
+                alone = [Member(lease, lease.life)]
+                await self._each(alone, PAUSE_PATH, query=self._pause_query, is_repeatable=True)
+                await self._until_sent(alone, self._pool.version)
+                await self._resume(alone)
+        await lease.until(ServerState.SERVING, ServerState.LOST)
+
+    async def _resume(self, members: Sequence[Member]) -> None:
+        await self._each(members, "/resume", is_repeatable=True)
+        for member in _remaining(members):
+            self._pool.serve(member.lease, self._pool.version)
+
+    async def _until_sent(self, members: Sequence[Member], version: WeightVersion) -> None:
+        """Send everything to those of `members` that are not lost on the way."""
+        failure: Exception | None = None
+        for _ in range(MOST_TRIES):
+            if not (remaining := _remaining(members)):
+                return
+            try:
+                await self._join(remaining)
+                await self._send(remaining, version)
+                return
+            except TransferError as error:
+                self._group = []
+                failure = error
+        raise failure or AssertionError("not reached")
+
+    async def _join(self, members: Sequence[Member]) -> None:
+        """Make `members` the ones that receive; raises TransferError if one of them is lost."""
+        if list(members) == self._group:
+            return
+        self._group = []
+        host, port = await self._ranks.meeting_point()
+        # Rank 0 is the trainer, and each server is one worker with one rank.
+        world_size = 1 + len(members)
+
+        def join(member: Member) -> Awaitable[Any]:
+            place = {
+                "host": host,
+                "port": port,
+                "world_size": world_size,
+                "rank_offset": 1 + members.index(member),
+            }
+            init_info = {"init_info": place}
+            return member.lease.client.control("/init_weight_transfer_engine", init_info)
+
+        # At the same time: no member's call returns before all others have joined.
+        await self._together(self._ranks.connect(host, port, world_size), members, join)
+        self._group = list(members)
+
+    async def _send(self, members: Sequence[Member], version: WeightVersion) -> None:
+        await self._open(members)
+        # At the same time: a broadcast ends only when every receiver takes part. This call and the
+        # ones around it are not repeatable: vLLM refuses to start or finish an update twice.
+        path, body = self._receiving()
+        sent = await self._together(
+            self._ranks.send_weights(), members, lambda one: one.lease.client.control(path, body)
+        )
         if self._sends_adapter:
-            await self._send_adapter(version)
+            body = {"new_version": str(version)}
+            await self._each(members, "/update_weight_version", body)
         else:
-            await self._send_weights(version)
-        # While the servers are paused: from now on requests carry the new version in their cache
-        # salt, so none is answered from keys and values that old weights computed.
-        self._pool.version = version
-        await self._everywhere("/resume", is_repeatable=True)
+            await self._each(members, "/finish_weight_update", {"weight_version": str(version)})
+            self._open_updates.clear()
+        await asyncio.gather(*(self._compare(member, sent) for member in _remaining(members)))
 
-    async def _send_weights(self, version: WeightVersion) -> None:
-        await self._everywhere("/start_weight_update")
-        # None of these calls is repeatable: vLLM refuses to start or finish an update twice.
-        await self._send("/update_weights", {"update_info": self._update_info()})
-        await self._everywhere("/finish_weight_update", {"weight_version": str(version)})
+    async def _open(self, members: Sequence[Member]) -> None:
+        """Make servers ready to receive; raises TransferError if one is lost."""
+        if self._sends_adapter:
+            return
+        # What came before a failure was received by some of them as a whole, and vLLM refuses to
+        # begin another update before the end of that one.
+        await self._each(list(self._open_updates), "/finish_weight_update")
+        self._open_updates = set()
+        await self._each(members, "/start_weight_update")
+        if len(_remaining(members)) < len(members):
+            raise TransferError("an inference server was lost before the weights were sent")
+        self._open_updates = set(members)
 
-    async def _send_adapter(self, version: WeightVersion) -> None:
-        arguments = {"update_info": self._update_info()}
-        await self._send("/collective_rpc", {"method": "receive_adapter", "kwargs": arguments})
-        await self._everywhere("/update_weight_version", {"new_version": str(version)})
-
-    async def _send(self, path: str, body: dict[str, object]) -> None:
-        receiving = [client.control(path, body) for client in self._pool.clients]
-        # At the same time: a broadcast ends only when every receiver takes part.
-        await _together(self._ranks.send_weights(), *receiving)
-
-    def _update_info(self) -> dict[str, object]:
-        header_rows = [asdict(header) for header in self._headers]
-        return {
-            "names": [row["name"] for row in header_rows],
-            "dtypes": [row["dtype"] for row in header_rows],
-            "shapes": [row["shape"] for row in header_rows],
+    def _receiving(self) -> tuple[str, dict[str, Any]]:
+        """Return the call with which a server receives what the ranks send."""
+        rows = [asdict(header) for header in self._headers]
+        info = {
+            "names": [row["name"] for row in rows],
+            "dtypes": [row["dtype"] for row in rows],
+            "shapes": [row["shape"] for row in rows],
         }
+        if self._sends_adapter:
+            arguments = {"method": "receive_adapter", "kwargs": {"update_info": info}}
+            return "/collective_rpc", arguments
+        return "/update_weights", {"update_info": info}
 
-    async def _everywhere(
+    async def _compare(self, member: Member, sent: str) -> None:
+        """Lose a server that has received something else than was sent."""
+        try:
+            if await _asked(member.lease, "received_digest") != sent:
+                held = await _asked(member.lease, "received_digests")
+                found = difference(await self._ranks.sent_digests(), held)
+                raise EndpointError(f"it holds other weights than were sent: {found}")
+        except EndpointError as error:
+            self._lose(member, error)
+
+    async def _each(
         self,
+        members: Sequence[Member],
         path: str,
         body: dict[str, object] | None = None,
         *,
         query: str = "",
         is_repeatable: bool = False,
     ) -> None:
-        def call(client: ServerClient) -> Awaitable[None]:
-            return client.control(path, body, query=query, is_repeatable=is_repeatable)
+        """Call all of `members` that are left; those that do not succeed are lost."""
 
-        await _together(*(call(client) for client in self._pool.clients))
+        async def call(member: Member) -> None:
+            control = member.lease.client.control
+            try:
+                await control(path, body, query=query, is_repeatable=is_repeatable)
+            except EndpointError as error:
+                self._lose(member, error)
+
+        await asyncio.gather(*(call(member) for member in _remaining(members)))
+
+    async def _together(
+        self,
+        of_ranks: Awaitable[Any],
+        members: Sequence[Member],
+        call: Callable[[Member], Awaitable[Any]],
+    ) -> Any:
+        """Return what the ranks return once all members have taken part; a dead one is lost.
+
+        Raises TransferError if the ranks or a living member failed: then another one was gone.
+        """
+        # None is cancelled: a transfer cannot be interrupted and has a deadline of its own.
+        from_ranks, *answers = await asyncio.gather(
+            of_ranks, *(call(member) for member in members), return_exceptions=True
+        )
+        if isinstance(from_ranks, BaseException) and not isinstance(from_ranks, TransferError):
+            raise from_ranks
+        failures: list[str] = []
+        for member, answer in zip(members, answers, strict=True):
+            if isinstance(answer, EndpointError):
+                self._open_updates.discard(member)
+                is_gone = isinstance(answer, ServerLostError)
+                if is_gone or not await member.lease.client.is_alive():
+                    self._lose(member, answer)
+                else:
+                    failures.append(str(answer))
+            elif isinstance(answer, BaseException):
+                raise answer
+        if isinstance(from_ranks, TransferError):
+            raise from_ranks
+        if failures:
+            raise TransferError("; ".join(failures))
+        return from_ranks
+
+    def _members(self) -> list[Member]:
+        return [Member(one, one.life) for one in self._pool.leases if one.takes_weights]
+
+    def _lose(self, member: Member, error: EndpointError) -> None:
+        self._pool.lose(member.lease, str(error), life=member.life)
 
 
-async def _together(*calls: Awaitable[None]) -> None:
-    """Await all calls; the first failure is raised at once."""
-    # The others are not cancelled: a broadcast cannot be interrupted and has a deadline of its own.
-    await asyncio.gather(*calls)
+async def _asked(lease: Lease, method: str) -> Any:
+    """Return what the first worker of a server answers."""
+    answer = await lease.client.control("/collective_rpc", {"method": method}, is_repeatable=True)
+    return answer["results"][0]
+
+
+def _remaining(members: Sequence[Member]) -> list[Member]:
+    return [member for member in members if member.is_left]

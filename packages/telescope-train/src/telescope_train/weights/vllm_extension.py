@@ -17,7 +17,8 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from telescope_train.weights.buckets import empty, in_buckets, size_bytes, unflattened
-from telescope_train.weights.gloo import GlooGroup
+from telescope_train.weights.digests import Digests
+from telescope_train.weights.gloo import GlooGroup, add_digests
 from telescope_train.weights.vllm_adapter import load_adapter
 
 if torch.cpu._is_amx_tile_supported():
@@ -31,6 +32,14 @@ class WorkerExtension:
 
     weight_transfer_engine: "GlooEngine"
     model_runner: Any
+
+    def received_digest(self) -> str:
+        """Return the digest of the newest update that was received as a whole."""
+        return self.weight_transfer_engine.received.whole()
+
+    def received_digests(self) -> dict[str, str]:
+        """Return the digest of each tensor of that update, by name."""
+        return self.weight_transfer_engine.received.by_name()
 
     def receive_adapter(self, update_info: dict[str, Any]) -> None:
         """Receive an adapter and put it in the place of the one before, in one call.
@@ -74,9 +83,13 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
     update_info_cls = GlooUpdateInfo
     _group: GlooGroup | None = None
     """None before `init_transfer_engine` and after `shutdown`."""
+    received = Digests()
+    """Of the newest update that was received as a whole."""
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join the trainer's group; returns when all members have joined."""
+        # The old group goes first: another member of it may have died.
+        self._group = None
         # The number of this worker among those of its server, over data-parallel copies too.
         parallel = self.parallel_config
         rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
@@ -123,13 +136,17 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
             raise RuntimeError("weights were sent before init_weight_transfer_engine")
         forms = [(getattr(torch, d), s) for d, s in zip(info.dtypes, info.shapes, strict=True)]
         named = zip(info.names, forms, strict=True)
+        digests = Digests()
         for bucket in in_buckets(named, lambda one: size_bytes(*one[1])):
             # A new buffer for each bucket: the loaders keep views of it until their layer is
             # complete, and the next broadcast would overwrite them.
             flat = empty([size_bytes(*form) for _, form in bucket])
             self._group.broadcast(flat)
+            # Before the loaders get it: what they do with a buffer is theirs.
+            add_digests(digests, flat, [(name, size_bytes(*form)) for name, form in bucket])
             names = [name for name, _ in bucket]
             yield from zip(names, unflattened(flat, [form for _, form in bucket]), strict=True)
+        self.received = digests
 
 
 def repack_heads(model: torch.nn.Module) -> None:

@@ -1,0 +1,62 @@
+"""What happened to each inference server of a run, and when: `servers.jsonl` in a run folder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from telescope_core.types import WeightVersion
+
+
+class ServerState(StrEnum):
+    """What a server is doing."""
+
+    STARTING = "starting"
+    """Its process was started, and does not answer yet."""
+    LOADING = "loading"
+    """It answers, and waits for the present weights."""
+    SERVING = "serving"
+    """It samples."""
+    UPDATING = "updating"
+    """It is paused while it gets new weights; requests wait in its queue."""
+    LOST = "lost"
+    """It has died, hangs, or holds other weights than were sent."""
+    GIVEN_UP = "given up"
+    """It was lost too often, and is not started again."""
+
+
+class ServerRole(StrEnum):
+    """What a server is for."""
+
+    ROLLOUT = "rollout"
+    """It samples what is trained on, and evals too if there is no other server for them."""
+    EVAL = "eval"
+    """It samples evals only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerEvent:
+    """A server begins a state."""
+
+    time_s: float
+    """Seconds since 1970, UTC."""
+    server: str
+    """Its address."""
+    role: ServerRole
+    life: int
+    """1 = as the run started it; one more after each loss."""
+    state: ServerState
+    version: WeightVersion
+    """The weights that it holds, or held when it was lost."""
+    reason: str = ""
+    """For `lost` and `given up`: why."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "ServerEvent":
+        """Return what a line of `servers.jsonl` says."""
+        values: dict[str, Any] = {
+            **row,
+            "role": ServerRole(row["role"]),
+            "state": ServerState(row["state"]),
+        }
+        return cls(**values)

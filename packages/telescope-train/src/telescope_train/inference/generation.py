@@ -1,0 +1,84 @@
+"""`Generation`: what a server sampled; and what a request had when its server went away."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from telescope_core.errors import EndpointLostError
+from telescope_core.types import Sampling, WeightVersion
+from telescope_train.inference.seeds import derived_seed
+
+
+class Span(NamedTuple):
+    """Tokens in a row that the same weights sampled."""
+
+    version: WeightVersion
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What the server sampled, and under which weights."""
+
+    token_ids: "array[int]"
+    """[T] int32, the end-of-turn token included if one was sampled."""
+    logprobs: "array[float]"
+    """[T] float32, nats: log-prob of each token under the distribution it was sampled from."""
+    finish_reason: Literal["stop", "length"]
+    spans: tuple[Span, ...]
+    """At least one; in the order of the tokens, which they cover."""
+
+    @property
+    def oldest_version(self) -> WeightVersion:
+        """Lowest weight version that sampled any of the tokens."""
+        return min(span.version for span in self.spans)
+
+    @property
+    def newest_version(self) -> WeightVersion:
+        """Highest weight version that sampled any of the tokens."""
+        return max(span.version for span in self.spans)
+
+
+class ServerLostError(EndpointLostError):
+    """The server of a request is gone, or does not answer any more."""
+
+    def __init__(self, message: str, begun: Generation | None = None) -> None:
+        """`begun`: what had been sampled and had arrived; None = nothing."""
+        super().__init__(message)
+        self.begun = begun
+
+
+def joined(begun: Generation | None, rest: Generation) -> Generation:
+    """Return as one what was sampled first and what was sampled after it."""
+    if begun is None:
+        return rest
+    return replace(
+        rest,
+        token_ids=array("i", [*begun.token_ids, *rest.token_ids]),
+        logprobs=array("f", [*begun.logprobs, *rest.logprobs]),
+        spans=in_a_row((*begun.spans, *rest.spans)),
+    )
+
+
+def in_a_row(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Return `spans` with neighbors of the same version as one."""
+    merged: list[Span] = []
+    for span in spans:
+        if merged and merged[-1].version == span.version:
+            span = Span(span.version, merged.pop().num_tokens + span.num_tokens)
+        merged.append(span)
+    return tuple(merged)
+
+
+def sampling_after(begun: Generation | None, sampling: Sampling) -> Sampling:
+    """Return how to sample what is left after `begun`.
+
+    The seed becomes another one: a request with the same seed would begin with the draws that
+    `begun` was made with.
+    """
+    if begun is None:
+        return sampling
+    num_begun = len(begun.token_ids)
+    seed = None if sampling.seed is None else derived_seed(sampling.seed, num_begun)
+    return replace(sampling, max_tokens=sampling.max_tokens - num_begun, seed=seed)

@@ -1,0 +1,124 @@
+"""Keeps the servers of a run alive: one that is lost is started again, and gets the weights.
+
+A server that is lost again and again is given up, and the run goes on with the others. It ends when
+the last one is given up, with the reason.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from telescope_core.errors import EndpointError, ProcessDiedError
+from telescope_core.records.servers import ServerState
+from telescope_train.inference.leases import Lease
+from telescope_train.inference.pool import ServerPool
+
+MOST_RESTARTS = 5
+"""Times in a row that a server is started again."""
+GOOD_LIFE_S = 300.0
+"""Seconds after which a server that serves has no earlier losses held against it."""
+
+
+class Fleet(Protocol):
+    """The processes of the servers; see `fleet.ServerGroup`."""
+
+    async def until_lost(self, index: int) -> str:
+        """Return why server `index` has died or hangs, as soon as it does."""
+        ...
+
+    async def start_again(self, index: int) -> None:
+        """End what is left of server `index`, and start it; returns when it is healthy.
+
+        Raises ProcessDiedError if it does not become healthy.
+        """
+        ...
+
+
+class Keeping:
+    """Watches every server of a pool and brings back those that are lost."""
+
+    def __init__(
+        self,
+        pool: ServerPool,
+        fleet: Fleet,
+        bring_in: Callable[[Lease], Awaitable[None]],
+        *,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`bring_in` returns when a server that is loading serves, or is lost.
+
+        `say` tells a person.
+        """
+        self._pool = pool
+        self._fleet = fleet
+        self._bring_in = bring_in
+        self._say = say
+
+    async def run(self) -> None:
+        """Never return; raises ProcessDiedError when no server is left."""
+        keeping = [
+            asyncio.create_task(self._keep(index, lease))
+            for index, lease in enumerate(self._pool.leases)
+        ]
+        try:
+            await asyncio.gather(*keeping)
+        finally:
+            for task in keeping:
+                task.cancel()
+            await asyncio.wait(keeping)
+
+    async def _keep(self, index: int, lease: Lease) -> None:
+        clock = asyncio.get_running_loop()
+        num_restarts = 0
+        while True:
+            begun_s = clock.time()
+            await self._until_lost(index, lease)
+            if clock.time() - begun_s > GOOD_LIFE_S:
+                num_restarts = 0
+            while lease.state is ServerState.LOST:
+                if num_restarts == MOST_RESTARTS:
+                    self._give_up(lease)
+                    return
+                num_restarts += 1
+                await self._restart(index, lease, num_restarts)
+
+    async def _until_lost(self, index: int, lease: Lease) -> None:
+        """Return when the lease is lost: its process has died, or it was lost in use."""
+        watch = asyncio.create_task(self._fleet.until_lost(index))
+        in_use = asyncio.create_task(lease.until(ServerState.LOST))
+        try:
+            await asyncio.wait([watch, in_use], return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                self._pool.lose(lease, watch.result())
+        finally:
+            for task in (watch, in_use):
+                task.cancel()
+            await asyncio.wait([watch, in_use])
+
+    async def _restart(self, index: int, lease: Lease, number: int) -> None:
+        address = lease.client.base_url
+        self._say(
+            f"inference server {address} is lost and started again ({number} of {MOST_RESTARTS}): "
+            f"{lease.reason}"
+        )
+        lease.become(ServerState.STARTING)
+        try:
+            await self._fleet.start_again(index)
+            lease.become(ServerState.LOADING)
+            await self._bring_in(lease)
+        except (ProcessDiedError, EndpointError) as error:
+            self._pool.lose(lease, str(error))
+        if lease.takes_requests:
+            self._say(f"inference server {address} is back, with weights {lease.version}")
+
+    def _give_up(self, lease: Lease) -> None:
+        """Go on without a server; raises ProcessDiedError if it was the last one."""
+        reason = lease.reason
+        lease.become(ServerState.GIVEN_UP, reason=reason)
+        address = lease.client.base_url
+        if all(one.state is ServerState.GIVEN_UP for one in self._pool.leases):
+            raise ProcessDiedError(
+                f"no inference server is left: {address} was lost {MOST_RESTARTS + 1} times in a "
+                f"row, the last time because: {reason}"
+            )
+        self._say(f"inference server {address} is given up, and the run goes on without it")

@@ -1,0 +1,163 @@
+r"""Inference servers as leases: each may be lost at any moment, and comes back as a new life.
+
+    starting --> loading --> serving <--> updating
+        \__________\___________\____________\___> lost --> starting | given up
+
+Requests go to servers that serve or are being updated. Weights go to those and to a server that is
+loading: it has started again, and serves once it has the present weights.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
+from telescope_core.types import Sampling, WeightVersion
+from telescope_train.inference.generation import Generation
+from telescope_train.inference.load import ServerLoad
+
+_NEXT = {
+    ServerState.STARTING: {ServerState.LOADING, ServerState.LOST},
+    ServerState.LOADING: {ServerState.SERVING, ServerState.UPDATING, ServerState.LOST},
+    ServerState.SERVING: {ServerState.UPDATING, ServerState.LOST},
+    ServerState.UPDATING: {ServerState.SERVING, ServerState.LOST},
+    ServerState.LOST: {ServerState.STARTING, ServerState.GIVEN_UP},
+    ServerState.GIVEN_UP: set[ServerState](),
+}
+_ROUTABLE = {ServerState.SERVING, ServerState.UPDATING}
+_MEMBERS = {*_ROUTABLE, ServerState.LOADING}
+
+
+class ServerClient(Protocol):
+    """The way to one server; see `client.TokenClient`."""
+
+    base_url: str
+    num_in_flight: int
+    """Requests that it has not answered yet."""
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        cache_salt: str,
+        priority: int = 0,
+        begun: Generation | None = None,
+    ) -> Generation:
+        """Sample one continuation of `prompt_ids`; `begun` is the part that exists already.
+
+        Raises ServerLostError if the server is gone.
+        """
+        ...
+
+    async def control(
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        query: str = "",
+        is_repeatable: bool = False,
+    ) -> Any:
+        """Call an administrative route, and return its answer."""
+        ...
+
+    async def is_alive(self) -> bool:
+        """Return whether the server answers its health check, within a few seconds."""
+        ...
+
+    async def load(self) -> ServerLoad | None:
+        """Return how busy the server is; None if it does not say."""
+        ...
+
+    async def drop(self, why: str) -> None:
+        """Fail all requests in flight with ServerLostError; later ones connect again."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections. Idempotent."""
+        ...
+
+
+class Lease:
+    """One server under its address, through all of its lives."""
+
+    def __init__(
+        self,
+        client: ServerClient,
+        *,
+        role: ServerRole = ServerRole.ROLLOUT,
+        on_event: Callable[[ServerEvent], None] = lambda event: None,
+    ) -> None:
+        """A server that is healthy, with the weights that it was started with."""
+        self.client = client
+        self.role = role
+        self.life = 1
+        self.state = ServerState.SERVING
+        self.version: WeightVersion = 0
+        """The weights that it holds, or held when it was lost."""
+        self.reason = ""
+        """Why it was lost."""
+        self._on_event = on_event
+        self._changed = asyncio.Event()
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether requests may be sent to it."""
+        return self.state in _ROUTABLE
+
+    @property
+    def takes_weights(self) -> bool:
+        """Whether it is to get the next weights."""
+        return self.state in _MEMBERS
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was lost, for good or until it is started again."""
+        return self.state in (ServerState.LOST, ServerState.GIVEN_UP)
+
+    def become(
+        self, state: ServerState, *, version: WeightVersion | None = None, reason: str = ""
+    ) -> None:
+        """Begin another state; the same one again changes nothing."""
+        if state is self.state:
+            return
+        if state not in _NEXT[self.state]:
+            raise AssertionError(f"{self.client.base_url} cannot be {state} after {self.state}")
+        if state is ServerState.STARTING:
+            self.life += 1
+        self.state = state
+        self.version = self.version if version is None else version
+        self.reason = reason
+        self._on_event(self._event())
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until(self, *states: ServerState) -> None:
+        """Wait until it is in one of `states`."""
+        while self.state not in states:
+            await self._changed.wait()
+
+    def _event(self) -> ServerEvent:
+        return ServerEvent(
+            time_s=time.time(),
+            server=self.client.base_url,
+            role=self.role,
+            life=self.life,
+            state=self.state,
+            version=self.version,
+            reason=self.reason,
+        )
+
+
+class Member(NamedTuple):
+    """A server in one of its lives, such as while it takes part in an update."""
+
+    lease: Lease
+    life: int
+
+    @property
+    def is_left(self) -> bool:
+        """Whether that life goes on, and takes weights."""
+        return self.lease.life == self.life and self.lease.takes_weights

@@ -1,0 +1,65 @@
+"""Digests of the tensors of a weight update: both ends compute them, and they must be equal.
+
+A digest is of bytes, so it sees a wrong tensor, an old one, a missing one and a swapped one. It is
+computed where the bytes are, in one pass, and only a few numbers of each tensor leave a GPU.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+
+_ROW = 1024
+"""Words of 8 bytes that are added up before their sum is weighted by its position."""
+
+
+class Digests:
+    """The digest of each tensor of an update, by name."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+
+    def add(self, name: str, content: torch.Tensor) -> None:
+        """Add a tensor's content, [bytes] uint8, which begins at a multiple of 8 bytes."""
+        self._sums[name] = _sums(content)
+
+    def by_name(self) -> dict[str, str]:
+        """Return name -> digest."""
+        return {
+            name: "-".join(f"{value & (2**64 - 1):x}" for value in sums.tolist())
+            for name, sums in self._sums.items()
+        }
+
+    def whole(self) -> str:
+        """Return one digest of all tensors and their names, whatever their order."""
+        digest = hashlib.sha256()
+        for name, text in sorted(self.by_name().items()):
+            digest.update(f"{name}={text}\n".encode())
+        return digest.hexdigest()[:32]
+
+
+def difference(sent: Mapping[str, str], held: Mapping[str, str]) -> str:
+    """Return which tensors of two updates differ, for a person."""
+    names = [name for name in sorted({*sent, *held}) if sent.get(name) != held.get(name)]
+    shown = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
+    return f"{len(names)} of {len(sent)} tensors differ: {shown}" if names else "no tensor differs"
+
+
+def _sums(content: torch.Tensor) -> torch.Tensor:
+    """Return [3] int64: sums of the words, and what is left at the end. They wrap around.
+
+    The sum of each row of words is weighted by its position, so that rows cannot change places.
+    """
+    num_words = content.numel() // 8
+    words = content[: 8 * num_words].view(torch.int64)
+    num_rows = num_words // _ROW
+    rows = words[: num_rows * _ROW].view(num_rows, _ROW).sum(1)
+    places = torch.arange(1, num_rows + 1, device=content.device)
+    rest = words[num_rows * _ROW :]
+    rest_places = torch.arange(1, len(rest) + 1, device=content.device)
+    end = content[8 * num_words :].to(torch.int64)
+    end_places = 256 ** torch.arange(len(end), device=content.device)
+    size = content.numel()
+    return torch.stack(
+        [(rows * places).sum(), (rest * rest_places).sum(), (end * end_places).sum() + size]
+    )
