@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,8 @@ import pandas
 import psutil
 import pytest
 
+from telescope_core.records import RunFolder
+from telescope_core.records.servers import ServerState
 from telescope_train.cluster.ports import free_port
 from telescope_train.inference.server import ENGINE_THREAD_VARIABLE
 
@@ -33,11 +35,11 @@ seq_len = 512
 
 @contextmanager
 def training(
-    place: Path, model: Path, port: int, **variables: str
+    place: Path, model: Path, port: int, settings: Mapping[str, str] = {}, **variables: str
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a long run in a process of its own; whatever is left of it is ended."""
     process = subprocess.Popen(
-        train_command(place, model, LONG_RUN, port=port),
+        train_command(place, model, LONG_RUN + in_toml(settings), port=port),
         cwd=place,
         env=environment(variables),
         stdout=subprocess.DEVNULL,
@@ -57,6 +59,11 @@ def training(
             one.kill()
 
 
+def in_toml(inference: Mapping[str, str]) -> str:
+    lines = [f"{name} = {value}" for name, value in inference.items()]
+    return "\n".join(["[inference]", *lines, ""])
+
+
 def until(condition, what: str) -> None:
     give_up_s = time.monotonic() + DEADLINE_S
     while not condition():
@@ -73,12 +80,11 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
-def server_process(driver: int) -> psutil.Process:
-    """Return the first process of the run's server."""
-    for process in psutil.Process(driver).children(recursive=True):
-        if "telescope_train.inference.vllm_plugin.main" in process.cmdline():
-            return process
-    raise AssertionError("the run has no inference server")
+def server_processes(driver: int) -> list[psutil.Process]:
+    """Return the first process of each of the run's servers."""
+    name = "telescope_train.inference.vllm_plugin.main"
+    children = psutil.Process(driver).children(recursive=True)
+    return [one for one in children if name in one.cmdline()]
 
 
 def engine_process(server: psutil.Process) -> psutil.Process:
@@ -100,22 +106,61 @@ def assert_folder_opens(place: Path, *, says: str) -> None:
     assert frame["reward"].notna().all()
 
 
-@pytest.mark.parametrize("part", ["server", "engine"])
-def test_a_killed_inference_server_is_named(tmp_path: Path, tiny_model: Path, part: str) -> None:
-    port = free_port()
+def back_again(place: Path, process: subprocess.Popen[str], lives: int) -> None:
+    """Wait until a server serves in its life number `lives`, and steps go on."""
+
+    def serves() -> bool:
+        events = RunFolder.open(place / "runs" / "victim").server_events()
+        return any(one.life >= lives and one.state is ServerState.SERVING for one in events)
+
+    until(lambda: serves() or process.poll() is not None, f"life {lives} of a server")
+    before = num_steps(place)
+    until(lambda: num_steps(place) > before + 3 or process.poll() is not None, "more steps")
+    assert process.poll() is None, process.stderr.read() if process.stderr else ""
+
+
+def assert_nothing_was_lost(place: Path) -> None:
+    """Every rollout of every step has tokens of weights that were live, and a reward."""
+    assert_folder_opens(place, says="interrupted")
+    run = RunFolder.open(place / "runs" / "victim")
+    for step in run.rollout_steps():
+        for row in run.rollouts([step]):
+            assert row.reward is not None
+            assert step - 2 <= row.oldest_version <= row.newest_version <= step - 1
+
+
+def test_servers_that_are_killed_or_hang_come_back_and_nothing_is_lost(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    settings = {"inference_num_workers": "2", "inference_progress_timeout_s": "20"}
+    with training(tmp_path, tiny_model, free_port(), settings=settings) as process:
+        first, second = server_processes(process.pid)
+        first.kill()
+        # The other one samples everything meanwhile.
+        before = num_steps(tmp_path)
+        until(lambda: num_steps(tmp_path) > before or process.poll() is not None, "a step")
+        back_again(tmp_path, process, 2)
+        second.suspend()
+        until(lambda: not alive([second]) or process.poll() is not None, "the end of what hangs")
+        back_again(tmp_path, process, 2)
+        events = RunFolder.open(tmp_path / "runs" / "victim").server_events()
+        assert [one.life for one in events if one.state is ServerState.LOST] == [1, 1]
+        assert "hangs" in [one for one in events if one.state is ServerState.LOST][-1].reason
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=DEADLINE_S)
+    assert_nothing_was_lost(tmp_path)
+
+
+def test_a_run_waits_for_its_only_server(tmp_path: Path, tiny_model: Path) -> None:
     # A GPU server's engine is a process of its own; on CPU it is one only when asked for.
-    variables = {ENGINE_THREAD_VARIABLE: "0" if part == "engine" else "1"}
-    with training(tmp_path, tiny_model, port, **variables) as process:
-        victim = server_process(process.pid)
-        if part == "engine":
-            victim = engine_process(victim)
-        victim.kill()
-        _, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 6, errors
-    assert f"inference server at http://127.0.0.1:{port}" in errors
-    assert "died" in errors
-    assert "Traceback (most recent call last)" not in errors.split("its log is")[0]
-    assert_folder_opens(tmp_path, says="failed")
+    variables = {ENGINE_THREAD_VARIABLE: "0"}
+    with training(tmp_path, tiny_model, free_port(), **variables) as process:
+        (server,) = server_processes(process.pid)
+        engine_process(server).kill()
+        back_again(tmp_path, process, 2)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=DEADLINE_S)
+    assert_nothing_was_lost(tmp_path)
 
 
 def test_a_killed_trainer_rank_is_named(tmp_path: Path, tiny_model: Path) -> None:

@@ -21,8 +21,7 @@ from tests.e2e.test_weight_updates import (
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from telescope_core.errors import EndpointError
-from telescope_train.backends.protocol import BackendSettings
+from telescope_train.backends.protocol import BackendSettings, TransferError
 from telescope_train.batches.batch import Shards, StepPlan, TrainingSample
 from telescope_train.batches.packing import pack
 from telescope_train.batches.samples import samples_from_rollout
@@ -261,7 +260,7 @@ async def test_an_adapter_that_the_engine_cannot_place_is_an_error(
         pool, ranks = ServerPool([TokenClient(server.base_url)]), local_ranks(settings)
         try:
             publisher = WeightPublisher(pool, ranks, in_flight="pause", sends_adapter=True)
-            with pytest.raises(EndpointError, match=r"no place for the adapters of .*down_proj"):
+            with pytest.raises(TransferError, match=r"no place for the adapters of .*down_proj"):
                 await publisher.connect()
         finally:
             await ranks.close()

@@ -13,7 +13,7 @@ import pytest
 from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling
 from telescope_train.inference.client import TokenClient, parse_reply
-from telescope_train.inference.generation import Generation
+from telescope_train.inference.generation import Generation, ServerLostError
 from telescope_train.inference.wire import (
     PAUSE_AND_CLEAR,
     PAUSE_AND_KEEP,
@@ -108,6 +108,7 @@ async def test_an_engine_that_fails_fails_what_waits_for_it() -> None:
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.exceptions import EngineDeadError
 
+    from telescope_train.inference.vllm_plugin.completions import GrowingCompletion
     from telescope_train.inference.vllm_plugin.engine_thread import EngineThreadClient
 
     class Broken:
@@ -135,14 +136,14 @@ async def test_an_engine_that_fails_fails_what_waits_for_it() -> None:
         cache_salt=None,
         data_parallel_rank=None,
     )
-    waiting = asyncio.create_task(core.complete(request))
+    waiting = asyncio.create_task(core.complete(request, GrowingCompletion("one")))
     await asyncio.sleep(0)
     with pytest.raises(EngineDeadError):
         await core.get_output_async()
     with pytest.raises(EngineDeadError):
         await asyncio.wait_for(waiting, DEADLINE_S)
     with pytest.raises(EngineDeadError):
-        await core.complete(request)
+        await core.complete(request, GrowingCompletion("one"))
 
 
 @pytest.mark.parametrize("query", [PAUSE_AND_CLEAR, PAUSE_AND_KEEP])
@@ -214,6 +215,34 @@ async def test_a_lost_connection_fails_its_requests_and_is_opened_anew(vllm_serv
     assert len((await generate(client, 3)).token_ids) == 3
     await client.close()
     await other.close()
+
+
+@pytest.mark.parametrize("stop", [[], ["no such text"]])
+async def test_what_was_sampled_is_known_when_the_server_is_lost(
+    vllm_server: str, stop: list[str]
+) -> None:
+    """Of requests with stop strings too, which go through vLLM's output processor."""
+    client = TokenClient(vllm_server)
+    plane = await client._open_plane()
+    running = asyncio.create_task(
+        generate(client, LENGTH, seed=1, stop=stop, detokenize=bool(stop))
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        while not (plane._waiting and plane._waiting[0]._so_far):
+            await num_running(client)
+        await plane._socket.close()
+        with pytest.raises(ServerLostError, match="lost the inference server") as lost:
+            await running
+    begun = lost.value.begun
+    assert begun is not None
+    assert 0 < len(begun.token_ids) < LENGTH
+    assert [span.num_tokens for span in begun.spans] == [len(begun.token_ids)]
+    # The same seed samples the same tokens: what arrived in parts is the beginning of the whole.
+    whole = await generate(client, LENGTH, seed=1, stop=stop, detokenize=bool(stop))
+    assert len(whole.token_ids) == LENGTH
+    assert whole.token_ids[: len(begun.token_ids)] == begun.token_ids
+    assert whole.logprobs[: len(begun.token_ids)] == pytest.approx(begun.logprobs, abs=1e-5)
+    await client.close()
 
 
 async def test_a_request_that_cannot_be_served_is_refused_with_the_reason(

@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import numpy as np
@@ -21,6 +23,7 @@ from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.wire import TokenReply
 from telescope_train.trainer.ranks import LocalRanks
+from telescope_train.weights.gloo import TRANSFER_DEADLINE_S
 from telescope_train.weights.publish import WeightPublisher
 
 pytestmark = pytest.mark.engine
@@ -127,5 +130,28 @@ async def test_engine_and_trainer_agree_over_many_updates(
         # What is computed again is exactly what the new weights say. What is kept is not, and the
         # log-probs that were recorded are still those that were sampled from.
         assert off["pause"] <= 1e-3 < off["continue"], off
+        await update_that_fails_once(fresh_pool, publisher, ranks)
+        reply = await reply_across(fresh_pool, publisher, fresh_pool.version + 1)
+        assert await mismatch_after_update(ranks, reply) <= 1e-3
     finally:
         await ranks.close()
+
+
+async def update_that_fails_once(
+    pool: ServerPool, publisher: WeightPublisher, ranks: LocalRanks
+) -> None:
+    """Publish while the first transfer breaks off, as when another server dies in it."""
+    worker = ranks._ranks[0]._worker
+    sending = worker._publisher
+    assert sending is not None
+
+    def break_off(tensors: Iterable[object]) -> NoReturn:
+        next(iter(tensors))
+        raise RuntimeError("connection closed by peer")
+
+    sending.send = break_off
+    # Far below the deadline of a transfer: the servers do not wait for a sender that has left.
+    async with asyncio.timeout(TRANSFER_DEADLINE_S / 2):
+        await publisher.publish(pool.version + 1)
+    assert worker._publisher is not sending
+    assert [lease.life for lease in pool.leases] == [1]

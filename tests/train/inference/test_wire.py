@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling
 from telescope_train.inference import client as client_module
 from telescope_train.inference.client import TokenClient
-from telescope_train.inference.generation import Generation
+from telescope_train.inference.generation import Generation, ServerLostError, Span
 from telescope_train.inference.wire import (
     FRAME_BYTES,
     TOKEN_PLANE_PATH,
@@ -25,6 +26,7 @@ from telescope_train.inference.wire import (
     TokenReply,
     TokenRequest,
     VersionSpan,
+    column,
     frames,
 )
 
@@ -131,6 +133,87 @@ async def test_a_prompt_above_the_limit_is_refused_for_itself_alone(
     assert isinstance(results[0], EndpointError)
     assert "5000 tokens" in str(results[0])
     assert all(isinstance(one, Generation) for one in results[1:])
+
+
+def part(number: int, ids: list[int], spans: list[tuple[str, int]], **fields: Any) -> TokenReply:
+    return TokenReply(
+        number,
+        token_ids=array("i", ids).tobytes(),
+        logprobs=array("f", [-0.5] * len(ids)).tobytes(),
+        versions=tuple(VersionSpan(*span) for span in spans),
+        **fields,
+    )
+
+
+PARTS = [
+    part(0, [1, 2], [("default", 0)]),
+    part(0, [3], [("default", 0), ("1", 2)]),
+    part(0, [4, 5], [("default", 0), ("1", 2), ("2", 4)], finish_reason="stop"),
+]
+
+
+async def test_an_answer_that_arrives_in_parts_is_one_answer() -> None:
+    async def in_parts(socket: web.WebSocketResponse) -> None:
+        async for _ in socket:
+            for one in PARTS:
+                await socket.send_bytes(msgspec.msgpack.encode([one]))
+
+    async with plane_server(in_parts, limit=UVICORN_LIMIT_BYTES) as client:
+        found = await sample(client, 3)
+    assert list(found.token_ids) == [1, 2, 3, 4, 5]
+    assert len(found.logprobs) == 5
+    assert found.spans == (Span(0, 2), Span(1, 2), Span(2, 1))
+    assert found.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("end", ["closed", "dead"])
+async def test_a_server_that_goes_away_leaves_what_has_arrived(end: str) -> None:
+    async def leave(socket: web.WebSocketResponse) -> None:
+        async for _ in socket:
+            await socket.send_bytes(msgspec.msgpack.encode(PARTS[:2]))
+            if end == "closed":
+                await socket.close()
+            else:
+                dead = TokenReply(0, error="EngineDeadError: it is dead", is_dead=True)
+                await socket.send_bytes(msgspec.msgpack.encode([dead]))
+
+    async with plane_server(leave, limit=UVICORN_LIMIT_BYTES) as client:
+        with pytest.raises(ServerLostError) as lost:
+            await sample(client, 3)
+    begun = lost.value.begun
+    assert begun is not None
+    assert list(begun.token_ids) == [1, 2, 3]
+    assert begun.spans == (Span(0, 2), Span(1, 1))
+
+
+async def test_a_request_goes_on_after_what_it_had() -> None:
+    asked: list[TokenRequest] = []
+
+    async def rest(socket: web.WebSocketResponse) -> None:
+        async for message in socket:
+            asked.extend(msgspec.msgpack.Decoder(list[TokenRequest]).decode(message.data))
+            ended = part(asked[-1].id, [4], [("2", 0)], finish_reason="length")
+            await socket.send_bytes(msgspec.msgpack.encode([ended]))
+
+    begun = Generation(
+        token_ids=array("i", [1, 2, 3]),
+        logprobs=array("f", [-0.5] * 3),
+        finish_reason="length",
+        spans=(Span(1, 3),),
+    )
+    async with plane_server(rest, limit=UVICORN_LIMIT_BYTES) as client:
+        found = await client.generate(
+            [9, 9], Sampling(max_tokens=4), stop_token_ids=[7], cache_salt="v2", begun=begun
+        )
+        ids = list(found.token_ids)
+        already = await client.generate(
+            [9], Sampling(max_tokens=3), stop_token_ids=[7], cache_salt="v2", begun=begun
+        )
+    assert ids == [1, 2, 3, 4]
+    assert found.spans == (Span(1, 3), Span(2, 1))
+    assert list(column("i", asked[0].prompt_ids)) == [9, 9, 1, 2, 3]
+    assert msgspec.msgpack.decode(bytes(asked[0].sampling))["max_tokens"] == 1
+    assert (len(asked), already.finish_reason) == (1, "length")
 
 
 async def test_a_reply_that_names_no_weights_is_an_error_of_the_server() -> None:

@@ -16,6 +16,7 @@ from telescope_train.inference.generation import (
     Generation,
     ServerLostError,
     Span,
+    ended,
     joined,
     sampling_after,
 )
@@ -81,6 +82,8 @@ class TokenClient:
         `begun` is the part of it that another server has sampled already. Raises ServerLostError
         if this server is gone.
         """
+        if (whole := ended(begun, sampling, stop_token_ids)) is not None:
+            return whole
         # Counted before anything is awaited: `ServerPool` compares these counts for each group.
         self.num_in_flight += 1
         try:
@@ -95,7 +98,8 @@ class TokenClient:
                 priority=priority,
             )
         except ServerLostError as error:
-            error.begun = begun
+            if begun is not None:
+                error.begun = begun if error.begun is None else joined(begun, error.begun)
             raise
         finally:
             self.num_in_flight -= 1
@@ -197,13 +201,44 @@ class TokenClient:
         return orjson.loads(content) if response.content_type == "application/json" else None
 
 
+class _Waiting:
+    """A request, and what has arrived of its answer."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[TokenReply] = asyncio.get_running_loop().create_future()
+        self._so_far: TokenReply | None = None
+
+    def take(self, reply: TokenReply) -> None:
+        """Add a reply; the last one ends the request."""
+        if self.future.done():
+            return  # it is canceled, and about to be removed
+        if self._so_far is not None and not reply.error:
+            reply = msgspec.structs.replace(
+                reply,
+                token_ids=self._so_far.token_ids + reply.token_ids,
+                logprobs=self._so_far.logprobs + reply.logprobs,
+            )
+        if not reply.is_last:
+            self._so_far = reply
+        elif reply.is_dead:
+            self.lose(f"the engine of an inference server is dead: {reply.error}")
+        else:
+            self.future.set_result(reply)
+
+    def lose(self, why: str) -> None:
+        """Fail, with what has arrived."""
+        if not self.future.done():
+            begun = None if self._so_far is None else _generation(self._so_far, "length")
+            self.future.set_exception(ServerLostError(why, begun))
+
+
 class Plane:
     """One open WebSocket. Replies are matched to requests by number."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, url: str) -> None:
         self._socket = socket
         self._url = url
-        self._waiting: dict[int, asyncio.Future[TokenReply]] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._numbers = count()
         self._outbox = Outbox[TokenRequest | CancelRequest](self._send)
         self._decoder = msgspec.msgpack.Decoder(ServerFrame)
@@ -231,11 +266,10 @@ class Plane:
                 f"a prompt of {len(prompt_ids)} tokens does not fit into one message to "
                 f"{self._url}, which holds {MAX_FRAME_BYTES} bytes; expected a shorter prompt"
             )
-        future = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
+        waiting = self._waiting[number] = _Waiting()
         self._outbox.put(request)
         try:
-            return await future
+            return await waiting.future
         except asyncio.CancelledError:
             # Only queued: awaiting the send would delay the cancellation. If the connection is
             # lost first, the server aborts all of its requests anyway.
@@ -269,11 +303,10 @@ class Plane:
                     self._fail(f"it sent a {message.type.name} message ({message.data})")
                     return
                 for reply in self._decoder.decode(message.data):
-                    # A reply may cross a cancellation on its way. Its future is then gone, or is
-                    # canceled and not yet removed; setting it would raise and end the reader.
-                    future = self._waiting.get(reply.id)
-                    if future is not None and not future.done():
-                        future.set_result(reply)
+                    # A reply may cross a cancellation on its way.
+                    waiting = self._waiting.get(reply.id)
+                    if waiting is not None:
+                        waiting.take(reply)
         except msgspec.MsgspecError as error:
             self._fail(f"it sent a malformed frame ({error})")
         finally:
@@ -281,11 +314,8 @@ class Plane:
             self._fail(f"the connection closed ({self._socket.close_code})")
 
     def _fail(self, why: str) -> None:
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(
-                    ServerLostError(f"lost the inference server {self._url}: {why}")
-                )
+        for waiting in self._waiting.values():
+            waiting.lose(f"lost the inference server {self._url}: {why}")
 
 
 def _no_answer(url: str, error: Exception) -> ServerLostError:
@@ -323,11 +353,10 @@ def parse_reply(reply: TokenReply, base_url: str) -> Generation:
             f"{base_url} ended a request with finish_reason {reply.finish_reason!r}; "
             "expected 'stop' or 'length'"
         )
-    token_ids = cast("array[int]", column("i", reply.token_ids))
-    logprobs = cast("array[float]", column("f", reply.logprobs))
-    if len(logprobs) != len(token_ids) or not token_ids:
+    num_tokens, num_logprobs = len(reply.token_ids) // 4, len(reply.logprobs) // 4
+    if num_logprobs != num_tokens or not num_tokens:
         raise EndpointError(
-            f"{base_url} returned {len(token_ids)} tokens with {len(logprobs)} log-probs; "
+            f"{base_url} returned {num_tokens} tokens with {num_logprobs} log-probs; "
             "one log-prob per token was expected"
         )
     if not reply.versions:
@@ -335,10 +364,15 @@ def parse_reply(reply: TokenReply, base_url: str) -> Generation:
             f"{base_url} did not say which weights sampled a request; expected at least one "
             "version span. Start servers through Telescope, with the vLLM release it names"
         )
+    return _generation(reply, cast(Literal["stop", "length"], reply.finish_reason))
+
+
+def _generation(reply: TokenReply, finish_reason: Literal["stop", "length"]) -> Generation:
+    token_ids = cast("array[int]", column("i", reply.token_ids))
     return Generation(
         token_ids=token_ids,
-        logprobs=logprobs,
-        finish_reason=cast(Literal["stop", "length"], reply.finish_reason),
+        logprobs=cast("array[float]", column("f", reply.logprobs)),
+        finish_reason=finish_reason,
         spans=_spans(reply, len(token_ids)),
     )
 

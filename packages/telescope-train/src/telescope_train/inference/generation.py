@@ -71,6 +71,19 @@ def in_a_row(spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(merged)
 
 
+def ended(
+    begun: Generation | None, sampling: Sampling, stop_token_ids: Sequence[int]
+) -> Generation | None:
+    """Return `begun` if nothing is left to sample: only its end was lost."""
+    if begun is None:
+        return None
+    if begun.token_ids[-1] in stop_token_ids:
+        return replace(begun, finish_reason="stop")
+    if len(begun.token_ids) >= sampling.max_tokens:
+        return replace(begun, finish_reason="length")
+    return None
+
+
 def sampling_after(begun: Generation | None, sampling: Sampling) -> Sampling:
     """Return how to sample what is left after `begun`.
 

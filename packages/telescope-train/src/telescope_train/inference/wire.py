@@ -13,6 +13,9 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+PROGRESS_S = 0.5
+"""Seconds after which the tokens that a request has so far are sent, so that they are not lost with
+the server. A shorter request has one reply."""
 TOKEN_PLANE_PATH = "/telescope/v1/tokens"
 PAUSE_PATH = "/telescope/v1/pause"
 """Stops the engine between two steps and keeps its requests, until `/resume`. vLLM's own `/pause`
@@ -85,7 +88,7 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenReply(msgspec.Struct, frozen=True, array_like=True):
-    """The result of one request."""
+    """Tokens of one request that its earlier replies did not have; the last one ends it."""
 
     id: int
     token_ids: bytes = b""
@@ -93,11 +96,18 @@ class TokenReply(msgspec.Struct, frozen=True, array_like=True):
     logprobs: bytes = b""
     """[T] float32 column, nats: log-probs under the distribution that was sampled from."""
     finish_reason: str = ""
-    """`stop`, `length`, `abort` or `error`; empty if the request was refused."""
+    """`stop`, `length`, `abort` or `error`; empty if it goes on, or was refused."""
     versions: tuple[VersionSpan, ...] = ()
-    """In the order of the tokens."""
+    """In the order of the tokens; of all tokens so far."""
     error: str = ""
     """Why the request failed; the columns are empty then."""
+    is_dead: bool = False
+    """Whether it failed because the engine is dead, and all others will."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the request has ended."""
+        return bool(self.finish_reason or self.error)
 
     @property
     def num_bytes(self) -> int:

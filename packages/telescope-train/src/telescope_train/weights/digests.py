@@ -48,15 +48,16 @@ def difference(sent: Mapping[str, str], held: Mapping[str, str]) -> str:
 def _sums(content: torch.Tensor) -> torch.Tensor:
     """Return [3] int64: sums of the words, and what is left at the end. They wrap around.
 
-    The sum of each row of words is weighted by its position, so that rows cannot change places.
+    The sum of each row of words is weighted by its place, so that rows cannot change theirs. The
+    weights are odd: an even one would wipe out the highest bit.
     """
     num_words = content.numel() // 8
     words = content[: 8 * num_words].view(torch.int64)
     num_rows = num_words // _ROW
     rows = words[: num_rows * _ROW].view(num_rows, _ROW).sum(1)
-    places = torch.arange(1, num_rows + 1, device=content.device)
+    places = 2 * torch.arange(num_rows, device=content.device) + 1
     rest = words[num_rows * _ROW :]
-    rest_places = torch.arange(1, len(rest) + 1, device=content.device)
+    rest_places = 2 * torch.arange(len(rest), device=content.device) + 1
     end = content[8 * num_words :].to(torch.int64)
     end_places = 256 ** torch.arange(len(end), device=content.device)
     size = content.numel()

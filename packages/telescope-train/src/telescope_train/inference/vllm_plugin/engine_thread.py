@@ -225,16 +225,18 @@ class EngineThreadClient(AsyncMPClient):
                 self._has_work.set()
         return self._ready.popleft()
 
-    async def complete(self, request: EngineCoreRequest) -> GrowingCompletion:
+    async def complete(self, request: EngineCoreRequest, completion: GrowingCompletion) -> None:
         """Run `request` to its end, bypassing the output processor; canceling the call aborts it.
+
+        Its tokens go to `completion`, which has the request's id.
 
         Stop strings are not matched, because that requires text. Raises EngineDeadError if the
         engine fails.
         """
         future = self._awaited[request.request_id] = asyncio.get_running_loop().create_future()
         try:
-            self._start(request, GrowingCompletion(request.request_id))
-            return await future
+            self._start(request, completion)
+            await future
         except asyncio.CancelledError:
             # Nothing in this call suspends, so the abort is queued before the task ends.
             await self.abort_requests_async([request.request_id])

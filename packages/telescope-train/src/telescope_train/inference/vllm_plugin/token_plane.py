@@ -8,7 +8,7 @@ are aborted.
 import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, MutableMapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
@@ -18,13 +18,20 @@ from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from telescope_train.inference.vllm_plugin.completions import GrowingCompletion
 from telescope_train.inference.vllm_plugin.engine_thread import EngineThreadClient
+from telescope_train.inference.vllm_plugin.parts import (
+    Part,
+    part_of_completion,
+    part_of_output,
+)
 from telescope_train.inference.wire import (
     PAUSE_AND_CLEAR,
     PAUSE_PATH,
     PAUSE_QUERIES,
+    PROGRESS_S,
     TOKEN_PLANE_PATH,
     ClientFrame,
     Outbox,
@@ -74,6 +81,21 @@ async def _pause(engine: Any, query: str, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+class _Growing:
+    """A request that runs, and how much of it has been sent."""
+
+    def __init__(self, part_from: Callable[[int], Part]) -> None:
+        """`part_from` returns what there is from some token on."""
+        self._part_from = part_from
+        self.num_sent = 0
+
+    def rest(self) -> Part:
+        """Return what has not been sent yet, to send it."""
+        part = self._part_from(self.num_sent)
+        self.num_sent += len(part.token_ids)
+        return part
+
+
 class PlaneConnection:
     """The connection of one client: its requests in progress and the replies to send."""
 
@@ -84,6 +106,7 @@ class PlaneConnection:
         # Clients number their requests from 0, and the engine's request ids must be unique.
         self._name = f"plane{next(_connection_numbers)}"
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._growing: dict[int, _Growing] = {}
         self._outbox = Outbox[TokenReply](self._send_frame)
         self._decoder = msgspec.msgpack.Decoder(ClientFrame)
         self._encoder = msgspec.msgpack.Encoder()
@@ -95,6 +118,7 @@ class PlaneConnection:
         # Replies are sent by a task of their own: many end in the same step and share a frame, and
         # reading must go on meanwhile, or a cancellation would wait behind a slow send.
         writer = asyncio.create_task(self._outbox.run())
+        progress = asyncio.create_task(self._send_progress())
         try:
             while True:
                 event = await self._receive()
@@ -111,10 +135,10 @@ class PlaneConnection:
         finally:
             # Canceling an answer aborts its request in the engine. Without that, requests of a
             # client that is gone would hold their slots to their end.
-            writer.cancel()
-            for task in self._running.values():
+            tasks = [writer, progress, *self._running.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(writer, *self._running.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _take(self, frame: ClientFrame) -> None:
         for item in frame:
@@ -133,7 +157,19 @@ class PlaneConnection:
         # A cancellation is no `Exception`, and gets no reply: the client has stopped waiting.
         except Exception as error:  # noqa: BLE001 - a boundary: the client is told
             text = f"{type(error).__name__}: {error}"
-            self._outbox.put(TokenReply(request.id, error=text))
+            is_dead = isinstance(error, EngineDeadError)
+            self._outbox.put(TokenReply(request.id, error=text, is_dead=is_dead))
+        finally:
+            self._growing.pop(request.id, None)
+
+    async def _send_progress(self) -> None:
+        """Send what has been sampled, again and again, for as long as the connection lasts."""
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            for number, growing in self._growing.items():
+                part = growing.rest()
+                if part.token_ids:
+                    self._outbox.put(_reply(number, part))
 
     async def _sample(self, request: TokenRequest) -> TokenReply:
         prompt_ids = array("i")
@@ -152,8 +188,12 @@ class PlaneConnection:
                 supported_tasks=await self._engine.get_supported_tasks(),
                 priority=request.priority,
             )
-            return _reply_of_completion(request.id, await core.complete(engine_request))
+            completion = GrowingCompletion(request_id)
+            growing = self._grows(request, partial(part_of_completion, completion))
+            await core.complete(engine_request, completion)
+            return _reply(request.id, growing.rest(), completion.finish_reason)
         # With `FINAL_ONLY` there is one output. Canceling this loop makes vLLM abort the request.
+        growing = self._grows(request, partial(part_of_output, self._engine, request_id))
         final: RequestOutput | None = None
         async for output in self._engine.generate(
             prompt, params, request_id, priority=request.priority
@@ -161,7 +201,12 @@ class PlaneConnection:
             final = output
         if final is None:
             raise RuntimeError("the engine ended the request without an output")
-        return _reply_of_output(request.id, final)
+        reason = final.outputs[0].finish_reason or ""
+        return _reply(request.id, _part_of_final(final, growing.num_sent), reason)
+
+    def _grows(self, request: TokenRequest, part_from: "Callable[[int], Part]") -> "_Growing":
+        growing = self._growing[request.id] = _Growing(part_from)
+        return growing
 
     async def _send_frame(self, replies: list[TokenReply]) -> None:
         await self._send({"type": "websocket.send", "bytes": self._encoder.encode(replies)})
@@ -179,27 +224,25 @@ def _sampling_params(content: bytes) -> SamplingParams:
     return params
 
 
-def _reply_of_completion(request_id: int, completion: GrowingCompletion) -> TokenReply:
+def _reply(request_id: int, part: Part, finish_reason: str = "") -> TokenReply:
     return TokenReply(
         request_id,
-        token_ids=completion.token_ids.tobytes(),
-        logprobs=completion.logprobs.tobytes(),
-        finish_reason=completion.finish_reason,
-        versions=tuple(completion.versions),
+        token_ids=part.token_ids.tobytes(),
+        logprobs=part.logprobs.tobytes(),
+        finish_reason=finish_reason,
+        versions=part.versions,
     )
 
 
-def _reply_of_output(request_id: int, output: RequestOutput) -> TokenReply:
+def _part_of_final(output: RequestOutput, start: int) -> Part:
     choice = output.outputs[0]
     logprobs = choice.logprobs
     columns: list[float] = [] if logprobs is None else _sampled(logprobs)
     spans = choice.weight_versions or ()
-    return TokenReply(
-        request_id,
-        token_ids=array("i", choice.token_ids).tobytes(),
-        logprobs=array("f", columns).tobytes(),
-        finish_reason=choice.finish_reason or "",
-        versions=tuple(VersionSpan(span.version, span.start) for span in spans),
+    return Part(
+        array("i", choice.token_ids[start:]),
+        array("f", columns[start:]),
+        tuple(VersionSpan(span.version, span.start) for span in spans),
     )
 
 

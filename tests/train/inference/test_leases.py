@@ -1,0 +1,337 @@
+"""Servers that are lost: requests go on, weights reach those that are left, and all come back."""
+
+import asyncio
+import itertools
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from telescope_core.errors import EndpointLostError, ProcessDiedError
+from telescope_core.records.servers import ServerEvent, ServerState
+from telescope_core.types import Sampling
+from telescope_train.inference.generation import ServerLostError
+from telescope_train.inference.keeping import GOOD_LIFE_S, MOST_RESTARTS, Keeping
+from telescope_train.inference.leases import _NEXT, Lease
+from telescope_train.inference.pool import ServerPool
+from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
+from telescope_train.simulation.fleet import SimulatedFleet
+from telescope_train.simulation.servers import (
+    TOKENS_PER_ID,
+    Planned,
+    ServerTimes,
+    SimulatedClient,
+)
+from telescope_train.simulation.trainer import SimulatedRanks, TrainerSpeed
+from telescope_train.simulation.virtual_time import Deadlock, run_in_virtual_time
+from telescope_train.weights.publish import WeightPublisher
+
+SPEED = EngineSpeed(
+    slots=64,
+    cache_tokens=10**6,
+    step_s=0.01,
+    step_per_request_s=0.0,
+    step_per_cached_token_s=0.0,
+    prefill_tokens_per_s=10**9,
+)
+TIMES = ServerTimes(round_trip_s=0.001, transfer_s=0.5)
+
+
+class World:
+    """Some simulated servers, the pool and the publisher; inside the loop."""
+
+    def __init__(self, num_servers: int = 2, *, is_kept: bool = True) -> None:
+        self.events: list[ServerEvent] = []
+        self.ranks = SimulatedRanks(1, TrainerSpeed(send_s=0.5, optimizer_s=1.0))
+        self.engines = [SimulatedEngine(SPEED, name=f"server-{n}") for n in range(num_servers)]
+        self.clients = [
+            SimulatedClient(engine, TIMES, lambda: self.ranks.digest) for engine in self.engines
+        ]
+        self.pool = ServerPool(self.clients, on_event=self.events.append, is_kept=is_kept)
+        self.publisher = WeightPublisher(self.pool, self.ranks, in_flight="continue")
+
+    def sample(self, name: str, num_ids: int) -> "asyncio.Task[Any]":
+        prompt = Planned([3], rollout_id=f"{name}/0", num_tokens=num_ids * TOKENS_PER_ID)
+        return asyncio.create_task(
+            self.pool.generate(prompt, Sampling(max_tokens=10**6), stop_token_ids=(), group_id=name)
+        )
+
+    async def keeping(self, work: Coroutine[Any, Any, None], **fleet: Any) -> list[str]:
+        """Do `work` while lost servers come back; returns what a person was told."""
+        told: list[str] = []
+        keeping = Keeping(
+            self.pool,
+            SimulatedFleet(self.engines, **fleet),
+            self.publisher.bring_in,
+            say=told.append,
+        )
+        kept = asyncio.create_task(keeping.run())
+        working = asyncio.create_task(work)
+        await asyncio.wait([kept, working], return_when=asyncio.FIRST_COMPLETED)
+        for task in (kept, working):
+            task.cancel()
+        await asyncio.wait([kept, working])
+        if not kept.cancelled():
+            kept.result()
+        working.result()
+        return told
+
+    def states(self, server: int) -> list[str]:
+        name = self.engines[server].name
+        return [f"{one.state}" for one in self.events if one.server == name]
+
+
+def in_world(main, **options: Any) -> Any:
+    async def run() -> Any:
+        return await main(World(**options))
+
+    return run_in_virtual_time(run)
+
+
+def test_a_request_goes_on_elsewhere_after_the_tokens_that_it_had() -> None:
+    async def main(world: World) -> None:
+        asked = [world.sample("a", 100), world.sample("b", 100)]
+        await asyncio.sleep(40 * TOKENS_PER_ID * 0.01)
+        world.engines[0].die("killed")
+        for answer in await asyncio.gather(*asked):
+            assert len(answer.token_ids) == len(answer.logprobs) == 100
+            assert sum(span.num_tokens for span in answer.spans) == 100
+        # Of the 40 ids that had been sampled there, at most the one in work is sampled again.
+        moved = world.engines[1].num_tokens_written - 100 * TOKENS_PER_ID
+        assert moved <= 61 * TOKENS_PER_ID
+        assert world.pool.leases[0].state is ServerState.LOST
+        assert "killed" in world.pool.leases[0].reason
+
+    in_world(main)
+
+
+def test_tokens_keep_the_version_that_sampled_them() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+        await world.publisher.publish(1)
+        asked = world.sample("a", 100)
+        await asyncio.sleep(30 * TOKENS_PER_ID * 0.01)
+        await world.publisher.publish(2)
+        await asyncio.sleep(30 * TOKENS_PER_ID * 0.01)
+        world.engines[0].die("killed")
+        await world.publisher.publish(3)
+        answer = await asked
+        assert [span.version for span in answer.spans] == [1, 2, 3]
+        assert sum(span.num_tokens for span in answer.spans) == len(answer.token_ids) == 100
+        assert (answer.oldest_version, answer.newest_version) == (1, 3)
+
+    in_world(main)
+
+
+def test_requests_wait_for_the_only_server_and_it_serves_the_present_weights() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+        await world.publisher.publish(4)
+
+        async def work() -> None:
+            asked = world.sample("a", 10)
+            await asyncio.sleep(1.0)
+            world.engines[0].die("killed")
+            assert (await asked).spans[-1].version == 4
+            assert (await world.sample("b", 3)).spans[0].version == 4
+
+        told = await world.keeping(work(), start_s=40.0)
+        assert asyncio.get_running_loop().time() > 40.0
+        assert world.states(0)[-4:] == ["lost", "starting", "loading", "serving"]
+        assert world.pool.leases[0].life == 2
+        assert ["killed" in line for line in told] == [True, False]
+
+    in_world(main, num_servers=1)
+
+
+def test_without_a_keeper_the_last_loss_is_the_callers() -> None:
+    async def main(world: World) -> None:
+        asked = world.sample("a", 10)
+        await asyncio.sleep(0.1)
+        world.engines[0].die("killed")
+        with pytest.raises(ServerLostError, match="killed"):
+            await asked
+        with pytest.raises(EndpointLostError, match=r"no inference server is left: .*killed"):
+            await world.sample("b", 1)
+
+    in_world(main, num_servers=1, is_kept=False)
+
+
+def test_what_an_earlier_life_says_changes_nothing() -> None:
+    async def main(world: World) -> None:
+        lease = world.pool.leases[0]
+        world.pool.lose(lease, "killed")
+        lease.become(ServerState.STARTING)
+        world.pool.lose(lease, "a late answer", life=1)
+        assert lease.state is ServerState.STARTING
+        world.pool.lose(lease, "it died at its start", life=2)
+        assert lease.state is ServerState.LOST
+
+    in_world(main)
+
+
+def test_states_follow_the_drawn_machine_alone() -> None:
+    async def main(world: World) -> None:
+        for before, after in itertools.product(ServerState, ServerState):
+            lease = Lease(world.clients[0])
+            lease.state = before
+            if after is before or after in _NEXT[before]:
+                lease.become(after)
+                assert lease.state is after
+            else:
+                with pytest.raises(AssertionError, match=f"cannot be {after} after {before}"):
+                    lease.become(after)
+
+    in_world(main)
+
+
+@pytest.mark.parametrize("delay_s", [0.0005, 0.0015, 0.003, 0.1, 0.45, 0.5015, 0.503, 0.505])
+def test_a_server_that_dies_in_an_update_is_left_out_of_it(delay_s: float) -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+        publishing = asyncio.create_task(world.publisher.publish(1))
+        await asyncio.sleep(delay_s)
+        world.engines[1].die("killed")
+        await publishing
+        await world.publisher.publish(2)
+        assert world.pool.version == world.engines[0].version == 2
+        assert world.pool.leases[1].state is ServerState.LOST
+        assert (await world.sample("a", 5)).spans[0].version == 2
+
+    in_world(main)
+
+
+def test_an_update_that_no_server_survives_is_live_on_those_that_come_back() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+
+        async def work() -> None:
+            for engine in world.engines:
+                engine.die("killed")
+            await world.publisher.publish(7)
+            assert (await world.sample("a", 5)).spans[0].version == 7
+            await world.publisher.publish(8)
+            assert [engine.version for engine in world.engines] == [8, 8]
+
+        await world.keeping(work())
+
+    in_world(main)
+
+
+def test_a_server_that_comes_back_before_a_publish_gets_its_weights() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+
+        async def work() -> None:
+            world.engines[1].die("killed")
+            await world.publisher.weights_change()
+            await asyncio.sleep(100.0)
+            # It is healthy, but the weights that the ranks have now are not those of version 0.
+            assert world.pool.leases[1].state is ServerState.LOADING
+            assert not world.pool.leases[1].takes_requests
+            await world.publisher.publish(1)
+            assert world.pool.leases[1].state is ServerState.SERVING
+            assert world.engines[1].version == 1
+
+        await world.keeping(work())
+
+    in_world(main)
+
+
+def test_a_server_that_holds_other_weights_is_lost_and_says_which() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+        world.clients[1].corrupts = lambda: True
+        await world.publisher.publish(1)
+        assert [lease.state for lease in world.pool.leases] == ["serving", "lost"]
+        assert world.pool.leases[1].reason == (
+            "it holds other weights than were sent: 1 of 1 tensors differ: weights"
+        )
+
+    in_world(main)
+
+
+def test_a_server_that_hangs_is_lost_and_its_requests_go_on() -> None:
+    async def main(world: World) -> None:
+        async def work() -> None:
+            asked = [world.sample(name, 20) for name in "abcd"]
+            await asyncio.sleep(1.0)
+            world.engines[0].hang()
+            assert [len((await one).token_ids) for one in asked] == [20] * 4
+
+        told = await world.keeping(work(), progress_s=30.0)
+        assert "it hangs: it was silent for 30 s" in told[0]
+
+    in_world(main)
+
+
+def test_a_server_that_never_starts_is_given_up_and_the_run_goes_on_with_the_others() -> None:
+    async def main(world: World) -> None:
+        async def work() -> None:
+            world.engines[0].die("killed")
+            await world.pool.leases[0].until(ServerState.GIVEN_UP)
+            assert len((await world.sample("a", 5)).token_ids) == 5
+
+        told = await world.keeping(work(), failed_starts=10**6, start_s=1.0)
+        assert len(told) == MOST_RESTARTS + 1
+        assert told[-1].endswith("is given up, and the run goes on without it")
+
+    in_world(main)
+
+
+def test_a_run_ends_with_its_last_server_and_says_why() -> None:
+    async def main(world: World) -> None:
+        async def work() -> None:
+            for engine in world.engines:
+                engine.die("killed")
+            await asyncio.Event().wait()
+
+        with pytest.raises(ProcessDiedError, match=r"no inference server is left: .* 6 times"):
+            await world.keeping(work(), failed_starts=10**6, start_s=1.0)
+
+    in_world(main)
+
+
+def test_losses_long_ago_are_not_held_against_a_server() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+
+        async def work() -> None:
+            for _ in range(2 * MOST_RESTARTS):
+                world.engines[0].die("killed")
+                await asyncio.sleep(GOOD_LIFE_S + 100.0)
+            assert world.pool.leases[0].state is ServerState.SERVING
+
+        await world.keeping(work())
+
+    in_world(main)
+
+
+def test_a_server_that_served_before_it_had_weights_would_be_noticed(monkeypatch) -> None:
+    """The check of the tests above: without the weights, the version of the tokens is another."""
+
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+        await world.publisher.publish(4)
+
+        async def serve(lease: Lease) -> None:
+            world.pool.serve(lease, 4)
+
+        monkeypatch.setattr(world.publisher, "bring_in", serve)
+
+        async def work() -> None:
+            world.engines[0].die("killed")
+            assert (await world.sample("a", 3)).spans[0].version == 0
+
+        await world.keeping(work())
+
+    in_world(main, num_servers=1)
+
+
+def test_requests_that_wait_for_a_server_that_never_comes_are_a_deadlock() -> None:
+    async def main(world: World) -> None:
+        world.engines[0].die("killed")
+        await world.sample("a", 3)
+
+    with pytest.raises(Deadlock):
+        in_world(main, num_servers=1)
