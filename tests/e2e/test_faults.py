@@ -132,7 +132,7 @@ def assert_nothing_was_lost(place: Path) -> None:
 def test_servers_that_are_killed_or_hang_come_back_and_nothing_is_lost(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    settings = {"inference_num_workers": "2", "inference_progress_timeout_s": "20"}
+    settings = {"inference_num_workers": "2", "inference_progress_timeout_s": "30"}
     with training(tmp_path, tiny_model, free_port(), settings=settings) as process:
         first, second = server_processes(process.pid)
         first.kill()

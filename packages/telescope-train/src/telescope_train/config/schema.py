@@ -184,8 +184,8 @@ class InferenceSection(Section):
     """Seconds that a starting server may stay silent, in its log and to health checks, before the
     run gives up on it."""
     inference_progress_timeout_s: Positive = 120.0
-    """Seconds without an answer to its health check after which an inference server is taken for
-    dead, ended and started again. Lost requests go on at the other servers."""
+    """Seconds without a token or an answer to its health check after which an inference server is
+    taken for dead, ended and started again. Its requests go on at the other servers."""
     gateway_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address of this machine at which programs that environments start reach the model."""
     gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0

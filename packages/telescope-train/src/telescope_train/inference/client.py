@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Literal, cast
 
@@ -37,7 +37,8 @@ from telescope_train.inference.wire import (
 CONTROL_DEADLINE_S = 120.0
 """Longest that a control call may take, its retries included, in seconds."""
 _LOAD_S = 5.0
-_HEALTH_S = 5.0
+_HEALTH_S = 20.0
+"""Seconds for a health check: an engine in the server's process lets it answer late."""
 _PAUSES_S = (0.25, 0.5, 1.0)
 """Seconds to wait before each further try of a control call."""
 # Both mean that no connection was made, so the server cannot have acted on the call.
@@ -55,6 +56,7 @@ class TokenClient:
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
         self.num_in_flight = 0
+        self.heard_s = 0.0
         # Each control call opens its own connection. vLLM closes a connection that has been idle
         # for 5 s, and between two steps it may do so at the moment the next call goes out.
         # There is no total timeout, because a generation may take as long as its rollout: the
@@ -179,8 +181,11 @@ class TokenClient:
                         )
                 except (TimeoutError, aiohttp.ClientError) as error:
                     raise _no_answer(url, error) from error
-                self._plane = Plane(socket, url)
+                self._plane = Plane(socket, url, on_frame=self._hear)
             return self._plane
+
+    def _hear(self) -> None:
+        self.heard_s = asyncio.get_running_loop().time()
 
     async def _post_again(self, path: str, body: dict[str, Any], *, is_repeatable: bool) -> Any:
         for pause_s in (*_PAUSES_S, None):
@@ -235,8 +240,16 @@ class _Waiting:
 class Plane:
     """One open WebSocket. Replies are matched to requests by number."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, url: str) -> None:
+    def __init__(
+        self,
+        socket: aiohttp.ClientWebSocketResponse,
+        url: str,
+        *,
+        on_frame: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_frame` is called for each frame that arrives."""
         self._socket = socket
+        self._on_frame = on_frame
         self._url = url
         self._waiting: dict[int, _Waiting] = {}
         self._numbers = count()
@@ -302,6 +315,7 @@ class Plane:
                     # aiohttp hands out its own errors this way, such as a frame above the limit.
                     self._fail(f"it sent a {message.type.name} message ({message.data})")
                     return
+                self._on_frame()
                 for reply in self._decoder.decode(message.data):
                     # A reply may cross a cancellation on its way.
                     waiting = self._waiting.get(reply.id)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,7 +134,7 @@ class ServerGroup:
                 await server.ask("check")
             await asyncio.sleep(WATCH_EVERY_S)
 
-    async def until_lost(self, index: int) -> str:
+    async def until_lost(self, index: int, heard_s: Callable[[], float]) -> str:
         """Return why a server has died or hangs, as soon as it does."""
         # Nothing tells the driver about a death: the server is a child of the keeper's, not of
         # Ray's. So the keeper is asked. If the keeper itself is dead, `answer` raises for it.
@@ -146,11 +146,13 @@ class ServerGroup:
                     answered_s = clock.time()
             except ProcessDiedError as error:
                 return str(error)
-            silent_s = clock.time() - answered_s
+            # An engine in the server's process may leave it no time for health checks.
+            silent_s = clock.time() - max(answered_s, heard_s())
             if silent_s > self._progress_s:
                 return (
-                    f"it hangs: its health check was not answered for {silent_s:.0f} s (limit: "
-                    f"inference_progress_timeout_s); its log is {server.settings.log_path}"
+                    f"it hangs: it was silent for {silent_s:.0f} s, to health checks and requests "
+                    "(limit: inference_progress_timeout_s); its log is "
+                    f"{server.settings.log_path}"
                 )
             await asyncio.sleep(WATCH_EVERY_S)
 

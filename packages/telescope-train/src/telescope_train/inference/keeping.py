@@ -22,8 +22,11 @@ GOOD_LIFE_S = 300.0
 class Fleet(Protocol):
     """The processes of the servers; see `fleet.ServerGroup`."""
 
-    async def until_lost(self, index: int) -> str:
-        """Return why server `index` has died or hangs, as soon as it does."""
+    async def until_lost(self, index: int, heard_s: Callable[[], float]) -> str:
+        """Return why server `index` has died or hangs, as soon as it does.
+
+        `heard_s` says when it last answered a request, on the clock of the event loop.
+        """
         ...
 
     async def start_again(self, index: int) -> None:
@@ -84,7 +87,7 @@ class Keeping:
 
     async def _until_lost(self, index: int, lease: Lease) -> None:
         """Return when the lease is lost: its process has died, or it was lost in use."""
-        watch = asyncio.create_task(self._fleet.until_lost(index))
+        watch = asyncio.create_task(self._fleet.until_lost(index, lambda: lease.client.heard_s))
         in_use = asyncio.create_task(lease.until(ServerState.LOST))
         try:
             await asyncio.wait([watch, in_use], return_when=asyncio.FIRST_COMPLETED)

@@ -35,6 +35,8 @@ class ServerClient(Protocol):
     base_url: str
     num_in_flight: int
     """Requests that it has not answered yet."""
+    heard_s: float
+    """When it last answered a request, or a part of one, on the clock of the event loop."""
 
     async def generate(
         self,

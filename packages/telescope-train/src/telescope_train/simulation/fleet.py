@@ -1,7 +1,7 @@
 """The processes of simulated servers: they die and hang as planned, and take a while to start."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from telescope_core.errors import ProcessDiedError
 from telescope_train.simulation.engine import SimulatedEngine
@@ -24,7 +24,7 @@ class SimulatedFleet:
         self._progress_s = progress_s
         self._failed_starts = failed_starts
 
-    async def until_lost(self, index: int) -> str:
+    async def until_lost(self, index: int, heard_s: Callable[[], float]) -> str:
         """Return why a server has died, or that it hangs."""
         # Waiting for an event and not for a clock: a run in which everything waits is over.
         why = await self._engines[index].until_in_trouble()

@@ -60,6 +60,7 @@ class SimulatedClient:
         """`sent` gives the digest of what the trainer sends."""
         self.base_url = engine.name
         self.num_in_flight = 0
+        self.heard_s = 0.0
         self.engine = engine
         self._times = times
         self._sent = sent
