@@ -48,6 +48,24 @@ def test_json_is_alone_on_stdout_and_env_flags_reach_the_environment(endpoint, c
     assert "3/3 rollouts" in captured.err
 
 
+def test_the_variables_that_an_environment_may_read_are_named(endpoint, place, capsys, monkeypatch):
+    url, _ = endpoint
+    code = (place / "echo_env.py").read_text()
+    code = code.replace("class Loud(Echo):", 'class Loud(Echo):\n    secrets = ("A_KEY", "B_KEY")')
+    (place / "echo_env.py").write_text(code)
+    monkeypatch.setenv("A_KEY", "the value")
+    monkeypatch.delenv("B_KEY", raising=False)
+    arguments = ("--base-url", url, "--examples", 2, "--rollouts", 1)
+    assert telescope("echo_env:Loud", *arguments) == 0
+    captured = capsys.readouterr()
+    assert "may read these environment variables: A_KEY (set), B_KEY (not set)" in " ".join(
+        captured.err.split()
+    )
+    assert "the value" not in captured.err + captured.out
+    assert telescope("echo_env:Echo", *arguments) == 0
+    assert "may read" not in capsys.readouterr().err
+
+
 def test_failed_rollouts_are_shown_apart(endpoint, capsys):
     url, app = endpoint
     app[BROKEN] = True

@@ -154,7 +154,11 @@ def test_a_version_below_the_newest_published(place):
 def test_what_does_not_pass_validation(place):
     (place / "sorted/README.md").write_text("")
     commit_all(place / "sorted")
-    refused(place, place / "sorted", RegistryError, r"does not pass validation: static\.readme")
+    told: list[str] = []
+    message = r"does not pass validation: static\.readme"
+    refused(place, place / "sorted", RegistryError, message, progress=told.append)
+    (evidence,) = [text for text in told if "static.readme" in text and "\n" in text]
+    assert "the README has 0" in evidence
 
 
 def test_a_report_that_was_changed_by_hand():

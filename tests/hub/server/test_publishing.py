@@ -54,6 +54,10 @@ def test_an_attestation_is_served_beside_its_wheel(acme, client):
         ({"validation": Validation(policy="1", verdict="fail")}, "did not pass its validation"),
         ({"license": "Apache-2.0"}, "the wheel's license is 'MIT'"),
         ({"summary": "two\nlines"}, "cannot be read: summary"),
+        (
+            {"secrets": ("KEY", "Telescope_Hub_Token")},
+            "secrets must not be Telescope's own variables, got ['Telescope_Hub_Token']",
+        ),
         ({"secrets": ("MY KEY=x",)}, "secrets.0: is not the name of an environment variable"),
         ({"attestation_sha256": "0" * 64}, "attestation_sha256"),
         ({"requires_dist": ()}, "its requires_dist is"),

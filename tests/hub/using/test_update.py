@@ -113,15 +113,20 @@ def test_only_the_registry_it_came_from_is_asked(telescope, install, tmp_path, p
     assert telescope("env", "update", "toy")[1] == "acme/toy 0.1.0: is the newest\n"
 
 
+SECRET = '"""Says yes."""\n\n    secrets = ("A_KEY",)'
+
+
 @pytest.mark.engine
 def test_updating_installs_and_locks_the_newer_one(telescope, registry, publish):
-    publish("0.1.0")
-    assert telescope("env", "install", "toy")[0] == 0
+    publish("0.1.0", code=TOY.replace('"""Says yes."""', SECRET), secrets=("A_KEY",))
+    code, _, err = telescope("env", "install", "toy")
+    assert code == 0, err
+    assert "acme/toy may read these environment variables: A_KEY (not set)" in err
     code = TOY.replace('"""Says yes."""', '"""Says yes."""\n\n    network = "load"')
     publish("0.2.0", code=code, network="load")
     code, out, err = telescope("env", "update", "toy")
     assert code == 0, err
-    assert out == "acme/toy 0.1.0 -> 0.2.0\n  network: none -> load\n"
+    assert out == ("acme/toy 0.1.0 -> 0.2.0\n  network: none -> load\n  secrets: A_KEY -> none\n")
     (entry,) = read_lock(Path(LOCK_NAME)).environments
     assert entry.version == "0.2.0"
     (row,) = json.loads(telescope("env", "list", "--locked", "--json")[1])

@@ -1,6 +1,6 @@
 """Which environment variables an environment may declare as its secrets."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from telescope_core.errors import EnvironmentLoadError
 
@@ -22,3 +22,12 @@ def require_own_secrets(names: Iterable[str], who: str) -> None:
             f"{RESERVED_PREFIX} are Telescope's own, such as its tokens, and no environment gets "
             "them. Its author must use another name"
         )
+
+
+def secrets_line(environment: str, names: Iterable[str], environ: Container[str]) -> str:
+    """Return which variables `environment` may read, and whether they are set; never their values.
+
+    Empty if it declares none.
+    """
+    listed = ", ".join(f"{one} ({'set' if one in environ else 'not set'})" for one in sorted(names))
+    return f"{environment} may read these environment variables: {listed}" if listed else ""

@@ -9,7 +9,8 @@ are watched, so that a death is reported as the cause and not as the failures th
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
 from telescope_core.records.events import EventLog, drop_events
 from telescope_core.reports.train_report import write_train_report
+from telescope_core.secret_names import secrets_line
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batches.packing import Packing
@@ -263,6 +265,7 @@ async def _train(opened: _Opened) -> None:
     training = _recorded(environments.opened.training, view)
     mix = await training_environments(config, training, evals.environments, environments.records)
     _note_examples(prepared, folder, mix)
+    await _tell_secrets(opened, [*training.values(), *evals.environments.values()])
     first_version = await _restore(prepared, ranks, publisher)
     packing = _packing(prepared, mix, ranks)
     await _prove(opened, mix, packing)
@@ -320,6 +323,14 @@ def _after_step(
         await checkpointer.after_step(step)
 
     return after_step
+
+
+async def _tell_secrets(opened: _Opened, environments: Sequence[EnvironmentClient]) -> None:
+    """Say which of the driver's variables environments may read."""
+    described = await asyncio.gather(*(one.describe() for one in environments))
+    for line in dict.fromkeys(secrets_line(one.name, one.secrets, os.environ) for one in described):
+        if line:
+            opened.view.note(line)
 
 
 def _note_examples(prepared: Prepared, folder: RunFolder, mix: Mix) -> None:

@@ -1,6 +1,7 @@
 """`telescope env install` and `uninstall`."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from telescope_cli.env.options import (
 )
 from telescope_cli.env.outcomes import Outcome, attempt_all, report, state_of
 from telescope_core.errors import ConfigError
+from telescope_core.secret_names import secrets_line
 from telescope_envs.install import install as install_environment
 from telescope_envs.install import uninstall as uninstall_environment
 from telescope_envs.installing.steps import InstallOptions
@@ -112,6 +114,8 @@ def install_all(
         registry = registry_of(name)
         done = install_environment(registry, name, options=options, progress=progress)
         release = done.release
+        if line := secrets_line(release.id, release.secrets, os.environ):
+            progress(line)
         state = state_of(done.is_new)
         return Outcome(name=name, id=release.id, version=release.version, state=state)
 
