@@ -25,6 +25,7 @@ ONE = EnvironmentRecord(
         ({}, []),
         ({"registry": "elsewhere"}, []),
         ({"place": EnvironmentPlace.SHARED, "lock_digest": ""}, ["place: isolated -> shared"]),
+        ({"lock_digest": ""}, ["digest: 111111111111 -> none"]),
         (
             {"lock_digest": "2" * 64, "version": "0.2.0", "wheel_sha256": "b" * 64},
             ["version: 0.1.0 -> 0.2.0", "sha256: aaaaaaaaaaaa -> bbbbbbbbbbbb"],

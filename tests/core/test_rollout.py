@@ -1,6 +1,7 @@
 """What happens around the turns: where code runs, setup, stop and cleanup, failures."""
 
 import asyncio
+import subprocess
 import threading
 import time
 
@@ -371,6 +372,22 @@ async def test_a_blocked_loop_is_noticed_and_the_culprit_named(caplog):
     assert warning.startswith("slow (")
     assert "test_rollout.py:" in warning
     assert "time.sleep(0.6)" in warning
+
+
+async def test_what_blocks_deep_inside_a_library_is_told_in_a_few_lines(caplog):
+    class Waits(One):
+        @reward
+        async def slow(self, rollout, example):
+            subprocess.run(["sleep", "0.6"], check=True)  # noqa: ASYNC221
+            return 1.0
+
+    with caplog.at_level("WARNING"):
+        await play(Waits())
+    (warning,) = [r.getMessage() for r in caplog.records if "blocked the event loop" in r.message]
+    _, *calls = warning.splitlines()
+    assert 1 < len(calls) <= 5
+    assert 'in slow: subprocess.run(["sleep", "0.6"]' in calls[0]
+    assert "subprocess.py" in calls[-1]
 
 
 async def test_a_loop_with_too_much_to_do_accuses_nobody():

@@ -10,6 +10,7 @@ import pytest
 from tests.hub.projects import TOY, toy_publication, write_registry
 from tests.hub.using.test_locator import install, lock
 
+from telescope_core.errors import EnvironmentLoadError
 from telescope_envs.inventory import LOCK_NAME
 from telescope_envs.lockfile import read_lock
 from telescope_envs.registry.records import Dataset, RewardRange, Status
@@ -111,6 +112,22 @@ def test_only_the_registry_it_came_from_is_asked(telescope, install, tmp_path, p
     theirs.store.publish(toy_publication("0.1.0"))
     lock(install("0.1.0", registry=theirs.address))
     assert telescope("env", "update", "toy")[1] == "acme/toy 0.1.0: is the newest\n"
+
+
+def test_an_installation_that_fails_stays_in_the_lock(
+    telescope, install, registry, publish, monkeypatch
+):
+    publish("0.1.0")
+    lock(install("0.1.0"))
+    before = Path(LOCK_NAME).read_bytes()
+
+    def fail(*_):
+        raise EnvironmentLoadError("there is no room")
+
+    monkeypatch.setattr("telescope_envs.install.missing_requirements", fail)
+    code, _, err = telescope("env", "install", "toy", "--shared")
+    assert (code, "there is no room" in err) == (3, True)
+    assert Path(LOCK_NAME).read_bytes() == before
 
 
 SECRET = '"""Says yes."""\n\n    secrets = ("A_KEY",)'

@@ -70,7 +70,10 @@ def changes(before: EnvironmentRecord, after: EnvironmentRecord) -> list[str]:
     if not found and _both_differ(before.lock_digest, after.lock_digest):
         found.append(f"digest: {_short(before.lock_digest)} -> {_short(after.lock_digest)}")
     if not found and bool(before.lock_digest) != bool(after.lock_digest):
-        found.append(f"place: {before.place} -> {after.place}")
+        if before.place != after.place:
+            found.append(f"place: {before.place} -> {after.place}")
+        else:
+            found.append(f"digest: {_short(before.lock_digest)} -> {_short(after.lock_digest)}")
     return found
 
 
@@ -91,7 +94,7 @@ def _both_differ(before: str, after: str) -> bool:
 
 
 def _short(digest: str) -> str:
-    return digest[:_SHORT]
+    return digest[:_SHORT] or "none"
 
 
 def _dependency_changes(before: Iterable[str], after: Iterable[str]) -> list[str]:

@@ -55,7 +55,7 @@ def install(
     """Install the release that `text` asks for; `progress` is called with each step.
 
     Raises RegistryError if the release is refused and EnvironmentLoadError if it cannot be built or
-    loaded; in both cases nothing was installed. A shared installation is first removed from
+    loaded; in both cases nothing was installed. What is installed shared leaves
     telescope.lock, which cannot record it.
     """
     options = options or InstallOptions()
@@ -63,9 +63,11 @@ def install(
     release = choose_release(registry, text, options=options, progress=progress)
     before = find_active(release.id)
     if options.shared:
+        done = _install_shared(registry, release, options=options, progress=progress)
+        # Only now: what failed has changed nothing.
         if options.lock is not None:
             forget_in_lock(options.lock, release.id)
-        return _install_shared(registry, release, options=options, progress=progress)
+        return done
     done = install_isolated(registry, release, options=options, progress=progress)
     if before is not None and before.installation and before.interpreter == sys.executable:
         uninstall_distribution(before.distribution)

@@ -7,12 +7,12 @@ blocks the loop until the deadline of a rollout is interrupted, and Ctrl-C inter
 
 import asyncio
 import ctypes
+import linecache
 import logging
 import signal
 import sys
 import threading
 import time
-import traceback
 from _thread import interrupt_main
 from collections import Counter
 from collections.abc import Callable
@@ -29,6 +29,8 @@ _LIBRARIES = (str(Path(asyncio.__file__).parents[1]), str(Path(__file__).parents
 _EVENTS = asyncio.events.__file__
 """File of the frame that runs the loop's callbacks."""
 _TOLD_AFTER_S = 5.0
+_MOST_CALLS = 5
+"""Lines of a warning that show where the event loop was blocked."""
 _AGAIN_AFTER_S = 1.0
 """An interrupt that the author's code caught is sent again this much later."""
 
@@ -54,7 +56,7 @@ class Block:
     culprit: str
     """`function (file:line)` of the innermost frame of the author's code."""
     stack: str
-    """The whole stack when the block was noticed, outermost frame first."""
+    """The calls from the author's code inwards when the block was noticed, a line each."""
 
 
 class LoopWatch:
@@ -212,8 +214,27 @@ def _block(author: FrameType, late_s: float, innermost: FrameType | None) -> Blo
     return Block(
         duration_s=late_s,
         culprit=f"{name} ({file}:{author.f_lineno})",
-        stack="".join(traceback.format_list(traceback.extract_stack(innermost))),
+        stack=_calls(author, innermost),
     )
+
+
+def _calls(author: FrameType, innermost: FrameType | None) -> str:
+    """Return the calls from the author's code inwards, a line each, `_MOST_CALLS` at most."""
+    lines: list[str] = []
+    frame = innermost
+    while frame is not None:
+        code = frame.f_code
+        text = linecache.getline(code.co_filename, frame.f_lineno).strip()
+        place = f"{shown_path(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+        lines.append(f"  {place}: {text}" if text else f"  {place}")
+        if frame is author:
+            break
+        frame = frame.f_back
+    lines.reverse()
+    if len(lines) > _MOST_CALLS:
+        left_out = len(lines) - _MOST_CALLS + 1
+        lines[_MOST_CALLS - 2 : -1] = [f"  ... {left_out} more calls"]
+    return "\n".join(lines)
 
 
 class _Warnings:
