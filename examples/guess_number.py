@@ -1,8 +1,9 @@
 """Guess a number: an example of an environment with several turns.
 
-Try it with `PYTHONPATH=examples telescope eval guess_number:GuessNumber --base-url ...`.
+Try it with `telescope eval examples/guess_number.py:GuessNumber --base-url ...`.
 """
 
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
@@ -11,15 +12,19 @@ from telescope_core import (
     EnvironmentConfig,
     Example,
     MultiTurnEnvironment,
-    Split,
-    SplitSource,
     group_reward,
     metric,
     reward,
-    setup,
     stop,
 )
 from telescope_core.parsers import xml_tag
+
+
+@dataclass
+class Game:
+    """What happened so far."""
+
+    guesses: list[int] = field(default_factory=list)
 
 
 class GuessNumber(MultiTurnEnvironment):
@@ -27,32 +32,22 @@ class GuessNumber(MultiTurnEnvironment):
 
     max_turns = 12
     reward_max = 1.2
+    State = Game
     system_prompt = "Answer with <guess>NUMBER</guess> and nothing else."
 
     class Config(EnvironmentConfig):
         largest: Annotated[int, Field(ge=2, le=1000)] = 100
         """The number is one of 1 .. largest."""
 
-    def __init__(self, config=None):
-        super().__init__(config)
-        self.sources = {split: SplitSource(self.draw, split=split, seed=0) for split in Split}
-
     def draw(self, random):
         number = str(random.randint(1, self.config.largest))
         return Example(id=number, prompt=f"1 to {self.config.largest}.", answer=number)
-
-    def examples(self, split):
-        return self.sources[split]
-
-    @setup
-    def begin(self, episode):
-        episode.state["guesses"] = []
 
     def env_response(self, messages, episode):
         guess = xml_tag(messages[-1].content, "guess") or ""
         if not guess.isdecimal():
             return "That is no guess. Write <guess>NUMBER</guess>."
-        episode.state["guesses"].append(int(guess))
+        episode.state.guesses.append(int(guess))
         episode.note("distance", str(abs(int(guess) - int(episode.example.answer))))
         return "Higher." if int(guess) < int(episode.example.answer) else "Lower."
 
@@ -61,8 +56,8 @@ class GuessNumber(MultiTurnEnvironment):
         return xml_tag(episode.messages[-1].content, "guess") == episode.example.answer
 
     @reward
-    def correct(self, rollout, example):
-        return xml_tag(rollout.completion_text, "guess") == example.answer
+    def correct(self, completion, answer):
+        return xml_tag(completion, "guess") == answer
 
     @group_reward(weight=0.2)
     def fastest(self, rollouts, example):
@@ -70,8 +65,8 @@ class GuessNumber(MultiTurnEnvironment):
         return [float(n == min(turns) <= self.max_turns) for n in turns]
 
     @metric(low=0, lower_is_better=True)
-    def repeated(self, rollout, example, episode):
-        guesses = episode.state.get("guesses", [])
+    def repeated(self, episode):
+        guesses = episode.state.guesses
         return len(guesses) - len(set(guesses))
 
     def gold_answer(self, example):

@@ -24,7 +24,7 @@ from telescope_core.reports.svg import (
     standalone,
     ticks_of,
 )
-from telescope_core.reports.train_report import reward_svg, write_train_report
+from telescope_core.reports.train_report import write_train_report
 from telescope_core.types import EnvironmentDescription, Message, RolloutStatus, Sampling, Split
 
 NAMES = ("math-reasoning", "countdown")
@@ -235,14 +235,6 @@ def test_a_run_without_anything_still_has_a_report(tmp_path):
     run.fail("ConfigError: port 8100 is in use")
     text = " ".join(Checker(write_train_report(run).read_text()).text)
     assert "port 8100 is in use" in text
-
-
-def test_reward_picture_is_an_svg_file(run):
-    picture = reward_svg(run)
-    root = ET.fromstring(picture)
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert set(NAMES) <= set(texts)
 
 
 def test_samples_are_early_and_late_good_and_bad(run):

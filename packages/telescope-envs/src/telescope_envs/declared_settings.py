@@ -45,17 +45,25 @@ def declared_settings(
 
 def settings_in(schema: Mapping[str, Any]) -> list[DeclaredSetting]:
     """Return the settings that a JSON schema describes; tables become dotted names."""
-    return list(_settings(schema, schema.get("$defs", {}), ""))
+    tables = schema.get("$defs", {})
+    # A table that holds itself is among the named ones, even at the top.
+    top = tables.get(str(schema.get("$ref", "")).rpartition("/")[2], schema)
+    return list(_settings(top, tables, ""))
 
 
 def _settings(
-    schema: Mapping[str, Any], tables: Mapping[str, Any], prefix: str
+    schema: Mapping[str, Any],
+    tables: Mapping[str, Any],
+    prefix: str,
+    within: tuple[Mapping[str, Any], ...] = (),
 ) -> Iterator[DeclaredSetting]:
+    within = (*within, schema)
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
         inner = _table_of(field, tables)
-        if inner is not None:
-            yield from _settings(inner, tables, f"{prefix}{name}.")
+        # A table that holds itself has no end; what is in it is listed once.
+        if inner is not None and not any(inner is one for one in within):
+            yield from _settings(inner, tables, f"{prefix}{name}.", within)
             continue
         is_required = name in required or "default" not in field
         yield DeclaredSetting(
@@ -75,12 +83,17 @@ def _table_of(field: Mapping[str, Any], tables: Mapping[str, Any]) -> Mapping[st
     return None
 
 
-def _type_of(field: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
+def _type_of(
+    field: Mapping[str, Any], tables: Mapping[str, Any], within: tuple[str, ...] = ()
+) -> str:
     if "$ref" in field:
-        return _type_of(tables.get(str(field["$ref"]).rpartition("/")[2], {}), tables)
+        name = str(field["$ref"]).rpartition("/")[2]
+        if name in within:
+            return name
+        return _type_of(tables.get(name, {}), tables, (*within, name))
     options = field.get("anyOf") or field.get("allOf")
     if options:
-        return " or ".join(_type_of(option, tables) for option in options)
+        return " or ".join(_type_of(option, tables, within) for option in options)
     if "enum" in field:
         return " or ".join(json.dumps(value) for value in field["enum"])
     if "const" in field:
@@ -88,7 +101,7 @@ def _type_of(field: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
     kind = str(field.get("type", "any"))
     items = field.get("items")
     if kind == "array" and items:
-        return f"list of {_type_of(items, tables)}"
+        return f"list of {_type_of(items, tables, within)}"
     names = {"string": "text", "number": "number", "boolean": "true or false", "object": "table"}
     return names.get(kind, kind) + _limits(field)
 

@@ -16,7 +16,6 @@ from telescope_core.reports import html
 from telescope_core.reports.before_after import BeforeAfter, before_and_after
 from telescope_core.reports.differences import paragraph
 from telescope_core.reports.overview import EDGE_STEPS, RunOverview, column, mean_of, overview_of
-from telescope_core.reports.svg import line_chart, standalone
 from telescope_core.reports.train_sections import (
     TIME_PARTS,
     environment_names,
@@ -24,7 +23,6 @@ from telescope_core.reports.train_sections import (
     evidence_section,
     format_duration,
     reward_section,
-    reward_series,
     sample_section,
     settings_section,
     time_section,
@@ -47,20 +45,6 @@ def write_train_report(run: RunFolder) -> Path:
     ]
     write_text(run.report_path, html.page(f"{overview.info.name} - Telescope run", parts))
     return run.report_path
-
-
-def reward_svg(run: RunFolder) -> str:
-    """Return the reward curves of `run` as a standalone SVG file, for example for a README."""
-    rows = run.metrics()
-    names = environment_names(rows)
-    chart = line_chart(
-        [reward_series(rows, name, color) for color, name in enumerate(names)],
-        label=f"Training reward over steps: {', '.join(names)}",
-        x_label="step",
-        size=(760, 300),
-        with_legend=True,
-    )
-    return standalone(chart)
 
 
 def verdict(overview: RunOverview, changes: Sequence[BeforeAfter]) -> str:

@@ -1,0 +1,43 @@
+"""The settings of an environment as a list of flags, whatever its tables hold."""
+
+from __future__ import annotations
+
+from telescope_core import EnvironmentConfig
+from telescope_envs.declared_settings import settings_in
+
+
+class Node(EnvironmentConfig):
+    depth: int = 1
+    child: Node | None = None
+    nodes: tuple[Node, ...] = ()
+
+
+class Config(EnvironmentConfig):
+    tree: Node = Node()
+    size: int
+
+
+def listed(config: type[EnvironmentConfig]) -> list[tuple[str, str, str]]:
+    return [(one.name, one.type, one.default) for one in settings_in(config.model_json_schema())]
+
+
+def test_a_table_that_holds_itself_is_listed_once() -> None:
+    assert listed(Config) == [
+        ("tree.depth", "integer", "1"),
+        ("tree.child", "table or null", "null"),
+        ("tree.nodes", "list of table", "[]"),
+        ("size", "integer", ""),
+    ]
+
+
+def test_at_the_top_too() -> None:
+    assert [name for name, _, _ in listed(Node)] == ["depth", "child", "nodes"]
+
+
+def test_a_list_of_lists_without_end_has_a_type() -> None:
+    schema = {
+        "$defs": {"Tree": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}},
+        "properties": {"tree": {"$ref": "#/$defs/Tree", "default": []}},
+    }
+    (setting,) = settings_in(schema)
+    assert setting.type == "list of Tree"
