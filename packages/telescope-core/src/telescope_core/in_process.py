@@ -64,6 +64,7 @@ class InProcessEnvironment:
             metrics={f.name: f.range for f in environment.score_functions if f.kind == "metric"},
             system_prompt=environment.system_prompt,
             has_group_rewards=any(f.kind == "group_reward" for f in environment.score_functions),
+            offers_tools=environment.offers_tools,
         )
 
     async def _sizes(self) -> dict[Split, int | None]:

@@ -335,3 +335,5 @@ class EnvironmentDescription:
     """Whether a rollout's reward depends on the other rollouts of its example."""
     system_prompt: str = ""
     """What rollouts begin with, unless the environment makes their first messages otherwise."""
+    offers_tools: bool = False
+    """Whether its requests offer tools, which the policy's chat template then has to take."""

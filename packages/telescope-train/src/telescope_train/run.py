@@ -101,7 +101,7 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
         LiveView(config.run.number_of_steps, names, rows_before=before) as view,
         showing_troubles(view.note),
     ):
-        renderer = _renderer(prepared, folder, view)
+        renderer = await _renderer(prepared, folder, view)
         view.phase("starting inference servers and trainer ranks")
         async with (
             _gateway(prepared) as gateway,
@@ -146,10 +146,15 @@ class _Opened:
     policies: _Policies
 
 
-def _renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -> Renderer:
-    """Load tokenizer and chat template; show and write down what it does to sampled turns."""
+async def _renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -> Renderer:
+    """Load tokenizer and chat template; show and write down what it does to sampled turns.
+
+    Raises ConfigError if it cannot write what an environment needs, such as tools.
+    """
     config = prepared.config
-    renderer = load_renderer(config.model, uses=declared_uses(config))
+    opened = prepared.environments.opened
+    described = await asyncio.gather(*(one.describe() for one in opened.clients))
+    renderer = load_renderer(config.model, uses=declared_uses(config, described))
     report = probe_template(renderer)
     view.phase(report.text)
     folder.note_chat_template(report.row())

@@ -10,7 +10,7 @@ from tests.train.chat.templates.tokenizers_made_here import FIXTURES
 
 from telescope_core.chains import sampled_tokens
 from telescope_core.errors import ConfigError
-from telescope_core.types import Message, ToolCall
+from telescope_core.types import EnvironmentDescription, Message, ToolCall
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.proof import Use
@@ -290,6 +290,19 @@ def test_arguments_are_text_where_the_template_takes_text():
     assert '{"a": 2}' in shown
 
 
+def described(*, offers_tools: bool) -> EnvironmentDescription:
+    return EnvironmentDescription(
+        name="x",
+        version="0",
+        reward_min=0.0,
+        reward_max=1.0,
+        success_threshold=1.0,
+        num_examples={},
+        network="none",
+        offers_tools=offers_tools,
+    )
+
+
 @pytest.mark.parametrize(
     ("env", "uses"),
     [({}, []), ({"tool_call_format": "xml"}, []),
@@ -309,6 +322,8 @@ def test_tools_that_the_settings_declare_are_refused_before_the_run(env, uses, w
         }
     )
     assert declared_uses(config) == uses
+    # An environment may have it in its own defaults, and says so when it is opened.
+    assert declared_uses(config, [described(offers_tools=bool(uses))]) == uses
     if not uses:
         assert load_renderer(config.model, uses=uses)
         return

@@ -141,6 +141,11 @@ class Environment:
             "define draw(self, random) or examples(self, split)"
         )
 
+    @property
+    def offers_tools(self) -> bool:
+        """Whether requests to the policy offer tools, by the chat template or an endpoint."""
+        return False
+
     def draw(self, random: Random) -> Example:
         """Return a random example; equal problems need equal ids.
 

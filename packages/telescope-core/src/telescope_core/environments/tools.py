@@ -57,6 +57,11 @@ class ToolEnvironment(MultiTurnEnvironment):
         environment.function_tools()
         return environment
 
+    @property
+    def offers_tools(self) -> bool:
+        """Whether requests offer the tools; with `xml`, the system message describes them."""
+        return self.config.tool_call_format == "native"
+
     def tools(self) -> Sequence[ToolFunction | McpServer]:
         """Return further functions and MCP servers for the policy, besides the `@tool` methods."""
         return ()

@@ -6,11 +6,11 @@ Some templates show an earlier turn differently from how it was sampled. Each su
 training sample of its own, which is exact, but its history is computed once more.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from telescope_core.errors import ConfigError
-from telescope_core.types import JsonValue, Message, ToolCall
+from telescope_core.types import EnvironmentDescription, JsonValue, Message, ToolCall
 from telescope_train.chat.formats import same_words
 from telescope_train.chat.proof import PROBE_TOOLS, Use
 from telescope_train.chat.renderer import Renderer
@@ -127,8 +127,11 @@ def _keeps(
     return shown is not None and same_words(said, shown)
 
 
-def declared_uses(config: TrainConfig) -> list[Use]:
-    """Return what the settings of environments declare that the template is used for."""
+def declared_uses(
+    config: TrainConfig, described: Iterable[EnvironmentDescription] = ()
+) -> list[Use]:
+    """Return what the settings, or the environments themselves, say the template is used for."""
     entries = (*config.environments, *config.evals.evals)
     is_native = any(entry.env.get("tool_call_format") == "native" for entry in entries)
-    return [Use.TOOLS, Use.CALLS] if is_native else []
+    offers_tools = is_native or any(one.offers_tools for one in described)
+    return [Use.TOOLS, Use.CALLS] if offers_tools else []
