@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from telescope_core.chains import SampledTokens
 
@@ -153,6 +153,13 @@ class ChatEndpoint:
     """Name of the model in requests."""
 
 
+class Span(NamedTuple):
+    """Tokens in a row that the same weights sampled."""
+
+    version: WeightVersion
+    num_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """The answer of a policy to one request.
@@ -168,6 +175,8 @@ class Completion:
     """Weights that sampled the first token."""
     newest_version: WeightVersion = 0
     """Weights that sampled the last token; newer than the oldest if an update came in between."""
+    spans: tuple[Span, ...] = ()
+    """Which weights sampled which tokens, in their order; empty if only the two above are known."""
     num_prompt_tokens: int = 0
     """P, which is known even where the ids are not."""
     num_completion_tokens: int = 0

@@ -12,6 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from telescope_core.types import Span
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingSample:
@@ -35,6 +37,8 @@ class TrainingSample:
     rollout_index: int
     """Position of the rollout in its group."""
     environment: str
+    spans: tuple[Span, ...] = ()
+    """Which weights sampled its trained tokens, in their order; empty = only the ends are known."""
 
     def __post_init__(self) -> None:
         """Refuse arrays that do not describe one sequence of at least one trained token."""
@@ -47,6 +51,11 @@ class TrainingSample:
     def __len__(self) -> int:
         """Return the number of tokens in the chain, prompt included."""
         return len(self.token_ids)
+
+    @property
+    def version_spans(self) -> tuple[Span, ...]:
+        """Which weights sampled its trained tokens; all count as old ones if that is not known."""
+        return self.spans or (Span(self.oldest_version, int(self.mask.sum())),)
 
     @property
     def label(self) -> str:

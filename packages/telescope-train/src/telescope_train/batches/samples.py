@@ -15,7 +15,7 @@ import numpy as np
 
 from telescope_core.chains import SampledTokens
 from telescope_core.errors import EndpointError
-from telescope_core.types import Completion, Rollout, Turn
+from telescope_core.types import Completion, Rollout, Span, Turn
 from telescope_train.batches.batch import TrainingSample
 
 
@@ -25,8 +25,8 @@ class _Line:
 
     temperature: float
     places: list[SampledTokens]
-    versions: list[int]
-    """Oldest and newest weight version of each completion."""
+    spans: list[Span]
+    """Which weights sampled the tokens of its completions."""
 
 
 def samples_from_rollout(
@@ -43,9 +43,9 @@ def samples_from_rollout(
         sampled_at = temperature if turn.temperature is None else turn.temperature
         line = _line_of(place, sampled_at, lines)
         if line is None:
-            lines.append(line := _Line(temperature=sampled_at, places=[], versions=[]))
+            lines.append(line := _Line(temperature=sampled_at, places=[], spans=[]))
         line.places.append(place)
-        line.versions += (turn.completion.oldest_version, turn.completion.newest_version)
+        line.spans += _spans(turn.completion, place)
     return [_sample(line, rollout, advantage) for line in lines]
 
 
@@ -119,6 +119,14 @@ def _line_of(place: SampledTokens, temperature: float, lines: Sequence[_Line]) -
     return max(before, key=lambda line: line.places[-1].completion_end, default=None)
 
 
+def _spans(completion: Completion, place: SampledTokens) -> Sequence[Span]:
+    if completion.spans:
+        return completion.spans
+    # Only the ends are known. The tokens count as old ones.
+    rest = Span(completion.newest_version, 0)
+    return [Span(completion.oldest_version, place.num_completion_ids), rest]
+
+
 def _sample(line: _Line, rollout: Rollout, advantage: float) -> TrainingSample:
     token_ids = np.array(line.places[-1].token_ids, dtype=np.int32)
     logprobs = np.full(len(token_ids), np.nan, dtype=np.float32)
@@ -130,8 +138,9 @@ def _sample(line: _Line, rollout: Rollout, advantage: float) -> TrainingSample:
         behavior_logprobs=logprobs,
         advantage=advantage,
         temperature=line.temperature,
-        oldest_version=min(line.versions),
-        newest_version=max(line.versions),
+        oldest_version=min(span.version for span in line.spans),
+        newest_version=max(span.version for span in line.spans),
+        spans=tuple(line.spans),
         group_id=rollout.group_id,
         rollout_index=rollout.index,
         environment=rollout.environment,

@@ -11,11 +11,10 @@ import msgspec
 import orjson
 
 from telescope_core.errors import EndpointError
-from telescope_core.types import Sampling, WeightVersion
+from telescope_core.types import Sampling, Span, WeightVersion
 from telescope_train.inference.generation import (
     Generation,
     ServerLostError,
-    Span,
     ended,
     joined,
     sampling_after,

@@ -3,18 +3,11 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from telescope_core.errors import EndpointLostError
-from telescope_core.types import Sampling, WeightVersion
+from telescope_core.types import Sampling, Span, WeightVersion
 from telescope_train.inference.seeds import derived_seed
-
-
-class Span(NamedTuple):
-    """Tokens in a row that the same weights sampled."""
-
-    version: WeightVersion
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

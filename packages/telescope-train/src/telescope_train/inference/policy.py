@@ -207,6 +207,7 @@ def _completion(tokens: SampledTokens, generation: Generation, said: Message) ->
         tokens=tokens,
         oldest_version=generation.oldest_version,
         newest_version=generation.newest_version,
+        spans=generation.spans,
         num_prompt_tokens=tokens.prompt_end,
         num_completion_tokens=tokens.num_completion_ids,
     )

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from telescope_core.errors import EndpointError
-from telescope_core.types import WeightVersion
-from telescope_train.inference.generation import Span
+from telescope_core.types import Span, WeightVersion
 
 _SLACK = 1e-6
 """Decode steps by which rounding may miss the end of a request."""

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from telescope_core.chains import ChainRecorder
 from telescope_core.errors import EndpointError
-from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Turn
-from telescope_train.inference.generation import Generation, ServerLostError, Span, joined
+from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Span, Turn
+from telescope_train.inference.generation import Generation, ServerLostError, joined
 from telescope_train.inference.load import ServerLoad
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.wire import PAUSE_AND_CLEAR, PAUSE_PATH
@@ -246,6 +246,7 @@ class SimulatedPolicy:
             tokens=tokens,
             oldest_version=generation.oldest_version,
             newest_version=generation.newest_version,
+            spans=generation.spans,
             num_prompt_tokens=tokens.prompt_end,
             num_completion_tokens=min(num_tokens, sampling.max_tokens),
         )

@@ -1,7 +1,7 @@
 """Metrics of a step's rollouts: rewards, lengths, how they ended, failures, ages. Pure."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -84,16 +84,27 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def sample_metrics(samples: Sequence[TrainingSample], version: WeightVersion) -> dict[str, float]:
-    """Return the lengths of samples in tokens, and the ages of their first tokens in versions."""
+    """Return the lengths of samples in tokens, and how old the tokens are, in versions."""
     if not samples:
         return {}
-    ages = [version - sample.oldest_version for sample in samples]
-    shares: Mapping[int, int] = Counter(ages)
     return {
         **distribution("seq_len", [len(sample) for sample in samples]),
-        "staleness/mean": float(np.mean(ages)),
+        **_staleness(samples, version),
+    }
+
+
+def _staleness(samples: Sequence[TrainingSample], version: WeightVersion) -> dict[str, float]:
+    """Count the sampled tokens by the weights that sampled each of them."""
+    num_by_age = Counter[int]()
+    for sample in samples:
+        for span in sample.version_spans:
+            num_by_age[version - span.version] += span.num_tokens
+    total = num_by_age.total()
+    ages = sorted(age for age, number in num_by_age.items() if number)
+    return {
+        "staleness/mean": sum(age * num_by_age[age] for age in ages) / total,
         "staleness/max": float(max(ages)),
-        **{f"staleness/share_{age}": shares[age] / len(ages) for age in sorted(shares)},
+        **{f"staleness/share_{age}": num_by_age[age] / total for age in ages},
     }
 
 
