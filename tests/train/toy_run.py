@@ -32,7 +32,7 @@ from telescope_train.trainer.worker import TrainerWorker
 VOCAB = 103
 
 
-def toy_config(model: Path, *, steps=2, rollout=None, **algorithm) -> TrainConfig:
+def toy_config(model: Path, *, steps=2, rollout=None, scheduling=None, **algorithm) -> TrainConfig:
     """Return the settings of a run on the last digit of a number."""
     return TrainConfig.model_validate(
         {
@@ -46,6 +46,7 @@ def toy_config(model: Path, *, steps=2, rollout=None, **algorithm) -> TrainConfi
                 **(rollout or {}),
             },
             "algorithm": algorithm,
+            "scheduling": scheduling or {},
             "trainer": {"learning_rate": 1e-3, "seq_len": 64, "entropy_chunk_size": 16},
         }
     )
