@@ -23,9 +23,24 @@ def test_a_worker_that_asks_for_one_gets_nothing(name):
     assert declared_secrets(("JUDGE_KEY",), environ) == {"JUDGE_KEY": "key"}
 
 
-def test_a_person_is_told_the_names_and_never_the_values():
-    line = secrets_line("acme/toy", ("JUDGE_KEY", "A_KEY"), {"JUDGE_KEY": "the value"})
+@pytest.mark.parametrize("declared", ["JUDGE_KEY", ("JUDGE_KEY", 3), None])
+def test_secrets_that_are_no_tuple_of_names_are_refused_with_how_to_write_them(declared):
+    with pytest.raises(EnvironmentLoadError, match=r"Odd.*got .*; write: secrets = "):
+
+        class Odd(SingleTurnEnvironment):
+            secrets = declared
+
+
+def test_the_line_says_which_are_set_and_never_a_value():
+    environ = {"JUDGE_KEY": "hunter2", "EMPTY_KEY": ""}
+    line = secrets_line("acme/toy", ("JUDGE_KEY", "EMPTY_KEY", "OTHER_KEY"), environ)
     assert line == (
-        "acme/toy may read these environment variables: A_KEY (not set), JUDGE_KEY (set)"
+        "acme/toy may read these environment variables: "
+        "EMPTY_KEY (not set), JUDGE_KEY (set), OTHER_KEY (not set)"
     )
-    assert secrets_line("acme/toy", (), {"JUDGE_KEY": "the value"}) == ""
+    assert secrets_line("acme/toy", (), environ) == ""
+
+
+def test_a_name_that_a_worker_made_up_does_not_reach_the_terminal_as_it_is():
+    (line,) = secrets_line("acme/toy", ("A\x1b[2J\nB",), {}).splitlines()
+    assert r"'A\x1b[2J\nB' (not set)" in line

@@ -344,3 +344,23 @@ def test_a_chat_template_that_cannot_be_used_is_a_problem(
 )
 def test_the_plan_says_how_old_rollouts_are_and_what_corrects_for_it(flags, more, expected):
     assert make_plan(prepare(load_train_config([], [*flags, *more]))).age_of_rollouts == expected
+
+
+def test_the_plan_shows_the_secrets_that_environments_read(flags, tmp_path, monkeypatch):
+    own = 'secrets = ("ECHO_KEY", "OTHER_KEY")\n\n    def examples'
+    (tmp_path / "plan_environment.py").write_text(ENVIRONMENT.replace("def examples", own))
+    monkeypatch.setenv("ECHO_KEY", "hunter2")
+    monkeypatch.delenv("OTHER_KEY", raising=False)
+    sys.modules.pop("plan_environment", None)
+    for isolation in ("none", "process"):
+        found = plan(flags, "--env_isolation", isolation)
+        assert found.problems == ()
+        assert found.secrets == {"plan_environment:Echo": {"ECHO_KEY": True, "OTHER_KEY": False}}
+        text = render_plan(found)
+        assert "secrets: ECHO_KEY (set), OTHER_KEY (not set)" in text
+        assert "hunter2" not in text
+
+
+def test_workers_elsewhere_get_no_secrets_so_none_are_shown(flags):
+    entry = '[{"name": "elsewhere", "env_addresses": ["10.0.0.5:7000"]}]'
+    assert plan(flags, "--environments", entry).secrets == {}

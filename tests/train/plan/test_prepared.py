@@ -130,3 +130,23 @@ def test_this_machine_computes_on_what_torch_can_use():
     import torch
 
     assert (machine_device() == "cuda") == torch.cuda.is_available()
+
+
+def test_secrets_are_told_before_the_first_process(tmp_path, tiny, monkeypatch, capsys):
+    module = tmp_path / "plan_environment.py"
+    own = "    secrets = ('ECHO_KEY', 'OTHER_KEY')\n    def examples"
+    module.write_text(module.read_text().replace("    def examples", own))
+    monkeypatch.setenv("ECHO_KEY", "hunter2")
+    sys.modules.pop("plan_environment", None)
+
+    def never(*arguments, **named):
+        raise Started
+
+    monkeypatch.setattr(run, "ray_cluster", never)
+    with pytest.raises(Started):
+        run_training(prepare(load_train_config([], settings(tmp_path, tiny))))
+    listed = "ECHO_KEY (set), OTHER_KEY (not set)\n"
+    line = f"plan_environment:Echo may read these environment variables: {listed}"
+    said = capsys.readouterr()
+    assert line in said.out
+    assert "hunter2" not in said.out + said.err

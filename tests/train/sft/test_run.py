@@ -173,3 +173,14 @@ def test_checkpoints_that_are_not_kept_go(config_file, tmp_path):
 def test_checkpoint_settings_that_cannot_be_used(config_file, flags, message):
     with pytest.raises(ConfigError, match=message):
         run_sft(load_sft_config([config_file], flags))
+
+
+def test_the_secrets_that_an_environment_reads_are_told_by_name(config_file, tmp_path, monkeypatch):
+    from toy_digits import LastDigit
+
+    monkeypatch.setattr(LastDigit, "secrets", ("DIGITS_KEY",))
+    monkeypatch.setenv("DIGITS_KEY", "hunter2")
+    told = []
+    flags = ["--number_of_steps", "1", "--warmup_steps", "1", "--loss_log_every", "1"]
+    run_sft(load_sft_config([config_file], flags), tell=told.append)
+    assert told == ["toy_digits:LastDigit may read these environment variables: DIGITS_KEY (set)"]

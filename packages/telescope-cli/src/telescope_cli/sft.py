@@ -65,6 +65,7 @@ def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":
     """Run with a progress bar; returns the last measurement."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.text import Text
 
     from telescope_train.sft.run import run_sft
 
@@ -85,6 +86,9 @@ def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":
         shown = f"loss {loss:.3f}, " if loss is not None else ""
         progress.update(task, completed=row.step, description=f"{shown}accuracy {row.accuracy:.3f}")
 
+    def tell(line: str) -> None:
+        progress.console.print(Text(line), soft_wrap=True)
+
     with progress:
-        run_sft(config, on_row=show)
+        run_sft(config, on_row=show, tell=tell)
     return rows[-1]

@@ -47,6 +47,11 @@ class InProcessEnvironment:
         """The id that the environment was opened with."""
         return self._name
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Names of the environment variables that it declares as its secrets."""
+        return self._environment.secrets
+
     async def describe(self) -> EnvironmentDescription:
         """Return what the environment declares; loads its data in a thread to count examples."""
         environment = self._environment

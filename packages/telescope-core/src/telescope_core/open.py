@@ -63,30 +63,29 @@ def open_environment(
 
 
 async def check_workers(
-    name: str,
+    client: EnvironmentClient,
     settings: dict[str, Any],
     processes: ProcessSettings,
     location: EnvironmentLocation | None,
-) -> None:
-    """Raise what would keep worker processes of this machine from playing `name`.
+) -> tuple[str, ...]:
+    """Raise what would keep worker processes of this machine from playing an opened environment.
 
-    Starts one only where this process cannot import the environment, and writes nothing: its log
-    goes to a temporary file. Environments that run elsewhere or in this process have no workers.
+    Returns the secrets that it declares; empty where it runs elsewhere, since it gets none from
+    here. Starts a worker only where this process cannot import the environment, and writes nothing:
+    its log goes to a temporary file.
     """
-    if location is None or runs_in_process(location, processes.isolation):
-        return
+    if location is None:
+        return ()
+    if isinstance(client, InProcessEnvironment):
+        return client.secrets
     if location.interpreter in ("", sys.executable):
-        load_located(location).from_settings({**location.config, **settings})
-        return
+        return load_located(location).from_settings({**location.config, **settings}).secrets
     silent = replace(processes, log_folder=None)
-    await _described(open_environment(name, settings, silent, location=location))
-
-
-async def _described(client: EnvironmentClient) -> None:
+    trial = open_environment(client.name, settings, silent, location=location)
     try:
-        await client.describe()
+        return (await trial.describe()).secrets
     finally:
-        await client.close()
+        await trial.close()
 
 
 def _require_no_effect(name: str, processes: ProcessSettings) -> None:

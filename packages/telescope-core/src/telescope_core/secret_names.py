@@ -1,6 +1,7 @@
-"""Which environment variables an environment may declare as its secrets."""
+"""Which environment variables an environment may declare as its secrets, and telling people."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 from telescope_core.errors import EnvironmentLoadError
 
@@ -11,6 +12,18 @@ RESERVED_PREFIX = "TELESCOPE_"
 def reserved_secrets(names: Iterable[str]) -> list[str]:
     """Return those of `names` that no environment may read."""
     return sorted(name for name in names if name.upper().startswith(RESERVED_PREFIX))
+
+
+def require_names(declared: object, who: str) -> None:
+    """Raise EnvironmentLoadError unless what `who` declares as its secrets is a tuple of names."""
+    if isinstance(declared, tuple | list):
+        wrong = [name for name in cast(Sequence[object], declared) if not isinstance(name, str)]
+        if not wrong:
+            return
+    raise EnvironmentLoadError(
+        f"{who}: secrets must be a tuple of names of environment variables, got {declared!r}; "
+        'write: secrets = ("JUDGE_KEY",)'
+    )
 
 
 def require_own_secrets(names: Iterable[str], who: str) -> None:
@@ -24,10 +37,27 @@ def require_own_secrets(names: Iterable[str], who: str) -> None:
         )
 
 
-def secrets_line(environment: str, names: Iterable[str], environ: Container[str]) -> str:
-    """Return which variables `environment` may read, and whether they are set; never their values.
+def secrets_line(who: str, names: Iterable[str], environ: Mapping[str, str]) -> str:
+    """Return which variables `who` may read, and whether they are set; never their values.
 
     Empty if it declares none.
     """
-    listed = ", ".join(f"{one} ({'set' if one in environ else 'not set'})" for one in sorted(names))
-    return f"{environment} may read these environment variables: {listed}" if listed else ""
+    found = which_are_set(names, environ)
+    return f"{who} may read these environment variables: {secrets_text(found)}" if found else ""
+
+
+def which_are_set(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, bool]:
+    """Return for each of `names` whether it has a value; an empty value is none."""
+    return {name: bool(environ.get(name)) for name in sorted(names)}
+
+
+def secrets_text(are_set: Mapping[str, bool]) -> str:
+    """Return the names with the word that says whether each is set."""
+    return ", ".join(
+        f"{_shown(name)} ({'set' if is_set else 'not set'})" for name, is_set in are_set.items()
+    )
+
+
+def _shown(name: str) -> str:
+    """Return a name that a worker may have made up, as text that no terminal acts on."""
+    return name if name.isascii() and name.isidentifier() else ascii(name)

@@ -10,7 +10,7 @@ are watched, so that a death is reported as the cause and not as the failures th
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,7 +24,6 @@ from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
 from telescope_core.records.events import EventLog, drop_events
 from telescope_core.reports.train_report import write_train_report
-from telescope_core.secret_names import secrets_line
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batches.packing import Packing
@@ -46,7 +45,12 @@ from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
 from telescope_train.loop import LoopParts, train
 from telescope_train.models.served_adapter import served_adapter
-from telescope_train.observability.terminal import LiveView, print_resume, print_summary
+from telescope_train.observability.terminal import (
+    LiveView,
+    print_resume,
+    print_secrets,
+    print_summary,
+)
 from telescope_train.plan.prepared import Prepared
 from telescope_train.rollouts.concurrency import Concurrency
 from telescope_train.rollouts.held_out import require_untrained
@@ -75,6 +79,7 @@ def run_training(prepared: Prepared) -> dict[str, Any]:
     folder = open_run_folder(config, point, prepared.environments.records)
     if point is not None:
         print_resume(point.checkpoint.step, str(point.checkpoint.path), point.changed)
+    print_secrets(prepared.environments.secrets, os.environ)
     try:
         bundles = bundles_of(config, prepared.device)
         with ray_cluster(config.ray, bundles, debug=config.run.debug), rare_collections():
@@ -270,7 +275,6 @@ async def _train(opened: _Opened) -> None:
     training = _recorded(environments.opened.training, view)
     mix = await training_environments(config, training, evals.environments, environments.records)
     _note_examples(prepared, folder, mix)
-    await _tell_secrets(opened, [*training.values(), *evals.environments.values()])
     first_version = await _restore(prepared, ranks, publisher)
     packing = _packing(prepared, mix, ranks)
     await _prove(opened, mix, packing)
@@ -328,14 +332,6 @@ def _after_step(
         await checkpointer.after_step(step)
 
     return after_step
-
-
-async def _tell_secrets(opened: _Opened, environments: Sequence[EnvironmentClient]) -> None:
-    """Say which of the driver's variables environments may read."""
-    described = await asyncio.gather(*(one.describe() for one in environments))
-    for line in dict.fromkeys(secrets_line(one.name, one.secrets, os.environ) for one in described):
-        if line:
-            opened.view.note(line)
 
 
 def _note_examples(prepared: Prepared, folder: RunFolder, mix: Mix) -> None:

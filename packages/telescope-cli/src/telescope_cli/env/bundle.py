@@ -14,7 +14,7 @@ from telescope_cli.env.options import (
     complete_name,
     progress,
 )
-from telescope_cli.env.outcomes import Outcome, attempt, state_of
+from telescope_cli.env.outcomes import Outcome, attempt, installed
 from telescope_core.errors import ConfigError
 from telescope_envs.installing.bundle import Part, write_bundle
 from telescope_envs.installing.bundling import (
@@ -128,8 +128,7 @@ def installed_from_bundle(
 
     def one(bundled: OpenBundle, entry: LockedEnvironment) -> Outcome:
         done = install_bundled(bundled, entry, options=options, progress=progress)
-        state = state_of(done.is_new)
-        return Outcome(name=entry.id, id=entry.id, version=entry.version, state=state)
+        return installed(entry.id, done.release, is_new=done.is_new)
 
     with opened_bundle(path, progress=progress, max_bytes=max_bytes) as bundled:
         entries = chosen_entries(bundled.lock, names)

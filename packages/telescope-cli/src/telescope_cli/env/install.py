@@ -1,7 +1,6 @@
 """`telescope env install` and `uninstall`."""
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -20,9 +19,8 @@ from telescope_cli.env.options import (
     progress,
     split_names,
 )
-from telescope_cli.env.outcomes import Outcome, attempt_all, report, state_of
+from telescope_cli.env.outcomes import Outcome, attempt_all, installed, report
 from telescope_core.errors import ConfigError
-from telescope_core.secret_names import secrets_line
 from telescope_envs.install import install as install_environment
 from telescope_envs.install import uninstall as uninstall_environment
 from telescope_envs.installing.steps import InstallOptions
@@ -113,11 +111,7 @@ def install_all(
     def one(name: str) -> Outcome:
         registry = registry_of(name)
         done = install_environment(registry, name, options=options, progress=progress)
-        release = done.release
-        if line := secrets_line(release.id, release.secrets, os.environ):
-            progress(line)
-        state = state_of(done.is_new)
-        return Outcome(name=name, id=release.id, version=release.version, state=state)
+        return installed(name, done.release, is_new=done.is_new)
 
     at_once = 1 if options.shared else _AT_ONCE
     return attempt_all({name: partial(one, name) for name in names}, at_once=at_once)

@@ -1,6 +1,7 @@
 """Outcomes of a command that takes several environments, and how they are printed."""
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from dataclasses import dataclass
 import typer
 
 from telescope_core.errors import TelescopeError
+from telescope_core.secret_names import secrets_line
+from telescope_envs.registry.records import Release
 
 _WORDS = {"unchanged": "already installed"}
 
@@ -22,6 +25,8 @@ class Outcome:
     version: str = ""
     state: str
     """installed, unchanged, removed or failed."""
+    secrets: tuple[str, ...] = ()
+    """Names of the environment variables that it may read."""
     error: str = ""
     exit_code: int = 0
 
@@ -44,13 +49,22 @@ def attempt_all(installs: Mapping[str, Callable[[], Outcome]], *, at_once: int) 
         return [future.result() for future in started]
 
 
-def state_of(is_new: bool) -> str:
-    """Return the state of an environment that is now installed."""
-    return "installed" if is_new else "unchanged"
+def installed(name: str, release: Release, *, is_new: bool) -> Outcome:
+    """Return the outcome for an environment that is now installed."""
+    return Outcome(
+        name=name,
+        id=release.id,
+        version=release.version,
+        state="installed" if is_new else "unchanged",
+        secrets=release.secrets,
+    )
 
 
 def report(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
-    """Print each outcome; exits with the exit code of the first failure, if any."""
+    """Print each outcome; exits with the exit code of the first failure, if any.
+
+    The secrets that an environment declares are told on standard error, also with --json.
+    """
     failed = [outcome for outcome in outcomes if outcome.error]
     if as_json:
         typer.echo(json.dumps([_row(outcome) for outcome in outcomes]))
@@ -60,6 +74,8 @@ def report(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
         elif not as_json:
             done = _WORDS.get(outcome.state, outcome.state)
             typer.echo(f"{outcome.id} {outcome.version}: {done}")
+        if line := secrets_line(outcome.id, outcome.secrets, os.environ):
+            typer.echo(line, err=True)
     if failed and len(outcomes) > 1:
         typer.echo(f"{len(outcomes) - len(failed)} of {len(outcomes)} are installed", err=True)
     if failed:

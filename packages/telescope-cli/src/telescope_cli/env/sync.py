@@ -13,7 +13,7 @@ from telescope_cli.env.options import (
     progress,
     split_names,
 )
-from telescope_cli.env.outcomes import Outcome, attempt_all, report, state_of
+from telescope_cli.env.outcomes import Outcome, attempt_all, installed, report
 from telescope_core.errors import ConfigError
 from telescope_envs.installing.steps import InstallOptions
 from telescope_envs.installing.sync import prune, sync_environment
@@ -63,8 +63,7 @@ def sync(
             open_registry=opened,
             progress=progress,
         )
-        state = state_of(done.is_new)
-        return Outcome(name=entry.id, id=entry.id, version=entry.version, state=state)
+        return installed(entry.id, done.release, is_new=done.is_new)
 
     entries = read_lock(path).environments
     done = attempt_all({entry.id: partial(one, entry) for entry in entries}, at_once=_AT_ONCE)

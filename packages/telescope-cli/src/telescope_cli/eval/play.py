@@ -1,7 +1,6 @@
 """Play the evals of one command, model by model, and record each in a folder of its own."""
 
 import asyncio
-import os
 import re
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,9 +16,7 @@ from telescope_cli.eval.request import EvalRequest
 from telescope_cli.eval.view import EvalProgress, print_unreadable, stderr_console
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.evals import EvalFolder, EvalResult, run_eval
-from telescope_core.protocols import EnvironmentClient
 from telescope_core.reports import write_eval_report
-from telescope_core.secret_names import secrets_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +111,6 @@ async def _play(
     try:
         host = host_seen_by(request.processes.addresses)
         with EvalProgress(settings, done=done) as progress, showing_troubles(progress.note):
-            await _tell_secrets(request, environment, progress)
 
             def record(row: Any) -> None:
                 folder.append(row)
@@ -134,17 +130,6 @@ async def _play(
     finally:
         await environment.close()
         await client.close()
-
-
-async def _tell_secrets(
-    request: EvalRequest, environment: EnvironmentClient, progress: EvalProgress
-) -> None:
-    """Say which of this process's variables the environment may read."""
-    if request.processes.addresses:
-        return  # workers elsewhere get none of them
-    about = await environment.describe()
-    if line := secrets_line(about.name, about.secrets, os.environ):
-        progress.note(line)
 
 
 @contextmanager

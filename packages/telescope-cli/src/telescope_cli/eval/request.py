@@ -1,9 +1,12 @@
 """`EvalRequest`: one environment and one model of a `telescope eval` command, checked."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from rich.text import Text
 
 from telescope_cli.eval.model import model_folder
 from telescope_cli.eval.selection import Selection, resolve
@@ -12,6 +15,7 @@ from telescope_core.chat.client import ApiKey
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.evals import EvalSettings
 from telescope_core.processes.settings import ProcessSettings
+from telescope_core.secret_names import secrets_line
 from telescope_core.types import JsonValue
 
 
@@ -86,10 +90,16 @@ async def _resolved(request: EvalRequest) -> EvalSettings:
     )
 
     def tell(text: str) -> None:
-        stderr_console().print(text, highlight=False, soft_wrap=True)
+        stderr_console().print(Text(text), soft_wrap=True)
 
     try:
-        return await resolve(request.selection, request.settings, environment, tell=tell)
+        description = await environment.describe()
+        # Workers elsewhere get none from here.
+        if description.secrets and not request.processes.addresses:
+            tell(secrets_line(request.environment, description.secrets, os.environ))
+        return await resolve(
+            request.selection, request.settings, environment, description, tell=tell
+        )
     finally:
         await environment.close()
 

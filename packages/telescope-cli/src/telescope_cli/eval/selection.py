@@ -50,6 +50,7 @@ async def resolve(
     selection: Selection,
     settings: EvalSettings,
     environment: EnvironmentClient,
+    description: EnvironmentDescription,
     *,
     tell: Callable[[str], None],
 ) -> EvalSettings:
@@ -57,7 +58,6 @@ async def resolve(
 
     `tell` is told when fewer examples than the default are there.
     """
-    description = await environment.describe()
     check_split(replace(settings, num_examples=1, positions=()), description)
     size = description.num_examples[settings.split]
     positions = selection.positions

@@ -17,7 +17,7 @@ from telescope_core.environments.parameters import OF_EPISODE
 from telescope_core.environments.rewards import ScoreFunction
 from telescope_core.environments.settings import EnvironmentConfig
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.secret_names import require_own_secrets
+from telescope_core.secret_names import require_names, require_own_secrets
 
 _MISSPELT = 0.9
 """Similarity, 0 to 1, above which an attribute is taken for a misspelled base class attribute."""
@@ -39,7 +39,9 @@ def check_class(
             f"{class_location(cls)}: sync_runs_in must be one of {', '.join(RUNS_IN)}, "
             f"got {place!r}"
         )
-    require_own_secrets(getattr(cls, "secrets", ()), class_location(cls))
+    secrets: Any = getattr(cls, "secrets", ())
+    require_names(secrets, class_location(cls))
+    require_own_secrets(secrets, class_location(cls))
     _check_methods(cls)
     for score in scores:
         _check_score(cls, score)

@@ -40,6 +40,7 @@ class Synced:
 
     entry: LockedEnvironment
     """The entry as it is now, which differs if it had to be locked again."""
+    release: Release
     is_new: bool
 
 
@@ -65,7 +66,7 @@ def sync_environment(
             open_registry(entry.registry), release, options=options, progress=progress
         )
         assert done.locked is not None, "an isolated installation is locked"
-        return Synced(entry=done.locked, is_new=True)
+        return Synced(entry=done.locked, release=release, is_new=True)
     what = f"{entry.id} is being installed"
     with locked(lock_file(entry.id), what=what, progress=progress) as held:
         is_built = find_built(entry) is not None
@@ -79,7 +80,7 @@ def sync_environment(
         if options.lock is not None:
             remember_project(options.lock)
         remove_unused_venvs(entry.id)
-    return Synced(entry=entry, is_new=is_new)
+    return Synced(entry=entry, release=release, is_new=is_new)
 
 
 def prune(kept: set[str]) -> list[InstalledEnvironment]:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from telescope_core.reports.sparkline import sparkline
+from telescope_core.secret_names import secrets_line
 
 _WIDTH = 80
 _CURVE_WIDTH = 34
@@ -221,6 +222,18 @@ def print_resume(
     if changed:
         lines += ["changed since:", *(f"  {line}" for line in changed)]
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def print_secrets(
+    declared: Mapping[str, Sequence[str]],
+    environ: Mapping[str, str],
+    *,
+    console: Console | None = None,
+) -> None:
+    """Print the secrets of each environment, by name, and which of them are set."""
+    console = console or Console()
+    for name, secrets in declared.items():
+        console.print(Text(secrets_line(name, secrets, environ)), soft_wrap=True)
 
 
 def print_summary(summary: Mapping[str, Any], *, console: Console | None = None) -> None:

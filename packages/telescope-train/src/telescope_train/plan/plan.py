@@ -3,10 +3,12 @@
 `text` turns a plan into text. Imports no torch, transformers or ray.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from telescope_core.environment_record import EnvironmentRecord
+from telescope_core.secret_names import which_are_set
 from telescope_train.algorithms.corrections import age_of_rollouts
 from telescope_train.chat.template import how_replies_are_read
 from telescope_train.checkpoints.folders import checkpoints_folder
@@ -89,6 +91,8 @@ class Plan:
     environments: tuple[EnvironmentShare, ...]
     codes: Mapping[str, EnvironmentRecord]
     """Name in the settings -> which code it is; those that are not here are left out."""
+    secrets: Mapping[str, Mapping[str, bool]]
+    """Name in the settings -> each secret that it declares and gets here, and whether it is set."""
     memory: tuple[MemoryPlan, ...]
     evals: tuple[EvalPlan, ...]
     outputs: tuple[tuple[str, str], ...]
@@ -121,11 +125,16 @@ def make_plan(prepared: Prepared) -> Plan:
         processes=_processes(prepared),
         environments=tuple(shares),
         codes=codes,
+        secrets=_secrets(prepared.environments.secrets),
         memory=memory_of(config, prepared.facts, limit, device=prepared.device),
         evals=tuple(_eval_plan(config, entry) for entry in config.evals.evals),
         outputs=_outputs(config),
         problems=prepared.problems,
     )
+
+
+def _secrets(declared: Mapping[str, Sequence[str]]) -> dict[str, dict[str, bool]]:
+    return {name: which_are_set(secrets, os.environ) for name, secrets in declared.items()}
 
 
 def _environment_shares(

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterator
 
 from telescope_core.protocols import EnvironmentPlace
+from telescope_core.secret_names import secrets_text
 from telescope_train.plan.memory import MemoryPlan
 from telescope_train.plan.plan import Plan
 
@@ -58,6 +59,8 @@ def _codes(plan: Plan) -> Iterator[str]:
         if code.lock_digest:
             parts.append(f"digest {code.lock_digest[:12]}")
         yield _row(name, ", ".join(parts))
+        if secrets := plan.secrets.get(name):
+            yield _row("", f"secrets: {secrets_text(secrets)}")
     if not plan.codes:
         yield "  none of them is on this machine"
 

@@ -7,8 +7,9 @@ processes. `prepare_environments` looks up once where each environment is on thi
 import asyncio
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from telescope_core.code_names import names_class
 from telescope_core.environment_record import EnvironmentRecord, elsewhere, record_of
@@ -62,6 +63,8 @@ class RunEnvironments:
     """Those that can be opened."""
     problems: tuple[str, ...]
     """Why the others cannot."""
+    secrets: Mapping[str, tuple[str, ...]]
+    """Name -> the secrets that it declares and gets from this machine, where there are any."""
 
     @property
     def records(self) -> dict[str, EnvironmentRecord]:
@@ -90,9 +93,12 @@ def prepare_environments(config: TrainConfig) -> RunEnvironments:
             clients[_key(one.entry)] = one.open()
         except TelescopeError as error:
             problems.append(str(error))
-    problems += asyncio.run(_check(one for one in found if _key(one.entry) in clients))
+    checked = asyncio.run(_check([one for one in found if _key(one.entry) in clients], clients))
     return RunEnvironments(
-        found=tuple(found), opened=_by_entry(config, clients), problems=tuple(problems)
+        found=tuple(found),
+        opened=_by_entry(config, clients),
+        problems=(*problems, *checked.problems),
+        secrets=checked.secrets,
     )
 
 
@@ -119,19 +125,30 @@ def find_environments(config: TrainConfig) -> tuple[list[FoundEnvironment], list
     return found, problems
 
 
-async def _check(found: Iterable[FoundEnvironment]) -> list[str]:
-    """Return what keeps worker processes from playing them."""
+class _Checked(NamedTuple):
+    problems: list[str]
+    """What keeps worker processes from playing them."""
+    secrets: dict[str, tuple[str, ...]]
+    """Those that each declares, where there are any."""
+
+
+async def _check(
+    found: Sequence[FoundEnvironment], clients: Mapping[str, EnvironmentClient]
+) -> _Checked:
     checks = (
-        check_workers(one.entry.name, dict(one.entry.env), one.processes, one.location)
+        check_workers(clients[_key(one.entry)], dict(one.entry.env), one.processes, one.location)
         for one in found
     )
-    problems: list[str] = []
-    for outcome in await asyncio.gather(*checks, return_exceptions=True):
+    checked = _Checked([], {})
+    outcomes = await asyncio.gather(*checks, return_exceptions=True)
+    for one, outcome in zip(found, outcomes, strict=True):
         if isinstance(outcome, TelescopeError):
-            problems.append(str(outcome))
+            checked.problems.append(str(outcome))
         elif isinstance(outcome, BaseException):
             raise outcome
-    return problems
+        elif outcome:
+            checked.secrets[one.entry.name] = outcome
+    return checked
 
 
 def _by_entry(config: TrainConfig, clients: Mapping[str, EnvironmentClient]) -> OpenedEnvironments:

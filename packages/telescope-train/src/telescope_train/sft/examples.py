@@ -1,6 +1,7 @@
 """Turns gold answers of environments, or conversations of a dataset, into samples to learn."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.open import open_environment
 from telescope_core.protocols import EnvironmentClient
+from telescope_core.secret_names import secrets_line
 from telescope_core.types import Message, Rollout, RolloutStatus, Split
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.chat.supervised import RenderedConversation, render_conversations
@@ -37,11 +39,16 @@ class GoldSamples:
 
 
 async def gold_samples(
-    config: SftConfig, tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int] = ()
+    config: SftConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    end_ids: Sequence[int] = (),
+    tell: Callable[[str], None] = lambda line: None,
 ) -> GoldSamples:
     """Take gold answers by weight: samples to learn from train splits, held-out from eval splits.
 
-    `end_ids` are the tokens that end a turn, besides the tokenizer's EOS.
+    `end_ids` are the tokens that end a turn, besides the tokenizer's EOS. `tell` gets one line for
+    each environment that reads secrets.
     """
     total_weight = sum(environment.weight for environment in config.environments)
     learnt, held_out = [], []
@@ -53,6 +60,7 @@ async def gold_samples(
                 Split.TRAIN: max(1, round(share * (config.num_examples or NUM_GOLDS))),
                 Split.EVAL: max(1, round(share * config.num_held_out)),
             },
+            tell,
         )
         render = partial(render_conversations, tokenizer, end_ids=end_ids)
         learnt += _samples(golds[Split.TRAIN], render, seq_len=config.seq_len)
@@ -61,12 +69,14 @@ async def gold_samples(
 
 
 async def _golds(
-    environment: SftEnvironment, wanted: Mapping[Split, int]
+    environment: SftEnvironment, wanted: Mapping[Split, int], tell: Callable[[str], None]
 ) -> dict[Split, list[Rollout]]:
     """Return the wanted number of gold rollouts of each split, or all if the split is smaller."""
     client = open_environment(environment.name, dict(environment.env))
     try:
         description = await client.describe()
+        if line := secrets_line(environment.name, description.secrets, os.environ):
+            tell(line)
         golds: dict[Split, list[Rollout]] = {}
         for split, num_wanted in wanted.items():
             size = description.num_examples.get(split, 0)

@@ -70,9 +70,12 @@ def run_sft(
     config: SftConfig,
     *,
     on_row: Callable[[SftRow], None] = lambda row: None,
+    tell: Callable[[str], None] = lambda line: None,
     start_ranks: StartRanks = one_rank,
 ) -> Path:
     """Train, write the model to `config.output` and return that folder.
+
+    `tell` gets one line for each environment that reads secrets.
 
     Settings, measurements and checkpoints go to `<output>-log/`. Nothing is written before the
     settings, the tokenizer and the environments have proved usable.
@@ -87,7 +90,7 @@ def run_sft(
     if config.dataset is not None:
         samples = dataset_samples(config, tokenizer, end_ids=ends)
     else:
-        samples = asyncio.run(gold_samples(config, tokenizer, end_ids=ends))
+        samples = asyncio.run(gold_samples(config, tokenizer, end_ids=ends, tell=tell))
     if config.make_tiny_model and point is None:
         make_tiny_model(config.model, seed=config.seed)
     folder = log_folder(config)
