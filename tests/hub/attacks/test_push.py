@@ -154,11 +154,38 @@ def test_a_version_below_the_newest_published(place):
 def test_what_does_not_pass_validation(place):
     (place / "sorted/README.md").write_text("")
     commit_all(place / "sorted")
-    told: list[str] = []
+    said: list[str] = []
     message = r"does not pass validation: static\.readme"
-    refused(place, place / "sorted", RegistryError, message, progress=told.append)
-    (evidence,) = [text for text in told if "static.readme" in text and "\n" in text]
+    refused(place, place / "sorted", RegistryError, message, progress=said.append)
+    evidence = said[-1]
+    assert evidence.startswith("  x static.readme: fail. Expected: ")
     assert "the README has 0" in evidence
+    assert "      fix: " in evidence
+    assert "1 to correct before it can be published: static.readme" in evidence
+
+
+WAITED = """
+
+import sys, time, types
+now = time.perf_counter
+probe = sys.modules.get("telescope_envs.validation.probes.load")
+if probe is not None:
+    probe.time = types.SimpleNamespace(perf_counter=lambda: now() + 100)
+"""
+"""Moves the probe's clock, as if the import had waited, and computes nothing."""
+
+
+@pytest.mark.engine
+def test_what_is_not_conclusive_is_shown_and_not_published(place):
+    environment = place / "sorted" / "src" / MODULE / "environment.py"
+    environment.write_text(environment.read_text() + WAITED)
+    commit_all(place / "sorted")
+    said: list[str] = []
+    message = r"is not conclusive: too little could be tried for load\.import_time\. Nothing failed"
+    refused(place, place / "sorted", RegistryError, message, progress=said.append)
+    evidence = " ".join(said[-1].split())
+    assert evidence.startswith("- load.import_time: not conclusive. importing it took")
+    assert "it waits for something, or the machine was busy" in evidence
 
 
 def test_a_report_that_was_changed_by_hand():
