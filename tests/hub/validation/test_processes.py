@@ -25,7 +25,7 @@ from telescope_envs.validation import (
 )
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.levels import Trial, check_load, check_reward
-from telescope_envs.validation.processes import Errand, Place, make_job, run_together
+from telescope_envs.validation.processes import Place
 
 pytestmark = pytest.mark.engine
 
@@ -250,15 +250,6 @@ def test_a_process_that_dies_is_found_by_the_check_it_died_of(trial):
     assert results["reward.gold"].outcome is Outcome.NOT_RUN
 
 
-def test_a_probe_that_hangs_is_ended_with_all_it_started(trial):
-    hanging = trial(f"{CLEAN}\ntime.sleep(600)\n")
-    job = make_job(hanging.place, "load", hanging.factory, 1, cuts_network=True)
-    (told,) = run_together(hanging.place, [Errand(job=job, limit_s=1.5)])
-    assert told.end.startswith("not done after 1.5 s")
-    assert told.stage == "load.import"
-    assert not told.is_own_end
-
-
 def test_a_network_that_is_needed_must_be_declared(trial):
     reach = "try:\n            __import__('socket').create_connection(('192.0.2.1', 9), 1)"
     passed_over = "except OSError:\n            pass"
@@ -368,7 +359,8 @@ def test_probes_end_when_the_validation_is_killed(project):
     while "load checks" not in validating.stderr.readline():
         assert validating.poll() is None
     deadline_s = time.monotonic() + 30
-    while len(probes := psutil.Process(validating.pid).children()) < 2:
+    # Two probes, and the keeper of each.
+    while len(probes := psutil.Process(validating.pid).children(recursive=True)) < 4:
         assert time.monotonic() < deadline_s
     validating.kill()
     validating.communicate(timeout=10)

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -22,17 +22,22 @@ _PASSED_ON = ("OMP_NUM_THREADS",)
 """Variables that probes see besides those that every program of an environment sees."""
 OWN_SHARE = 0.5
 """A probe that is not done in time, but computed for this part of it, is itself the cause."""
+_KEEPER_S = 10.0
+"""Seconds that the keeper of a probe has to end all that the probe started."""
+_LOOK_EVERY_S = 0.01
 _PROGRAM = """
 import importlib, sys, types
-envs, validation, job, *first = sys.argv[1:]
+envs, validation, guard, job, *first = sys.argv[1:]
 sys.path[:0] = first
 for name, path in (("telescope_envs", envs), ("telescope_envs.validation", validation)):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
-main = importlib.import_module("telescope_envs.validation.probes.main").main
+probes = "telescope_envs.validation.probes"
+keeper = importlib.import_module(f"{probes}.keeper").go_on_in_kept_child(int(guard))
+main = importlib.import_module(f"{probes}.main").main
 for name in ("telescope_envs", "telescope_envs.validation"):
     del sys.modules[name]
-main(job)
+main(job, keeper)
 """
 """Imports the probes without their parent packages, which that interpreter may not support."""
 
@@ -109,7 +114,6 @@ def make_job(
         factory=factory,
         output=output,
         num_examples=num_examples,
-        parent=os.getpid(),
         writable=[*(str(path) for path in _caches(place).values()), output],
         cuts_network=cuts_network,
     )
@@ -143,6 +147,7 @@ class _Running:
     said: IO[bytes]
     """The output of the probe and of the environment."""
     deadline_s: float
+    guard: "_Guard"
 
     def told(self) -> Told:
         """Wait until it ends or its time is up; returns what it reported."""
@@ -150,7 +155,7 @@ class _Running:
             code = self.process.wait(max(0.0, self.deadline_s - time.monotonic()))
             end = Ending(f"its process ended with {code}" if code else "")
         except subprocess.TimeoutExpired:
-            end = late_ending(self.errand.limit_s, _killed(self.process))
+            end = late_ending(self.errand.limit_s, _ended(self.process, self.guard))
         self.said.seek(0)
         text = self.said.read()[-4000:].decode("utf-8", "replace").strip()
         last = (text.splitlines() or [""])[-1]
@@ -174,10 +179,38 @@ def late_ending(limit_s: float, spent_s: float) -> Ending:
     return Ending(f"{text}: it waited for something, or the machine was busy", is_own=False)
 
 
-def _killed(process: subprocess.Popen[bytes]) -> float:
-    """Kill a probe and all it started; returns the seconds of processor time that it spent."""
-    end_group(process)
-    _, status, spent = os.wait4(process.pid, 0)
+class _Guard:
+    """Our end of a pipe whose other end the keeper of a probe watches."""
+
+    def __init__(self) -> None:
+        self.watched_fd, self._own_fd = os.pipe()
+
+    def watched(self) -> None:
+        """Leave the other end to the keeper alone."""
+        os.close(self.watched_fd)
+
+    def close(self) -> None:
+        """Tell the keeper to end everything; to say it twice changes nothing."""
+        if self._own_fd >= 0:
+            os.close(self._own_fd)
+            self._own_fd = -1
+
+
+def _ended(process: subprocess.Popen[bytes], guard: _Guard) -> float:
+    """End a probe and all it started; returns the seconds of processor time that they spent.
+
+    The keeper does it. One that cannot is killed itself.
+    """
+    guard.close()
+    give_up_s = time.monotonic() + _KEEPER_S
+    while True:
+        is_late = time.monotonic() > give_up_s
+        if is_late:
+            end_group(process)
+        pid, status, spent = os.wait4(process.pid, 0 if is_late else os.WNOHANG)
+        if pid:
+            break
+        time.sleep(_LOOK_EVERY_S)
     process.returncode = os.waitstatus_to_exitcode(status)
     return spent.ru_utime + spent.ru_stime
 
@@ -199,23 +232,29 @@ def _started(place: Place, errand: Errand) -> Generator[_Running]:
     }
     here = Path(__file__).parent
     command = [place.interpreter, "-P", "-c", _PROGRAM, str(here.parent), str(here)]
-    command += [errand.job.text(), *place.search_path]
-    with tempfile.TemporaryFile(dir=place.scratch) as said:
-        process = subprocess.Popen(
-            command,
-            cwd=work,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
-        )
+    with tempfile.TemporaryFile(dir=place.scratch) as said, closing(_Guard()) as guard:
+        command += [str(guard.watched_fd), errand.job.text(), *place.search_path]
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=work,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                pass_fds=(guard.watched_fd,),
+                start_new_session=True,
+            )
+        finally:
+            guard.watched()
         deadline_s = time.monotonic() + errand.limit_s
         try:
-            yield _Running(errand=errand, process=process, said=said, deadline_s=deadline_s)
+            yield _Running(
+                errand=errand, process=process, said=said, deadline_s=deadline_s, guard=guard
+            )
         finally:
-            end_group(process)
-            process.wait()
+            if process.poll() is None:
+                _ended(process, guard)
 
 
 def _is_in(place: Place, path: Path) -> bool:

@@ -22,8 +22,6 @@ class Job:
     """Number of examples of each split."""
     writable: list[str] = field(default_factory=list[str])
     """Folders that count as the environment's caches."""
-    parent: int
-    """Id of the validating process. The job ends when that process does."""
     cuts_network: bool = True
     has_secrets: bool = True
     """Whether declared secrets were passed on, which requires knowing which are declared."""

@@ -17,10 +17,10 @@ _RUNS = {
 }
 
 
-def main(text: str) -> None:
-    """Run the job that `text` describes; it ends at once when the validating process dies."""
+def main(text: str, keeper: int) -> None:
+    """Run the job that `text` describes; it ends at once when process `keeper` does."""
     job = Job.read(text)
-    end_with_parent(job.parent)
+    end_with_parent(keeper)
     answers = Answers(Path(job.output))
     _RUNS[job.kind](job, answers)
     answers.close()
