@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.hub.attacks.test_programs import until_gone
 from tests.hub.projects import toy_publication, write_project
 
 import telescope_envs
 from telescope_cli.main import main
-from telescope_core.errors import RegistryError
+from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.authoring.source import changed_files, committed_source
 from telescope_envs.authoring.sources import source_files
 from telescope_envs.registry import Registry
@@ -231,6 +232,63 @@ def test_a_configuration_that_cannot_be_read_is_one_message(text, registry, caps
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.fixture
+def own_git(tmp_path, monkeypatch) -> Callable[[str], None]:
+    """Put a script before git on the path; it finds the real one as `$real`."""
+
+    def write(script: str) -> None:
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        (folder / "git").write_text(f"#!/bin/sh\nreal={shutil.which('git')}\n{script}\n")
+        (folder / "git").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    return write
+
+
+EVERY_READER: list[Callable[[Path], object]] = [*READERS, check_history]
+
+
+@pytest.mark.parametrize("read", EVERY_READER)
+def test_git_sees_no_token(read, own_git, tmp_path: Path, monkeypatch) -> None:
+    project = write_project(tmp_path / "project")
+    git(project, "init", "-qb", "main")
+    commit(project)
+    for number, name in enumerate(
+        ("TELESCOPE_HUB_TOKEN", "HF_TOKEN", "GITHUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "GIT_ASKPASS")
+    ):
+        monkeypatch.setenv(name, f"seen-{number}")
+    seen = tmp_path / "seen"
+    own_git(f'env >> {seen}\nexec "$real" "$@"')
+    assert read(project) is not None
+    assert "GIT_TERMINAL_PROMPT=0" in seen.read_text()
+    assert "seen-" not in seen.read_text()
+
+
+@pytest.mark.parametrize("waits_for", ["rev-parse", "ls-files", "status", "log"])
+def test_a_git_that_does_not_end_is_one_message_and_nothing_of_it_is_left(
+    waits_for, own_git, registry, tmp_path: Path, monkeypatch
+) -> None:
+    registry.store.publish(toy_publication())
+    root = write_project(Path(registry.address))
+    git(root, "init", "-qb", "main")
+    commit(root)
+    note = tmp_path / "pid"
+    own_git(
+        f'case " $* " in *" {waits_for} "*) sleep 600 & echo $! > {note}.part\n'
+        f'mv {note}.part {note}; wait;; esac\nexec "$real" "$@"'
+    )
+    read = {"ls-files": source_files, "status": changed_files}.get(waits_for, check_history)
+    limit_s = 0.2
+    while not note.exists():  # until the limit was long enough for it to begin
+        monkeypatch.setattr("telescope_envs.git._TIME_LIMIT_S", limit_s)
+        with pytest.raises(ConfigError, match=r"git [a-z-]+ did not end within .* run it there"):
+            read(root)
+        limit_s *= 2
+        assert limit_s < 120
+    until_gone(int(note.read_text()))
+
+
 def test_git_is_started_only_where_this_is_known() -> None:
     package = Path(telescope_envs.__file__).parent
     starts = {
@@ -239,9 +297,4 @@ def test_git_is_started_only_where_this_is_known() -> None:
         if '["git"' in path.read_text()
     }
     # The commit in authoring/source.py is the author's own act, with the hooks of their repository.
-    assert starts == {
-        "authoring/source.py",
-        "authoring/sources.py",
-        "git.py",
-        "registry/history.py",
-    }
+    assert starts == {"authoring/source.py", "git.py"}

@@ -2,7 +2,8 @@
 
 The configuration and the hooks of a repository name programs, and git starts some of them even to
 show a status. So git gets a second view of the repository, in a temporary folder: the same objects,
-refs and index, but no hooks, and of its configuration only settings that name no program.
+refs and index, but no hooks, and of its configuration only settings that name no program. Git sees
+no tokens either, and nothing of it is left when its time is over.
 """
 
 import os
@@ -10,12 +11,17 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-_TIME_LIMIT_S = 60.0
+from telescope_core.errors import ConfigError
+from telescope_envs.subprocesses import end_group, passed_on
+
+_TIME_LIMIT_S = 120.0
+_PASSED_ON = ("HOME", "XDG_CONFIG_HOME", "TMPDIR", "LD_LIBRARY_PATH")
+"""Variables that git gets besides those that an environment's code may see."""
 _OF_THE_USER = {
     "GIT_CONFIG_GLOBAL",
     "GIT_CONFIG_SYSTEM",
@@ -60,6 +66,33 @@ def reading(folder: Path) -> Generator[dict[str, str]]:
         yield environ
 
 
+def run_git(
+    folder: Path, *arguments: str, environ: Mapping[str, str], given: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Run git in `folder`, with the variables of `reading`; `given` is its input.
+
+    Raises ConfigError if it does not end in time, and FileNotFoundError if it is not installed.
+    """
+    with subprocess.Popen(
+        ["git", "-C", str(folder), *arguments],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(given, timeout=_TIME_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"git {arguments[0]} did not end within {_TIME_LIMIT_S:g} s in {folder}; run it "
+                "there to see what it waits for"
+            ) from None
+        finally:
+            end_group(process)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
 def why_unreadable(folder: Path) -> str:
     """Return what git says if it can read no repository with files around `folder`; else empty."""
     found = _discovered(folder)
@@ -67,44 +100,31 @@ def why_unreadable(folder: Path) -> str:
 
 
 def _environ() -> dict[str, str]:
-    kept = {
-        name: text
-        for name, text in os.environ.items()
-        if not name.startswith("GIT_") or name in _OF_THE_USER
-    }
+    kept = {name: os.environ[name] for name in (*_PASSED_ON, *_OF_THE_USER) if name in os.environ}
     settings = {"GIT_CONFIG_COUNT": str(len(_OVERRIDES))}
     for number, (key, value) in enumerate(_OVERRIDES.items()):
         settings |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     # Objects that are missing are not fetched: their remote may be any program.
     quiet = {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
-    return {**kept, **settings, **quiet, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
+    return {
+        **passed_on(),
+        **kept,
+        **settings,
+        **quiet,
+        "LC_ALL": "C",
+        "GIT_OPTIONAL_LOCKS": "0",
+    }
 
 
 def _discovered(folder: Path) -> _Repository | str:
     """Return the repository around `folder`, or what git says if there is none to read."""
     question = ("--show-toplevel", "--absolute-git-dir", "--git-common-dir")
-    try:
-        done = _git("-C", str(folder), "rev-parse", "--path-format=absolute", *question)
-    except subprocess.TimeoutExpired:
-        return f"git did not answer within {_TIME_LIMIT_S:g} s"
-    lines = done.stdout.splitlines()
+    # This command starts nothing, whatever the configuration says.
+    done = run_git(folder, "rev-parse", "--path-format=absolute", *question, environ=_environ())
+    lines = done.stdout.decode(errors="replace").splitlines()
     if done.returncode or len(lines) != len(_Repository._fields):
-        return done.stderr.strip() or "not a git repository"
+        return done.stderr.decode(errors="replace").strip() or "not a git repository"
     return _Repository(*map(Path, lines))
-
-
-def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of git that starts nothing, whatever the configuration says."""
-    return subprocess.run(
-        ["git", *arguments],
-        env=_environ(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_TIME_LIMIT_S,
-        check=False,
-    )
 
 
 def _write_view(view: Path, repository: _Repository) -> None:
@@ -116,11 +136,12 @@ def _write_view(view: Path, repository: _Repository) -> None:
                 (view / name).symlink_to(folder / name)
     shutil.copyfile(repository.git_folder / "HEAD", view / "HEAD")
     config = repository.common_folder / "config"
-    (view / "config").write_text("".join(_harmless_lines(config)), encoding="utf-8")
+    (view / "config").write_text("".join(_harmless_lines(config, view.parent)), encoding="utf-8")
 
 
-def _harmless_lines(config: Path) -> Iterator[str]:
-    listed = _git("config", "--file", str(config), "--null", "--list").stdout
+def _harmless_lines(config: Path, folder: Path) -> Iterator[str]:
+    arguments = ("config", "--file", str(config), "--null", "--list")
+    listed = run_git(folder, *arguments, environ=_environ()).stdout.decode(errors="replace")
     for entry in listed.split("\0"):
         key, separator, value = entry.partition("\n")
         found = _HARMLESS.fullmatch(key)

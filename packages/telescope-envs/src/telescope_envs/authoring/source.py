@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from telescope_core.errors import ConfigError
-from telescope_envs.authoring.sources import run_git
+from telescope_envs.authoring.sources import git_text
 from telescope_envs.registry.records import Source
 
 _SCP_LIKE = re.compile(r"(?:[^@/:]+@)?(?P<host>[^/:@]{2,}):(?P<path>[^:].*)")
@@ -18,7 +18,7 @@ def committed_source(project: Path, *, allow_no_git: bool) -> Source:
 
     Without a git repository there is no commit, which raises as well unless `allow_no_git` is set.
     """
-    top = run_git(project, "rev-parse", "--show-toplevel")
+    top = git_text(project, "rev-parse", "--show-toplevel")
     if top is None:
         if allow_no_git:
             return Source()
@@ -26,7 +26,7 @@ def committed_source(project: Path, *, allow_no_git: bool) -> Source:
             f"{project} is not in a git repository, so nobody could tell what a release was built "
             "from; commit it to one, or give --allow-no-git"
         )
-    commit = run_git(project, "rev-parse", "--verify", "HEAD")
+    commit = git_text(project, "rev-parse", "--verify", "HEAD")
     if commit is None:
         raise ConfigError(
             f"{project} has no commit yet; run: git add . && git commit -m 'First version'"
@@ -38,7 +38,7 @@ def committed_source(project: Path, *, allow_no_git: bool) -> Source:
             "those that are not part of the project to .gitignore"
         )
     return Source(
-        repository=public_address(run_git(project, "remote", "get-url", "origin") or ""),
+        repository=public_address(git_text(project, "remote", "get-url", "origin") or ""),
         commit=commit.strip(),
         subdirectory=_subdirectory(project, Path(top.rstrip("\n"))),
     )
@@ -47,7 +47,7 @@ def committed_source(project: Path, *, allow_no_git: bool) -> Source:
 def changed_files(project: Path) -> list[str]:
     """Return the files below `project` that are changed, staged or untracked."""
     # A submodule has a configuration of its own, which git would obey to say whether it changed.
-    found = run_git(
+    found = git_text(
         *(project, "status", "--porcelain", "-z", "--untracked-files=all", "--no-renames"),
         *("--ignore-submodules=all", "."),
     )

@@ -6,11 +6,10 @@ folder, secrets), and a build backend that writes beside the sources does not ch
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 from telescope_core.errors import ConfigError
-from telescope_envs.git import reading
+from telescope_envs.git import reading, run_git
 
 _CACHES = {".git", ".hg", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 _NOT_AT_THE_TOP = {".venv", "venv", "dist", "build", "runs", "node_modules"}
@@ -30,7 +29,7 @@ def require_project(project: Path) -> None:
 def source_files(project: Path) -> list[Path]:
     """Return the project's files, sorted, relative to it; in git, without ignored files."""
     require_project(project)
-    listed = run_git(project, "ls-files", "-z", "--cached", "--others", "--exclude-standard", ".")
+    listed = git_text(project, "ls-files", "-z", "--cached", "--others", "--exclude-standard", ".")
     if listed is None:
         found = [path.relative_to(project) for path in _walk(project)]
     else:
@@ -54,27 +53,20 @@ def copy_sources(project: Path, target: Path) -> None:
 
 def is_in_git(folder: Path) -> bool:
     """Whether `folder` is part of a git repository."""
-    return run_git(folder, "rev-parse", "--show-toplevel") is not None
+    return git_text(folder, "rev-parse", "--show-toplevel") is not None
 
 
-def run_git(folder: Path, *arguments: str) -> str | None:
+def git_text(folder: Path, *arguments: str) -> str | None:
     """Return what git reads there; None if it fails, is not installed, or `folder` is not in git.
 
     Nothing that the repository's configuration names is started.
     """
     try:
         with reading(folder) as environ:
-            done = subprocess.run(
-                ["git", "-C", str(folder), *arguments],
-                env=environ,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-            )
+            done = run_git(folder, *arguments, environ=environ)
     except FileNotFoundError:
         return None
-    return done.stdout if done.returncode == 0 else None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
 
 
 def _walk(project: Path) -> list[Path]:

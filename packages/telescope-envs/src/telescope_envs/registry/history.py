@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.git import reading, why_unreadable
+from telescope_envs.git import reading, run_git, why_unreadable
 from telescope_envs.registry.findings import Finding
 from telescope_envs.registry.parsing import parse_aliases
 
-_TIME_LIMIT_S = 120.0
 _NOTHING = b""
 _NO_REPOSITORY = ("not a git repository", "must be run in a work tree")
 Answer = TypeVar("Answer")
@@ -210,15 +209,7 @@ def _run(
 
     def started() -> subprocess.CompletedProcess[bytes]:
         with reading(root) as environ:
-            return subprocess.run(
-                ["git", *arguments],
-                cwd=root,
-                input=stdin,
-                env=environ,
-                capture_output=True,
-                timeout=_TIME_LIMIT_S,
-                check=False,
-            )
+            return run_git(root, *arguments, environ=environ, given=stdin)
 
     return _with_git(started)
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from telescope_core.errors import ConfigError, RegistryError, TelescopeError
 from telescope_envs.authoring.build import build_wheel
-from telescope_envs.authoring.sources import run_git
+from telescope_envs.authoring.sources import git_text
 from telescope_envs.pyproject import read_pyproject
 from telescope_envs.registry.records import Dataset
 from telescope_envs.registry.wheel import read_wheel
@@ -156,7 +156,7 @@ def _members(wheel: bytes) -> Iterator[tuple[str, bytes]]:
 
 def _sources(project: Path) -> list[Path]:
     """Return the files that git would include; without git, all but hidden and built ones."""
-    listed = run_git(project, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    listed = git_text(project, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if listed is not None:
         found = [project / name for name in listed.split("\0") if name]
     else:
