@@ -1,9 +1,15 @@
 """The secrets that an installed environment may read are told by name, however it came here."""
 
+import asyncio
+import sys
+
 import pytest
 from tests.hub.projects import TOY, toy_publication
 
 from telescope_cli.env.outcomes import installed, report
+from telescope_core.locate import locate_environment
+from telescope_core.open import check_workers, open_environment
+from telescope_core.processes import ProcessSettings
 
 LINE = "acme/toy may read these environment variables: TOY_KEY (set), TOY_OTHER_KEY (not set)\n"
 NAMES = ("TOY_KEY", "TOY_OTHER_KEY")
@@ -49,3 +55,9 @@ def test_install_sync_and_a_bundle_tell_them(telescope, registry, tmp_path):
         assert code == 0, err
         assert err.count(LINE) == (arguments[0] != "bundle")
         assert "hunter2" not in err
+    # A run asks the environment itself, in the Python that it is installed in.
+    location = locate_environment("toy")
+    client = open_environment("toy", location=location)
+    found = asyncio.run(check_workers(client, {}, ProcessSettings(), location))
+    assert location.interpreter != sys.executable
+    assert found == NAMES

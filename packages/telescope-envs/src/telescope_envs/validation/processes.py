@@ -28,12 +28,12 @@ _LOOK_EVERY_S = 0.01
 _PROGRAM = """
 import importlib, sys, types
 envs, validation, guard, job, *first = sys.argv[1:]
-sys.path[:0] = first
 for name, path in (("telescope_envs", envs), ("telescope_envs.validation", validation)):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
 probes = "telescope_envs.validation.probes"
 keeper = importlib.import_module(f"{probes}.keeper").go_on_in_kept_child(int(guard))
+sys.path[:0] = first
 main = importlib.import_module(f"{probes}.main").main
 for name in ("telescope_envs", "telescope_envs.validation"):
     del sys.modules[name]
