@@ -158,49 +158,6 @@ def test_an_import_that_waits_is_not_conclusive_and_no_failure(trial, monkeypatc
     assert not findings.has_failed(Level.LOAD)
 
 
-LEAVES_A_PROCESS = """
-import subprocess
-left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-(Path(os.environ["XDG_CACHE_HOME"]) / f"{os.getpid()}.left").write_text(str(left.pid))
-"""
-
-
-def test_what_an_environment_starts_ends_with_the_check(trial):
-    place = trial(f"{CLEAN}\n{LEAVES_A_PROCESS}\n")
-    check_load(place, Findings())
-    pids = [int(path.read_text()) for path in place.place.scratch.rglob("*.left")]
-    assert pids
-    # They have been sent SIGKILL, which takes effect a moment later.
-    give_up_s = time.monotonic() + 60.0
-    while left := [pid for pid in pids if is_running(pid)]:
-        assert time.monotonic() < give_up_s, left
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-READS_TOKENS = """
-seen = [name for name in os.environ if "TOKEN" in name or "KEY" in name]
-if seen:
-    raise RuntimeError(f"it sees {seen}")
-"""
-
-
-def test_an_environment_that_is_checked_sees_no_tokens(trial, monkeypatch):
-    for name in ("TELESCOPE_HUB_TOKEN", "HF_TOKEN", "GITHUB_TOKEN", "OPENAI_API_KEY"):
-        monkeypatch.setenv(name, "secret")
-    assert found_by(check_load, trial(f"{CLEAN}\n{READS_TOKENS}\n")) == {}
-
-
-def test_and_would_be_found_if_it_did(trial):
-    code = READS_TOKENS.replace('"TOKEN" in name', 'name == "PATH"')
-    assert "it sees ['PATH']" in str(found_by(check_load, trial(f"{CLEAN}\n{code}\n")))
-
-
 SLOW_MACHINE = """
 import sys
 sys.modules["telescope_envs.validation.probes.pace"]._REFERENCE_S = 1e-6
