@@ -1,5 +1,6 @@
 """A run that is killed and resumed has the same numbers as one that was not, to the bit."""
 
+import errno
 import json
 import sys
 from dataclasses import replace
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.errors import ConfigError, NoRoomError, TelescopeError
 from telescope_core.records import RunFolder
 from telescope_core.records.folders import remove_folder, sweep
+from telescope_train.checkpoints import saver
 from telescope_train.checkpoints.folders import (
     CheckpointManifest,
     complete_checkpoints,
@@ -243,7 +245,41 @@ async def test_a_checkpoint_that_cannot_be_written_stops_the_run(tiny, tmp_path)
     with pytest.raises(TelescopeError, match="no space left"):
         await checkpointer.after_step(2)
     await checkpointer.close()
-    assert complete_checkpoints(tmp_path / "run" / "checkpoints") == []
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+async def test_a_disk_that_is_full_keeps_the_checkpoint_before(tiny, tmp_path, monkeypatch):
+    class Quick:
+        num_ranks = 1
+
+        async def start_checkpoint(self, folder, *, with_training_state):
+            folder.mkdir()
+            (folder / ".metadata").write_text("")
+
+        async def checkpoint_is_written(self):
+            return True
+
+        async def finish_checkpoint(self):
+            """Nothing to wait for."""
+
+    def no_room(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = tmp_path / "run" / "checkpoints"
+    config = config_of(tmp_path, tiny, "--checkpoint_every", "1", "--checkpoint_keep_last", "1")
+    checkpointer = Checkpointer(SavedRun.of(config, {}), Quick(), None)
+    await checkpointer.after_step(1)
+    await checkpointer.written()
+    for place in ("write_manifest", "save_model_description", "put_in_place"):
+        with monkeypatch.context() as full:
+            full.setattr(saver, place, no_room)
+            await checkpointer.after_step(2)
+            with pytest.raises(NoRoomError, match=r"step-000002: the disk is full .* Make room"):
+                await checkpointer.written()
+        assert [path.name for path in folder.iterdir()] == ["step-000001"]
+    await checkpointer.after_step(2)
+    await checkpointer.written()
+    assert [path.name for path in folder.iterdir()] == ["step-000002"]
 
 
 def write(worker: TrainerWorker, folder: Path, *, with_training_state: bool) -> None:

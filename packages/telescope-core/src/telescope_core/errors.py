@@ -91,6 +91,10 @@ class EnvironmentProcessError(ProcessDiedError):
     """
 
 
+class NoRoomError(TelescopeError):
+    """A file could not be written because there is no room for it."""
+
+
 class TooManyFailedError(TelescopeError):
     """An eval was played to its end, but too many of its rollouts failed to trust the rest."""
 

@@ -102,7 +102,7 @@ async def train(
         )
         row = step_row(result, parts.machine, version=version)
         row |= trained.learned | {"step": step, "version": step, "time_s": time.time()}
-        parts.folder.log_metrics(row)
+        await asyncio.to_thread(parts.folder.log_metrics, row)
         await after_step(step, row)
 
 

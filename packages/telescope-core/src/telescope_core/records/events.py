@@ -9,12 +9,14 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, NoRoomError
 from telescope_core.records.arrow import arrow_modules
 from telescope_core.records.files import append_lines, read_json_lines, write_text
 from telescope_core.records.folders import whole_file
@@ -87,12 +89,20 @@ class EventSink(Protocol):
 
 
 class EventLog:
-    """Writes the events of a run to a folder. Used from one event loop."""
+    """Writes the events of a run to a folder, in threads: a slow disk holds up no rollout.
+
+    Events are added from one event loop. What finds no room on the disk is kept until `flush` or
+    `pack` can write it, and they say so.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lines: defaultdict[int, list[str]] = defaultdict(list)
         self._num_kept = 0
+        self._keeping = Lock()
+        """Held to touch the lines that are kept."""
+        self._writing = Lock()
+        """Held by who writes files."""
         self._timer: asyncio.TimerHandle | None = None
         self._epoch_s: float | None = None
 
@@ -103,24 +113,47 @@ class EventLog:
             # Once: durations are right even if somebody sets the clock of the machine.
             self._epoch_s = time.time() - loop.time()
         event = replace(event, time_s=event.time_s + self._epoch_s)
-        self._lines[event.step].append(_line(event))
-        self._num_kept += 1
-        if self._num_kept >= _MOST_KEPT:
-            self.flush()
+        with self._keeping:
+            self._lines[event.step].append(_line(event))
+            self._num_kept += 1
+        if self._num_kept == _MOST_KEPT:
+            self._begin_to_write()
         elif self._timer is None:
-            self._timer = loop.call_later(_FLUSH_S, self.flush)
+            self._timer = loop.call_later(_FLUSH_S, self._begin_to_write)
 
-    def flush(self) -> None:
-        """Write what is kept."""
+    def _begin_to_write(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        kept, self._lines, self._num_kept = self._lines, defaultdict(list), 0
-        for step, lines in kept.items():
-            append_lines(_open_file(self._folder, step), lines)
+
+        def write() -> None:
+            # Whoever packs the step is told.
+            with suppress(OSError, NoRoomError):
+                self.flush()
+
+        asyncio.get_running_loop().run_in_executor(None, write)
+
+    def flush(self) -> None:
+        """Write what is kept; raises NoRoomError if the disk is full."""
+        with self._writing:
+            with self._keeping:
+                kept, self._lines, self._num_kept = self._lines, defaultdict(list), 0
+            try:
+                while kept:
+                    step = next(iter(kept))
+                    append_lines(_open_file(self._folder, step), kept[step])
+                    del kept[step]
+            finally:
+                with self._keeping:
+                    for step, lines in kept.items():
+                        self._lines[step][:0] = lines
+                        self._num_kept += len(lines)
 
     def pack(self, step: int) -> None:
-        """Write the events of `step`, which are complete, as one Parquet file."""
+        """Write the events of `step`, which are complete, as one Parquet file.
+
+        Raises NoRoomError if the disk is full; the lines are then still there.
+        """
         self.flush()
         lines = _open_file(self._folder, step)
         events = list(_from_lines(lines))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from telescope_core.records.folders import whole_file
+from telescope_core.records.room import room_for
 from telescope_core.types import JsonValue
 
 
@@ -38,14 +39,27 @@ def append_json_line(path: Path, value: Mapping[str, JsonValue]) -> None:
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Append `lines` in a single write, on a new line if the last one was cut short."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = "".join(f"{line}\n" for line in lines).encode()
-    with path.open("ab+") as stream:
-        if stream.tell() > 0:
+    with room_for(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _append(path, content)
+
+
+def _append(path: Path, content: bytes) -> None:
+    # Without a buffer: a write that finds no room could not be taken back otherwise, as closing the
+    # file would write the rest of it.
+    with path.open("ab+", buffering=0) as stream:
+        before = stream.seek(0, os.SEEK_END)
+        if before > 0:
             stream.seek(-1, os.SEEK_END)
             if stream.read(1) != b"\n":
                 content = b"\n" + content
-        stream.write(content)
+        try:
+            while content:
+                content = content[stream.write(content) :]
+        except OSError:
+            stream.truncate(before)
+            raise
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

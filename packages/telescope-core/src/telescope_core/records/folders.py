@@ -11,6 +11,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from telescope_core.records.room import room_for
+
 
 @contextmanager
 def whole_file(path: Path) -> Generator[Path]:
@@ -18,11 +20,12 @@ def whole_file(path: Path) -> Generator[Path]:
 
     Creates the parent folder of `path`. Readers see the old file or the new one, never a part.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
-        os.replace(temporary, path)
+        with room_for(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -35,10 +38,11 @@ def whole_folder(path: Path) -> Generator[Path]:
     """
     partial = partial_folder(path)
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
-        yield partial
-        put_in_place(path)
+        with room_for(path):
+            partial.mkdir(parents=True)
+            yield partial
+            put_in_place(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -5,8 +5,9 @@ everything is on disk, the folder is renamed into place. A failure is raised at 
 """
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import suppress
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.records.folders import partial_folder, put_in_place, remove_folder, sweep
+from telescope_core.records.room import room_for
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import Ranks
 from telescope_train.chat.tokenizer import load_tokenizer
@@ -122,16 +124,18 @@ class Checkpointer:
         partial = partial_folder(path)
         # File operations run in threads, because rollouts go on in this event loop.
         await asyncio.to_thread(sweep, self._folder)
-        await asyncio.to_thread(partial.mkdir, parents=True)
+        with room_for(path):
+            await asyncio.to_thread(partial.mkdir, parents=True)
         # The next step begins only after this method returns, so the weights that the ranks copy
         # and the state of the sampler belong to the same step.
         state = None if self._sampler is None else await self._sampler.settled(step)
         with_training_state = self._run.section.checkpoint_save_training_state
-        await self._ranks.start_checkpoint(
-            partial / "state", with_training_state=with_training_state
-        )
-        if is_exported:
-            await self._ranks.save_pretrained(partial / "hf")
+        async with _removed_on_failure(partial):
+            await self._ranks.start_checkpoint(
+                partial / "state", with_training_state=with_training_state
+            )
+            if is_exported:
+                await self._ranks.save_pretrained(partial / "hf")
         manifest = CheckpointManifest(
             run=self._run.name,
             step=step,
@@ -154,15 +158,21 @@ class Checkpointer:
     ) -> None:
         """Write the driver's part, wait until the ranks have written theirs, and publish both."""
         partial = partial_folder(path)
-        await asyncio.to_thread(save_model_description, partial / "model", self._run.model)
-        await asyncio.to_thread(write_manifest, partial, manifest, state)
+        async with _removed_on_failure(partial):
+            with room_for(path):
+                await _in_thread(save_model_description, partial / "model", self._run.model)
+                await _in_thread(write_manifest, partial, manifest, state)
+            await self._until_ranks_are_done()
+            with room_for(path):
+                await _in_thread(self._publish, path)
+
+    async def _until_ranks_are_done(self) -> None:
         # A rank handles its calls one after the other. A call that waited for the writing would
         # keep the rank from training, so it gets short questions, which it answers between steps.
         while not await self._ranks.checkpoint_is_written():  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         # Every rank has ended its writing by now, so this only raises their errors.
         await self._ranks.finish_checkpoint()
-        await asyncio.to_thread(self._publish, path)
 
     def _publish(self, path: Path) -> None:
         # Older checkpoints are removed only after the new one has its name, so that a crash in
@@ -180,6 +190,29 @@ class Checkpointer:
             never=self._resumed_from,
         ):
             remove_folder(one.path)
+
+
+@asynccontextmanager
+async def _removed_on_failure(partial: Path) -> AsyncIterator[None]:
+    """Remove `partial` if the block fails: what cannot become whole must not take room."""
+    try:
+        yield
+    except Exception:
+        await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
+        raise
+
+
+async def _in_thread(function: Callable[..., None], *arguments: Any) -> None:
+    """Call `function` in a thread; if this is canceled, it ends when the function has.
+
+    Whoever goes on after a checkpoint was given up finds its folder as it will stay.
+    """
+    calling = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        await asyncio.shield(calling)
+    except asyncio.CancelledError:
+        await asyncio.wait([calling])
+        raise
 
 
 def save_model_description(folder: Path, settings: ModelSection) -> None:
