@@ -22,7 +22,7 @@ from telescope_core import (
     reward,
 )
 from telescope_core.attempts import MAX_FAILED
-from telescope_core.errors import EndpointError
+from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Completion
 from telescope_train.rollouts.sampled import SampledBatch
@@ -247,3 +247,31 @@ async def test_a_checkpoint_waits_for_the_batch_of_the_next_step_alone() -> None
     drawn = [group[0].split()[0] for batch in later for group in batch]
     assert drawn == ["p8", "p10", "p12", "p14"], "the draws after those of the state"
     await again.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_same"),
+    [(EnvironmentProcessError("pid 7 is gone"), True), (EndpointError("busy"), False)],
+)
+async def test_what_was_lost_with_a_process_is_played_again_with_its_seed(
+    error: TelescopeError, is_same: bool
+) -> None:
+    seeds: dict[str, list[int | None]] = {}
+
+    class Failing(ScriptedClient):
+        def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Any:
+            assert sampling is not None
+            seeds.setdefault(rollout_id, []).append(sampling.seed)
+            is_first = len(seeds[rollout_id]) == 1
+            script = ScriptedClient([error]) if is_first else ScriptedClient(echo)
+            return script.policy(rollout_id)
+
+    sampler = sampler_over(Failing([]), ahead=0, batches=1, seed=3)
+    sampler.advance(0)
+    batch = await sampler.take(0)
+    await sampler.close()
+    assert all(r.reward is not None for group in batch.groups for r in group.rollouts)
+    assert {r.attempt for group in batch.groups for r in group.rollouts} == {2}
+    assert {len(ones) for ones in seeds.values()} == {2}
+    assert {first == second for first, second in seeds.values()} == {is_same}
+    assert len({first for first, _ in seeds.values()}) == len(seeds)

@@ -173,6 +173,7 @@ class Player:
 
         def count(failed: Rollout) -> None:
             place.failed[boundary_of(failed)] += 1
+            playing.num_lost += failed.is_lost
             if has_no_access(failed):
                 raise EndpointAccessError(f"environment {name}: {failed.error}")
 
@@ -186,7 +187,9 @@ class Player:
 
     async def _attempt(self, playing: "_Playing", attempt: int) -> Rollout:
         playing.num_attempts = attempt
-        place, request = playing.place, self._seeded(playing.request, attempt)
+        # What was lost with a process is played again as it was, with its seed.
+        place = playing.place
+        request = self._seeded(playing.request, attempt - playing.num_lost)
         key = AttemptKey(
             step=place.batch + 1,
             environment=playing.client.name,
@@ -212,11 +215,11 @@ class Player:
             seat.life.ends(rollout)
             return rollout
 
-    def _seeded(self, request: PlayRequest, attempt: int) -> PlayRequest:
+    def _seeded(self, request: PlayRequest, number: int) -> PlayRequest:
         if self._settings.seed is None:
             return request
         # The place of the rollout in the run, and not the time at which it is played.
-        seed = derived_seed(self._settings.seed, request.rollout_id, attempt)
+        seed = derived_seed(self._settings.seed, request.rollout_id, number)
         return replace(request, sampling=replace(request.sampling, seed=seed))
 
 
@@ -234,12 +237,15 @@ class _Playing:
     """That of the attempt that is being played now."""
     num_attempts: int = field(init=False)
     """Attempts so far, those at an earlier time in this place included."""
+    num_lost: int = field(init=False)
+    """Those of them that were lost with a process."""
 
     def __post_init__(self) -> None:
         """Go on from the attempts that were given up."""
         mine = self.request.group_id, self.request.index
-        before = (one for one in self.place.replaced if (one.group_id, one.index) == mine)
+        before = [one for one in self.place.replaced if (one.group_id, one.index) == mine]
         self.num_attempts = max((one.attempt for one in before), default=0)
+        self.num_lost = sum(one.is_lost for one in before)
 
     def oldest_version(self) -> WeightVersion | None:
         """Return the oldest weights that sampled any of its tokens, as far as is known."""
