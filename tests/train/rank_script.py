@@ -13,7 +13,7 @@ import numpy as np
 from backend_cases import VOCAB, backend_settings, grpo_batches
 
 from telescope_train.diagnostics.rank_checks import Tolerance, check_packing
-from telescope_train.trainer.worker import TrainerWorker
+from telescope_train.trainer.worker import Meeting, TrainerWorker
 
 
 def main() -> None:
@@ -23,9 +23,7 @@ def main() -> None:
     sharing = options.get("fsdp_context_parallel_size", 1)
     worker = TrainerWorker(
         backend_settings(job["model"], dtype="float64", **options),
-        rank=rank,
-        world_size=world_size,
-        master_port=port,
+        meeting=Meeting(rank=rank, world_size=world_size, port=port),
     )
     shards = grpo_batches(seq_len=job["seq_len"], num_ranks=world_size // sharing)
     batches = shards[rank // sharing]

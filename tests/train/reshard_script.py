@@ -14,7 +14,7 @@ import numpy as np
 from backend_cases import backend_settings, grpo_batches
 
 from telescope_train.backends.distributed_checkpoint import FileSystemWriter
-from telescope_train.trainer.worker import TrainerWorker
+from telescope_train.trainer.worker import Meeting, TrainerWorker
 
 
 def main() -> None:
@@ -23,9 +23,7 @@ def main() -> None:
     output = Path(job["output"])
     worker = TrainerWorker(
         backend_settings(job["model"], dtype="float64", lr_scheduler="cosine"),
-        rank=rank,
-        world_size=world_size,
-        master_port=port,
+        meeting=Meeting(rank=rank, world_size=world_size, port=port),
     )
     if job["load"]:
         worker.load_checkpoint(job["load"])

@@ -4,8 +4,11 @@ Only the inference engine is replaced, by a policy whose answers depend on nothi
 the rollout and the weights that were live when its batch was admitted.
 """
 
+import asyncio
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from tests.train.rollouts.samplers import EventList
@@ -20,19 +23,21 @@ from telescope_core.types import Completion, Example, Message
 from telescope_train.algorithms import load_algorithm
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batches.packing import Packing
-from telescope_train.checkpoints.resume import open_run_folder, resume_point
+from telescope_train.checkpoints.resume import newest_to_go_on, open_run_folder, resume_point
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.config.schema import TrainConfig
+from telescope_train.lives import Restarts, live, restart_at
 from telescope_train.loop import LoopParts, train
 from telescope_train.models.facts import read_model_facts
 from telescope_train.models.tiny import END, character_tokenizer
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts import environments
 from telescope_train.rollouts.mix import make_sampler, training_environments
+from telescope_train.rollouts.sampled import BEGINNING
 from telescope_train.rollouts.seats import Seats
 from telescope_train.step.credit import CreditRules, RewardRange
 from telescope_train.step.throughput import Machine
-from telescope_train.trainer.ranks import LocalRanks
+from telescope_train.trainer.ranks import AllRanks, RankDiedError
 from telescope_train.trainer.worker import TrainerWorker
 
 TOKENIZER = character_tokenizer()
@@ -144,17 +149,93 @@ def settings_of(config: TrainConfig) -> BackendSettings:
     return BackendSettings.from_config(config, device="cpu")
 
 
-async def run(config: TrainConfig, *, killed_after: int | None = None) -> dict[str, np.ndarray]:
-    """Take the steps of `config`; returns the weights. `killed_after` a step nothing is closed."""
-    worker = TrainerWorker(settings_of(config))
+class MortalRank:
+    """A rank in this process that dies at given calls, and can be started again."""
+
+    def __init__(self, config: TrainConfig, deaths: Mapping[int, bool]) -> None:
+        """`deaths`: number of the call -> whether it was carried out before the rank died."""
+        self._config = config
+        self._deaths = deaths
+        self._num_calls = 0
+        self.worker: TrainerWorker | None = None
+        self.died_in: list[str] = []
+
+    async def call(self, name, *arguments):
+        if self.worker is None:
+            raise RankDiedError("trainer rank 0 died")
+        # How often it is asked depends on the clock.
+        if name != "checkpoint_is_written":
+            self._num_calls += 1
+        is_carried_out = self._deaths.get(self._num_calls)
+        if is_carried_out is not False:
+            answer = await asyncio.to_thread(getattr(self.worker, name), *arguments)
+        if is_carried_out is None or name == "checkpoint_is_written":
+            return answer
+        self.died_in.append(name)
+        self.close()
+        raise RankDiedError("trainer rank 0 died")
+
+    async def address(self):
+        return "127.0.0.1", 0
+
+    def start(self) -> None:
+        self.close()
+        self.worker = TrainerWorker(settings_of(self._config))
+
+    def close(self) -> None:
+        if self.worker is not None:
+            self.worker.finish_checkpoint()
+            self.worker.close()
+        self.worker = None
+
+
+async def run(
+    config: TrainConfig,
+    *,
+    killed_after: int | None = None,
+    deaths: Mapping[int, bool] = MappingProxyType({}),
+) -> dict[str, np.ndarray]:
+    """Take the steps of `config`; returns the weights.
+
+    `killed_after` a step nothing is closed. `deaths` of the rank: see `MortalRank`.
+    """
+    rank = MortalRank(config, deaths)
+    rank.start()
     try:
-        return await _run(config, LocalRanks(worker), killed_after)
+        await _run(config, rank, killed_after)
+        assert len(rank.died_in) == len(deaths)
+        return {name: value.numpy().copy() for name, value in rank.worker.export_weights()}
     finally:
-        worker.finish_checkpoint()
-        worker.close()
+        rank.close()
 
 
-async def _run(config: TrainConfig, ranks: LocalRanks, killed_after: int | None):
+async def _run(config: TrainConfig, rank: MortalRank, killed_after: int | None) -> None:
+    records = records_of(config)
+    point = resume_point(config, records)
+    folder = open_run_folder(config, point, records)
+    ranks = AllRanks([rank])
+    restarts = Restarts(3)
+    if point is not None:
+        await ranks.load_checkpoint(point.checkpoint.state_path)
+
+    async def go_back(died):
+        begun = newest_to_go_on(config, point)
+        folder.go_back(restart_at(begun, died, folder.last_step()))
+        rank.start()
+        if begun is not None:
+            await ranks.load_checkpoint(begun.state_path)
+        return begun
+
+    await live(
+        None if point is None else point.checkpoint,
+        lambda begun: _take_steps(config, ranks, folder, begun, killed_after),
+        go_back=go_back,
+        died=lambda died: restarts.count(died, folder.last_step()),
+    )
+    folder.finish()
+
+
+async def _take_steps(config, ranks, folder, begun, killed_after) -> None:
     clients = {
         "digit": InProcessEnvironment(Digit(), name="digit"),
         "endless": InProcessEnvironment(Endless(), name="endless"),
@@ -162,17 +243,12 @@ async def _run(config: TrainConfig, ranks: LocalRanks, killed_after: int | None)
     mix = await training_environments(config, clients, {}, {})
     policies = ScriptedTokens(config.scheduling.max_async_rollout)
     sampler = make_sampler(config, mix, policies, Seats.of(config, EventList(), num_servers=1))
-    records = records_of(config)
-    point = resume_point(config, records)
-    folder = open_run_folder(config, point, records)
-    if point is not None:
-        await ranks.load_checkpoint(point.checkpoint.state_path)
-        sampler.restore(point.checkpoint.sampler_state())
+    sampler.restore(BEGINNING if begun is None else begun.sampler_state())
     checkpointer = Checkpointer(
-        SavedRun.of(config, records),
+        SavedRun.of(config, records_of(config)),
         ranks,
         sampler,
-        resumed_from=point.checkpoint.path if point else None,
+        resumed_from=begun.path if begun else None,
     )
     parts = LoopParts(
         config=config,
@@ -191,7 +267,7 @@ async def _run(config: TrainConfig, ranks: LocalRanks, killed_after: int | None)
         machine=Machine(
             facts=read_model_facts(config.model.model), seq_len=64, hidden_size=128, gpu_name=None
         ),
-        first_version=point.checkpoint.step if point else 0,
+        first_version=begun.step if begun else 0,
     )
 
     async def after_step(step, row):
@@ -206,8 +282,6 @@ async def _run(config: TrainConfig, ranks: LocalRanks, killed_after: int | None)
     finally:
         await checkpointer.close()
         await sampler.close()
-    folder.finish()
-    return {name: value.numpy().copy() for name, value in ranks.worker.export_weights()}
 
 
 def numbers(folder: Path) -> list[dict[str, float]]:

@@ -15,6 +15,7 @@ from telescope_core.records import RunFolder, events
 from telescope_core.records.events import AttemptEvent, EventLog, Stage, read_events
 from telescope_core.records.files import append_json_line, read_json, write_json
 from telescope_core.records.folders import whole_file, whole_folder
+from telescope_core.records.room import room_for
 
 LIMITED = """
 import resource, signal, sys
@@ -91,8 +92,11 @@ def test_a_full_disk_names_the_path_and_what_is_free(tmp_path: Path, code: int) 
     assert "MiB are free" in str(caught.value)
     assert read_json(path) == {"whole": True}
     assert [one.name for one in tmp_path.iterdir()] == ["file.json"]
+    for error in (OSError(code, "no"), RuntimeError(f"I/O error: no space (os error {code})")):
+        with pytest.raises(NoRoomError), room_for(path, RuntimeError):
+            raise error
     with pytest.raises(NoRoomError), whole_folder(tmp_path / "model"):
-        raise RuntimeError(f"I/O error: no space left (os error {code})")
+        raise OSError(code, "no")
     assert [one.name for one in tmp_path.iterdir()] == ["file.json"]
 
 

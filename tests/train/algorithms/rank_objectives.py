@@ -22,7 +22,7 @@ from telescope_train.batches.batch import PackedBatch
 from telescope_train.batches.packing import pack
 from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import AlgorithmSection
-from telescope_train.trainer.worker import TrainerWorker
+from telescope_train.trainer.worker import Meeting, TrainerWorker
 
 OTHERS = {"kl_penalty_tau": 0.1, "kl_estimator": "k3", "entropy_coef": 0.05}
 OBJECTIVES = {
@@ -81,7 +81,8 @@ def main() -> None:
     rank, world_size, port = (int(text) for text in sys.argv[1:4])
     job = json.loads(Path(sys.argv[4]).read_text())
     worker = TrainerWorker(
-        settings(job["model"]), rank=rank, world_size=world_size, master_port=port
+        settings(job["model"]),
+        meeting=Meeting(rank=rank, world_size=world_size, port=port),
     )
     gradients, numbers = take_gradients(worker, seq_len=40, rank=rank, world_size=world_size)
     if rank == 0:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,24 @@ async def test_ten_steps_equal_five_and_a_resume_and_five(tiny, tmp_path, more):
     assert RunFolder.open(tmp_path / "b" / "run").info().resumes[0].step == 5
     is_back_filled = len(RunFolder.open(tmp_path / "a" / "run").rollouts()) > 10 * 2 * 4
     assert is_back_filled == ("--should_accept_fn" in more)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_ranks_that_die_change_nothing(tiny, tmp_path, seed):
+    straight = await run(config_of(tmp_path / "a", tiny, *AHEAD))
+    chance = random.Random(seed)
+    # Calls of a rank: a step, and after every second one also the two of a checkpoint.
+    deaths = {call: chance.random() < 0.5 for call in chance.sample(range(1, 24), 4)}
+    often = ("--checkpoint_every", "2", "--checkpoint_keep_last", "1")
+    mended = await run(config_of(tmp_path / "b", tiny, *often, *AHEAD), deaths=deaths)
+    assert_same_weights(mended, straight)
+    assert numbers(tmp_path / "b" / "run") == numbers(tmp_path / "a" / "run")
+    assert same_rollouts(tmp_path / "b" / "run", tmp_path / "a" / "run")
+    restarts = RunFolder.open(tmp_path / "b" / "run").restarts()
+    assert len(restarts) == 4
+    assert all(one.step <= one.reached for one in restarts)
+    assert any(one.checkpoint for one in restarts)
 
 
 @pytest.mark.engine

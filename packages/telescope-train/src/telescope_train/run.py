@@ -6,18 +6,19 @@ A run is built from parts, and each part is a context that opens and closes itse
 
 The parts close in the opposite order, whatever ends the run. While the loop works, the processes
 are watched, so that a death is reported as the cause and not as the failures that follow from it.
+When trainer ranks die, the last two parts are opened again from a checkpoint; the others stay.
 """
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.collector import rare_collections
-from telescope_core.errors import ProcessDiedError, TelescopeError
+from telescope_core.errors import NoRoomError, ProcessDiedError, TelescopeError
 from telescope_core.gateway import Gateway
 from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.protocols import EnvironmentClient
@@ -29,7 +30,8 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batches.packing import Packing
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
-from telescope_train.checkpoints.resume import open_run_folder, trained_before
+from telescope_train.checkpoints.folders import RunCheckpoint
+from telescope_train.checkpoints.resume import newest_to_go_on, open_run_folder, trained_before
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.cluster.placement import bundles_of, place_processes
 from telescope_train.cluster.ray_cluster import cluster_has_gpus, ray_cluster
@@ -43,6 +45,7 @@ from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
+from telescope_train.lives import Restarts, live, restart_at
 from telescope_train.loop import LoopParts, train
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.terminal import (
@@ -50,18 +53,20 @@ from telescope_train.observability.terminal import (
     print_resume,
     print_secrets,
     print_summary,
+    restart_text,
 )
 from telescope_train.plan.prepared import Prepared
 from telescope_train.rollouts.concurrency import Concurrency
 from telescope_train.rollouts.held_out import require_untrained
 from telescope_train.rollouts.mix import Mix, make_sampler, training_environments
+from telescope_train.rollouts.sampled import BEGINNING
 from telescope_train.rollouts.seats import SeatedPool, Seats
 from telescope_train.step.credit import credit_rules
 from telescope_train.step.records import record_unfinished
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
 from telescope_train.summary import make_summary
-from telescope_train.trainer.ranks import RayRanks
+from telescope_train.trainer.ranks import RankDiedError, RayRanks
 from telescope_train.weights.publish import WeightPublisher
 
 DEFAULT_HIDDEN_SIZE = 1024
@@ -87,7 +92,9 @@ def run_training(prepared: Prepared) -> dict[str, Any]:
                 prepared = prepared.on_cluster(has_gpus=cluster_has_gpus())
             asyncio.run(_run(prepared, folder))
     except BaseException as error:
-        folder.fail(_reason(error))
+        # A full disk may be the failure: it must not be hidden by another one.
+        with suppress(OSError, NoRoomError):
+            folder.fail(_reason(error))
         raise
     summary = make_summary(config, folder)
     folder.write_summary(summary)
@@ -119,7 +126,7 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
             keeping = Keeping(
                 policies.pool, processes.servers, policies.publisher.bring_in, say=view.note
             )
-            watches = [keeping.run(), processes.ranks.watch()]
+            watches = [keeping.run()]
             if config.scheduling.follow_kv_cache_use:
                 following = Concurrency.of(config, policies.seats.lanes, policies.pool)
                 watches.append(following.run())
@@ -138,6 +145,7 @@ class _Policies:
     publisher: WeightPublisher
     source: TokenPolicySource
     seats: Seats
+    log: EventLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,19 +206,15 @@ async def _processes(prepared: Prepared, folder: RunFolder) -> AsyncIterator[_Pr
         silence_s=config.inference.inference_startup_timeout_s,
         progress_s=config.inference.inference_progress_timeout_s,
     )
-    ranks = RayRanks.start(
+    ranks = RayRanks(
         places.ranks,
         timeout_s=config.ray.worker_progress_timeout_s,
         sharing=config.trainer.fsdp_context_parallel_size,
     )
-    num_threads = max(1, int(config.ray.ray_trainer_cpus_per_worker))
     try:
         await asyncio.gather(
             supervised(servers.wait_until_healthy(), [servers.watch()]),
-            ranks.open(
-                BackendSettings.from_config(config, device=prepared.device),
-                num_threads=num_threads,
-            ),
+            ranks.open(_rank_settings(prepared), num_threads=_num_threads(prepared)),
         )
         yield _Processes(servers=servers, ranks=ranks)
     finally:
@@ -249,7 +253,7 @@ async def _policies(
             in_flight=prepared.config.scheduling.in_flight_update,
             sends_adapter=served_adapter(prepared.config) is not None,
         )
-        yield _Policies(pool=pool, publisher=publisher, source=source, seats=seats)
+        yield _Policies(pool=pool, publisher=publisher, source=source, seats=seats, log=log)
     finally:
         # Environments first: they hold the rollouts that would still ask.
         for client in prepared.environments.opened.clients:
@@ -258,8 +262,34 @@ async def _policies(
         log.flush()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """What is there before the first step, and stays when trainer ranks are started again."""
+
+    opened: _Opened
+    evals: LiveEvals
+    mix: Mix
+    packing: Packing
+
+
 async def _train(opened: _Opened) -> None:
-    """Get everything ready that the loop touches, prove it, and take the steps."""
+    """Get everything ready that the loop touches, take the steps, and evaluate."""
+    prepared, view = opened.prepared, opened.view
+    evals, ranks = prepared.config.evals, opened.processes.ranks
+    ready = await supervised(_get_ready(opened), [ranks.watch()])
+    restarts = Restarts(prepared.config.ray.max_trainer_restarts)
+    await live(
+        None if prepared.resume is None else prepared.resume.checkpoint,
+        lambda begun: supervised(_take_steps(ready, begun), [ranks.watch()]),
+        go_back=lambda died: _go_back(opened, died),
+        died=lambda died: restarts.count(died, opened.folder.last_step()),
+    )
+    if evals.eval_after_training:
+        await ready.evals.run(evals.evals, AFTER, on_progress=view.phase)
+
+
+async def _get_ready(opened: _Opened) -> _Ready:
+    """Open what the loop touches, give ranks and servers the first weights, and prove it all."""
     prepared, folder, view = opened.prepared, opened.folder, opened.view
     config, ranks = prepared.config, opened.processes.ranks
     source, publisher = opened.policies.source, opened.policies.publisher
@@ -280,40 +310,72 @@ async def _train(opened: _Opened) -> None:
     await _prove(opened, mix, packing)
     if config.evals.eval_before_training and not first_version:
         await evals.run(config.evals.evals, BEFORE, on_progress=view.phase)
+    return _Ready(opened=opened, evals=evals, mix=mix, packing=packing)
+
+
+async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
+    """Take every step after the checkpoint `begun`, whose weights ranks and servers have.
+
+    None = from the beginning. Can be called again once it has ended.
+    """
+    opened, mix = ready.opened, ready.mix
+    prepared, folder, view = opened.prepared, opened.folder, opened.view
+    config, ranks, source = prepared.config, opened.processes.ranks, opened.policies.source
     seats = opened.policies.seats
     sampler = make_sampler(config, mix, source, seats, prepare=source.prepare)
-    saved = SavedRun.of(config, environments.records)
-    resumed_from = None
-    if prepared.resume is not None:
-        state = prepared.resume.checkpoint.sampler_state()
-        drop_events(
-            folder.events_path, after=state.first_repeated_batch, is_repeated=state.is_repeated
-        )
-        sampler.restore(state)
-        resumed_from = prepared.resume.checkpoint.path
-    checkpointer = Checkpointer(saved, ranks, sampler, resumed_from=resumed_from)
+    state = BEGINNING if begun is None else begun.sampler_state()
+    drop_events(folder.events_path, after=state.first_repeated_batch, is_repeated=state.is_repeated)
+    sampler.restore(state)
+    checkpointer = Checkpointer(
+        SavedRun.of(config, prepared.environments.records),
+        ranks,
+        sampler,
+        resumed_from=None if begun is None else begun.path,
+    )
     parts = LoopParts(
         config=config,
         rules=credit_rules(config, mix, vocab_size=prepared.facts.vocab_size),
-        packing=packing,
+        packing=ready.packing,
         sampler=sampler,
         trainer=ranks,
-        publisher=publisher,
+        publisher=opened.policies.publisher,
         folder=folder,
         machine=_machine(prepared, ranks),
-        first_version=first_version,
+        first_version=0 if begun is None else begun.step,
         streams_gradients=streams_gradients(config),
     )
     view.phase("training")
     try:
-        await train(parts, after_step=_after_step(view, evals, checkpointer))
+        await train(parts, after_step=_after_step(view, ready.evals, checkpointer))
         view.phase("saving the checkpoint")
         await checkpointer.finish(config.run.number_of_steps)
     finally:
         await checkpointer.close()
         record_unfinished(folder, await sampler.close())
-    if config.evals.eval_after_training:
-        await evals.run(config.evals.evals, AFTER, on_progress=view.phase)
+        opened.policies.log.flush()
+
+
+async def _go_back(opened: _Opened, died: RankDiedError) -> RunCheckpoint | None:
+    """Start the ranks again; everything is then as at the newest whole checkpoint.
+
+    Returns the checkpoint; None = as at the beginning of the run.
+    """
+    prepared, folder, view = opened.prepared, opened.folder, opened.view
+    ranks, publisher = opened.processes.ranks, opened.policies.publisher
+    # First of all, because servers in the middle of an update wait for them.
+    await ranks.close()
+    # Until new ranks have their weights, there are none for a server that comes back.
+    await publisher.weights_change()
+    begun = newest_to_go_on(prepared.config, prepared.resume)
+    restart = restart_at(begun, died, folder.last_step())
+    view.note(restart_text(restart))
+    folder.go_back(restart)
+    view.go_back(restart.step)
+    await ranks.start_again(_rank_settings(prepared), num_threads=_num_threads(prepared))
+    if begun is not None:
+        await ranks.load_checkpoint(begun.state_path.absolute())
+    await publisher.restore(restart.step)
+    return begun
 
 
 def _after_step(
@@ -378,6 +440,14 @@ def _packing(prepared: Prepared, mix: Mix, ranks: RayRanks) -> Packing:
         hidden_size=prepared.facts.hidden_size or DEFAULT_HIDDEN_SIZE,
         max_tokens=max(one.sampling.max_tokens for one in mix.playing.values()),
     )
+
+
+def _rank_settings(prepared: Prepared) -> BackendSettings:
+    return BackendSettings.from_config(prepared.config, device=prepared.device)
+
+
+def _num_threads(prepared: Prepared) -> int:
+    return max(1, int(prepared.config.ray.ray_trainer_cpus_per_worker))
 
 
 def _machine(prepared: Prepared, ranks: RayRanks) -> Machine:

@@ -17,12 +17,14 @@ _NO_ROOM = {
 
 
 @contextmanager
-def room_for(path: Path) -> Generator[None]:
-    """Raise NoRoomError for `path` when what is written in this block finds no room."""
+def room_for(path: Path, *kinds: type[Exception]) -> Generator[None]:
+    """Raise NoRoomError for `path` when what is written in this block finds no room.
+
+    `kinds`: what a library raises for it in place of OSError.
+    """
     try:
         yield
-    # Libraries that write files, such as safetensors, have errors of their own for it.
-    except Exception as error:
+    except (OSError, *kinds) as error:
         code = _code_of(error)
         if code is None:
             raise

@@ -40,6 +40,7 @@ from telescope_core.records.parquet import (
     read_rows,
     write_rows,
 )
+from telescope_core.records.restarts import Restart
 from telescope_core.records.rows import RolloutRow
 from telescope_core.records.servers import ServerEvent
 from telescope_core.types import JsonValue, RolloutStatus
@@ -96,6 +97,18 @@ class RunFolder:
         write_json(path / "config.json", config)
         run._drop_after(resume.step)
         return run
+
+    def go_back(self, restart: Restart) -> None:
+        """Note that a run which is going on takes its steps after `restart.step` again.
+
+        Their records are deleted, as in `resume`.
+        """
+        append_json_line(self.path / "restarts.jsonl", asdict(restart))
+        self._drop_after(restart.step)
+
+    def restarts(self) -> list[Restart]:
+        """Return how often trainer ranks were started again, oldest first."""
+        return [Restart.of(row) for row in read_json_lines(self.path / "restarts.jsonl")]
 
     def adopt_metrics(self, source: "RunFolder", step: int) -> None:
         """Copy the metrics of another run up to `step`, so that curves are complete."""
@@ -201,6 +214,10 @@ class RunFolder:
         """Return what happened to the inference servers, oldest first; see `records.servers`."""
         rows = read_json_lines(self.path / "servers.jsonl")
         return [ServerEvent.of(row) for row in rows]
+
+    def last_step(self) -> int:
+        """Return the step of the newest row of metrics; 0 = no step was done."""
+        return max((row.get("step", 0) for row in self.metrics()), default=0)
 
     def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> Path:
         """Write all rollouts of `step`, whatever their status, and return the file's path."""

@@ -88,6 +88,21 @@ def resume_point(config: TrainConfig, records: Records) -> ResumePoint | None:
     )
 
 
+def newest_to_go_on(config: TrainConfig, point: ResumePoint | None) -> RunCheckpoint | None:
+    """Return where a run that began at `point` goes on while it runs: its newest checkpoint.
+
+    None = at its beginning, because there is none yet from which training can continue.
+    """
+    whole = [
+        one
+        for one in complete_checkpoints(checkpoints_folder(config))
+        if one.manifest.run == config.run.name and one.manifest.has_training_state
+    ]
+    if whole:
+        return whole[-1]
+    return None if point is None else point.checkpoint
+
+
 def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[str]:
     """Return why the run cannot be written where the config says, or not be continued there."""
     if point is None or not point.is_same_run:

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 # The slowest way to notice a death takes several waits: Ray reports that a process is gone, the
 # keepers are asked every second, and each question waits for a health request of up to 5 s.
@@ -11,13 +13,14 @@ DEATH_SHOWS_WITHIN_S = 20.0
 
 
 async def supervised(
-    work: Coroutine[Any, Any, None],
+    work: Coroutine[Any, Any, Result],
     watches: Sequence[Coroutine[Any, Any, None]],
     *,
     grace_s: float = DEATH_SHOWS_WITHIN_S,
-) -> None:
-    """Await `work` while `watches` run. A watch ends only by raising the death of a process.
+) -> Result:
+    """Return what `work` returns, while `watches` run.
 
+    A watch ends only by raising the death of a process.
     When a process dies, the first sign is often elsewhere: a request fails, or a connection is
     reset. When the work fails, the watches therefore get `grace_s` seconds to report a death, which
     is then raised instead.
@@ -33,7 +36,7 @@ async def supervised(
         for watcher in watchers:
             if watcher.done():
                 await watcher
-        await worker
+        return await worker
     finally:
         # Waited for, so that the work has closed what it opened before the caller closes the rest.
         for task in (*watchers, worker):

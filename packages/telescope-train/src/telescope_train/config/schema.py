@@ -278,6 +278,9 @@ class RaySection(Section):
     worker_progress_timeout_s: Positive = 1800.0
     """Seconds without any progress after which a trainer process is taken for dead. A call may take
     any time as long as batches, weights or files move on."""
+    max_trainer_restarts: Index = 3
+    """How often in a row trainer processes that died are started again, to go on from the newest
+    checkpoint, before the run ends; a further step begins a new row. 0 = the run ends at once."""
     ray_inference_cpus_per_worker: Positive = 1.0
     """CPUs reserved for each inference server; without a GPU, also its number of threads."""
     ray_trainer_cpus_per_worker: Positive = 1.0

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from telescope_core.records.restarts import Restart
 from telescope_core.reports.sparkline import sparkline
 from telescope_core.secret_names import secrets_line
 
@@ -126,6 +127,10 @@ class LiveView:
         if self._live is None:
             self._console.print(self._line(row), highlight=False, soft_wrap=True)
 
+    def go_back(self, step: int) -> None:
+        """Forget the steps after `step`: they are taken again."""
+        self._rows = [row for row in self._rows if row.get("step", 0) <= step]
+
     def _elapsed(self) -> str:
         seconds = int(time.monotonic() - self._started_s)
         return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
@@ -234,6 +239,19 @@ def print_secrets(
     console = console or Console()
     for name, secrets in declared.items():
         console.print(Text(secrets_line(name, secrets, environ)), soft_wrap=True)
+
+
+def restart_text(restart: Restart) -> str:
+    """Return what a person sees when trainer ranks are started again."""
+    begun = f"checkpoint {restart.checkpoint}" if restart.checkpoint else "the beginning of the run"
+    repeated = ""
+    if restart.reached > restart.step:
+        steps = f"steps {restart.step + 1} to {restart.reached}"
+        if restart.reached == restart.step + 1:
+            steps = f"step {restart.reached}"
+        repeated = f"; {steps} will be taken again"
+    advice = "" if restart.checkpoint else " (set checkpoint_every to lose less)"
+    return f"{restart.reason}\nstarting the trainer ranks again from {begun}{repeated}{advice}"
 
 
 def print_summary(summary: Mapping[str, Any], *, console: Console | None = None) -> None:

@@ -106,3 +106,7 @@ class SamplerState:
                 for group in (place.ready.group, *place.ready.rejected):
                     yield from group.rollouts
                 yield from place.ready.replaced
+
+
+BEGINNING = SamplerState(next_batch=0, draw_position=0, batches={})
+"""Nothing was sampled yet."""

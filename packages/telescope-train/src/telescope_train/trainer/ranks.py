@@ -16,16 +16,23 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
+from telescope_core.errors import ProcessDiedError
 from telescope_train.backends.protocol import BackendSettings, TensorHeader
 from telescope_train.batches.batch import Shards, StepPlan
 from telescope_train.cluster.ports import free_port
 from telescope_train.cluster.ray_cluster import answer
 from telescope_train.diagnostics.rank_checks import SelfTest
-from telescope_train.trainer.worker import Progress, TrainerWorker
+from telescope_train.trainer.worker import Meeting, Progress, TrainerWorker
 
 WATCH_EVERY_S = 1.0
 WATCHING = "watching"
 """Name of the thread of a rank that answers questions about its progress."""
+COLLECTIVE_TIMEOUTS = 3
+"""Timeouts for which ranks wait for each other: one that stands still is found after two."""
+
+
+class RankDiedError(ProcessDiedError):
+    """A trainer rank died or makes no progress. All of them can be started again."""
 
 
 class RankFacts(NamedTuple):
@@ -188,9 +195,11 @@ class RankActor:
         """Return (host, free port) of this node."""
         return ray.util.get_node_ip_address(), free_port()
 
-    def open(self, settings: BackendSettings, **placement: Any) -> RankFacts:
+    def open(self, settings: BackendSettings, *, meeting: Meeting, num_threads: int) -> RankFacts:
         """Load the model."""
-        self._worker = TrainerWorker(settings, progress=self._progress, **placement)
+        self._worker = TrainerWorker(
+            settings, meeting=meeting, num_threads=num_threads, progress=self._progress
+        )
         return RankFacts.of(self._worker)
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -199,12 +208,41 @@ class RankActor:
         return getattr(self._worker, name)(*arguments)
 
 
+class _SharedProgress:
+    """Whether any rank moves on: the others wait for it in a collective."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.ranks: list[_RayRank] = []
+        self.mute: list[str] = []
+        """Ranks that did not even answer the last question."""
+        self._timeout_s = timeout_s
+
+    async def signs_of_life(self) -> int:
+        """Return a number that grows with what any rank does."""
+        counts = await asyncio.gather(*(self._of(one) for one in self.ranks))
+        self.mute = [
+            one.process for one, count in zip(self.ranks, counts, strict=True) if count is None
+        ]
+        return sum(count or 0 for count in counts)
+
+    async def _of(self, rank: "_RayRank") -> int | None:
+        try:
+            # Less than the timeout: the caller waits for the answers of all.
+            async with asyncio.timeout(self._timeout_s / 2):
+                return await rank.actor.signs_of_life.remote()
+        except (TimeoutError, RayError):
+            return None
+
+
 class _RayRank:
     """A `RankActor`, seen from the driver."""
 
-    def __init__(self, actor: Any, number: int, timeout_s: float) -> None:
+    def __init__(
+        self, actor: Any, number: int, progress: _SharedProgress, timeout_s: float
+    ) -> None:
         self.actor = actor
-        self._process = f"trainer rank {number}"
+        self.process = f"trainer rank {number}"
+        self._progress = progress
         self._timeout_s = timeout_s
 
     async def call(self, name: str, *arguments: Any) -> Any:
@@ -214,34 +252,47 @@ class _RayRank:
         return await self.answer(self.actor.address.remote())
 
     async def answer(self, reference: Any) -> Any:
-        return await answer(
-            reference, process=self._process, watched=self, timeout_s=self._timeout_s
-        )
-
-    async def signs_of_life(self) -> int:
-        return await self.actor.signs_of_life.remote()
+        try:
+            return await answer(
+                reference, process=self.process, watched=self._progress, timeout_s=self._timeout_s
+            )
+        except ProcessDiedError as error:
+            mute = self._progress.mute
+            hint = f" ({', '.join(mute)} does not answer at all)" if mute else ""
+            raise RankDiedError(f"{error}{hint}") from None
 
 
 class RayRanks(AllRanks):
     """One Ray actor for each rank."""
 
-    def __init__(self, actors: Sequence[Any], *, timeout_s: float, sharing: int = 1) -> None:
-        self._processes = [
-            _RayRank(actor, number, timeout_s) for number, actor in enumerate(actors)
-        ]
-        super().__init__(self._processes, sharing=sharing)
-
-    @classmethod
-    def start(
-        cls, places: Sequence[dict[str, Any]], *, timeout_s: float, sharing: int = 1
-    ) -> "RayRanks":
+    def __init__(
+        self, places: Sequence[dict[str, Any]], *, timeout_s: float, sharing: int = 1
+    ) -> None:
         """Start one process per place; `open` loads the model.
 
-        A rank that makes no progress for `timeout_s` seconds is taken for dead.
+        Ranks that make no progress for `timeout_s` seconds are taken for dead.
         """
+        super().__init__((), sharing=sharing)
+        self._places = list(places)
+        self._timeout_s = timeout_s
+        self._processes: list[_RayRank] = []
+        self._start()
+
+    def _start(self) -> None:
+        progress = _SharedProgress(self._timeout_s)
         actor_class = ray.remote(concurrency_groups={WATCHING: 1})(RankActor)
-        actors = [actor_class.options(**place).remote() for place in places]
-        return cls(actors, timeout_s=timeout_s, sharing=sharing)
+        self._processes = [
+            _RayRank(actor_class.options(**place).remote(), number, progress, self._timeout_s)
+            for number, place in enumerate(self._places)
+        ]
+        progress.ranks = self._processes
+        self._ranks = list[Rank](self._processes)
+
+    async def start_again(self, settings: BackendSettings, *, num_threads: int) -> None:
+        """End all ranks, dead or alive, and load the model on new ones in their places."""
+        await self.close()
+        self._start()
+        await self.open(settings, num_threads=num_threads)
 
     async def open(self, settings: BackendSettings, *, num_threads: int) -> None:
         """Load the model on every rank, each with `num_threads` threads on a CPU."""
@@ -251,10 +302,13 @@ class RayRanks(AllRanks):
                 one.answer(
                     one.actor.open.remote(
                         settings,
-                        rank=rank,
-                        world_size=len(self._processes),
-                        master_address=host,
-                        master_port=port,
+                        meeting=Meeting(
+                            rank=rank,
+                            world_size=len(self._processes),
+                            address=host,
+                            port=port,
+                            wait_s=COLLECTIVE_TIMEOUTS * self._timeout_s,
+                        ),
                         num_threads=num_threads,
                     )
                 )
@@ -263,7 +317,7 @@ class RayRanks(AllRanks):
         )
 
     async def watch(self) -> None:
-        """Never return; raises ProcessDiedError as soon as a rank has ended."""
+        """Never return; raises RankDiedError as soon as a rank has ended."""
         while True:
             # A busy rank answers when it is done; a dead one is known at once.
             await asyncio.gather(

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from telescope_core.errors import ConfigError, ProcessDiedError
+from telescope_core.records.room import room_for
 from telescope_train.algorithms import loss_function
 from telescope_train.algorithms.supervised import negative_log_likelihood
 from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
@@ -53,9 +55,27 @@ _KEPT_BYTES = 2**31 - 1
 _GROWTH_BYTES = 64 * 2**20
 
 COLLECTIVE_TIMEOUT_S = 600.0
-"""Seconds; a rank that keeps the others waiting longer is taken for dead."""
+"""Least seconds for which ranks wait for each other; whoever watches them may ask for more."""
 NEVER_SAMPLED = -2
 """A weight version that no token has, for the weights between optimizer steps of one batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Which rank this is, and where and how long the ranks wait for each other."""
+
+    rank: int = 0
+    world_size: int = 1
+    """Number of ranks."""
+    address: str = "127.0.0.1"
+    """The machine of rank 0."""
+    port: int | None = None
+    """A free port there; needed for more than one rank."""
+    wait_s: float = COLLECTIVE_TIMEOUT_S
+    """Seconds; no less than `COLLECTIVE_TIMEOUT_S`."""
+
+
+ALONE = Meeting()
 
 
 @dataclass(slots=True)
@@ -109,17 +129,14 @@ class TrainerWorker:
         self,
         settings: BackendSettings,
         *,
-        rank: int = 0,
-        world_size: int = 1,
-        master_address: str = "127.0.0.1",
-        master_port: int | None = None,
+        meeting: Meeting = ALONE,
         num_threads: int = 1,
         progress: Progress | None = None,
     ) -> None:
         """Join the other ranks, load the model and run the self-tests.
 
-        `master_port` is needed for more than one rank. `num_threads` limits CPU threads, because
-        ranks and inference servers share the cores. `progress` is read in another thread.
+        `num_threads` limits CPU threads, because ranks and inference servers share the cores.
+        `progress` is read in another thread.
         """
         self._progress = progress or Progress()
         self._algorithm = settings.algorithm
@@ -131,9 +148,9 @@ class TrainerWorker:
         if self._device.type == "cpu":
             torch.set_num_threads(num_threads)
             keep_freed_memory()
-        _join(self._device, rank, world_size, address=master_address, port=master_port)
+        _join(self._device, meeting)
         try:
-            seed_everything(settings.seed + rank)
+            seed_everything(settings.seed + meeting.rank)
             backend_class = load_backend(settings.trainer.train_backend)
             self.backend = backend_class(settings, _loss(settings), self._device)
             self.self_tests = check_rank(
@@ -324,7 +341,8 @@ class TrainerWorker:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Export to Hugging Face format; the folder appears complete or not at all."""
-        self.backend.save_pretrained(folder)
+        with room_for(Path(folder), SafetensorError):
+            self.backend.save_pretrained(folder)
 
     def close(self) -> None:
         """Leave the process group. Idempotent."""
@@ -361,19 +379,19 @@ def _device(settings: BackendSettings) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def _join(
-    device: torch.device, rank: int, world_size: int, *, address: str, port: int | None
-) -> None:
+def _join(device: torch.device, meeting: Meeting) -> None:
     """Create the process group; a single rank needs no port."""
+    rank, world_size = meeting.rank, meeting.world_size
+    address, port = meeting.address, meeting.port
     if dist.is_initialized():
         raise ConfigError(
             "this process already has a trainer rank; close it first, or start another process"
         )
-    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    timeout = timedelta(seconds=max(COLLECTIVE_TIMEOUT_S, meeting.wait_s))
     if world_size == 1:
         store: dist.Store = dist.HashStore()
     else:
-        assert port is not None, "master_port is needed for more than one rank"
+        assert port is not None, "more than one rank needs a port to meet at"
         try:
             store = dist.TCPStore(
                 address, port, world_size, is_master=rank == 0, timeout=timedelta(seconds=120)

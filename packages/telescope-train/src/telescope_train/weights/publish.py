@@ -6,7 +6,7 @@ the start if they have to, and it comes back by itself (`inference.keeping`).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -73,6 +73,21 @@ class WeightPublisher:
 
         If none is left, it is live on those that come back.
         """
+        # To its end, even if whoever waits for it gives up: a server in the middle of an update
+        # takes part in no other one.
+        await to_its_end(self._publish(version, self._pause_query))
+
+    async def restore(self, version: WeightVersion) -> None:
+        """Make the weights of new ranks live; `version` may be older than what was live before.
+
+        What servers computed under other weights with the same number is forgotten. Nothing may be
+        sampled meanwhile.
+        """
+        async with self._sending:
+            self._group = []
+        await to_its_end(self._publish(version, f"?{PAUSE_AND_CLEAR}"))
+
+    async def _publish(self, version: WeightVersion, pause_query: str) -> None:
         async with self._sending:
             members = self._members()
             for member in members:
@@ -81,7 +96,7 @@ class WeightPublisher:
                     member.lease.become(ServerState.UPDATING)
             # First of all, because the next call takes the weights out of the layers: a forward
             # pass after it would fail or mix two versions.
-            await self._each(members, PAUSE_PATH, query=self._pause_query, is_repeatable=True)
+            await self._each(members, PAUSE_PATH, query=pause_query, is_repeatable=True)
             await self._until_sent(members, version)
             # While the servers are paused: from now on requests carry the new version in their
             # cache salt, so none is answered from keys and values that old weights computed.
@@ -232,8 +247,6 @@ class WeightPublisher:
         from_ranks, *answers = await asyncio.gather(
             of_ranks, *(call(member) for member in members), return_exceptions=True
         )
-        if isinstance(from_ranks, BaseException) and not isinstance(from_ranks, TransferError):
-            raise from_ranks
         failures: list[str] = []
         for member, answer in zip(members, answers, strict=True):
             if isinstance(answer, EndpointError):
@@ -245,7 +258,8 @@ class WeightPublisher:
                     failures.append(str(answer))
             elif isinstance(answer, BaseException):
                 raise answer
-        if isinstance(from_ranks, TransferError):
+        # Last, because a rank that dies in an update ends it on the servers too.
+        if isinstance(from_ranks, BaseException):
             raise from_ranks
         if failures:
             raise TransferError("; ".join(failures))
@@ -256,6 +270,17 @@ class WeightPublisher:
 
     def _lose(self, member: Member, error: EndpointError) -> None:
         self._pool.lose(member.lease, str(error), life=member.life)
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work`, which goes on when this is canceled."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        # Nobody waits for its failure any more.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        raise
 
 
 async def _asked(lease: Lease, method: str) -> Any:

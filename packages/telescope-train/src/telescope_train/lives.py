@@ -1,0 +1,83 @@
+"""A run has several lives: when trainer ranks die, its steps go on from the newest checkpoint.
+
+    live
+      |    take_steps(begun)    sampler and loop, from a checkpoint to the last step
+      |        | RankDiedError
+      `--- go_back(died)        new ranks; ranks, servers and records are as they were at the newest
+                                whole checkpoint, which is returned
+
+Both are the caller's. What is here decides how often that is done before the run ends.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from telescope_core.records.restarts import Restart
+from telescope_train.checkpoints.folders import RunCheckpoint
+from telescope_train.trainer.ranks import RankDiedError
+
+Begun = TypeVar("Begun")
+"""Where a life begins."""
+
+
+class Restarts:
+    """Counts restarts in a row that brought the run no further."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._reached = -1
+        self._in_a_row = 0
+
+    def count(self, died: RankDiedError, reached: int) -> None:
+        """Count one more restart; raises RankDiedError if it would be one too many.
+
+        `reached`: steps that were done when the rank died.
+        """
+        if reached > self._reached:
+            self._reached, self._in_a_row = reached, 0
+        if self._in_a_row < self._most:
+            self._in_a_row += 1
+        elif self._most:
+            raise RankDiedError(
+                f"{died}. The trainer ranks were started again {self._most} times in a row without "
+                f"getting beyond step {self._reached}, so the run ends; resume it once the cause "
+                "is mended, or raise max_trainer_restarts"
+            )
+        else:
+            raise died
+
+
+def restart_at(begun: RunCheckpoint | None, died: RankDiedError, reached: int) -> Restart:
+    """Return the record of going back to `begun`; `reached`: steps that were done."""
+    return Restart(
+        time_s=time.time(),
+        reason=str(died),
+        reached=reached,
+        step=0 if begun is None else begun.step,
+        checkpoint="" if begun is None else str(begun.path),
+    )
+
+
+async def live(
+    begun: Begun,
+    take_steps: Callable[[Begun], Awaitable[None]],
+    *,
+    go_back: Callable[[RankDiedError], Awaitable[Begun]],
+    died: Callable[[RankDiedError], None],
+) -> None:
+    """Take the steps from `begun` on; each time ranks die, go back and take them from there.
+
+    `died` is told of each death, and raises when it was one too many. Ranks may die in `go_back`
+    as well.
+    """
+    death: RankDiedError | None = None
+    while True:
+        try:
+            if death is not None:
+                begun = await go_back(death)
+            await take_steps(begun)
+            return
+        except RankDiedError as error:
+            died(error)
+            death = error
