@@ -30,6 +30,8 @@ number_of_steps = 5000
 [trainer]
 learning_rate = 1e-4
 seq_len = 512
+[ray]
+max_trainer_restarts = 0
 """
 
 
@@ -163,7 +165,9 @@ def test_a_run_waits_for_its_only_server(tmp_path: Path, tiny_model: Path) -> No
     assert_nothing_was_lost(tmp_path)
 
 
-def test_a_killed_trainer_rank_is_named(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_killed_trainer_rank_that_is_not_started_again_is_named(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     port = free_port()
     with training(tmp_path, tiny_model, port) as process:
         ranks = [

@@ -1,0 +1,1 @@
+"""A small run whose processes are killed at random moments."""
