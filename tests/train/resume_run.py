@@ -21,7 +21,7 @@ from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records import RunFolder
 from telescope_core.types import Completion, Example, Message
 from telescope_train.algorithms import load_algorithm
-from telescope_train.backends.protocol import BackendSettings
+from telescope_train.backends.protocol import BackendSettings, RankDiedError
 from telescope_train.batches.packing import Packing
 from telescope_train.checkpoints.resume import newest_to_go_on, open_run_folder, resume_point
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
@@ -37,7 +37,7 @@ from telescope_train.rollouts.sampled import BEGINNING
 from telescope_train.rollouts.seats import Seats
 from telescope_train.step.credit import CreditRules, RewardRange
 from telescope_train.step.throughput import Machine
-from telescope_train.trainer.ranks import AllRanks, RankDiedError
+from telescope_train.trainer.ranks import AllRanks
 from telescope_train.trainer.worker import TrainerWorker
 
 TOKENIZER = character_tokenizer()

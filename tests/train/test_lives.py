@@ -2,8 +2,8 @@
 
 import pytest
 
+from telescope_train.backends.protocol import RankDiedError
 from telescope_train.lives import Restarts, live
-from telescope_train.trainer.ranks import RankDiedError
 
 
 class Run:

@@ -3,8 +3,9 @@
 import asyncio
 from typing import Any
 
+from telescope_train.backends.protocol import RankDiedError
 from telescope_train.simulation.virtual_time import run_in_virtual_time
-from telescope_train.trainer.ranks import RankDiedError, _RayRank, _SharedProgress
+from telescope_train.trainer.ranks import _RayRank, _SharedProgress
 
 TIMEOUT_S = 10.0
 

@@ -8,8 +8,8 @@ from tests.train.inference.test_leases import World, in_world
 
 from telescope_core.errors import EndpointError
 from telescope_core.records.servers import ServerState
+from telescope_train.backends.protocol import RankDiedError
 from telescope_train.inference.wire import PAUSE_PATH
-from telescope_train.trainer.ranks import RankDiedError
 
 
 class Update:

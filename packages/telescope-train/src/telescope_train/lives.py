@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from telescope_core.records.restarts import Restart
+from telescope_train.backends.protocol import RankDiedError
 from telescope_train.checkpoints.folders import RunCheckpoint
-from telescope_train.trainer.ranks import RankDiedError
 
 Begun = TypeVar("Begun")
 """Where a life begins."""

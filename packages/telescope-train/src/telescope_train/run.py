@@ -26,7 +26,7 @@ from telescope_core.records import RunFolder
 from telescope_core.records.events import EventLog, drop_events
 from telescope_core.reports.train_report import write_train_report
 from telescope_core.types import WeightVersion
-from telescope_train.backends.protocol import BackendSettings
+from telescope_train.backends.protocol import BackendSettings, RankDiedError
 from telescope_train.batches.packing import Packing
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
@@ -66,7 +66,7 @@ from telescope_train.step.records import record_unfinished
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
 from telescope_train.summary import make_summary
-from telescope_train.trainer.ranks import RankDiedError, RayRanks
+from telescope_train.trainer.ranks import RayRanks
 from telescope_train.weights.publish import WeightPublisher
 
 DEFAULT_HIDDEN_SIZE = 1024

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from telescope_core.errors import TelescopeError
+from telescope_core.errors import ProcessDiedError, TelescopeError
 from telescope_train.algorithms.corrections import algorithm_in_use
 from telescope_train.algorithms.terms import Terms, TokenLoss
 from telescope_train.algorithms.token_metrics import MetricSum
@@ -32,6 +32,10 @@ from telescope_train.models.served_adapter import served_adapter
 
 Loss: TypeAlias = Callable[[Terms], TokenLoss]
 """Returns the unweighted loss of each token; the backend weights and sums it."""
+
+
+class RankDiedError(ProcessDiedError):
+    """A trainer rank died, or no rank makes progress. All of them can be started again."""
 
 
 class TransferError(TelescopeError):

@@ -12,8 +12,11 @@ from functools import partial
 from typing import NamedTuple
 
 from telescope_core.types import Group
+from telescope_train.backends.protocol import RankDiedError
+from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.keeping import MOST_RESTARTS
+from telescope_train.lives import live
 from telescope_train.loop import LoopParts, train
 from telescope_train.rollouts.sampled import SamplerState
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
@@ -147,7 +150,7 @@ async def _lives(planned: Schedule, ledger: Ledger) -> None:
         run = SimulatedRun(planned.scenario, ledger)
         planned.disturb(run, chance)
         newest = [saved]
-        life = asyncio.create_task(_life(run, newest))
+        life = asyncio.create_task(run.watched(_life(run, newest, ledger)))
         timeout = None if kill_s is None else max(0.0, kill_s - loop.time())
         await asyncio.wait([life], timeout=timeout)
         if life.done():
@@ -159,9 +162,26 @@ async def _lives(planned: Schedule, ledger: Ledger) -> None:
         ledger.forget_after(saved.step, saved.state)
 
 
-async def _life(run: SimulatedRun, newest: list[_Saved]) -> None:
-    """Go on from the newest checkpoint to the end, and save one after each step."""
-    begun = newest[-1]
+async def _life(run: SimulatedRun, newest: list[_Saved], ledger: Ledger) -> None:
+    """Take all steps after the newest checkpoint; if ranks die, from the newest of that time."""
+
+    async def go_back(died: RankDiedError) -> _Saved:
+        run.ranks.start_again()
+        begun = newest[-1]
+        ledger.forget_after(begun.step, begun.state)
+        await run.publisher.restore(begun.step)
+        return begun
+
+    await live(
+        newest[-1],
+        lambda begun: supervised(_steps(run, begun, newest), [run.ranks.watch()], grace_s=0.0),
+        go_back=go_back,
+        died=lambda died: None,
+    )
+
+
+async def _steps(run: SimulatedRun, begun: _Saved, newest: list[_Saved]) -> None:
+    """Go on from a checkpoint to the end, and save one after each step."""
     parts = await run.parts(begun.step)
     parts.sampler.restore(begun.state)
     run.follow(parts)
@@ -170,7 +190,7 @@ async def _life(run: SimulatedRun, newest: list[_Saved]) -> None:
         newest.append(_Saved(step, await parts.sampler.settled(step)))
 
     try:
-        await run.watched(train(parts, after_step=save))
+        await train(parts, after_step=save)
     finally:
         await parts.sampler.close()
     _require_all_free(run, parts)
@@ -344,6 +364,35 @@ def _late_in_finished_order(plan: _Plan, chance: random.Random) -> None:
     plan.workload = replace(plan.workload, lengths=bimodal(20, 6000, 0.15))
 
 
+def _ranks_die(plan: _Plan, chance: random.Random) -> None:
+    """At any moment: in a step, in an update, or while they wait."""
+    num_deaths = chance.randint(1, 4)
+
+    def disturb(run: SimulatedRun, chance: random.Random) -> None:
+        for _ in range(num_deaths):
+            _later(chance, run.ranks.die)
+
+    plan.disturb = disturb
+
+
+def _ranks_die_in_updates(plan: _Plan, chance: random.Random) -> None:
+    num_deaths = chance.randint(1, 3)
+
+    def disturb(run: SimulatedRun, chance: random.Random) -> None:
+        send = run.ranks.send_weights
+
+        async def send_weights() -> str:
+            nonlocal num_deaths
+            if num_deaths and chance.random() < 0.5:
+                num_deaths -= 1
+                _after(chance.uniform(0, plan.trainer.send_s), run.ranks.die)
+            return await send()
+
+        run.ranks.send_weights = send_weights
+
+    plan.disturb = disturb
+
+
 def _driver_is_killed(plan: _Plan, chance: random.Random) -> None:
     plan.kills_s = sorted(chance.uniform(0, 120) for _ in range(chance.randint(1, 4)))
 
@@ -389,6 +438,8 @@ _SINGLE: Mapping[str, Callable[[_Plan, random.Random], None]] = {
     "weights-arrive-changed": _weights_arrive_changed,
     "one-lane": _one_lane,
     "finished-order": _late_in_finished_order,
+    "ranks-die": _ranks_die,
+    "ranks-die-in-updates": _ranks_die_in_updates,
     "driver-killed": _driver_is_killed,
     "driver-killed-with-rejections": _driver_is_killed_with_rejections,
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_train.backends.protocol import TensorHeader
+from telescope_train.backends.protocol import RankDiedError, TensorHeader
 from telescope_train.batches.batch import PackedBatch, Shards, StepPlan
 from telescope_train.batches.binning import sample_costs
 from telescope_train.simulation.servers import TOKENS_PER_ID
@@ -40,8 +40,23 @@ class SimulatedRanks:
         self.busy_s = 0.0
         """Seconds in which the slowest rank was computing."""
         self.num_steps = 0
+        self._died = asyncio.Event()
         self._queue = asyncio.Lock()
         self._chance = random.Random("ranks")
+
+    def die(self) -> None:
+        """Let every call fail from now on, those under way at their end."""
+        self._died.set()
+
+    def start_again(self) -> None:
+        """Take the place of ranks that died."""
+        self._died.clear()
+        self._queue = asyncio.Lock()
+
+    async def watch(self) -> None:
+        """Never return; raises RankDiedError when the ranks die."""
+        await self._died.wait()
+        raise RankDiedError("trainer ranks died, as planned")
 
     async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
         """Take the time of all optimizer steps of `plan`."""
@@ -122,6 +137,8 @@ class SimulatedRanks:
         async with self._queue:
             seconds *= 1.0 + self.speed.jitter * self._chance.random()
             await asyncio.sleep(seconds)
+            if self._died.is_set():
+                raise RankDiedError("trainer ranks died, as planned")
             self.busy_s += seconds
 
     def _seconds(self, batch: PackedBatch) -> float:

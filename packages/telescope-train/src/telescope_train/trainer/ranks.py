@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from telescope_core.errors import ProcessDiedError
-from telescope_train.backends.protocol import BackendSettings, TensorHeader
+from telescope_train.backends.protocol import BackendSettings, RankDiedError, TensorHeader
 from telescope_train.batches.batch import Shards, StepPlan
 from telescope_train.cluster.ports import free_port
 from telescope_train.cluster.ray_cluster import answer
@@ -29,10 +29,6 @@ WATCHING = "watching"
 """Name of the thread of a rank that answers questions about its progress."""
 COLLECTIVE_TIMEOUTS = 3
 """Timeouts for which ranks wait for each other: one that stands still is found after two."""
-
-
-class RankDiedError(ProcessDiedError):
-    """A trainer rank died or makes no progress. All of them can be started again."""
 
 
 class RankFacts(NamedTuple):
