@@ -157,10 +157,16 @@ class MortalRank:
         self._config = config
         self._deaths = deaths
         self._num_calls = 0
+        self._calls = asyncio.Lock()
         self.worker: TrainerWorker | None = None
         self.died_in: list[str] = []
 
     async def call(self, name, *arguments):
+        # One after the other, as in a process of its own.
+        async with self._calls:
+            return await self._call(name, *arguments)
+
+    async def _call(self, name, *arguments):
         if self.worker is None:
             raise RankDiedError("trainer rank 0 died")
         # How often it is asked depends on the clock.
