@@ -71,6 +71,7 @@ def load(files: list[Path], *flags: str) -> Toy:
         files,
         flags,
         known_names={"later", "wide_*", "galaxy"},
+        refused_names={"coarse": "it would be wrong; use rate"},
         foreign_names={"lr": "rate", "depth": "later"},
     )
 
@@ -179,6 +180,8 @@ def test_yaml_scalars_are_those_of_version_1_2(write):
         ("[fit]\nlr = 1", "here it is called 'rate' (fit.rate)"),
         ("depth = 1", "here it is called 'later', which is known, but not available"),
         ("later = 1", "'later' is known, but not available in this version"),
+        ("coarse = 1", "coarse: 'coarse' is refused here: it would be wrong; use rate"),
+        ("[fit]\ncoarse = 1", "fit.coarse: 'coarse' is refused here: it would be wrong"),
         ("wide_x = 1", "'wide_x' is known, but not available in this version"),
         ("[galaxy]\nx = 1", "'galaxy' is known, but not available in this version"),
         ("fit = 3", "expected a table [fit] of settings, got 3"),

@@ -37,6 +37,8 @@ class _Names:
     """Name of each list of tables, such as `environments` -> setting names of one entry."""
     planned: Collection[str]
     foreign: Mapping[str, str]
+    refused: Mapping[str, str]
+    """Name -> why it is no setting there, and what to do."""
 
     def annotation(self, path: KeyPath) -> object:
         owner = self.sections[path[0]] if len(path) == 2 else self.schema
@@ -61,14 +63,16 @@ def load_config(
     *,
     known_names: Collection[str] = (),
     foreign_names: Mapping[str, str] | None = None,
+    refused_names: Mapping[str, str] | None = None,
 ) -> Schema:
     """Return the validated settings; raises ConfigError for anything that cannot be used.
 
     `known_names` lists settings and sections of Telescope that this schema does not have; a
     pattern such as `gibberish_*` covers every name that it matches. `foreign_names` maps the name
-    of a setting in other systems to its name here.
+    of a setting in other systems to its name here, and `refused_names` the name of one that is
+    left out on purpose to the reason.
     """
-    names = _names_of(schema, known_names, foreign_names or {})
+    names = _names_of(schema, known_names, foreign_names or {}, refused_names or {})
     layers = _Layers()
     for path in files:
         for key_path, value in _read_document(read_settings_file(path), str(path), names).items():
@@ -117,7 +121,10 @@ def leaf_paths(schema: type[BaseModel]) -> dict[str, tuple[str, ...]]:
 
 
 def _names_of(
-    schema: type[BaseModel], planned: Collection[str], foreign: Mapping[str, str]
+    schema: type[BaseModel],
+    planned: Collection[str],
+    foreign: Mapping[str, str],
+    refused: Mapping[str, str],
 ) -> _Names:
     models = {name: _as_model(info.annotation) for name, info in schema.model_fields.items()}
     sections = {name: model for name, model in models.items() if model is not None}
@@ -130,6 +137,7 @@ def _names_of(
         leaves=leaf_paths(schema),
         planned=planned,
         foreign=foreign,
+        refused=refused,
     )
 
 
@@ -219,6 +227,8 @@ def _unknown(key: str, candidates: Collection[str], where: str, names: _Names) -
             f"{where}: unknown setting {key!r}; here it is called {here!r}, which is known, "
             "but not available in this version; remove it"
         )
+    if key in names.refused:
+        return ConfigError(f"{where}: {key!r} is refused here: {names.refused[key]}")
     if any(fnmatchcase(key, pattern) for pattern in names.planned):
         return ConfigError(
             f"{where}: the setting {key!r} is known, but not available in this version; remove it"
