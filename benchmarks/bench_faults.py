@@ -9,6 +9,7 @@ ranks. Exit code 1: a step or rollout was lost or is there twice.
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -142,6 +143,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.times < 1:
         parser.error(f"--times: expected at least 1, got {options.times}")
+    # Also when this is ended by a time limit: no process of the run may be left.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="telescope-faults-") as folder:
         model = make_tiny_model(Path(folder) / "model", seed=1)
         place = Place(folder=Path(folder) / "a", model=model, port=free_port(), num_ranks=2)
