@@ -69,6 +69,9 @@ from telescope_train.summary import make_summary
 from telescope_train.trainer.ranks import RayRanks
 from telescope_train.weights.publish import WeightPublisher
 
+RANK_DEATH_SHOWS_WITHIN_S = 5.0
+"""Seconds after a failure within which the death of a rank is still taken for its cause: Ray tells
+it at once, and every rank is asked every second."""
 DEFAULT_HIDDEN_SIZE = 1024
 """Where a model's config does not say: only the cost that packing balances depends on it."""
 
@@ -276,11 +279,12 @@ async def _train(opened: _Opened) -> None:
     """Get everything ready that the loop touches, take the steps, and evaluate."""
     prepared, view = opened.prepared, opened.view
     evals, ranks = prepared.config.evals, opened.processes.ranks
-    ready = await supervised(_get_ready(opened), [ranks.watch()])
+    grace_s = RANK_DEATH_SHOWS_WITHIN_S
+    ready = await supervised(_get_ready(opened), [ranks.watch()], grace_s=grace_s)
     restarts = Restarts(prepared.config.ray.max_trainer_restarts)
     await live(
         None if prepared.resume is None else prepared.resume.checkpoint,
-        lambda begun: supervised(_take_steps(ready, begun), [ranks.watch()]),
+        lambda begun: supervised(_take_steps(ready, begun), [ranks.watch()], grace_s=grace_s),
         go_back=lambda died: _go_back(opened, died),
         died=lambda died: restarts.count(died, opened.folder.last_step()),
     )
