@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from telescope_train.config.names import FOREIGN_NAMES, PLANNED_NAMES
+from telescope_train.config.names import FOREIGN_NAMES, PLANNED_NAMES, REFUSED_NAMES
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference" / "config.md"
@@ -88,6 +88,12 @@ def other_names() -> Iterator[str]:
     yield "What other systems call a setting, and what it is called here:"
     yield ""
     yield ", ".join(f"`{there}` (`{here}`)" for there, here in sorted(FOREIGN_NAMES.items())) + "."
+    yield ""
+    yield (
+        "Refused for the rollouts that are trained on (evaluations have them): "
+        + ", ".join(f"`{name}`" for name in REFUSED_NAMES)
+        + "; [why](../design/035-sampling.md)."
+    )
     yield ""
     yield "Known, but not available in this version (`*` stands for any ending):"
     yield ""

@@ -102,6 +102,14 @@ def test_the_processes_of_environments_are_named(flags):
     assert found["plays elsewhere: started at 10.0.0.5:7000"] == 0
 
 
+def test_servers_of_evals_are_named(flags):
+    evals = ["--evals", '[{"name": "math-reasoning", "eval_every": 1, "top_k": 20}]']
+    found = plan(flags, "--inference_num_workers", "3", "--eval_num_servers", "2", *evals)
+    (server,) = (one for one in found.processes if one.name == "vLLM server")
+    assert server.count == 3
+    assert "the last 2 for evals" in server.detail
+
+
 def test_the_parameter_count_is_that_of_transformers():
     import torch
     import transformers

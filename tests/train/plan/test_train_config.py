@@ -144,6 +144,40 @@ def test_every_setting_is_read_by_the_trainer():
         (["--weight_transport", "nccl"], "'nccl' is known, but not available"),
         (["--eval_after_training"], "need at least one [[evals]]"),
         (["--evals", '[{"name": "a"}]'], "evals[0] (a): would never run"),
+        (["--top_p", "0.9"], "'top_p' is refused here: it takes tokens out of the distribution"),
+        (
+            ["--environments", '[{"name": "a", "top_k": 20}]'],
+            "environments[0].top_k: 'top_k' is refused here",
+        ),
+        (
+            ["--rollout.repetition_penalty", "1.1"],
+            "'repetition_penalty' is refused here: it changes the distribution",
+        ),
+        (["--evals", '[{"name": "a", "eval_every": 2, "top_p": 0}]'], "top_p: expected greater"),
+        (["--evals", '[{"name": "a", "eval_every": 2, "top_k": 0}]'], "top_k: expected"),
+        (
+            ["--evals", '[{"name": "a", "eval_every": 2, "temperature": 0, "top_p": 0.9}]'],
+            "evals[0] (a): top_p has no effect with temperature 0",
+        ),
+        (["--eval_num_servers", "1"], "(1) must be below inference.inference_num_workers (1)"),
+        (
+            ["--eval_num_servers", "1", "--inference_num_workers", "2"],
+            "eval_num_servers has no effect without [[evals]]",
+        ),
+        (
+            [
+                *("--eval_num_servers", "1", "--inference_num_workers", "2"),
+                *("--eval_after_training", "--evals", '[{"name": "a"}]'),
+            ],
+            "eval_num_servers has no effect without eval_every",
+        ),
+        (
+            [
+                *("--eval_start_end_use_all_servers", "false"),
+                *("--evals", '[{"name": "a", "eval_every": 1}]'),
+            ],
+            "eval_start_end_use_all_servers has no effect without eval_num_servers",
+        ),
         (
             ["--evals", '[{"name": "a", "eval_every": 2, "pass_k": [1, 8]}]'],
             "pass_k 8 needs at least that many rollouts per example, got rollouts = 4",

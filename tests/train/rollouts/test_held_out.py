@@ -164,10 +164,10 @@ async def trained_and_evaluated(environment_class, config, tmp_path):
     live = LiveEvals(
         config=config, environments=evals, policies=script, folder=folder, concurrency=4
     )
-    results = await live.run(config.evals.evals, "before", on_progress=lambda text: None)
+    played = {entry.name: await live.play(entry, "before") for entry in config.evals.evals}
     for client in (*clients.values(), *evals.values()):
         await client.close()
-    return trained, {task.example_id for task in results[eval_name].tasks}
+    return trained, {task.example_id for task in played[eval_name].result.tasks}
 
 
 @pytest.mark.parametrize("environment", [OneList, Shuffled, TrainOnly, SameSeed, Repeats])

@@ -11,7 +11,7 @@ When trainer ranks die, the last two parts are opened again from a checkpoint; t
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
 from telescope_core.records.events import EventLog, drop_events
+from telescope_core.records.servers import ServerRole, ServerState
 from telescope_core.reports.train_report import write_train_report
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import BackendSettings, RankDiedError
@@ -38,12 +39,15 @@ from telescope_train.cluster.ray_cluster import cluster_has_gpus, ray_cluster
 from telescope_train.cluster.supervision import supervised
 from telescope_train.diagnostics.engine_check import check_engine
 from telescope_train.diagnostics.step_rules import diagnoses
+from telescope_train.evals.beside import AfterEvals, EvalsBeside
 from telescope_train.evals.live import AFTER, BEFORE, LiveEvals
+from telescope_train.evals.servers import EvalServers
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import ServerGroup, server_settings
 from telescope_train.inference.keeping import Keeping
+from telescope_train.inference.leases import Lease
 from telescope_train.inference.policy import TokenPolicySource
-from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
 from telescope_train.lives import Restarts, live, restart_at
 from telescope_train.loop import LoopParts, train
@@ -126,10 +130,7 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
             opened = _Opened(
                 prepared=prepared, folder=folder, view=view, processes=processes, policies=policies
             )
-            keeping = Keeping(
-                policies.pool, processes.servers, policies.publisher.bring_in, say=view.note
-            )
-            watches = [keeping.run()]
+            watches = [*_keeping(opened)]
             if config.scheduling.follow_kv_cache_use:
                 following = Concurrency.of(config, policies.seats.lanes, policies.pool)
                 watches.append(following.run())
@@ -149,6 +150,8 @@ class _Policies:
     source: TokenPolicySource
     seats: Seats
     log: EventLog
+    eval_servers: EvalServers
+    eval_source: TokenPolicySource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,34 +237,46 @@ async def _policies(
     gateway: Gateway,
 ) -> AsyncIterator[_Policies]:
     """Connect to the servers, on behalf of the environments."""
-    pool = ServerPool(
-        [TokenClient(url) for url in processes.servers.base_urls],
-        on_event=folder.log_server,
-        is_kept=True,
-    )
+    clients = [TokenClient(url) for url in processes.servers.base_urls]
+    num_rollout_servers = len(clients) - prepared.config.evals.eval_num_servers
+    pool = ServerPool(clients[:num_rollout_servers], on_event=folder.log_server, is_kept=True)
+    eval_servers = EvalServers(pool, _eval_pool(clients[num_rollout_servers:], folder))
     log = EventLog(folder.events_path)
     seats = Seats.of(prepared.config, log, num_servers=len(pool.clients))
     try:
-        source = TokenPolicySource(
-            pool,
-            renderer,
-            max_model_len=prepared.max_model_len,
-            interleaved=prepared.config.rollout.interleaved_rollouts,
-            gateway=gateway,
-            servers_of=lambda rollout_id: SeatedPool(pool, seats, rollout_id),
-        )
+
+        def source(servers_of: Callable[[str], RolloutServers]) -> TokenPolicySource:
+            return TokenPolicySource(
+                pool,
+                renderer,
+                max_model_len=prepared.max_model_len,
+                interleaved=prepared.config.rollout.interleaved_rollouts,
+                gateway=gateway,
+                servers_of=servers_of,
+            )
+
         publisher = WeightPublisher(
             pool,
             processes.ranks,
             in_flight=prepared.config.scheduling.in_flight_update,
             sends_adapter=served_adapter(prepared.config) is not None,
+            others=[] if eval_servers.own is None else [eval_servers.own],
         )
-        yield _Policies(pool=pool, publisher=publisher, source=source, seats=seats, log=log)
+        yield _Policies(
+            pool=pool,
+            publisher=publisher,
+            source=source(lambda rollout_id: SeatedPool(pool, seats, rollout_id)),
+            seats=seats,
+            log=log,
+            eval_servers=eval_servers,
+            eval_source=source(lambda rollout_id: eval_servers),
+        )
     finally:
         # Environments first: they hold the rollouts that would still ask.
         for client in prepared.environments.opened.clients:
             await client.close()
-        await pool.close()
+        for client in clients:
+            await client.close()
         log.flush()
 
 
@@ -270,9 +285,32 @@ class _Ready:
     """What is there before the first step, and stays when trainer ranks are started again."""
 
     opened: _Opened
-    evals: LiveEvals
+    evals: EvalsBeside
     mix: Mix
     packing: Packing
+
+
+def _eval_pool(clients: Sequence[TokenClient], folder: RunFolder) -> ServerPool | None:
+    # Not `is_kept`: a server that comes back has no weights until the next evals, so that requests
+    # of these would wait for ever.
+    role = ServerRole.EVAL
+    return ServerPool(clients, on_event=folder.log_server, role=role) if clients else None
+
+
+def _keeping(opened: _Opened) -> Sequence[Coroutine[Any, Any, None]]:
+    """Return what brings lost servers back."""
+    policies, fleet, say = opened.policies, opened.processes.servers, opened.view.note
+    pool, own = policies.pool, policies.eval_servers.own
+    works = [Keeping(pool, fleet, policies.publisher.bring_in, say=say).run()]
+    if own is not None:
+
+        async def wait_for_evals(lease: Lease) -> None:
+            await lease.until(ServerState.SERVING, ServerState.LOST)
+
+        first = len(pool.leases)
+        own_keeping = Keeping(own, fleet, wait_for_evals, say=say, first=first, is_needed=False)
+        works.append(own_keeping.run())
+    return works
 
 
 async def _train(opened: _Opened) -> None:
@@ -289,31 +327,27 @@ async def _train(opened: _Opened) -> None:
         died=lambda died: restarts.count(died, opened.folder.last_step()),
     )
     if evals.eval_after_training:
-        await ready.evals.run(evals.evals, AFTER, on_progress=view.phase)
+        view.phase("evals after training")
+        await ready.evals.whole_round(AFTER, prepared.config.run.number_of_steps)
 
 
 async def _get_ready(opened: _Opened) -> _Ready:
     """Open what the loop touches, give ranks and servers the first weights, and prove it all."""
     prepared, folder, view = opened.prepared, opened.folder, opened.view
     config, ranks = prepared.config, opened.processes.ranks
-    source, publisher = opened.policies.source, opened.policies.publisher
-    environments = prepared.environments
-    evals = LiveEvals(
-        config=config,
-        environments=_recorded(environments.opened.evals, view),
-        policies=source,
-        folder=folder,
-        concurrency=config.inference.max_num_seqs,
-    )
+    publisher, environments = opened.policies.publisher, prepared.environments
+    evals = _evals(opened)
     await publisher.connect()
     training = _recorded(environments.opened.training, view)
-    mix = await training_environments(config, training, evals.environments, environments.records)
+    played = evals.environments
+    mix = await training_environments(config, training, played, environments.records)
     _note_examples(prepared, folder, mix)
     first_version = await _restore(prepared, ranks, publisher)
     packing = _packing(prepared, mix, ranks)
     await _prove(opened, mix, packing)
     if config.evals.eval_before_training and not first_version:
-        await evals.run(config.evals.evals, BEFORE, on_progress=view.phase)
+        view.phase("evals before training")
+        await evals.whole_round(BEFORE, first_version)
     return _Ready(opened=opened, evals=evals, mix=mix, packing=packing)
 
 
@@ -325,6 +359,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
     opened, mix = ready.opened, ready.mix
     prepared, folder, view = opened.prepared, opened.folder, opened.view
     config, ranks, source = prepared.config, opened.processes.ranks, opened.policies.source
+    evals = ready.evals
     seats = opened.policies.seats
     sampler = make_sampler(config, mix, source, seats, prepare=source.prepare)
     state = BEGINNING if begun is None else begun.sampler_state()
@@ -342,7 +377,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         packing=ready.packing,
         sampler=sampler,
         trainer=ranks,
-        publisher=opened.policies.publisher,
+        publisher=AfterEvals(publisher=opened.policies.publisher, evals=evals),
         folder=folder,
         machine=_machine(prepared, ranks),
         first_version=0 if begun is None else begun.step,
@@ -350,10 +385,13 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
     )
     view.phase("training")
     try:
-        await train(parts, after_step=_after_step(view, ready.evals, checkpointer))
+        await evals.go_on(parts.first_version)
+        await train(parts, after_step=_after_step(view, evals, checkpointer))
+        await evals.finish()
         view.phase("saving the checkpoint")
         await checkpointer.finish(config.run.number_of_steps)
     finally:
+        await evals.close()
         await checkpointer.close()
         record_unfinished(folder, await sampler.close())
         opened.policies.log.flush()
@@ -382,8 +420,20 @@ async def _go_back(opened: _Opened, died: RankDiedError) -> RunCheckpoint | None
     return begun
 
 
+def _evals(opened: _Opened) -> EvalsBeside:
+    prepared, policies = opened.prepared, opened.policies
+    live = LiveEvals(
+        config=prepared.config,
+        environments=_recorded(prepared.environments.opened.evals, opened.view),
+        policies=policies.eval_source,
+        folder=opened.folder,
+        concurrency=prepared.config.inference.max_num_seqs,
+    )
+    return EvalsBeside(live, policies.eval_servers, policies.publisher, say=opened.view.note)
+
+
 def _after_step(
-    view: LiveView, evals: LiveEvals, checkpointer: Checkpointer
+    view: LiveView, evals: EvalsBeside, checkpointer: Checkpointer
 ) -> Callable[[int, dict[str, float]], Awaitable[None]]:
     """Return what follows each step: show it, say what looks wrong once, evaluate, save."""
     said: set[str] = set()
@@ -394,7 +444,7 @@ def _after_step(
             if metric not in said:
                 said.add(metric)
                 view.note(f"{metric}: {diagnosis}")
-        await evals.run(evals.due(step), f"step-{step}", on_progress=view.phase)
+        await evals.after_step(step)
         await checkpointer.after_step(step)
 
     return after_step

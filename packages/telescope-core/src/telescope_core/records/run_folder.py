@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.errors import ConfigError
+from telescope_core.records.eval_points import EvalPoint
 from telescope_core.records.events import AttemptEvent, read_events
 from telescope_core.records.files import (
     append_json_line,
@@ -219,6 +220,15 @@ class RunFolder:
         """Return the step of the newest row of metrics; 0 = no step was done."""
         return max((row.get("step", 0) for row in self.metrics()), default=0)
 
+    def log_eval_point(self, point: EvalPoint) -> None:
+        """Append what became of an eval."""
+        append_json_line(self.path / "eval_points.jsonl", asdict(point))
+
+    def eval_points(self) -> list[EvalPoint]:
+        """Return what became of the evals of the run, in the order in which it was known."""
+        rows = read_json_lines(self.path / "eval_points.jsonl")
+        return [EvalPoint.of(row) for row in rows]
+
     def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> Path:
         """Write all rollouts of `step`, whatever their status, and return the file's path."""
         (path,) = self._rollout_files([step])
@@ -303,9 +313,11 @@ class RunFolder:
         return read_json(self.path / "summary.json")
 
     def _drop_after(self, step: int) -> None:
-        rows = [row for row in self.metrics() if row.get("step", 0) <= step]
-        lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-        write_text(self.path / "metrics.jsonl", lines)
+        self._keep_lines("metrics.jsonl", lambda row: row.get("step", 0) <= step)
+        # A run that goes on from its last step has that one evaluated as the last again.
+        self._keep_lines(
+            "eval_points.jsonl", lambda row: row["version"] <= step and row["tag"] != "after"
+        )
         for path in self._rollout_files([s for s in self.rollout_steps() if s > step]):
             path.unlink()
         for path in self.attempts_path.glob("step-*.parquet"):
@@ -317,6 +329,13 @@ class RunFolder:
                 shutil.rmtree(folder)
         for name in ("summary.json", "report.html"):
             (self.path / name).unlink(missing_ok=True)
+
+    def _keep_lines(self, name: str, is_kept: Callable[[dict[str, Any]], bool]) -> None:
+        path = self.path / name
+        if path.exists():
+            rows = [row for row in read_json_lines(path) if is_kept(row)]
+            lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+            write_text(path, lines)
 
     def _rollout_files(self, steps: Sequence[int]) -> list[Path]:
         return [self.rollouts_path / f"step-{step:06d}.parquet" for step in steps]

@@ -1,17 +1,16 @@
 """Names of settings that users may expect: those of later versions and those of other systems.
 
 None of them is accepted. For a planned name, the error is "not available in this version". For a
-foreign name, the error gives the name used here. A `*` stands for any ending.
+foreign name, the error gives the name used here, and for a refused one the reason. A `*` stands for
+any ending.
 """
 
 _PLANNED = """
-    top_p top_k min_p repetition_penalty
     megatron megatron_*
     inference_tensor_parallel_size max_num_batched_tokens vllm_scheduling_policy
     enable_vllm_tracing otlp_receiver_port
     weight_broadcast_mode weight_broadcast_bucket_mb weight_broadcast_cpu_staging
     weight_broadcast_pin_memory weight_broadcast_free_grad_buffers
-    eval_num_servers eval_start_end_use_all_servers
     observability use_wandb wandb_* track_gpu_events system_metrics_collection_interval_seconds
     ray_namespace ray_runtime_env ray_inference_placement_strategy ray_trainer_placement_strategy
 """
@@ -31,6 +30,24 @@ FOREIGN_NAMES = {
     "max_steps": "number_of_steps",
 }
 """Name in other systems -> name here."""
+
+_TRUNCATED = (
+    "it takes tokens out of the distribution that is sampled, and the trainer computes log-probs "
+    "of the whole distribution, so every importance ratio would be wrong; shape rollouts with "
+    "temperature, and set it in [[evals]], which may use any value"
+)
+_PENALIZED = (
+    "it changes the distribution that is sampled by what came before, and the trainer computes "
+    "log-probs without it, so every importance ratio would be wrong; set it in [[evals]], which "
+    "may use any value"
+)
+REFUSED_NAMES = {
+    "top_p": _TRUNCATED,
+    "top_k": _TRUNCATED,
+    "min_p": _TRUNCATED,
+    "repetition_penalty": _PENALIZED,
+}
+"""Setting of evals -> why rollouts that are trained on do not have it."""
 
 PLANNED_BACKENDS = ("megatron",)
 PLANNED_TRANSPORTS = ("nccl", "ipc", "disk")

@@ -17,6 +17,7 @@ from telescope_train.config.fields import (
     NotNegative,
     Port,
     Positive,
+    Ratio,
     Section,
 )
 from telescope_train.config.trainer_section import TrainerSection
@@ -248,6 +249,14 @@ class EvalEntry(Section):
     """Values of k for which pass@k is reported; none above `rollouts`."""
     temperature: NotNegative = 1.0
     """Sampling temperature; 0 = greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample only from the likeliest tokens whose probabilities sum to this; 1 = from all."""
+    top_k: Count | None = None
+    """Sample only from this many of the likeliest tokens; null = from all."""
+    min_p: Ratio = 0.0
+    """Sample no token less likely than this share of the likeliest one; 0 = sample any."""
+    repetition_penalty: Positive = 1.0
+    """Makes tokens that occurred before less likely; 1 = no penalty, below 1 = likelier."""
     max_tokens: Count | None = None
     """Tokens the policy may write per turn; null = as in `[rollout]`."""
     env: dict[str, JsonValue] = Field(default_factory=dict)
@@ -263,6 +272,12 @@ class EvalsSection(Section):
     """Run every evaluation with the initial weights."""
     eval_after_training: bool = False
     """Run every evaluation with the final weights."""
+    eval_num_servers: Index = 0
+    """How many of the `inference_num_workers` servers sample evals and nothing else; 0 = evals
+    share the servers with rollouts, and new weights wait until an evaluation has ended."""
+    eval_start_end_use_all_servers: bool = True
+    """Let the evaluations before and after training use every server, also with
+    `eval_num_servers`."""
     evals: tuple[EvalEntry, ...] = ()
     """The evaluations; `[[evals]]` at the top of a file is the same list."""
 

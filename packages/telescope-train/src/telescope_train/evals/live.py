@@ -1,12 +1,15 @@
 """Evals on the run's own servers, with the code of `telescope eval` and token-exact policies."""
 
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
 
-from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, run_eval
+from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, read_result, run_eval
 from telescope_core.protocols import EnvironmentClient, PolicySource
-from telescope_core.records import RunFolder
-from telescope_core.types import Sampling, Split
+from telescope_core.records import RolloutRow, RunFolder
+from telescope_core.types import Sampling, Split, WeightVersion
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.rollouts.held_out import eval_split
 
@@ -14,9 +17,17 @@ BEFORE = "before"
 AFTER = "after"
 
 
+class PlayedEval(NamedTuple):
+    """An eval that was played to its end."""
+
+    result: EvalResult
+    versions: frozenset[WeightVersion]
+    """Which weights sampled its tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveEvals:
-    """The evals of a run. `run` plays evals and records them."""
+    """The evals of a run. `play` plays one and records it in its folder."""
 
     config: TrainConfig
     environments: Mapping[str, EnvironmentClient]
@@ -26,16 +37,6 @@ class LiveEvals:
     concurrency: int
     """Most rollouts that are played at the same time."""
 
-    async def run(
-        self, entries: Sequence[EvalEntry], tag: str, *, on_progress: Callable[[str], None]
-    ) -> dict[str, EvalResult]:
-        """Play `entries` one after the other; returns the results by environment."""
-        results: dict[str, EvalResult] = {}
-        for entry in entries:
-            on_progress(f"eval {tag}: {entry.name}")
-            results[entry.name] = await self._one(entry, tag)
-        return results
-
     def due(self, step: int) -> list[EvalEntry]:
         """Return the evals that are due after `step`."""
         return [
@@ -44,7 +45,16 @@ class LiveEvals:
             if entry.eval_every and step % entry.eval_every == 0
         ]
 
-    async def _one(self, entry: EvalEntry, tag: str) -> EvalResult:
+    def unfinished(self, step: int) -> list[EvalEntry]:
+        """Return the evals that were due after `step` and have no result."""
+        return [
+            entry
+            for entry in self.due(step)
+            if read_result(self._folder_of(entry, step_tag(step))) is None
+        ]
+
+    async def play(self, entry: EvalEntry, tag: str) -> PlayedEval:
+        """Play one eval; what an interrupted one of this name has left is removed."""
         description = await self.environments[entry.name].describe()
         settings = eval_settings(
             entry,
@@ -52,22 +62,41 @@ class LiveEvals:
             concurrency=self.concurrency,
             split=eval_split(entry, description),
         )
-        folder = EvalFolder.create(
-            self.folder.evals_path / eval_folder_name(entry.name, tag),
-            manifest={"tag": tag, **entry.model_dump(mode="json")},
-        )
-        result = await run_eval(
-            self.environments[entry.name],
-            self.policies,
-            settings,
-            model=f"{self.config.run.name} ({tag})",
-            on_rollout=folder.append,
-            on_attempt=folder.append_attempt,
-        )
-        record = self.folder.info().environments.get(entry.name)
-        result = replace(result, environment_record=record)
+        path = self._folder_of(entry, tag)
+        if path.exists() and read_result(path) is None:
+            shutil.rmtree(path)
+        folder = EvalFolder.create(path, manifest={"tag": tag, **entry.model_dump(mode="json")})
+        versions: set[WeightVersion] = set()
+
+        def record(row: RolloutRow) -> None:
+            folder.append(row)
+            known = (row.oldest_version, row.newest_version)
+            versions.update(version for version in known if version is not None)
+
+        try:
+            result = await run_eval(
+                self.environments[entry.name],
+                self.policies,
+                settings,
+                model=f"{self.config.run.name} ({tag})",
+                on_rollout=record,
+                on_attempt=folder.append_attempt,
+            )
+        except BaseException as error:
+            folder.fail(f"{type(error).__name__}: {error}")
+            raise
+        environment_record = self.folder.info().environments.get(entry.name)
+        result = replace(result, environment_record=environment_record)
         folder.finish(result)
-        return result
+        return PlayedEval(result, frozenset(versions))
+
+    def _folder_of(self, entry: EvalEntry, tag: str) -> Path:
+        return self.folder.evals_path / eval_folder_name(entry.name, tag)
+
+
+def step_tag(step: int) -> str:
+    """Return the tag of the evals after `step`."""
+    return f"step-{step}"
 
 
 def eval_folder_name(environment: str, tag: str) -> str:
@@ -87,6 +116,10 @@ def eval_settings(
         sampling=Sampling(
             max_tokens=entry.max_tokens or config.rollout.max_tokens,
             temperature=entry.temperature,
+            top_p=entry.top_p,
+            top_k=entry.top_k or -1,
+            min_p=entry.min_p,
+            repetition_penalty=entry.repetition_penalty,
             stop=config.rollout.stop,
             seed=config.run.seed if config.rollout.seed_sampling else None,
         ),

@@ -47,11 +47,16 @@ class Keeping:
         bring_in: Callable[[Lease], Awaitable[None]],
         *,
         say: Callable[[str], None] = lambda text: None,
+        first: int = 0,
+        is_needed: bool = True,
     ) -> None:
         """`bring_in` returns when a server that is loading serves, or is lost.
 
-        `say` tells a person.
+        `say` tells a person. `first`: number of the pool's first server in the fleet.
+        `is_needed`: whether the run ends when no server of the pool is left.
         """
+        self._first = first
+        self._is_needed = is_needed
         self._pool = pool
         self._fleet = fleet
         self._bring_in = bring_in
@@ -87,7 +92,8 @@ class Keeping:
 
     async def _until_lost(self, index: int, lease: Lease) -> None:
         """Return when the lease is lost: its process has died, or it was lost in use."""
-        watch = asyncio.create_task(self._fleet.until_lost(index, lambda: lease.client.heard_s))
+        number = self._first + index
+        watch = asyncio.create_task(self._fleet.until_lost(number, lambda: lease.client.heard_s))
         in_use = asyncio.create_task(lease.until(ServerState.LOST))
         try:
             await asyncio.wait([watch, in_use], return_when=asyncio.FIRST_COMPLETED)
@@ -106,7 +112,7 @@ class Keeping:
         )
         lease.become(ServerState.STARTING)
         try:
-            await self._fleet.start_again(index)
+            await self._fleet.start_again(self._first + index)
             lease.become(ServerState.LOADING)
             await self._bring_in(lease)
         except (ProcessDiedError, EndpointError) as error:
@@ -119,7 +125,8 @@ class Keeping:
         reason = lease.reason
         lease.become(ServerState.GIVEN_UP, reason=reason)
         address = lease.client.base_url
-        if all(one.state is ServerState.GIVEN_UP for one in self._pool.leases):
+        is_last = all(one.state is ServerState.GIVEN_UP for one in self._pool.leases)
+        if is_last and self._is_needed:
             raise ProcessDiedError(
                 f"no inference server is left: {address} was lost {MOST_RESTARTS + 1} times in a "
                 f"row, the last time because: {reason}"

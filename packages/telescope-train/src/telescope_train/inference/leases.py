@@ -25,8 +25,9 @@ _NEXT = {
     ServerState.LOST: {ServerState.STARTING, ServerState.GIVEN_UP},
     ServerState.GIVEN_UP: set[ServerState](),
 }
-_ROUTABLE = {ServerState.SERVING, ServerState.UPDATING}
-_MEMBERS = {*_ROUTABLE, ServerState.LOADING}
+ROUTABLE = {ServerState.SERVING, ServerState.UPDATING}
+"""States in which a server takes requests."""
+_MEMBERS = {*ROUTABLE, ServerState.LOADING}
 
 
 class ServerClient(Protocol):
@@ -107,7 +108,7 @@ class Lease:
     @property
     def takes_requests(self) -> bool:
         """Whether requests may be sent to it."""
-        return self.state in _ROUTABLE
+        return self.state in ROUTABLE
 
     @property
     def takes_weights(self) -> bool:

@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from telescope_core.records.servers import ServerEvent, ServerState
+from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_core.types import Sampling, WeightVersion
 from telescope_train.inference.generation import Generation, ServerLostError
-from telescope_train.inference.leases import Lease, ServerClient
+from telescope_train.inference.leases import ROUTABLE, Lease, ServerClient
 
 MAX_ROUTES = 10_000
 """Groups whose server is remembered. A group that is forgotten loses only its cached prefix."""
@@ -50,9 +50,10 @@ class ServerPool:
         *,
         on_event: Callable[[ServerEvent], None] = lambda event: None,
         is_kept: bool = False,
+        role: ServerRole = ServerRole.ROLLOUT,
     ) -> None:
         """`is_kept`: a lost server comes back, so that requests wait if no other one serves."""
-        self.leases = [Lease(client, on_event=on_event) for client in clients]
+        self.leases = [Lease(client, role=role, on_event=on_event) for client in clients]
         self.version: WeightVersion = 0
         self._is_kept = is_kept
         self._serves = asyncio.Event()
@@ -104,6 +105,12 @@ class ServerPool:
                 self.lose(lease, str(error), life=life)
                 if self.is_down and not self._is_kept:
                     raise
+
+    async def until_down(self) -> None:
+        """Wait until no server takes requests."""
+        others = [state for state in ServerState if state not in ROUTABLE]
+        while serving := next((one for one in self.leases if one.takes_requests), None):
+            await serving.until(*others)
 
     def lose(self, lease: Lease, reason: str, *, life: int | None = None) -> None:
         """Send nothing more to a server. What an earlier `life` of it says changes nothing."""

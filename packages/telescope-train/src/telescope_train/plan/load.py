@@ -5,7 +5,7 @@ from pathlib import Path
 
 from telescope_core.config import load_config
 from telescope_train.algorithms.corrections import algorithm_in_use
-from telescope_train.config.names import FOREIGN_NAMES, PLANNED_NAMES
+from telescope_train.config.names import FOREIGN_NAMES, PLANNED_NAMES, REFUSED_NAMES
 from telescope_train.config.schema import TrainConfig
 from telescope_train.plan.checks.config import check_config
 
@@ -13,7 +13,12 @@ from telescope_train.plan.checks.config import check_config
 def load_train_config(files: Sequence[Path], flags: Sequence[str] = ()) -> TrainConfig:
     """Return settings that fit together; raises ConfigError that names all that do not."""
     config = load_config(
-        TrainConfig, files, flags, known_names=PLANNED_NAMES, foreign_names=FOREIGN_NAMES
+        TrainConfig,
+        files,
+        flags,
+        known_names=PLANNED_NAMES,
+        foreign_names=FOREIGN_NAMES,
+        refused_names=REFUSED_NAMES,
     )
     check_config(config)
     return config.model_copy(update={"algorithm": algorithm_in_use(config)})

@@ -173,6 +173,8 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
     first = inference.inference_base_port
     last = first + inference.inference_num_workers - 1
     ports = f"port {first}" if first == last else f"ports {first} to {last}"
+    num_eval = config.evals.eval_num_servers
+    for_evals = f", the last {num_eval} for evals" if num_eval else ""
     address = ray.ray_address
     return (
         ProcessPlan(name="driver", count=1, detail="this process: the loop and the gateway"),
@@ -193,7 +195,7 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
         ProcessPlan(
             name="vLLM server",
             count=inference.inference_num_workers,
-            detail=f"{inference.inference_host}, {ports}, "
+            detail=f"{inference.inference_host}, {ports}{for_evals}, "
             f"{ray.ray_inference_cpus_per_worker:g} CPU each",
         ),
     )

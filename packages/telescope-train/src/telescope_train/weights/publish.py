@@ -32,10 +32,20 @@ class WeightPublisher:
     """Publishes the trainer's weights to every server of the pool."""
 
     def __init__(
-        self, pool: ServerPool, ranks: Ranks, *, in_flight: InFlight, sends_adapter: bool = False
+        self,
+        pool: ServerPool,
+        ranks: Ranks,
+        *,
+        in_flight: InFlight,
+        sends_adapter: bool = False,
+        others: Sequence[ServerPool] = (),
     ) -> None:
-        """`sends_adapter`: what the ranks send is a LoRA adapter, not weights."""
+        """`sends_adapter`: what the ranks send is a LoRA adapter, not weights.
+
+        `others`: pools that get weights by `send_to` only.
+        """
         self._pool = pool
+        self._pools = (pool, *others)
         self._ranks = ranks
         self._sends_adapter = sends_adapter
         self._pause_query = f"?{_PAUSE_QUERIES[in_flight]}"
@@ -56,7 +66,7 @@ class WeightPublisher:
         # Names, dtypes and shapes stay the same for the whole run, so they are asked for once.
         self._headers = await self._ranks.weight_headers()
         async with self._sending:
-            await self._join(self._members())
+            await self._join(_members_of(self._pool))
         if self._sends_adapter:
             await self.publish(self._pool.version)
 
@@ -89,20 +99,20 @@ class WeightPublisher:
 
     async def _publish(self, version: WeightVersion, pause_query: str) -> None:
         async with self._sending:
-            members = self._members()
-            for member in members:
-                # One that is loading gets no requests before it has weights.
-                if member.lease.state is ServerState.SERVING:
-                    member.lease.become(ServerState.UPDATING)
-            # First of all, because the next call takes the weights out of the layers: a forward
-            # pass after it would fail or mix two versions.
-            await self._each(members, PAUSE_PATH, query=pause_query, is_repeatable=True)
-            await self._until_sent(members, version)
-            # While the servers are paused: from now on requests carry the new version in their
-            # cache salt, so none is answered from keys and values that old weights computed.
-            self._pool.version = version
+            await self._update(self._pool, version, pause_query)
             self._are_ranks_ahead = False
-            await self._resume(members)
+
+    async def send_to(self, pool: ServerPool) -> None:
+        """Give the servers of another pool the weights that are live, and keep them there.
+
+        To be called before the ranks' weights change. Returns when every server of `pool` that is
+        left samples from them.
+        """
+        async with self._sending:
+            assert not self._are_ranks_ahead, "these weights are gone: send before they change"
+            # No request is in flight there, so nothing is computed again; what is cached may be of
+            # other weights with the same number.
+            await self._update(pool, self._pool.version, f"?{PAUSE_AND_CLEAR}")
 
     async def bring_in(self, lease: Lease) -> None:
         """Give a server that is loading the present weights; returns when it serves, or is lost.
@@ -115,13 +125,31 @@ class WeightPublisher:
                 alone = [Member(lease, lease.life)]
                 await self._each(alone, PAUSE_PATH, query=self._pause_query, is_repeatable=True)
                 await self._until_sent(alone, self._pool.version)
-                await self._resume(alone)
+                await self._resume(alone, self._pool.version)
         await lease.until(ServerState.SERVING, ServerState.LOST)
 
-    async def _resume(self, members: Sequence[Member]) -> None:
+    async def _update(self, pool: ServerPool, version: WeightVersion, pause_query: str) -> None:
+        members = _members_of(pool)
+        for member in members:
+            # One that is loading gets no requests before it has weights.
+            if member.lease.state is ServerState.SERVING:
+                member.lease.become(ServerState.UPDATING)
+        # First of all, because the next call takes the weights out of the layers: a forward pass
+        # after it would fail or mix two versions.
+        await self._each(members, PAUSE_PATH, query=pause_query, is_repeatable=True)
+        await self._until_sent(members, version)
+        # While the servers are paused: from now on requests carry the new version in their cache
+        # salt, so none is answered from keys and values that old weights computed.
+        pool.version = version
+        await self._resume(members, version)
+
+    async def _resume(self, members: Sequence[Member], version: WeightVersion) -> None:
         await self._each(members, "/resume", is_repeatable=True)
         for member in _remaining(members):
-            self._pool.serve(member.lease, self._pool.version)
+            self._pool_of(member.lease).serve(member.lease, version)
+
+    def _pool_of(self, lease: Lease) -> ServerPool:
+        return next(pool for pool in self._pools if lease in pool.leases)
 
     async def _until_sent(self, members: Sequence[Member], version: WeightVersion) -> None:
         """Send everything to those of `members` that are not lost on the way."""
@@ -265,11 +293,8 @@ class WeightPublisher:
             raise TransferError("; ".join(failures))
         return from_ranks
 
-    def _members(self) -> list[Member]:
-        return [Member(one, one.life) for one in self._pool.leases if one.takes_weights]
-
     def _lose(self, member: Member, error: EndpointError) -> None:
-        self._pool.lose(member.lease, str(error), life=member.life)
+        self._pool_of(member.lease).lose(member.lease, str(error), life=member.life)
 
 
 async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
@@ -287,6 +312,10 @@ async def _asked(lease: Lease, method: str) -> Any:
     """Return what the first worker of a server answers."""
     answer = await lease.client.control("/collective_rpc", {"method": method}, is_repeatable=True)
     return answer["results"][0]
+
+
+def _members_of(pool: ServerPool) -> list[Member]:
+    return [Member(one, one.life) for one in pool.leases if one.takes_weights]
 
 
 def _remaining(members: Sequence[Member]) -> list[Member]:

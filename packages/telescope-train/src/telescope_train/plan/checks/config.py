@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from telescope_core.errors import ConfigError, unknown_name
 from telescope_train.chat.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from telescope_train.chat.formats.choose import AUTO
+from telescope_train.config.fields import was_set
 from telescope_train.config.names import PLANNED_BACKENDS, PLANNED_TRANSPORTS
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.plan.checks.algorithm import algorithm_problems
@@ -115,8 +116,15 @@ def _eval_problems(config: TrainConfig) -> Iterator[str]:
             "evals: eval_before_training and eval_after_training need at least one [[evals]] "
             "entry; add one, or turn them off"
         )
+    yield from _eval_server_problems(config)
     for index, entry in enumerate(section.evals):
         where = f"evals[{index}] ({entry.name})"
+        for field in ("top_p", "top_k", "min_p"):
+            if not entry.temperature and was_set(entry, field):
+                yield (
+                    f"{where}: {field} has no effect with temperature 0, which always takes the "
+                    f"likeliest token; remove {field}, or raise the temperature"
+                )
         if max(entry.pass_k) > entry.rollouts:
             yield (
                 f"{where}: pass_k {max(entry.pass_k)} needs at least that many rollouts per "
@@ -127,6 +135,32 @@ def _eval_problems(config: TrainConfig) -> Iterator[str]:
                 f"{where}: would never run; set eval_every, eval_before_training or "
                 "eval_after_training, or remove the evaluation"
             )
+
+
+def _eval_server_problems(config: TrainConfig) -> Iterator[str]:
+    section, total = config.evals, config.inference.inference_num_workers
+    number = section.eval_num_servers
+    if number >= total:
+        yield (
+            f"evals.eval_num_servers ({number}) must be below inference.inference_num_workers "
+            f"({total}), which it is a part of: no server would be left for rollouts; raise "
+            "inference_num_workers, or use 0 to share the servers"
+        )
+    if number and not section.evals:
+        yield (
+            "evals.eval_num_servers has no effect without [[evals]]: its servers would never be "
+            "asked; add an evaluation, or remove it"
+        )
+    elif number and not any(entry.eval_every for entry in section.evals):
+        yield (
+            "evals.eval_num_servers has no effect without eval_every: no evaluation runs while "
+            "rollouts are sampled; set eval_every, or remove eval_num_servers"
+        )
+    if was_set(section, "eval_start_end_use_all_servers") and not number:
+        yield (
+            "evals.eval_start_end_use_all_servers has no effect without eval_num_servers: evals "
+            "use all servers anyway; set eval_num_servers, or remove it"
+        )
 
 
 def _gateway_problems(config: TrainConfig) -> Iterator[str]:

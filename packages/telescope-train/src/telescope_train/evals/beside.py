@@ -1,0 +1,223 @@
+"""Evals beside the steps of a run: each round is a task, at one version of the weights.
+
+    after_step(v)      begins the round that is due, in a task; a round that is still going on is
+        |              left alone, and the new one is skipped, with the reason
+        v
+    round of v         plays its evals one after the other; records a point for each
+        |
+        v
+    publish(v + 1)     with shared servers: waits for the round, so that all of it is of version v
+
+With servers of their own, evals get the weights once, before their round, and keep them until the
+next one: neither publishing nor training waits for them.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from telescope_core.errors import TelescopeError
+from telescope_core.protocols import EnvironmentClient
+from telescope_core.records import RunFolder
+from telescope_core.records.eval_points import EvalPoint, EvalPointState
+from telescope_core.types import WeightVersion
+from telescope_train.config.schema import EvalEntry
+from telescope_train.evals.live import LiveEvals, PlayedEval, step_tag
+from telescope_train.evals.servers import EvalServers
+from telescope_train.weights.publish import WeightPublisher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    entries: Sequence[EvalEntry]
+    tag: str
+    version: WeightVersion
+
+
+class EvalsBeside:
+    """Plays evals before, beside and after training; `close` always."""
+
+    def __init__(
+        self,
+        evals: LiveEvals,
+        servers: EvalServers,
+        publisher: WeightPublisher,
+        *,
+        say: Callable[[str], None],
+    ) -> None:
+        """`say` tells a person what became of each eval."""
+        self._evals = evals
+        self._servers = servers
+        self._publisher = publisher
+        self._say = say
+        self._step: WeightVersion = 0
+        self._round: _Round | None = None
+        self._playing: asyncio.Task[None] | None = None
+
+    @property
+    def environments(self) -> Mapping[str, EnvironmentClient]:
+        """Name of each eval -> its environment."""
+        return self._evals.environments
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where points are recorded."""
+        return self._evals.folder
+
+    async def whole_round(self, tag: str, version: WeightVersion) -> None:
+        """Play every eval while nothing is trained; raises the error of one that cannot be."""
+        self._step = version
+        await self._send(version)
+        if self._evals.config.evals.eval_start_end_use_all_servers:
+            self._servers.use_all()
+        try:
+            for entry in self._evals.config.evals.evals:
+                played = await self._evals.play(entry, tag)
+                self._record(_Round(entries=(entry,), tag=tag, version=version), entry, played)
+        finally:
+            self._servers.use_own()
+
+    async def go_on(self, step: int) -> None:
+        """Begin the evals of `step` that the part of the run before this one left unfinished."""
+        self._step = step
+        if step:
+            await self._begin(self._evals.unfinished(step), step)
+
+    async def after_step(self, step: int) -> None:
+        """Begin the evals that are due now that the weights of `step` are live."""
+        self._step = step
+        await self._begin(self._evals.due(step), step)
+
+    async def leave_servers(self) -> None:
+        """Return when no round needs the weights that the servers of rollouts have now.
+
+        If none of these servers is left, it is not waited for: they only come back with new
+        weights. The points of the round then say which weights its tokens are of.
+        """
+        playing = self._playing
+        if playing is None or not self._servers.are_shared:
+            return
+        down = asyncio.create_task(self._servers.rollouts.until_down())
+        try:
+            await asyncio.wait([playing, down], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            down.cancel()
+            await asyncio.wait([down])
+
+    async def finish(self) -> None:
+        """Wait for the round that is going on."""
+        playing, self._playing = self._playing, None
+        if playing is not None:
+            await playing
+
+    async def close(self) -> None:
+        """End a round that is still going on; it has no point, and is played after a resume.
+
+        Another part of the run may follow, with `go_on`.
+        """
+        playing, self._playing = self._playing, None
+        if playing is not None:
+            playing.cancel()
+            await asyncio.wait([playing])
+
+    async def _begin(self, entries: Sequence[EvalEntry], step: int) -> None:
+        if self._playing is not None and self._playing.done():
+            await self.finish()  # which raises what is no failure of an eval
+        if not entries:
+            return
+        due = _Round(entries=entries, tag=step_tag(step), version=step)
+        if self._playing is not None and self._round is not None:
+            self._skip(due, f"the evals of {self._round.tag} were still going on")
+            return
+        await self._send(step)
+        if self._servers.is_down:
+            self._skip(due, f"no server for evals is left: {self._servers.why_down}")
+            return
+        self._round = due
+        self._playing = asyncio.create_task(self._play(due))
+
+    async def _send(self, version: WeightVersion) -> None:
+        own = self._servers.own
+        if own is not None:
+            await self._publisher.send_to(own)
+            assert own.version == version, "evals were to get the live weights"
+
+    async def _play(self, due: _Round) -> None:
+        for entry in due.entries:
+            try:
+                played = await self._evals.play(entry, due.tag)
+            # What ends an eval need not end the training that it looks at.
+            except TelescopeError as error:
+                reason = f"{type(error).__name__}: {error}"
+                self._note(self._point(due, entry, EvalPointState.FAILED, reason))
+            else:
+                self._record(due, entry, played)
+
+    def _record(self, due: _Round, entry: EvalEntry, played: PlayedEval) -> None:
+        result, versions = played.result, tuple(sorted(played.versions))
+        state, reason = EvalPointState.DONE, ""
+        if not result.num_scored:
+            causes = ", ".join(result.failures)
+            lost = f"; a server was lost: {self._servers.why_down}" if self._servers.is_down else ""
+            state = EvalPointState.FAILED
+            reason = f"none of {result.num_failed} rollouts was scored ({causes}){lost}"
+        elif set(versions) - {due.version}:
+            state = EvalPointState.MIXED
+            reason = f"tokens are of the weights {', '.join(map(str, versions))}"
+        passed = {k: estimate.mean for k, estimate in result.pass_at.items() if estimate}
+        self._note(
+            EvalPoint(
+                time_s=time.time(),
+                name=entry.name,
+                tag=due.tag,
+                version=due.version,
+                state=state,
+                reason=reason,
+                lag_steps=self._step - due.version,
+                versions=versions,
+                num_scored=result.num_scored,
+                num_failed=result.num_failed,
+                reward=None if result.reward is None else result.reward.mean,
+                pass_at=passed,
+                duration_s=result.duration_s,
+            )
+        )
+
+    def _skip(self, due: _Round, reason: str) -> None:
+        for entry in due.entries:
+            self._note(self._point(due, entry, EvalPointState.SKIPPED, reason))
+
+    def _point(
+        self, due: _Round, entry: EvalEntry, state: EvalPointState, reason: str
+    ) -> EvalPoint:
+        return EvalPoint(
+            time_s=time.time(),
+            name=entry.name,
+            tag=due.tag,
+            version=due.version,
+            state=state,
+            reason=reason,
+            lag_steps=self._step - due.version,
+        )
+
+    def _note(self, point: EvalPoint) -> None:
+        self.folder.log_eval_point(point)
+        self._say(point.text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AfterEvals:
+    """A publisher that waits for evals that need the old weights; see `loop.Publisher`."""
+
+    publisher: WeightPublisher
+    evals: EvalsBeside
+
+    async def weights_change(self) -> None:
+        """Say that the ranks' weights are about to change."""
+        await self.publisher.weights_change()
+
+    async def publish(self, version: WeightVersion) -> None:
+        """Publish `version` once no eval is being played on what it replaces."""
+        await self.evals.leave_servers()
+        await self.publisher.publish(version)

@@ -1,0 +1,79 @@
+"""The servers that evals ask, as one: those of their own, those of rollouts, or both."""
+
+from collections.abc import Sequence
+
+from telescope_core.types import Sampling
+from telescope_train.inference.generation import Generation
+from telescope_train.inference.pool import ServerPool
+
+BEHIND_ROLLOUTS = 1_000_000
+"""Added to the priority of each request, of which the lowest go first: no rollout that is trained
+on waits for an eval, because the next step waits for it."""
+
+
+class EvalServers:
+    """Routes the requests of evals; see `inference.pool.RolloutServers`."""
+
+    def __init__(self, rollouts: ServerPool, own: ServerPool | None = None) -> None:
+        """`own`: servers that sample evals only; None = evals share those of rollouts."""
+        self.rollouts = rollouts
+        self.own = own
+        self._used: tuple[ServerPool, ...] = (rollouts if own is None else own,)
+        self._routes: dict[str, ServerPool] = {}
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether evals beside training are sampled by the servers of rollouts."""
+        return self.own is None
+
+    @property
+    def is_down(self) -> bool:
+        """Whether no server takes requests now."""
+        return all(pool.is_down for pool in self._used)
+
+    @property
+    def why_down(self) -> str:
+        """Why one of the servers was lost."""
+        return next((one.reason for pool in self._used for one in pool.leases if one.reason), "")
+
+    def use_own(self) -> None:
+        """Ask the servers of evals; those of rollouts if there are no others."""
+        self._use(self.rollouts if self.own is None else self.own)
+
+    def use_all(self) -> None:
+        """Ask all servers of the run."""
+        self._use(self.rollouts, *(() if self.own is None else (self.own,)))
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        group_id: str,
+        priority: int = 0,
+    ) -> Generation:
+        """Sample one continuation, after all requests of rollouts that wait."""
+        return await self._pool_of(group_id).generate(
+            prompt_ids,
+            sampling,
+            stop_token_ids=stop_token_ids,
+            group_id=group_id,
+            priority=priority + BEHIND_ROLLOUTS,
+        )
+
+    def _use(self, *pools: ServerPool) -> None:
+        self._used = pools
+        self._routes.clear()
+
+    def _pool_of(self, group_id: str) -> ServerPool:
+        """Return the pool of a group's server; a group that is new goes to the least busy."""
+        pool = self._routes.get(group_id)
+        if pool is None or pool.is_down:
+            pool = self._routes[group_id] = min(self._used, key=_requests_per_server)
+        return pool
+
+
+def _requests_per_server(pool: ServerPool) -> float:
+    busy = [one.client.num_in_flight for one in pool.leases if one.takes_requests]
+    return sum(busy) / len(busy) if busy else float("inf")

@@ -1,0 +1,313 @@
+"""Evals beside training, in virtual time: pinned versions, no delays, and losses of servers."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from telescope_core.records import RunFolder
+from telescope_core.records.eval_points import EvalPoint, EvalPointState
+from telescope_core.records.servers import ServerRole, ServerState
+from telescope_core.types import Sampling
+from telescope_train.cluster.supervision import supervised
+from telescope_train.config.schema import TrainConfig
+from telescope_train.evals.beside import AfterEvals, EvalsBeside
+from telescope_train.evals.live import AFTER, BEFORE, LiveEvals
+from telescope_train.evals.servers import EvalServers
+from telescope_train.inference.keeping import Keeping
+from telescope_train.inference.pool import ServerPool
+from telescope_train.loop import train
+from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
+from telescope_train.simulation.environments import SimulatedEnvironment, Workload, lognormal
+from telescope_train.simulation.fleet import SimulatedFleet
+from telescope_train.simulation.run import History, Scenario, SimulatedRun
+from telescope_train.simulation.servers import ServerTimes, SimulatedClient, SimulatedPolicy
+from telescope_train.simulation.virtual_time import run_in_virtual_time
+from telescope_train.weights.publish import WeightPublisher
+
+DONE, MIXED = EvalPointState.DONE, EvalPointState.MIXED
+SHORT = Workload(lengths=lognormal(400, 0.5))
+LONG = Workload(lengths=lognormal(20_000, 0.2))
+
+
+def scenario(*, steps: int = 8, every: int = 2, samples: int = 8, **settings: Any) -> Scenario:
+    config = TrainConfig.model_validate(
+        {
+            "run": {"name": "simulated", "number_of_steps": steps},
+            "model": {"model": "none"},
+            "environments": [{"name": "simulated"}],
+            "rollout": {
+                "group_size": 4,
+                "prompts_batch_size_for_trainer": 4,
+                "max_tokens": 32_768,
+                "rollout_timeout_s": 360_000.0,
+            },
+            "trainer": {"seq_len": 65_536},
+            "scheduling": {"follow_kv_cache_use": False},
+            "evals": {
+                "evals": [
+                    {"name": "held-out", "eval_every": every, "num_samples": samples, "rollouts": 2}
+                ]
+            },
+        }
+    )
+    return Scenario(config=config, workload=SHORT, num_servers=2, num_ranks=1, **settings)
+
+
+class OfEvals:
+    """Gives each rollout of an eval a policy that asks the servers of evals."""
+
+    def __init__(self, servers: EvalServers) -> None:
+        self._servers = servers
+
+    def policy(self, rollout_id: str, sampling: Sampling | None = None) -> SimulatedPolicy:
+        return SimulatedPolicy(self._servers, rollout_id)
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+@dataclass
+class World:
+    """A simulated run with evals; inside the loop."""
+
+    folder: RunFolder
+    scenario: Scenario
+    num_own: int = 0
+    workload: Workload = SHORT
+    told: list[str] = field(default_factory=list)
+    step_ends_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.run = SimulatedRun(self.scenario, History())
+        run, engine = self.run, self.scenario.engine
+        self.own_engines = [SimulatedEngine(engine, name=f"eval-{n}") for n in range(self.num_own)]
+        clients = [
+            SimulatedClient(e, ServerTimes(), lambda: run.ranks.digest) for e in self.own_engines
+        ]
+        own = ServerPool(clients, role=ServerRole.EVAL) if clients else None
+        self.servers = EvalServers(run.pool, own)
+        self.publisher = WeightPublisher(
+            run.pool, run.ranks, in_flight="pause", others=[own] if own else []
+        )
+        run.publisher = self.publisher
+        live = LiveEvals(
+            config=self.scenario.config,
+            environments={"held-out": SimulatedEnvironment(self.workload, name="held-out")},
+            policies=OfEvals(self.servers),
+            folder=self.folder,
+            concurrency=64,
+        )
+        self.evals = EvalsBeside(live, self.servers, self.publisher, say=self.told.append)
+
+    async def train(self, first_version: int = 0) -> None:
+        parts = await self.run.parts(first_version)
+        parts = replace(parts, publisher=AfterEvals(publisher=self.publisher, evals=self.evals))
+
+        async def after_step(step: int, row: dict[str, float]) -> None:
+            self.step_ends_s.append(asyncio.get_running_loop().time())
+            await self.evals.after_step(step)
+
+        try:
+            await self.evals.go_on(first_version)
+            await train(parts, after_step=after_step)
+            await self.evals.finish()
+        finally:
+            await self.evals.close()
+            await parts.sampler.close()
+
+    @property
+    def points(self) -> list[EvalPoint]:
+        return self.folder.eval_points()
+
+
+def in_world(main, tmp_path: Path, **options: Any) -> World:
+    folder = RunFolder.create(tmp_path / "run", config={})
+
+    async def run() -> World:
+        world = World(folder, options.pop("scenario", scenario()), **options)
+        await main(world)
+        return world
+
+    return run_in_virtual_time(run)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110 - the clock is virtual
+        await asyncio.sleep(0.1)
+
+
+def assert_pinned(points: list[EvalPoint]) -> None:
+    for point in points:
+        assert (point.state, point.reason) == (DONE, "")
+        assert point.versions == (point.version,)
+        assert point.num_scored == 16
+
+
+def test_on_shared_servers_every_token_is_of_the_version_evaluated(tmp_path):
+    world = in_world(World.train, tmp_path, workload=LONG)
+    assert [point.tag for point in world.points] == ["step-2", "step-4", "step-6", "step-8"]
+    assert_pinned(world.points)
+    assert {point.lag_steps for point in world.points} == {0}
+    assert len(world.run.history.rows) == 8
+    # The trainer goes on beside the eval, and only the weights wait for it.
+    waited = [row["time/sync_s"] for row in world.run.history.rows]
+    assert min(waited[2], waited[4]) > 5 * max(waited[0], waited[1], waited[3])
+
+
+def test_servers_of_their_own_hold_a_version_while_training_goes_on(tmp_path):
+    quiet = in_world(World.train, tmp_path / "quiet", scenario=scenario(every=0), num_own=1)
+    world = in_world(World.train, tmp_path, num_own=1, workload=LONG)
+    done = [point for point in world.points if point.state is DONE]
+    assert_pinned(done)
+    assert done[0].version == 2
+    assert done[0].lag_steps >= 2
+    assert f", {done[0].lag_steps} steps later" in world.told[-1] or len(done) > 1
+    skipped = [point for point in world.points if point.state is EvalPointState.SKIPPED]
+    assert skipped
+    assert skipped[0].tag == "step-4"
+    assert skipped[0].reason == "the evals of step-2 were still going on"
+    assert sorted(point.version for point in world.points) == [2, 4, 6, 8]
+    # A transfer to the servers of evals is all that may stand in the way of a step.
+    assert world.step_ends_s[-1] < quiet.step_ends_s[-1] + 4 * 2.0
+    assert all(engine.num_tokens_written for engine in world.own_engines)
+
+
+def test_evals_that_are_fast_enough_skip_nothing(tmp_path):
+    tiny = Workload(lengths=lognormal(20, 0.1))
+    world = in_world(World.train, tmp_path, num_own=2, workload=tiny)
+    assert [point.version for point in world.points] == [2, 4, 6, 8]
+    assert_pinned(world.points)
+
+
+def test_a_round_whose_servers_are_lost_fails_and_training_goes_on(tmp_path):
+    async def main(world: World) -> None:
+        async def kill() -> None:
+            await until(lambda: world.own_engines[0].num_running > 0)
+            world.own_engines[0].die("killed")
+
+        await asyncio.gather(world.train(), kill())
+
+    world = in_world(main, tmp_path, num_own=1, workload=LONG)
+    assert len(world.run.history.rows) == 8
+    first, *later = world.points
+    assert first.state is EvalPointState.FAILED
+    assert "killed" in first.reason
+    assert {point.state for point in later} == {EvalPointState.SKIPPED}
+    assert "no server for evals is left: lost the inference server: killed" in later[-1].reason
+
+
+def test_an_eval_server_that_comes_back_gets_the_weights_of_the_next_evals(tmp_path):
+    async def main(world: World) -> None:
+        async def lose_it() -> None:
+            await until(lambda: world.own_engines[0].num_running > 0)
+            world.own_engines[0].die("killed")
+
+        own = world.servers.own
+        assert own is not None
+
+        async def until_serving(lease) -> None:
+            await lease.until(ServerState.SERVING, ServerState.LOST)
+
+        fleet = SimulatedFleet([*world.run.engines, *world.own_engines], start_s=1.0)
+        keeping = Keeping(own, fleet, until_serving, first=2, is_needed=False)
+
+        async def work() -> None:
+            await asyncio.gather(world.train(), lose_it())
+
+        await supervised(work(), [keeping.run()], grace_s=0.0)
+
+    world = in_world(main, tmp_path, num_own=1, workload=SHORT)
+    first, *later = world.points
+    assert first.state is EvalPointState.FAILED
+    assert_pinned(later)
+    assert later
+
+
+def test_weights_do_not_wait_for_an_eval_whose_only_server_waits_for_them(tmp_path):
+    async def main(world: World) -> None:
+        async def lose_it() -> None:
+            # The trainer has begun step 3 while the evals of step 2 go on.
+            await until(lambda: world.run.ranks.num_steps >= 3)
+            for engine in world.run.engines:
+                engine.die("killed")
+
+        fleet = SimulatedFleet(world.run.engines, start_s=1.0)
+        keeping = Keeping(world.run.pool, fleet, world.publisher.bring_in)
+
+        async def work() -> None:
+            await asyncio.gather(world.train(), lose_it())
+
+        await supervised(work(), [keeping.run()], grace_s=0.0)
+
+    one = replace(scenario(), num_servers=1, fleet=lambda engines: SimulatedFleet(engines))
+    world = in_world(main, tmp_path, scenario=one, workload=LONG)
+    assert len(world.run.history.rows) == 8
+    first = world.points[0]
+    assert (first.version, first.state) == (2, MIXED)
+    assert first.versions[0] == 2
+    assert len(first.versions) > 1
+    assert first.reason == f"tokens are of the weights {', '.join(map(str, first.versions))}"
+    assert first.reason in world.told[0]
+
+
+def test_a_resumed_run_plays_the_evals_that_it_was_stopped_in(tmp_path):
+    async def stopped(world: World) -> None:
+        training = asyncio.create_task(world.train())
+        await until(lambda: world.own_engines[0].num_running > 0)
+        training.cancel()
+        await asyncio.wait([training])
+
+    world = in_world(stopped, tmp_path, num_own=1, workload=LONG)
+    assert world.points == []
+    assert (world.folder.evals_path / "held-out-step-2").is_dir()
+
+    async def go_on() -> World:
+        again = World(world.folder, scenario(), num_own=1)
+        await again.train(2)
+        return again
+
+    again = run_in_virtual_time(go_on)
+    assert [point.version for point in again.points] == [2, 4, 6, 8]
+    assert_pinned(again.points)
+
+
+def test_evals_around_training_use_all_servers_unless_told_otherwise(tmp_path):
+    for uses_all in (True, False):
+
+        async def main(world: World) -> None:
+            await world.publisher.connect()
+            await world.evals.whole_round(BEFORE, 0)
+            await world.publisher.publish(1)
+            await world.evals.whole_round(AFTER, 1)
+
+        found = scenario()
+        evals = found.config.evals.model_copy(update={"eval_start_end_use_all_servers": uses_all})
+        found = replace(found, config=found.config.model_copy(update={"evals": evals}))
+        world = in_world(main, tmp_path / str(uses_all), scenario=found, num_own=1)
+        assert [point.tag for point in world.points] == [BEFORE, AFTER]
+        assert_pinned(world.points)
+        assert all(engine.num_tokens_written for engine in world.own_engines)
+        assert any(engine.num_tokens_written for engine in world.run.engines) is uses_all
+
+
+def test_requests_of_evals_wait_for_those_of_rollouts(tmp_path):
+    ended: list[str] = []
+
+    async def main(world: World) -> None:
+        async def ask(servers: Any, name: str) -> None:
+            policy = SimulatedPolicy(servers, f"{name}/0")
+            await policy.say(Sampling(max_tokens=1000), num_new_tokens=64, num_tokens=640)
+            ended.append(name)
+
+        asked = [asyncio.create_task(ask(world.run.pool, "first"))]
+        await asyncio.sleep(1.0)
+        asked.append(asyncio.create_task(ask(world.servers, "eval")))
+        await asyncio.sleep(1.0)
+        asked += [asyncio.create_task(ask(world.run.pool, f"rollout-{n}")) for n in range(3)]
+        await asyncio.gather(*asked)
+
+    busy = replace(scenario(engine=EngineSpeed(slots=1)), num_servers=1)
+    in_world(main, tmp_path, scenario=busy)
+    assert ended[-1] == "eval"
