@@ -195,7 +195,7 @@ def test_a_round_whose_servers_are_lost_fails_and_training_goes_on(tmp_path):
     assert first.state is EvalPointState.FAILED
     assert "killed" in first.reason
     assert {point.state for point in later} == {EvalPointState.SKIPPED}
-    assert "no server for evals is left: lost the inference server: killed" in later[-1].reason
+    assert "no server for evals answers: lost the inference server: killed" in later[-1].reason
 
 
 def test_an_eval_server_that_comes_back_gets_the_weights_of_the_next_evals(tmp_path):

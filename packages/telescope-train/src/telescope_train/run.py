@@ -387,9 +387,10 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
     try:
         await evals.go_on(parts.first_version)
         await train(parts, after_step=_after_step(view, evals, checkpointer))
-        await evals.finish()
         view.phase("saving the checkpoint")
+        # Before the evals end: what was trained is safe then, whatever becomes of them.
         await checkpointer.finish(config.run.number_of_steps)
+        await evals.finish()
     finally:
         await evals.close()
         await checkpointer.close()

@@ -52,8 +52,9 @@ class EvalsBeside:
         self._publisher = publisher
         self._say = say
         self._step: WeightVersion = 0
-        self._round: _Round | None = None
         self._playing: asyncio.Task[None] | None = None
+        self._begun_tag = ""
+        """Of the last round that has begun."""
 
     @property
     def environments(self) -> Mapping[str, EnvironmentClient]:
@@ -112,7 +113,7 @@ class EvalsBeside:
             await playing
 
     async def close(self) -> None:
-        """End a round that is still going on; it has no point, and is played after a resume.
+        """End a round that is still going on; a run that resumes at its step plays it again.
 
         Another part of the run may follow, with `go_on`.
         """
@@ -127,14 +128,14 @@ class EvalsBeside:
         if not entries:
             return
         due = _Round(entries=entries, tag=step_tag(step), version=step)
-        if self._playing is not None and self._round is not None:
-            self._skip(due, f"the evals of {self._round.tag} were still going on")
+        if self._playing is not None:
+            self._skip(due, f"the evals of {self._begun_tag} were still going on")
             return
         await self._send(step)
         if self._servers.is_down:
-            self._skip(due, f"no server for evals is left: {self._servers.why_down}")
+            self._skip(due, f"no server for evals answers: {self._servers.why_down}")
             return
-        self._round = due
+        self._begun_tag = due.tag
         self._playing = asyncio.create_task(self._play(due))
 
     async def _send(self, version: WeightVersion) -> None:
