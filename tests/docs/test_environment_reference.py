@@ -13,7 +13,14 @@ from telescope_core.user_simulator import UserSimulatorConfig
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "environments.md").read_text()
 NAMED = set(re.findall(r"[A-Za-z_]+", " ".join(re.findall(r"`([^`]+)`", TEXT))))
 OWN = {"caller", "fetcher", "find_stop", "hooks", "score_functions", "check_range", "score"}
-OWN |= {"first_messages", "initial_messages", "opening", "from_settings", "forget_requests"}
+OWN |= {
+    "offers_tools",
+    "first_messages",
+    "initial_messages",
+    "opening",
+    "from_settings",
+    "forget_requests",
+}
 """Of Telescope itself: what calls an author's methods."""
 
 

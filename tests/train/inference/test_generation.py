@@ -3,7 +3,7 @@
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telescope_core.types import Sampling
@@ -29,6 +29,7 @@ def generation(parts: list[tuple[int, int]], first: int = 0) -> Generation:
     )
 
 
+@settings(deadline=None)
 @given(spans, spans)
 def test_joined_has_every_token_once_with_its_own_version(first, second) -> None:
     begun = generation(first)

@@ -11,47 +11,34 @@ When trainer ranks die, the last two parts are opened again from a checkpoint; t
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.collector import rare_collections
 from telescope_core.errors import NoRoomError, ProcessDiedError, TelescopeError
-from telescope_core.gateway import Gateway
 from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
-from telescope_core.records.events import EventLog, drop_events
-from telescope_core.records.servers import ServerRole, ServerState
+from telescope_core.records.events import drop_events
 from telescope_core.reports.train_report import write_train_report
 from telescope_core.types import WeightVersion
-from telescope_train.backends.protocol import BackendSettings, RankDiedError
+from telescope_train.backends.protocol import RankDiedError
 from telescope_train.batches.packing import Packing
-from telescope_train.chat.probe import declared_uses, probe_template
-from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.checkpoints.resume import newest_to_go_on, open_run_folder, trained_before
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
-from telescope_train.cluster.placement import bundles_of, place_processes
+from telescope_train.cluster.placement import bundles_of
 from telescope_train.cluster.ray_cluster import cluster_has_gpus, ray_cluster
 from telescope_train.cluster.supervision import supervised
 from telescope_train.diagnostics.engine_check import check_engine
 from telescope_train.diagnostics.step_rules import diagnoses
 from telescope_train.evals.beside import AfterEvals, EvalsBeside
 from telescope_train.evals.live import AFTER, BEFORE, LiveEvals
-from telescope_train.evals.servers import EvalServers
-from telescope_train.inference.client import TokenClient
-from telescope_train.inference.fleet import ServerGroup, server_settings
-from telescope_train.inference.keeping import Keeping
-from telescope_train.inference.leases import Lease
-from telescope_train.inference.policy import TokenPolicySource
-from telescope_train.inference.pool import RolloutServers, ServerPool
-from telescope_train.inference.server import SERVED_MODEL_NAME
 from telescope_train.lives import Restarts, live, restart_at
 from telescope_train.loop import LoopParts, train
-from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.terminal import (
     LiveView,
     print_resume,
@@ -59,12 +46,21 @@ from telescope_train.observability.terminal import (
     print_summary,
     restart_text,
 )
+from telescope_train.opened import (
+    Opened,
+    keeping,
+    open_gateway,
+    open_policies,
+    open_processes,
+    open_renderer,
+    rank_settings,
+    threads_of,
+)
 from telescope_train.plan.prepared import Prepared
 from telescope_train.rollouts.concurrency import Concurrency
 from telescope_train.rollouts.held_out import require_untrained
 from telescope_train.rollouts.mix import Mix, make_sampler, training_environments
 from telescope_train.rollouts.sampled import BEGINNING
-from telescope_train.rollouts.seats import SeatedPool, Seats
 from telescope_train.step.credit import credit_rules
 from telescope_train.step.records import record_unfinished
 from telescope_train.step.stream_rules import streams_gradients
@@ -120,17 +116,17 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
         LiveView(config.run.number_of_steps, names, rows_before=before) as view,
         showing_troubles(view.note),
     ):
-        renderer = await _renderer(prepared, folder, view)
+        renderer = await open_renderer(prepared, folder, view)
         view.phase("starting inference servers and trainer ranks")
         async with (
-            _gateway(prepared) as gateway,
-            _processes(prepared, folder) as processes,
-            _policies(prepared, folder, processes, renderer, gateway) as policies,
+            open_gateway(prepared) as gateway,
+            open_processes(prepared, folder) as processes,
+            open_policies(prepared, folder, processes, renderer, gateway) as policies,
         ):
-            opened = _Opened(
+            opened = Opened(
                 prepared=prepared, folder=folder, view=view, processes=processes, policies=policies
             )
-            watches = [*_keeping(opened)]
+            watches = [*keeping(opened)]
             if config.scheduling.follow_kv_cache_use:
                 following = Concurrency.of(config, policies.seats.lanes, policies.pool)
                 watches.append(following.run())
@@ -138,182 +134,16 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Processes:
-    servers: ServerGroup
-    ranks: RayRanks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Policies:
-    pool: ServerPool
-    publisher: WeightPublisher
-    source: TokenPolicySource
-    seats: Seats
-    log: EventLog
-    eval_servers: EvalServers
-    eval_source: TokenPolicySource
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opened:
-    """What is open while the loop works."""
-
-    prepared: Prepared
-    folder: RunFolder
-    view: LiveView
-    processes: _Processes
-    policies: _Policies
-
-
-async def _renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -> Renderer:
-    """Load tokenizer and chat template; show and write down what it does to sampled turns.
-
-    Raises ConfigError if it cannot write what an environment needs, such as tools.
-    """
-    config = prepared.config
-    opened = prepared.environments.opened
-    described = await asyncio.gather(*(one.describe() for one in opened.clients))
-    renderer = load_renderer(config.model, uses=declared_uses(config, described))
-    report = probe_template(renderer)
-    view.phase(report.text)
-    folder.note_chat_template(report.row())
-    return renderer
-
-
-@asynccontextmanager
-async def _gateway(prepared: Prepared) -> AsyncIterator[Gateway]:
-    """Listen for environments whose programs speak HTTP; first, as a port may be taken."""
-    inference = prepared.config.inference
-    gateway = Gateway(
-        model=SERVED_MODEL_NAME, host=inference.gateway_host, port=inference.gateway_port
-    )
-    try:
-        await gateway.start()
-        yield gateway
-    finally:
-        await gateway.close()
-
-
-@asynccontextmanager
-async def _processes(prepared: Prepared, folder: RunFolder) -> AsyncIterator[_Processes]:
-    """Start servers and ranks where there is room; they are healthy when the context begins."""
-    config = prepared.config
-    places = place_processes(config, prepared.device)
-    settings = server_settings(
-        config,
-        device=prepared.device,
-        dtype=prepared.dtype,
-        max_model_len=prepared.max_model_len,
-        log_folder=folder.logs_path.absolute(),
-    )
-    servers = ServerGroup.start(
-        settings,
-        places.servers,
-        silence_s=config.inference.inference_startup_timeout_s,
-        progress_s=config.inference.inference_progress_timeout_s,
-    )
-    ranks = RayRanks(
-        places.ranks,
-        timeout_s=config.ray.worker_progress_timeout_s,
-        sharing=config.trainer.fsdp_context_parallel_size,
-    )
-    try:
-        await asyncio.gather(
-            supervised(servers.wait_until_healthy(), [servers.watch()]),
-            ranks.open(_rank_settings(prepared), num_threads=_num_threads(prepared)),
-        )
-        yield _Processes(servers=servers, ranks=ranks)
-    finally:
-        await servers.close()
-        await ranks.close()
-
-
-@asynccontextmanager
-async def _policies(
-    prepared: Prepared,
-    folder: RunFolder,
-    processes: _Processes,
-    renderer: Renderer,
-    gateway: Gateway,
-) -> AsyncIterator[_Policies]:
-    """Connect to the servers, on behalf of the environments."""
-    clients = [TokenClient(url) for url in processes.servers.base_urls]
-    num_rollout_servers = len(clients) - prepared.config.evals.eval_num_servers
-    pool = ServerPool(clients[:num_rollout_servers], on_event=folder.log_server, is_kept=True)
-    eval_servers = EvalServers(pool, _eval_pool(clients[num_rollout_servers:], folder))
-    log = EventLog(folder.events_path)
-    seats = Seats.of(prepared.config, log, num_servers=len(pool.clients))
-    try:
-
-        def source(servers_of: Callable[[str], RolloutServers]) -> TokenPolicySource:
-            return TokenPolicySource(
-                pool,
-                renderer,
-                max_model_len=prepared.max_model_len,
-                interleaved=prepared.config.rollout.interleaved_rollouts,
-                gateway=gateway,
-                servers_of=servers_of,
-            )
-
-        publisher = WeightPublisher(
-            pool,
-            processes.ranks,
-            in_flight=prepared.config.scheduling.in_flight_update,
-            sends_adapter=served_adapter(prepared.config) is not None,
-            others=[] if eval_servers.own is None else [eval_servers.own],
-        )
-        yield _Policies(
-            pool=pool,
-            publisher=publisher,
-            source=source(lambda rollout_id: SeatedPool(pool, seats, rollout_id)),
-            seats=seats,
-            log=log,
-            eval_servers=eval_servers,
-            eval_source=source(lambda rollout_id: eval_servers),
-        )
-    finally:
-        # Environments first: they hold the rollouts that would still ask.
-        for client in prepared.environments.opened.clients:
-            await client.close()
-        for client in clients:
-            await client.close()
-        log.flush()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Ready:
     """What is there before the first step, and stays when trainer ranks are started again."""
 
-    opened: _Opened
+    opened: Opened
     evals: EvalsBeside
     mix: Mix
     packing: Packing
 
 
-def _eval_pool(clients: Sequence[TokenClient], folder: RunFolder) -> ServerPool | None:
-    # Not `is_kept`: a server that comes back has no weights until the next evals, so that requests
-    # of these would wait for ever.
-    role = ServerRole.EVAL
-    return ServerPool(clients, on_event=folder.log_server, role=role) if clients else None
-
-
-def _keeping(opened: _Opened) -> Sequence[Coroutine[Any, Any, None]]:
-    """Return what brings lost servers back."""
-    policies, fleet, say = opened.policies, opened.processes.servers, opened.view.note
-    pool, own = policies.pool, policies.eval_servers.own
-    works = [Keeping(pool, fleet, policies.publisher.bring_in, say=say).run()]
-    if own is not None:
-
-        async def wait_for_evals(lease: Lease) -> None:
-            await lease.until(ServerState.SERVING, ServerState.LOST)
-
-        first = len(pool.leases)
-        own_keeping = Keeping(own, fleet, wait_for_evals, say=say, first=first, is_needed=False)
-        works.append(own_keeping.run())
-    return works
-
-
-async def _train(opened: _Opened) -> None:
+async def _train(opened: Opened) -> None:
     """Get everything ready that the loop touches, take the steps, and evaluate."""
     prepared, view = opened.prepared, opened.view
     evals, ranks = prepared.config.evals, opened.processes.ranks
@@ -331,7 +161,7 @@ async def _train(opened: _Opened) -> None:
         await ready.evals.whole_round(AFTER, prepared.config.run.number_of_steps)
 
 
-async def _get_ready(opened: _Opened) -> _Ready:
+async def _get_ready(opened: Opened) -> _Ready:
     """Open what the loop touches, give ranks and servers the first weights, and prove it all."""
     prepared, folder, view = opened.prepared, opened.folder, opened.view
     config, ranks = prepared.config, opened.processes.ranks
@@ -398,7 +228,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         opened.policies.log.flush()
 
 
-async def _go_back(opened: _Opened, died: RankDiedError) -> RunCheckpoint | None:
+async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:
     """Start the ranks again; everything is then as at the newest whole checkpoint.
 
     Returns the checkpoint; None = as at the beginning of the run.
@@ -414,14 +244,14 @@ async def _go_back(opened: _Opened, died: RankDiedError) -> RunCheckpoint | None
     view.note(restart_text(restart))
     folder.go_back(restart)
     view.go_back(restart.step)
-    await ranks.start_again(_rank_settings(prepared), num_threads=_num_threads(prepared))
+    await ranks.start_again(rank_settings(prepared), num_threads=threads_of(prepared))
     if begun is not None:
         await ranks.load_checkpoint(begun.state_path.absolute())
     await publisher.restore(restart.step)
     return begun
 
 
-def _evals(opened: _Opened) -> EvalsBeside:
+def _evals(opened: Opened) -> EvalsBeside:
     prepared, policies = opened.prepared, opened.policies
     live = LiveEvals(
         config=prepared.config,
@@ -473,7 +303,7 @@ async def _restore(
     return checkpoint.step
 
 
-async def _prove(opened: _Opened, mix: Mix, packing: Packing) -> None:
+async def _prove(opened: Opened, mix: Mix, packing: Packing) -> None:
     """Run the last self-test, show all of them and write them down."""
     ranks = opened.processes.ranks
     agreement = await check_engine(
@@ -495,14 +325,6 @@ def _packing(prepared: Prepared, mix: Mix, ranks: RayRanks) -> Packing:
         hidden_size=prepared.facts.hidden_size or DEFAULT_HIDDEN_SIZE,
         max_tokens=max(one.sampling.max_tokens for one in mix.playing.values()),
     )
-
-
-def _rank_settings(prepared: Prepared) -> BackendSettings:
-    return BackendSettings.from_config(prepared.config, device=prepared.device)
-
-
-def _num_threads(prepared: Prepared) -> int:
-    return max(1, int(prepared.config.ray.ray_trainer_cpus_per_worker))
 
 
 def _machine(prepared: Prepared, ranks: RayRanks) -> Machine:

@@ -1,0 +1,220 @@
+"""The parts of a run that stay open from its first process to its last: servers, ranks, policies.
+
+Each is a context that closes what it opened; `run` puts them one into the other.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from telescope_core.gateway import Gateway
+from telescope_core.records import RunFolder
+from telescope_core.records.events import EventLog
+from telescope_core.records.servers import ServerRole, ServerState
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.chat.probe import declared_uses, probe_template
+from telescope_train.chat.renderer import Renderer, load_renderer
+from telescope_train.cluster.placement import place_processes
+from telescope_train.cluster.supervision import supervised
+from telescope_train.evals.servers import EvalServers
+from telescope_train.inference.client import TokenClient
+from telescope_train.inference.fleet import ServerGroup, server_settings
+from telescope_train.inference.keeping import Keeping
+from telescope_train.inference.leases import Lease
+from telescope_train.inference.policy import TokenPolicySource
+from telescope_train.inference.pool import RolloutServers, ServerPool
+from telescope_train.inference.server import SERVED_MODEL_NAME
+from telescope_train.models.served_adapter import served_adapter
+from telescope_train.observability.terminal import (
+    LiveView,
+)
+from telescope_train.plan.prepared import Prepared
+from telescope_train.rollouts.seats import SeatedPool, Seats
+from telescope_train.trainer.ranks import RayRanks
+from telescope_train.weights.publish import WeightPublisher
+
+RANK_DEATH_SHOWS_WITHIN_S = 5.0
+"""Seconds after a failure within which the death of a rank is still taken for its cause: Ray tells
+it at once, and every rank is asked every second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processes:
+    """What runs beside the driver."""
+
+    servers: ServerGroup
+    ranks: RayRanks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """The ways to the servers, for what is trained on and for evals."""
+
+    pool: ServerPool
+    publisher: WeightPublisher
+    source: TokenPolicySource
+    seats: Seats
+    log: EventLog
+    eval_servers: EvalServers
+    eval_source: TokenPolicySource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What is open while the loop works."""
+
+    prepared: Prepared
+    folder: RunFolder
+    view: LiveView
+    processes: Processes
+    policies: Policies
+
+
+async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -> Renderer:
+    """Load tokenizer and chat template; show and write down what it does to sampled turns.
+
+    Raises ConfigError if it cannot write what an environment needs, such as tools.
+    """
+    config = prepared.config
+    opened = prepared.environments.opened
+    described = await asyncio.gather(*(one.describe() for one in opened.clients))
+    renderer = load_renderer(config.model, uses=declared_uses(config, described))
+    report = probe_template(renderer)
+    view.phase(report.text)
+    folder.note_chat_template(report.row())
+    return renderer
+
+
+@asynccontextmanager
+async def open_gateway(prepared: Prepared) -> AsyncIterator[Gateway]:
+    """Listen for environments whose programs speak HTTP; first, as a port may be taken."""
+    inference = prepared.config.inference
+    gateway = Gateway(
+        model=SERVED_MODEL_NAME, host=inference.gateway_host, port=inference.gateway_port
+    )
+    try:
+        await gateway.start()
+        yield gateway
+    finally:
+        await gateway.close()
+
+
+@asynccontextmanager
+async def open_processes(prepared: Prepared, folder: RunFolder) -> AsyncIterator[Processes]:
+    """Start servers and ranks where there is room; they are healthy when the context begins."""
+    config = prepared.config
+    places = place_processes(config, prepared.device)
+    settings = server_settings(
+        config,
+        device=prepared.device,
+        dtype=prepared.dtype,
+        max_model_len=prepared.max_model_len,
+        log_folder=folder.logs_path.absolute(),
+    )
+    servers = ServerGroup.start(
+        settings,
+        places.servers,
+        silence_s=config.inference.inference_startup_timeout_s,
+        progress_s=config.inference.inference_progress_timeout_s,
+    )
+    ranks = RayRanks(
+        places.ranks,
+        timeout_s=config.ray.worker_progress_timeout_s,
+        sharing=config.trainer.fsdp_context_parallel_size,
+    )
+    try:
+        await asyncio.gather(
+            supervised(servers.wait_until_healthy(), [servers.watch()]),
+            ranks.open(rank_settings(prepared), num_threads=threads_of(prepared)),
+        )
+        yield Processes(servers=servers, ranks=ranks)
+    finally:
+        await servers.close()
+        await ranks.close()
+
+
+@asynccontextmanager
+async def open_policies(
+    prepared: Prepared,
+    folder: RunFolder,
+    processes: Processes,
+    renderer: Renderer,
+    gateway: Gateway,
+) -> AsyncIterator[Policies]:
+    """Connect to the servers, on behalf of the environments."""
+    clients = [TokenClient(url) for url in processes.servers.base_urls]
+    num_rollout_servers = len(clients) - prepared.config.evals.eval_num_servers
+    pool = ServerPool(clients[:num_rollout_servers], on_event=folder.log_server, is_kept=True)
+    eval_servers = EvalServers(pool, _eval_pool(clients[num_rollout_servers:], folder))
+    log = EventLog(folder.events_path)
+    seats = Seats.of(prepared.config, log, num_servers=len(pool.clients))
+    try:
+
+        def source(servers_of: Callable[[str], RolloutServers]) -> TokenPolicySource:
+            return TokenPolicySource(
+                pool,
+                renderer,
+                max_model_len=prepared.max_model_len,
+                interleaved=prepared.config.rollout.interleaved_rollouts,
+                gateway=gateway,
+                servers_of=servers_of,
+            )
+
+        publisher = WeightPublisher(
+            pool,
+            processes.ranks,
+            in_flight=prepared.config.scheduling.in_flight_update,
+            sends_adapter=served_adapter(prepared.config) is not None,
+            others=[] if eval_servers.own is None else [eval_servers.own],
+        )
+        yield Policies(
+            pool=pool,
+            publisher=publisher,
+            source=source(lambda rollout_id: SeatedPool(pool, seats, rollout_id)),
+            seats=seats,
+            log=log,
+            eval_servers=eval_servers,
+            eval_source=source(lambda rollout_id: eval_servers),
+        )
+    finally:
+        # Environments first: they hold the rollouts that would still ask.
+        for client in prepared.environments.opened.clients:
+            await client.close()
+        for client in clients:
+            await client.close()
+        log.flush()
+
+
+def _eval_pool(clients: Sequence[TokenClient], folder: RunFolder) -> ServerPool | None:
+    # Not `is_kept`: a server that comes back has no weights until the next evals, so that requests
+    # of these would wait for ever.
+    role = ServerRole.EVAL
+    return ServerPool(clients, on_event=folder.log_server, role=role) if clients else None
+
+
+def keeping(opened: Opened) -> Sequence[Coroutine[Any, Any, None]]:
+    """Return what brings lost servers back."""
+    policies, fleet, say = opened.policies, opened.processes.servers, opened.view.note
+    pool, own = policies.pool, policies.eval_servers.own
+    works = [Keeping(pool, fleet, policies.publisher.bring_in, say=say).run()]
+    if own is not None:
+
+        async def wait_for_evals(lease: Lease) -> None:
+            await lease.until(ServerState.SERVING, ServerState.LOST)
+
+        first = len(pool.leases)
+        own_keeping = Keeping(own, fleet, wait_for_evals, say=say, first=first, is_needed=False)
+        works.append(own_keeping.run())
+    return works
+
+
+def rank_settings(prepared: Prepared) -> BackendSettings:
+    """Return what trainer ranks are opened with."""
+    return BackendSettings.from_config(prepared.config, device=prepared.device)
+
+
+def threads_of(prepared: Prepared) -> int:
+    """Return the threads that each trainer rank computes with on CPU."""
+    return max(1, int(prepared.config.ray.ray_trainer_cpus_per_worker))
