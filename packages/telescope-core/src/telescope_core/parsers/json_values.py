@@ -11,13 +11,15 @@ Model = TypeVar("Model", bound=BaseModel)
 JsonContainer = dict[str, JsonValue] | list[JsonValue]
 _MAX_TRIES = 10_000
 """Most brackets at which parsing is tried, so that text full of brackets cannot take long."""
+_TRIES_OF_DEEP = 100
+"""What brackets that are nested too deeply count for: they take that much longer."""
 
 
 def json_values(text: str) -> list[JsonContainer]:
     """Return the outermost JSON objects and arrays in `text`, in order.
 
-    Text that is not JSON is skipped. NaN and infinities are not JSON. The search ends at brackets
-    that are nested too deeply to parse, and after 10,000 attempts.
+    Text that is not JSON is skipped, and so are brackets that are nested too deeply for this Python
+    to parse. NaN and infinities are not JSON. The search ends after 10,000 attempts.
     """
     found: list[JsonContainer] = []
     decoder = json.JSONDecoder(parse_constant=_refuse)
@@ -34,7 +36,9 @@ def json_values(text: str) -> list[JsonContainer]:
         except ValueError:
             position = start + 1
         except RecursionError:
-            break
+            # Each bracket of the run would be tried, and all but the last would fail like this.
+            position = len(text) - len(text[start:].lstrip(f"{text[start]} \n\t"))
+            tries += _TRIES_OF_DEEP
     return found
 
 
