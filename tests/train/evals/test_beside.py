@@ -8,6 +8,7 @@ from typing import Any
 
 from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
+from telescope_core.records.restarts import Restart
 from telescope_core.records.servers import ServerRole, ServerState
 from telescope_core.types import Sampling
 from telescope_train.cluster.supervision import supervised
@@ -260,7 +261,9 @@ def test_a_resumed_run_plays_the_evals_that_it_was_stopped_in(tmp_path):
         await asyncio.wait([training])
 
     world = in_world(stopped, tmp_path, num_own=1, workload=LONG)
-    assert world.points == []
+    (stopped_point,) = world.points
+    assert stopped_point.state is EvalPointState.FAILED
+    assert stopped_point.reason == "it was stopped with the steps that it was beside"
     assert (world.folder.evals_path / "held-out-step-2").is_dir()
 
     async def go_on() -> World:
@@ -269,8 +272,23 @@ def test_a_resumed_run_plays_the_evals_that_it_was_stopped_in(tmp_path):
         return again
 
     again = run_in_virtual_time(go_on)
-    assert [point.version for point in again.points] == [2, 4, 6, 8]
-    assert_pinned(again.points)
+    assert [point.version for point in again.points] == [2, 2, 4, 6, 8]
+    assert_pinned(again.points[1:])
+
+
+def test_steps_that_are_taken_again_have_their_evals_again(tmp_path):
+    async def main(world: World) -> None:
+        training = asyncio.create_task(world.train())
+        await until(lambda: world.own_engines[0].num_running > 0)
+        training.cancel()
+        await asyncio.wait([training])
+        # New ranks, and everything as before the first step, with other weights for each number.
+        world.folder.go_back(Restart(time_s=0.0, reason="", reached=2, step=0, checkpoint=""))
+        await world.train()
+
+    world = in_world(main, tmp_path, num_own=1, workload=SHORT)
+    assert [point.version for point in world.points] == [2, 4, 6, 8]
+    assert_pinned(world.points)
 
 
 def test_evals_around_training_use_all_servers_unless_told_otherwise(tmp_path):

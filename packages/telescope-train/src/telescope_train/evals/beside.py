@@ -148,6 +148,10 @@ class EvalsBeside:
         for entry in due.entries:
             try:
                 played = await self._evals.play(entry, due.tag)
+            except asyncio.CancelledError:
+                stopped = "it was stopped with the steps that it was beside"
+                self._note(self._point(due, entry, EvalPointState.FAILED, stopped))
+                raise
             # What ends an eval need not end the training that it looks at.
             except TelescopeError as error:
                 reason = f"{type(error).__name__}: {error}"

@@ -108,6 +108,9 @@ class WeightPublisher:
         To be called before the ranks' weights change. Returns when every server of `pool` that is
         left samples from them.
         """
+        await to_its_end(self._send_to(pool))
+
+    async def _send_to(self, pool: ServerPool) -> None:
         async with self._sending:
             assert not self._are_ranks_ahead, "these weights are gone: send before they change"
             # No request is in flight there, so nothing is computed again; what is cached may be of
