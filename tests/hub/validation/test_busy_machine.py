@@ -72,9 +72,12 @@ class IsSlowAlways(Costs):
 @pytest.mark.parametrize("environment_class", [Costs, IsSlowWhenHuge, IsSlowAlways])
 def test_the_same_environment_gets_the_same_outcomes_under_load(tmp_path, environment_class):
     idle, busy = (results(tmp_path, environment_class, Time(load)) for load in (1.0, 3.0))
-    assert {i: one.outcome for i, one in busy.items()} == {
-        i: one.outcome for i, one in idle.items()
-    }
+    assert outcomes(busy) == outcomes(idle)
+
+
+def outcomes(found):
+    # Whether the loop was blocked is seen on the real clock, which is not simulated here.
+    return {name: one.outcome for name, one in found.items() if name != "reward.loop"}
 
 
 def test_a_rollout_that_computes_too_long_fails_with_what_it_spent(tmp_path):
