@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,9 +19,10 @@ from telescope_train.batches.packing import pack
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.batches.weighting import token_weights
 from telescope_train.chat.renderer import load_renderer
+from telescope_train.inference import client as client_module
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.wire import TokenReply
+from telescope_train.inference.wire import TokenReply, VersionSpan
 from telescope_train.trainer.ranks import LocalRanks
 from telescope_train.weights.gloo import TRANSFER_DEADLINE_S
 from telescope_train.weights.publish import WeightPublisher
@@ -91,7 +92,7 @@ async def mismatch_after_update(ranks: LocalRanks, reply: TokenReply) -> float:
 
 
 async def test_engine_and_trainer_agree_over_many_updates(
-    tiny_model: Path, fresh_pool: ServerPool
+    tiny_model: Path, fresh_pool: ServerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = backend_settings(tiny_model, learning_rate=2e-3)
     ranks = local_ranks(settings)
@@ -130,11 +131,53 @@ async def test_engine_and_trainer_agree_over_many_updates(
         # What is computed again is exactly what the new weights say. What is kept is not, and the
         # log-probs that were recorded are still those that were sampled from.
         assert off["pause"] <= 1e-3 < off["continue"], off
+        await requests_that_are_ended_go_on(fresh_pool, publisher, ranks, monkeypatch)
         await update_that_fails_once(fresh_pool, publisher, ranks)
         reply = await reply_across(fresh_pool, publisher, fresh_pool.version + 1)
         assert await mismatch_after_update(ranks, reply) <= 1e-3
     finally:
         await ranks.close()
+
+
+async def requests_that_are_ended_go_on(
+    pool: ServerPool,
+    publisher: WeightPublisher,
+    ranks: LocalRanks,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With `abort`: each token has its own version, and later ones the new weights' log-probs."""
+    ending = WeightPublisher(pool, ranks, in_flight="abort")
+    ending._headers = publisher._headers
+
+    def endless(sampling: Sampling, _: Sequence[int]) -> msgspec.Raw:
+        # A random model's end of turn does not stop it.
+        params = {"max_tokens": sampling.max_tokens, "temperature": TEMPERATURE, "logprobs": 0}
+        return msgspec.Raw(
+            msgspec.msgpack.encode({**params, "ignore_eos": True, "detokenize": False})
+        )
+
+    monkeypatch.setattr(client_module, "encoded_params", endless)
+    running = asyncio.create_task(
+        pool.generate(PROMPT, Sampling(max_tokens=LENGTH), stop_token_ids=[], group_id="ended")
+    )
+    await until_running(pool.clients[0], 1)
+    version = pool.version + 1
+    await ending.publish(version)
+    publisher._group = []  # the servers have left its group for that of the other publisher
+    answer = await asyncio.wait_for(running, DEADLINE_S)
+    monkeypatch.undo()
+    assert len(answer.token_ids) == len(answer.logprobs) == LENGTH
+    assert [span.version for span in answer.spans] == [version - 1, version]
+    reply = TokenReply(
+        0,
+        token_ids=answer.token_ids.tobytes(),
+        logprobs=answer.logprobs.tobytes(),
+        versions=(
+            VersionSpan(str(version - 1), 0),
+            VersionSpan(str(version), answer.spans[0].num_tokens),
+        ),
+    )
+    assert await mismatch_after_update(ranks, reply) <= 1e-3
 
 
 async def update_that_fails_once(

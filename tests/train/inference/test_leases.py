@@ -123,6 +123,23 @@ def test_tokens_keep_the_version_that_sampled_them() -> None:
     in_world(main)
 
 
+def test_requests_that_an_update_ends_go_on_under_the_new_weights() -> None:
+    async def main(world: World) -> None:
+        publisher = WeightPublisher(world.pool, world.ranks, in_flight="abort")
+        await publisher.connect()
+        await publisher.publish(1)
+        asked = [world.sample(name, 50) for name in "abc"]
+        await asyncio.sleep(20 * TOKENS_PER_ID * 0.01)
+        await publisher.publish(2)
+        for answer in await asyncio.gather(*asked):
+            assert [span.version for span in answer.spans] == [1, 2]
+            assert sum(span.num_tokens for span in answer.spans) == len(answer.token_ids) == 50
+        assert [lease.state for lease in world.pool.leases] == ["serving", "serving"]
+        assert [engine.num_running for engine in world.engines] == [0, 0]
+
+    in_world(main)
+
+
 def test_requests_wait_for_the_only_server_and_it_serves_the_present_weights() -> None:
     async def main(world: World) -> None:
         await world.publisher.connect()

@@ -138,10 +138,11 @@ class SchedulingSection(Section):
 
     max_async_rollout: Index = 1
     """Steps that sampling may be ahead of training; 0 = exactly synchronous."""
-    in_flight_update: Literal["pause", "continue"] = "pause"
+    in_flight_update: Literal["pause", "continue", "abort"] = "pause"
     """What running requests do when weights change: `pause` = they stop, compute their tokens so
     far again under the new weights, and go on, `continue` = they go on from what the old weights
-    have computed. That saves the work, but their log-probs are then those of a mixture."""
+    have computed, which saves the work, but their log-probs are then those of a mixture, `abort` =
+    they are ended, and sent again from where they were, behind those with a higher priority."""
     stream_gradients: Literal["auto"] | bool = "auto"
     """Train on finished groups while the rest of their batch is still being sampled, and take the
     optimizer step when it is complete; `auto` = if no setting needs the whole batch first."""

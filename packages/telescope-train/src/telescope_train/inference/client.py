@@ -14,6 +14,7 @@ from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling, Span, WeightVersion
 from telescope_train.inference.generation import (
     Generation,
+    RequestAbortedError,
     ServerLostError,
     ended,
     joined,
@@ -98,7 +99,7 @@ class TokenClient:
                 cache_salt=cache_salt,
                 priority=priority,
             )
-        except ServerLostError as error:
+        except (ServerLostError, RequestAbortedError) as error:
             if begun is not None:
                 error.begun = begun if error.begun is None else joined(begun, error.begun)
             raise
@@ -226,6 +227,9 @@ class _Waiting:
             self._so_far = reply
         elif reply.is_dead:
             self.lose(f"the engine of an inference server is dead: {reply.error}")
+        elif reply.finish_reason == "abort":
+            begun = _generation(reply, "length") if reply.token_ids else None
+            self.future.set_exception(RequestAbortedError("the request was ended", begun))
         else:
             self.future.set_result(reply)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from telescope_core.errors import EndpointLostError
+from telescope_core.errors import EndpointError, EndpointLostError
 from telescope_core.types import Sampling, Span, WeightVersion
 from telescope_train.inference.seeds import derived_seed
 
@@ -38,6 +38,15 @@ class ServerLostError(EndpointLostError):
 
     def __init__(self, message: str, begun: Generation | None = None) -> None:
         """`begun`: what had been sampled and had arrived; None = nothing."""
+        super().__init__(message)
+        self.begun = begun
+
+
+class RequestAbortedError(EndpointError):
+    """The server has ended a request, which is to be sent again from where it was."""
+
+    def __init__(self, message: str, begun: Generation | None = None) -> None:
+        """`begun`: what had been sampled; None = nothing."""
         super().__init__(message)
         self.begun = begun
 

@@ -142,6 +142,11 @@ class Lease:
         while self.state not in states:
             await self._changed.wait()
 
+    async def until_updated(self) -> None:
+        """Wait for the end of an update, if one is going on."""
+        while self.state is ServerState.UPDATING:
+            await self._changed.wait()
+
     def _event(self) -> ServerEvent:
         return ServerEvent(
             time_s=time.time(),

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_core.types import Sampling, WeightVersion
-from telescope_train.inference.generation import Generation, ServerLostError
+from telescope_train.inference.generation import Generation, RequestAbortedError, ServerLostError
 from telescope_train.inference.leases import ROUTABLE, Lease, ServerClient
 
 MAX_ROUTES = 10_000
@@ -100,6 +100,10 @@ class ServerPool:
                     priority=priority,
                     begun=begun,
                 )
+            except RequestAbortedError as error:
+                begun = error.begun or begun
+                # Only then the request is of the new weights, and says so.
+                await lease.until_updated()
             except ServerLostError as error:
                 begun = error.begun
                 self.lose(lease, str(error), life=life)

@@ -24,7 +24,9 @@ PAUSE_AND_CLEAR = "cache=clear"
 """The query that drops all caches, so that running requests compute their prefix again."""
 PAUSE_AND_KEEP = "cache=keep"
 """The query that leaves the running requests what they have computed."""
-PAUSE_QUERIES = (PAUSE_AND_CLEAR, PAUSE_AND_KEEP)
+PAUSE_AND_ABORT = "requests=abort"
+"""The query that drops all caches and ends the running requests, with the tokens that they have."""
+PAUSE_QUERIES = (PAUSE_AND_CLEAR, PAUSE_AND_KEEP, PAUSE_AND_ABORT)
 FRAME_BYTES = 4 * 2**20
 """A frame holds items of at most this size together, or one item that is larger by itself."""
 MAX_FRAME_BYTES = 256 * 2**20

@@ -10,7 +10,7 @@ all, as a prefill does. Requests that find no slot or no room in the cache wait,
 import asyncio
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from telescope_core.errors import EndpointError
@@ -39,13 +39,17 @@ class EngineSpeed:
     """Prompt tokens that are computed in a second."""
 
 
-class EngineLost(Exception):
-    """The engine has died during a request, or before it."""
+class EngineAborted(Exception):
+    """A request was ended, with the tokens that it has."""
 
     def __init__(self, message: str, spans: Sequence[Span]) -> None:
         """`spans`: the tokens of the request that were written before."""
         super().__init__(message)
         self.spans = tuple(spans)
+
+
+class EngineLost(EngineAborted):
+    """The engine has died during a request, or before it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -163,11 +167,13 @@ class SimulatedEngine:
             self._admit()
             raise
 
-    def pause(self, *, clears_cache: bool) -> None:
-        """Stop between two steps; running requests keep their tokens."""
+    def pause(self, *, clears_cache: bool, aborts: bool = False) -> None:
+        """Stop between two steps; running requests keep their tokens, or end with EngineAborted."""
         self.require_alive()
         self._advance()
         self._is_paused = True
+        if aborts:
+            self._end_all(lambda job: EngineAborted("a pause has ended it", job.spans))
         if clears_cache:
             self._cached.clear()
             # Their tokens so far are computed again when the engine goes on.
@@ -194,18 +200,21 @@ class SimulatedEngine:
         self._advance()
         self._dead = why
         self._trouble.set()
+        self._end_all(lambda job: EngineLost(f"lost the inference server: {why}", job.spans))
+        self._cached.clear()
+
+    def _end_all(self, failure: "Callable[[Job], Exception]") -> None:
         for job in self._running.values():
             self._close_span(job)
         jobs = [*self._running.values(), *(job for _, _, job in self._waiting)]
         self._running.clear()
         self._waiting.clear()
         self._ends.clear()
-        self._cached.clear()
         self._context = 0.0
         self._wake()
         for job in jobs:
             if not job.future.done():
-                job.future.set_exception(EngineLost(f"lost the inference server: {why}", job.spans))
+                job.future.set_exception(failure(job))
 
     def start_again(self) -> None:
         """Be as it was at first: with version 0 and an empty cache."""

@@ -86,7 +86,7 @@ def schedule(kind: str, number: int) -> Schedule:
             "stream_gradients": chance.choice(["auto", False]),
             "batch_order": order,
             "max_off_policy_steps": ahead + chance.randrange(3),
-            "in_flight_update": chance.choice(["pause", "continue"]),
+            "in_flight_update": chance.choice(["pause", "continue", "abort"]),
             "max_concurrent_prompts_per_server": chance.choice([1, 2, 8]),
             "enable_individual_sample_lanes": chance.random() < 0.7,
             "free_lane_after_generation": chance.random() < 0.7,

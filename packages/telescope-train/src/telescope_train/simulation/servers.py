@@ -14,12 +14,17 @@ from typing import Any, Literal
 from telescope_core.chains import ChainRecorder
 from telescope_core.errors import EndpointError
 from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Span, Turn
-from telescope_train.inference.generation import Generation, ServerLostError, joined
+from telescope_train.inference.generation import (
+    Generation,
+    RequestAbortedError,
+    ServerLostError,
+    joined,
+)
 from telescope_train.inference.load import ServerLoad
 from telescope_train.inference.pool import RolloutServers, ServerPool
-from telescope_train.inference.wire import PAUSE_AND_CLEAR, PAUSE_PATH
+from telescope_train.inference.wire import PAUSE_AND_ABORT, PAUSE_AND_KEEP, PAUSE_PATH
 from telescope_train.rollouts.seats import SeatedPool, Seats
-from telescope_train.simulation.engine import EngineLost, SimulatedEngine
+from telescope_train.simulation.engine import EngineAborted, EngineLost, SimulatedEngine
 
 TOKENS_PER_ID = 64
 """Tokens that one id stands for."""
@@ -95,13 +100,14 @@ class SimulatedClient:
                 salt=cache_salt,
                 priority=priority,
             )
-        except EngineLost as error:
+        except EngineAborted as error:
             # Only whole ids have arrived, and at least one of them is still to be sampled.
             arrived = sum(span.num_tokens for span in error.spans) // TOKENS_PER_ID
             ids = min(arrived, num_ids(num_tokens - num_begun) - 1)
             part = _generation(error.spans, ids, "length") if ids else None
             whole = begun if part is None else joined(begun, part)
-            raise ServerLostError(str(error), whole) from None
+            kind = ServerLostError if isinstance(error, EngineLost) else RequestAbortedError
+            raise kind(str(error), whole) from None
         finally:
             self.num_in_flight -= 1
         reason = "stop" if num_tokens == prompt_ids.num_tokens else "length"
@@ -125,7 +131,8 @@ class SimulatedClient:
     async def _controlled(self, path: str, body: dict[str, Any], query: str) -> Any:
         self.engine.require_alive()
         if path == PAUSE_PATH:
-            self.engine.pause(clears_cache=PAUSE_AND_CLEAR in query)
+            aborts = PAUSE_AND_ABORT in query
+            self.engine.pause(clears_cache=PAUSE_AND_KEEP not in query, aborts=aborts)
         elif path == "/update_weights":
             await asyncio.sleep(self._times.transfer_s)
             self.engine.require_alive()

@@ -17,13 +17,22 @@ from telescope_train.backends.protocol import Ranks, TensorHeader, TransferError
 from telescope_train.inference.generation import ServerLostError
 from telescope_train.inference.leases import Lease, Member
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.wire import PAUSE_AND_CLEAR, PAUSE_AND_KEEP, PAUSE_PATH
+from telescope_train.inference.wire import (
+    PAUSE_AND_ABORT,
+    PAUSE_AND_CLEAR,
+    PAUSE_AND_KEEP,
+    PAUSE_PATH,
+)
 from telescope_train.weights.digests import difference
 
-InFlight = Literal["continue", "pause"]
-"""Whether requests in flight keep what the old weights computed of their prefix (`continue`), or
-compute it again under the new ones (`pause`)."""
-_PAUSE_QUERIES = {"continue": PAUSE_AND_KEEP, "pause": PAUSE_AND_CLEAR}
+InFlight = Literal["continue", "pause", "abort"]
+"""Whether requests in flight keep what the old weights computed of their prefix (`continue`),
+compute it again under the new ones (`pause`), or are ended and sent again with it (`abort`)."""
+_PAUSE_QUERIES = {
+    "continue": PAUSE_AND_KEEP,
+    "pause": PAUSE_AND_CLEAR,
+    "abort": PAUSE_AND_ABORT,
+}
 MOST_TRIES = 4
 """Times that weights are sent from the start before an update fails."""
 

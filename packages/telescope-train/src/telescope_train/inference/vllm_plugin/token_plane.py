@@ -28,7 +28,8 @@ from telescope_train.inference.vllm_plugin.parts import (
     part_of_output,
 )
 from telescope_train.inference.wire import (
-    PAUSE_AND_CLEAR,
+    PAUSE_AND_ABORT,
+    PAUSE_AND_KEEP,
     PAUSE_PATH,
     PAUSE_QUERIES,
     PROGRESS_S,
@@ -72,8 +73,9 @@ async def _pause(engine: Any, query: str, send: Send) -> None:
     """Pause between two steps, and answer once the engine is paused."""
     known = query in PAUSE_QUERIES
     if known:
-        clear_cache = query == PAUSE_AND_CLEAR
-        await engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache)
+        mode = "abort" if query == PAUSE_AND_ABORT else "keep"
+        clear_cache = query != PAUSE_AND_KEEP
+        await engine.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
     expected = " or ".join(f"?{one}" for one in PAUSE_QUERIES)
     body = b"{}" if known else msgspec.json.encode({"error": f"expected {expected}"})
     headers = [(b"content-type", b"application/json")]
