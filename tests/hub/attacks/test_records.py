@@ -18,7 +18,13 @@ from telescope_envs.registry import Registry, resolve
 from telescope_envs.registry.admission import index_line
 from telescope_envs.registry.catalog import catalog_row
 from telescope_envs.registry.check import check_registry
-from telescope_envs.registry.lines import MAX_LINE_BYTES, index_lines, quick_line, quick_status
+from telescope_envs.registry.lines import (
+    MAX_LINE_BYTES,
+    index_lines,
+    quick_line,
+    quick_lines,
+    quick_status,
+)
 from telescope_envs.registry.parsing import FULL_READERS, parse_status, read_releases
 from telescope_envs.registry.quick import quick_catalog
 from telescope_envs.registry.records import ProtocolRange, RewardRange
@@ -252,6 +258,52 @@ def test_lists_and_installs_read_the_same_records():
     assert num_quick > 0.7 * num_read > 700
 
 
+def test_an_index_file_is_accepted_at_once_only_if_each_of_its_lines_is():
+    first = line(tags=("a",), secrets=("KEY",))
+    num_at_once = 0
+    for text in mutants(line(version="0.2.0")):
+        for data in (first + text, text + first):
+            each = [quick_line(one, "acme/toy") for one in index_lines(data)]
+            expected = None if None in each else each
+            assert quick_lines(data, "acme/toy") == expected, text
+            num_at_once += expected is not None
+    assert num_at_once > 1000
+
+
+SEPARATOR = "\u2028".encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        line()[:-2] + b',"x":"' + SEPARATOR[:1] + b'"}\n' + SEPARATOR[1:] + line(),
+        line()[:-2] + b',"x":"' + SEPARATOR[:1] + b"\n" + SEPARATOR[1:] + b'"}\n',
+        line()[:-2] + b',"x":"\n"}\n',
+        line() + b"{\n}\n",
+        line()[:-1] + b"," + line(version="0.2.0") + b"\n",
+        line()[:-1] + line(version="0.2.0"),
+    ],
+)
+def test_nothing_is_read_across_the_end_of_a_line(data):
+    assert quick_lines(data, "acme/toy") is None
+    assert read_releases(data, "acme/toy", "x").unreadable
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"", []),
+        (b"\n", [b"\n"]),
+        (b"a\nb", [b"a\n", b"b"]),
+        (b"a\n\nb\n", [b"a\n", b"\n", b"b\n"]),
+        (b"a\rb\r\nc\x0bd\x1ce\n", [b"a\rb\r\n", b"c\x0bd\x1ce\n"]),
+        (b"a\x0bb\x0c\x85\xe2\x80\xa8c\n", [b"a\x0bb\x0c\x85\xe2\x80\xa8c\n"]),
+    ],
+)
+def test_only_a_newline_ends_a_line(data, lines):
+    assert index_lines(data) == lines
+
+
 def test_lists_and_installs_read_the_same_statuses():
     record = (
         b'{"schema": 1, "yanked": {"0.1.0": "wrong"}, "deprecated": {"reason": "old", '
@@ -273,4 +325,5 @@ def test_a_long_line_is_not_even_parsed():
     padded = record[:-1].ljust(MAX_LINE_BYTES - 1) + b"\n"
     for text, is_read in ((padded, True), (b" " + padded, False)):
         assert (quick_line(text, "acme/toy") is not None) is is_read
+        assert (quick_lines(text + line(), "acme/toy") is not None) is is_read
         assert bool(read_releases(text, "acme/toy", "x").releases) is is_read

@@ -20,6 +20,7 @@ from telescope_envs.registry.lines import (
     ListedStatus,
     index_lines,
     quick_line,
+    quick_lines,
     quick_status,
 )
 from telescope_envs.registry.names import near_names
@@ -109,23 +110,35 @@ def catalog_row(
     has no row, because the status could say that nobody should use it. Raises NotQuickError for an
     odd record if there are no `full` readers.
     """
-    path = f"index/{environment_id}.jsonl"
-    lines: list[ListedLine] = []
-    unreadable: list[Unreadable] = []
-    for number, text in enumerate(index_lines(index), 1):
-        where = f"{path}:{number}"
-        try:
-            lines.append(
-                quick_line(text, environment_id) or _full(full).line(text, environment_id, where)
-            )
-        except RegistryError as error:
-            unreadable.append(Unreadable(where, str(error)))
+    lines, unreadable = _listed_lines(environment_id, index, full)
     where = f"status/{environment_id}.json"
     try:
         said = _listed_status(status, where, full)
     except RegistryError as error:
         return ReadRow(None, [*unreadable, Unreadable(where, str(error))])
     return ReadRow(_row(environment_id, lines, said) if lines else None, unreadable)
+
+
+class _ListedLines(NamedTuple):
+    lines: list[ListedLine]
+    unreadable: list[Unreadable]
+
+
+def _listed_lines(environment_id: str, index: bytes, full: FullReaders | None) -> _ListedLines:
+    quick = quick_lines(index, environment_id)
+    if quick is not None:
+        return _ListedLines(quick, [])
+    lines: list[ListedLine] = []
+    unreadable: list[Unreadable] = []
+    for number, text in enumerate(index_lines(index), 1):
+        where = f"index/{environment_id}.jsonl:{number}"
+        try:
+            lines.append(
+                quick_line(text, environment_id) or _full(full).line(text, environment_id, where)
+            )
+        except RegistryError as error:
+            unreadable.append(Unreadable(where, str(error)))
+    return _ListedLines(lines, unreadable)
 
 
 def _full(full: FullReaders | None) -> FullReaders:

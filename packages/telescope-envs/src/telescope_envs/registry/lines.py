@@ -33,17 +33,21 @@ _ESCAPES_OTHER_THAN_QUOTES = re.compile(rb'\\[^"\\/]')
 _TIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|\+00:00)"
 )
+_PROTOCOL = re.compile(r"(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")
+_FILE_NAME = re.compile(FILE_NAME)
+_VARIABLE = re.compile(VARIABLE)
 
 _Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
-_Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
-_Protocol = Annotated[str, msgspec.Meta(pattern=r"^(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})$")]
+# A pattern in these types would take more time than reading the rest of a line, so `_keeps_rules`
+# has the patterns.
+_Sha256 = Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
 _Schema = Annotated[int, msgspec.Meta(ge=1, le=FORMAT_VERSION)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_COUNT)]
 
 
 class _Wheel(msgspec.Struct, gc=False):
-    filename: Annotated[str, msgspec.Meta(pattern=FILE_NAME, max_length=200)]
+    filename: Annotated[str, msgspec.Meta(max_length=200)]
     urls: tuple[_Text, ...]
     sha256: _Sha256
     size: _Count
@@ -58,8 +62,8 @@ class _Source(msgspec.Struct, gc=False):
 
 
 class _Protocols(msgspec.Struct, gc=False):
-    minimum: _Protocol = "1.0"
-    maximum: _Protocol = "1.0"
+    minimum: str = "1.0"
+    maximum: str = "1.0"
 
 
 class _Dataset(msgspec.Struct, gc=False):
@@ -114,9 +118,7 @@ class _Line(msgspec.Struct, gc=False):
     kind: _Text = "environment"
     capabilities: tuple[_Text, ...] = ()
     datasets: tuple[_Dataset, ...] = ()
-    secrets: tuple[
-        Annotated[str, msgspec.Meta(pattern=VARIABLE, max_length=LONGEST_TEXT)], ...
-    ] = ()
+    secrets: tuple[_Text, ...] = ()
     resources: dict[_Text, _Text] = {}
     validation: _Validation = msgspec.field(default_factory=_Validation)
     attestation_sha256: _Text = ""
@@ -168,18 +170,64 @@ def index_lines(data: bytes) -> list[bytes]:
 
     Only a newline ends a line: not a carriage return, and no separator within a text.
     """
+    if b"\r" not in data:
+        return data.splitlines(keepends=True)
     lines = [line + b"\n" for line in data.split(b"\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
 
 
+def quick_lines(data: bytes, environment_id: str) -> list[ListedLine] | None:
+    """Return what a list shows of each line of an index file; None if a line is not ordinary."""
+    try:
+        if not _is_plain(data):
+            return None
+        found = [_listed(line, environment_id) for line in index_lines(data)]
+    except (ValueError, RecursionError):
+        return None
+    lines = [line for line in found if line is not None]
+    return lines if len(lines) == len(found) else None
+
+
 def quick_line(line: bytes, environment_id: str) -> ListedLine | None:
     """Return what a list shows of a release of `environment_id`; None if the models must decide."""
     try:
-        found = _LINE.decode(line) if line.endswith(b"\n") and _is_plain(line) else None
+        return _listed(line, environment_id) if _is_plain(line) else None
     except (ValueError, RecursionError):
         return None
-    if found is None or not _keeps_rules(found, environment_id):
+
+
+def quick_status(data: bytes) -> ListedStatus | None:
+    """Return what a list shows of a status record; None if the record models must decide."""
+    try:
+        is_short = len(data) <= MAX_LINE_BYTES
+        found = _STATUS.decode(data) if is_short and _is_plain(data) else None
+    except (ValueError, RecursionError):
+        return None
+    if found is None or found.schema_version is not None:
+        return None
+    reason = found.deprecated.reason if found.deprecated else ""
+    return ListedStatus(yanked=found.yanked, deprecated=reason)
+
+
+def _is_plain(text: bytes) -> bool:
+    """Whether no text in this JSON can contain what a terminal would act on.
+
+    Raises UnicodeDecodeError if it is not UTF-8.
+    """
+    if b"\\" in text and _ESCAPES_OTHER_THAN_QUOTES.search(text):
+        return False
+    # JSON has no unescaped control characters below the space.
+    is_ascii = text.isascii() and b"\x7f" not in text
+    return is_ascii or not acts_on_terminals(text.decode().replace("\n", ""))
+
+
+def _listed(line: bytes, environment_id: str) -> ListedLine | None:
+    """Return what a list shows of a plain line; raises ValueError or returns None for odd ones."""
+    if len(line) > MAX_LINE_BYTES or not line.endswith(b"\n"):
+        return None
+    found = _LINE.decode(line)
+    if not _keeps_rules(found, environment_id):
         return None
     return ListedLine(
         version=found.version,
@@ -191,49 +239,36 @@ def quick_line(line: bytes, environment_id: str) -> ListedLine | None:
     )
 
 
-def quick_status(data: bytes) -> ListedStatus | None:
-    """Return what a list shows of a status record; None if the record models must decide."""
-    try:
-        found = _STATUS.decode(data) if _is_plain(data) else None
-    except (ValueError, RecursionError):
-        return None
-    if found is None or found.schema_version is not None:
-        return None
-    reason = found.deprecated.reason if found.deprecated else ""
-    return ListedStatus(yanked=found.yanked, deprecated=reason)
-
-
-def _is_plain(text: bytes) -> bool:
-    """Whether no text in this JSON can contain what a terminal would act on."""
-    if len(text) > MAX_LINE_BYTES:
-        return False
-    if b"\\" in text and _ESCAPES_OTHER_THAN_QUOTES.search(text):
-        return False
-    # JSON has no unescaped control characters below the space.
-    is_ascii = text.isascii() and b"\x7f" not in text
-    return is_ascii or not acts_on_terminals(text.replace(b"\n", b"").decode())
-
-
 def _keeps_rules(line: _Line, environment_id: str) -> bool:
-    """Whether the rules hold that the types of the fields cannot express."""
-    reward, protocol = line.reward, line.protocol
+    """Whether the rules hold that the types of the fields do not express.
+
+    Raises ValueError if a digest is not hexadecimal.
+    """
+    wheel, reward, protocol = line.wheel, line.reward, line.protocol
+    digests = wheel.sha256 + wheel.metadata_sha256 + line.config_schema_sha256
     return (
-        f"{line.owner}/{line.name}" == environment_id
+        _is_id(line.owner, line.name, environment_id)
         and line.schema_version is None
-        and _is_id(line.owner, line.name)
+        and bytes.fromhex(digests).hex() == digests
+        and _FILE_NAME.fullmatch(wheel.filename) is not None
+        and all(map(_VARIABLE.fullmatch, line.secrets))
         and _is_version(line.version)
         and _is_specifier(line.requires_python)
-        and all(map(_is_requirement, line.requires_dist))
+        and _are_requirements(line.requires_dist)
         and _is_time(line.published_at)
         and reward.minimum <= reward.maximum
-        and _numbers(protocol.minimum) <= _numbers(protocol.maximum)
+        and _is_range(protocol.minimum, protocol.maximum)
     )
 
 
+# Releases of one environment, and of one hub, have most of their texts in common, so each text is
+# looked at once.
+
+
 @cache
-def _is_id(owner: str, name: str) -> bool:
+def _is_id(owner: str, name: str, environment_id: str) -> bool:
     try:
-        return bool(check_owner(owner) and check_name(name))
+        return f"{check_owner(owner)}/{check_name(name)}" == environment_id
     except RegistryError:
         return False
 
@@ -244,8 +279,23 @@ def _is_specifier(text: str) -> bool:
 
 
 @cache
+def _are_requirements(texts: tuple[str, ...]) -> bool:
+    return all(map(_is_requirement, texts))
+
+
+@cache
 def _is_requirement(text: str) -> bool:
     return _passes(check_requirement, text)
+
+
+@cache
+def _is_range(minimum: str, maximum: str) -> bool:
+    return () < _numbers(minimum) <= _numbers(maximum)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return a protocol version as numbers; empty if it is none."""
+    return tuple(map(int, version.split("."))) if _PROTOCOL.fullmatch(version) else ()
 
 
 def _passes(check: Callable[[str], str], text: str) -> bool:
@@ -264,8 +314,3 @@ def _is_time(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-@cache
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
