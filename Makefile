@@ -36,13 +36,15 @@ check: stack ## format, lint, types, import contracts, budgets, registry
 	$(BIN)/telescope hub check registry
 
 FAST := -m "not engine and not gpu" --numprocesses $(WORKERS)
-ENGINE := -m "engine and not gpu" --numprocesses $(WORKERS) --dist loadfile --durations 15
+ENGINE := -m "engine and not gpu" --numprocesses $(WORKERS) --dist loadfile --durations 15 \
+	--session-timeout 3600
 
 test-fast: stack environments ## all tests but those that start engines or train for long
 	$(BIN)/pytest $(FAST)
 
 # Engine tests share fixtures that are slow to start, such as a server, so a file stays with one
-# worker. They run even where a fast test failed: one run then shows all that is broken.
+# worker. They run even where a fast test failed: one run then shows all that is broken. A run that
+# takes an hour, three times what it should, begins no further test and tells what it has seen.
 test: stack environments browser ## all tests but those that need a GPU
 	@$(BIN)/pytest $(FAST); fast=$$?; $(BIN)/pytest $(ENGINE); engine=$$?; \
 		exit $$((fast > engine ? fast : engine))
