@@ -12,7 +12,10 @@ import telescope_envs
 PACKAGE = Path(telescope_envs.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "refusals.md"
 FOLDERS = ("authoring", "installing", "registry")
-FILES = ("addresses.py", "attestations.py", "lockfile.py", "packages.py", "pyproject.py")
+FILES = (
+    *("addresses.py", "attestations.py", "installed.py", "lockfile.py", "packages.py"),
+    "pyproject.py",
+)
 ELSEWHERE = {
     # Commands about registries and new projects, which neither install nor publish anything.
     *("authoring/scaffold.py", "registry/history.py", "registry/new.py"),

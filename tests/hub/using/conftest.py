@@ -1,7 +1,9 @@
 """`telescope` in this process, over a data folder and a registry of the test's own."""
 
+import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.hub.projects import toy_publication
@@ -59,3 +61,10 @@ def lock_of(release: Release, registry: str, **fields) -> LockedEnvironment:
         "requirements_sha256": digest_of(()),
     }
     return LockedEnvironment(**(values | fields))
+
+
+def change_record(home: Path, environment_id: str = "acme/toy", **fields: object) -> Path:
+    """Change fields of the record of an installation; returns its path."""
+    path = home / "environments" / f"{environment_id}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return path

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tests.hub.using.conftest import lock_of
+from tests.hub.using.conftest import change_record, lock_of
 
 from telescope_cli.env.options import complete_installed, complete_name
+from telescope_core.errors import EnvironmentLoadError
 from telescope_envs.declared_settings import settings_in
 from telescope_envs.installed import Installation, installed_environments, write_record
 from telescope_envs.inventory import LOCK_NAME, listed_installations
@@ -148,6 +149,40 @@ def test_the_short_inventory_is_that_of_whole_records(installed, home):
     assert listed == rows(
         (one.id, one.version, one.installation is not None) for one in installed_environments()
     )
+
+
+def known_ids() -> tuple[set[str], set[str]]:
+    """Return the ids that a list shows, and those that can be used."""
+    listed = {one.id for one in listed_installations()}
+    return listed, {one.id for one in installed_environments()}
+
+
+def test_a_record_of_another_format_is_ignored_everywhere(installed, home):
+    change_record(home, format=2)
+    assert not any("acme/toy" in ids for ids in known_ids())
+
+
+def test_a_record_in_the_place_of_another_is_ignored_everywhere(installed, home):
+    path = change_record(home)
+    path.rename(path.with_name("pet.json"))
+    assert not any("acme/toy" in ids for ids in known_ids())
+
+
+def test_a_damaged_record_is_listed_and_says_what_to_do_where_it_is_needed(
+    published, installed, home, telescope
+):
+    path = change_record(home, installed_at="yesterday")
+    assert all("acme/toy" in ids for ids in known_ids())
+    (found,) = [one for one in installed_environments() if one.id == "acme/toy"]
+    assert (found.is_recorded, found.sha256) == (True, installed.wheel.sha256)
+    with pytest.raises(EnvironmentLoadError) as damaged:
+        _ = found.installation
+    assert str(damaged.value).startswith(f"{path}: installed_at: ")
+    assert "telescope env install acme/toy" in str(damaged.value)
+    code, out, _ = telescope("env", "verify", "acme/toy")
+    assert (code, "telescope env install acme/toy" in out) == (1, True)
+    assert telescope("env", "uninstall", "acme/toy")[0] == 0
+    assert not path.exists()
 
 
 def test_an_installation_whose_python_has_gone_is_not_listed(installed, tmp_path):

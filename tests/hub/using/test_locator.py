@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.hub.projects import toy_publication, write_registry
-from tests.hub.using.conftest import lock_of
+from tests.hub.using.conftest import change_record, lock_of
 
 from telescope_core.environment_record import changes, record_of
 from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
@@ -15,6 +15,8 @@ from telescope_core.locate import locate_environment
 from telescope_core.protocols import EnvironmentPlace
 from telescope_envs.installed import Installation, write_record
 from telescope_envs.installing.build import venv_folder
+from telescope_envs.installing.pipeline import activate
+from telescope_envs.installing.steps import silent
 from telescope_envs.inventory import LOCK_NAME
 from telescope_envs.linked import read_project, write_link
 from telescope_envs.lockfile import Lock, LockedEnvironment, digest_of, write_lock
@@ -188,3 +190,15 @@ def test_a_link_comes_first_and_its_digest_is_that_of_its_files(install, make_pr
     (project.folder / project.module / "more.py").write_text("")
     (line,) = changes(record_of(first), record_of(locate_environment("toy")))
     assert line.startswith("digest: ")
+
+
+def test_what_has_a_damaged_record_is_not_played_and_is_mended_by_installing(install, home):
+    entry = install()
+    path = change_record(home, locked={"id": "acme/toy"})
+    with pytest.raises(EnvironmentLoadError, match="install it again: telescope env install acme"):
+        locate_environment("toy")
+    assert activate(entry, progress=silent)
+    assert locate_environment("toy").id == "acme/toy"
+    before = path.read_bytes()
+    assert not activate(entry, progress=silent)
+    assert path.read_bytes() == before

@@ -31,8 +31,10 @@ def record(home):
     path = home / "environments/acme/toy.json"
     path.parent.mkdir(parents=True)
     fields = {"owner": "acme", "name": "toy", "version": "1", "distribution": "x"}
-    release = {**fields, "summary": HOSTILE}
-    path.write_text(json.dumps({"release": release, "interpreter": sys.executable}))
+    source = {"factory": "x:X", "wheel": {"sha256": "0" * 64}}
+    release = {**fields, **source, "summary": HOSTILE}
+    installation = {"registry": "file:x", "interpreter": sys.executable}
+    path.write_text(json.dumps({"release": release, **installation}))
 
 
 @pytest.mark.usefixtures("record", "published")

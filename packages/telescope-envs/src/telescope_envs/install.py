@@ -69,7 +69,7 @@ def install(
             forget_in_lock(options.lock, release.id)
         return done
     done = install_isolated(registry, release, options=options, progress=progress)
-    if before is not None and before.installation and before.interpreter == sys.executable:
+    if before is not None and before.is_recorded and before.interpreter == sys.executable:
         uninstall_distribution(before.distribution)
     return done
 
@@ -88,8 +88,8 @@ def uninstall(text: str, *, lock: Path | None = None) -> InstalledEnvironment:
         forget_in_lock(lock, found.id)
     remove_leftovers()
     with locked(lock_file(found.id), what=f"{found.id} is being installed"):
-        if found.installation is not None:
-            remove_record(found.installation.release)
+        if found.is_recorded:
+            remove_record(found.id)
         if found.interpreter == sys.executable:
             uninstall_distribution(found.distribution)
         remove_unused_venvs(found.id)
@@ -148,9 +148,8 @@ def _install_shared(
 
 
 def _is_shared(found: InstalledEnvironment, release: Release) -> bool:
-    recorded = found.installation
     return (
-        recorded is not None
-        and not recorded.interpreter
-        and recorded.release.wheel.sha256 == release.wheel.sha256
+        found.interpreter == sys.executable
+        and found.sha256 == release.wheel.sha256
+        and not found.is_damaged
     )

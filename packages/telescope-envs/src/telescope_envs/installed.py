@@ -1,7 +1,7 @@
 """The environments that are installed for this interpreter, and the releases they came from.
 
-Each installation leaves one small JSON file in the data folder. A file whose package is gone is
-ignored.
+`inventory` finds them. Here are their whole records, which are read only where they are needed, so
+that a damaged one does not hide what is installed.
 """
 
 import os
@@ -12,11 +12,17 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from telescope_envs.inventory import id_of, is_there, record_paths, records_folder, unrecorded
+from telescope_core.errors import EnvironmentLoadError
+from telescope_envs.inventory import (
+    RECORD_FORMAT,
+    id_of,
+    record_path,
+    recorded_installations,
+    unrecorded,
+)
 from telescope_envs.lockfile import LockedEnvironment
+from telescope_envs.registry.parsing import problem_of
 from telescope_envs.registry.records import Release
-
-FORMAT_VERSION = 1
 
 
 class Installation(BaseModel):
@@ -24,7 +30,7 @@ class Installation(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
-    format: int = FORMAT_VERSION
+    format: int = RECORD_FORMAT
     registry: str
     """Its address, in the form that `--registry` accepts."""
     installed_at: datetime
@@ -47,20 +53,58 @@ class InstalledEnvironment:
     factory: str
     interpreter: str
     """The Python that can import it."""
-    installation: Installation | None
+    record: Path | None = None
     """None if it was installed by other means, such as an editable install."""
+    registry: str = ""
+    """Address of the registry it came from; empty without a record."""
+    sha256: str = ""
+    """sha256 of the wheel it was installed from; empty without a record."""
 
     @property
-    def sha256(self) -> str:
-        """sha256 of the wheel it was installed from; empty if it did not come from a registry."""
-        return self.installation.release.wheel.sha256 if self.installation is not None else ""
+    def is_recorded(self) -> bool:
+        """Whether it came from a registry."""
+        return self.record is not None
+
+    @property
+    def installation(self) -> Installation | None:
+        """The whole record, if it has one; raises EnvironmentLoadError if it is damaged."""
+        if self.record is None:
+            return None
+        try:
+            return Installation.model_validate_json(self.record.read_bytes())
+        except ValidationError as error:
+            raise EnvironmentLoadError(
+                f"{self.record}: {problem_of(error)}; the record of this installation is damaged, "
+                f"so install it again: telescope env install {self.id}"
+            ) from None
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether it has a record that cannot be read as a whole."""
+        try:
+            _ = self.installation
+        except EnvironmentLoadError:
+            return True
+        return False
 
 
 def installed_environments() -> list[InstalledEnvironment]:
     """Return every environment this interpreter can import, by id."""
-    recorded = {found.distribution: found for found in _recorded()}
-    found = list(recorded.values())
-    for entry in unrecorded(set(recorded)):
+    found = [
+        InstalledEnvironment(
+            id=one.id,
+            name=one.name,
+            version=one.version,
+            distribution=one.distribution,
+            factory=one.factory,
+            interpreter=one.interpreter or sys.executable,
+            record=one.path,
+            registry=one.registry,
+            sha256=one.sha256,
+        )
+        for one in recorded_installations()
+    ]
+    for entry in unrecorded({one.distribution for one in found}):
         found.append(
             InstalledEnvironment(
                 id=id_of(entry),
@@ -69,7 +113,6 @@ def installed_environments() -> list[InstalledEnvironment]:
                 distribution=entry.distribution.name,
                 factory=entry.target,
                 interpreter=sys.executable,
-                installation=None,
             )
         )
     return sorted(found, key=lambda environment: environment.id)
@@ -77,7 +120,7 @@ def installed_environments() -> list[InstalledEnvironment]:
 
 def write_record(installation: Installation) -> None:
     """Write the record of an installation atomically."""
-    path = _record_path(installation.release)
+    path = record_path(installation.release.id)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.part")
     try:
@@ -88,33 +131,6 @@ def write_record(installation: Installation) -> None:
         raise
 
 
-def remove_record(release: Release) -> None:
-    """Remove the record of an installation, if there is one."""
-    _record_path(release).unlink(missing_ok=True)
-
-
-def _record_path(release: Release) -> Path:
-    return records_folder() / release.owner / f"{release.name}.json"
-
-
-def _recorded() -> list[InstalledEnvironment]:
-    found: list[InstalledEnvironment] = []
-    for path in record_paths():
-        try:
-            installation = Installation.model_validate_json(path.read_bytes())
-        except ValidationError:
-            continue
-        release = installation.release
-        if is_there(release.distribution, release.version, installation.interpreter):
-            found.append(
-                InstalledEnvironment(
-                    id=release.id,
-                    name=release.name,
-                    version=release.version,
-                    distribution=release.distribution,
-                    factory=release.factory,
-                    interpreter=installation.interpreter or sys.executable,
-                    installation=installation,
-                )
-            )
-    return found
+def remove_record(environment_id: str) -> None:
+    """Remove the record of the installation of owner/name, if there is one."""
+    record_path(environment_id).unlink(missing_ok=True)

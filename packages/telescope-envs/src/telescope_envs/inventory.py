@@ -1,7 +1,7 @@
-"""A quick inventory of what is installed here, with just enough detail to list it.
+"""What is installed here, as far as it takes to list it and to find it.
 
-`installed` reads the same records in full, for code that works with them. Both ignore a record
-whose package is gone.
+Each installation leaves one small record in the data folder. What a record says beyond this is
+read by `installed`, for code that works with it.
 """
 
 import os
@@ -14,6 +14,12 @@ from telescope_envs.home import data_folder
 from telescope_envs.registry.names import ENTRY_POINT_GROUP
 
 LOCK_NAME = "telescope.lock"
+RECORD_FORMAT = 1
+"""Format of the records of installations. Those of another format are ignored."""
+
+
+class _Wheel(msgspec.Struct):
+    sha256: str
 
 
 class _Release(msgspec.Struct):
@@ -22,13 +28,34 @@ class _Release(msgspec.Struct):
     version: str
     summary: str
     distribution: str
+    factory: str
+    wheel: _Wheel
 
 
 class _Record(msgspec.Struct):
-    """The fields of an installation's record that a list shows."""
-
     release: _Release
+    registry: str
     interpreter: str = ""
+    format: int = RECORD_FORMAT
+
+
+class RecordedInstallation(msgspec.Struct, frozen=True, kw_only=True):
+    """One installed environment that has a record."""
+
+    path: Path
+    """The record."""
+    id: str
+    name: str
+    version: str
+    summary: str
+    distribution: str
+    factory: str
+    """`module:Class`."""
+    registry: str
+    sha256: str
+    """Digest of the wheel."""
+    interpreter: str
+    """Python of its own virtual environment; empty if it shares the one that reads this."""
 
 
 class ListedInstallation(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +87,9 @@ def links_folder() -> Path:
     return data_folder() / "links"
 
 
-def record_paths() -> list[Path]:
-    """Return the records of installations, in order."""
-    return sorted(records_folder().glob("*/*.json"))
+def record_path(environment_id: str) -> Path:
+    """Return the place of the record of owner/name."""
+    return records_folder() / f"{environment_id}.json"
 
 
 def link_paths() -> list[Path]:
@@ -70,7 +97,7 @@ def link_paths() -> list[Path]:
     return sorted(links_folder().glob("*/*.json"))
 
 
-def is_there(distribution: str, version: str, interpreter: str) -> bool:
+def _is_there(distribution: str, version: str, interpreter: str) -> bool:
     """Whether what a record describes still exists: its Python, or its package in this one."""
     if interpreter:
         return os.path.exists(interpreter)  # False as well for what cannot be a path
@@ -91,26 +118,50 @@ def id_of(entry: DeclaredEntry) -> str:
     return f"{owner}/{entry.name}" if is_named_so else entry.name
 
 
-def listed_installations() -> list[ListedInstallation]:
-    """Return every environment that this interpreter can import."""
-    found: list[ListedInstallation] = []
-    recorded: set[str] = set()
-    for path in record_paths():
+def recorded_installations() -> list[RecordedInstallation]:
+    """Return every installation that has a record, in the order of their ids.
+
+    A record whose package is gone is ignored, and so is what cannot be a record of this format.
+    """
+    found: list[RecordedInstallation] = []
+    for path in sorted(records_folder().glob("*/*.json")):
         try:
             record = _RECORD.decode(path.read_bytes())
         except (ValueError, RecursionError):
-            continue  # written by another version of Telescope, so ignored
+            continue
         release = record.release
-        if is_there(release.distribution, release.version, record.interpreter):
-            recorded.add(release.distribution)
+        environment_id = f"{release.owner}/{release.name}"
+        if (
+            record.format == RECORD_FORMAT
+            and path == record_path(environment_id)
+            and _is_there(release.distribution, release.version, record.interpreter)
+        ):
             found.append(
-                ListedInstallation(
-                    id=f"{release.owner}/{release.name}",
+                RecordedInstallation(
+                    path=path,
+                    id=environment_id,
+                    name=release.name,
                     version=release.version,
                     summary=release.summary,
-                    is_from_registry=True,
+                    distribution=release.distribution,
+                    factory=release.factory,
+                    registry=record.registry,
+                    sha256=release.wheel.sha256,
+                    interpreter=record.interpreter,
                 )
             )
+    return found
+
+
+def listed_installations() -> list[ListedInstallation]:
+    """Return every environment that this interpreter can import."""
+    recorded = recorded_installations()
+    found = [
+        ListedInstallation(
+            id=one.id, version=one.version, summary=one.summary, is_from_registry=True
+        )
+        for one in recorded
+    ]
     return found + [
         ListedInstallation(
             id=id_of(entry),
@@ -118,7 +169,7 @@ def listed_installations() -> list[ListedInstallation]:
             summary="",
             is_from_registry=False,
         )
-        for entry in unrecorded(recorded)
+        for entry in unrecorded({one.distribution for one in recorded})
     ]
 
 

@@ -150,7 +150,7 @@ def _installed(request: Request) -> InstalledEnvironment | None:
         for found in installed_environments()
         if request.typed_id in (found.id, found.name)
         and matches(found.version, request.wanted, found.sha256)
-        and _is_of(request, found.installation.registry if found.installation else "")
+        and _is_of(request, found.registry)
     ]
     _require_one_owner(request, [found.id for found in fitting])
     return fitting[0] if fitting else None

@@ -84,7 +84,7 @@ def update(
 def _wanted(names: list[str], lock: Path | None) -> list[str]:
     """Return the ids to update; raises UnknownNameError for a name that is not installed."""
     locked = [one.id for one in read_lock(lock).environments] if lock is not None else []
-    installed = [found.id for found in installed_environments() if found.installation is not None]
+    installed = [found.id for found in installed_environments() if found.is_recorded]
     linked = {link.id for link in links()}
     if not names:
         return [one for one in (locked or installed) if one not in linked]

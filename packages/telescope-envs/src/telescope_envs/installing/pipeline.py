@@ -153,7 +153,8 @@ def activate(entry: LockedEnvironment, *, progress: Progress) -> bool:
     built = find_built(entry)
     assert built is not None, "only what is built is activated"
     active = find_active(entry.id)
-    if active is not None and active.interpreter == built.interpreter:
+    is_active = active is not None and active.interpreter == built.interpreter
+    if active is not None and is_active and not active.is_damaged:
         return False
     progress(f"{entry.id} {entry.version}: {Step.ACTIVATE}")
     try:
@@ -226,7 +227,12 @@ def _entry(environment_id: str, options: InstallOptions) -> LockedEnvironment | 
 
 def _known_entry(release: Release, options: InstallOptions) -> LockedEnvironment | None:
     """Return the existing lock entry that fits, from telescope.lock or what is installed."""
-    active = find_active(release.id)
-    installation = active.installation if active is not None else None
-    known = (_entry(release.id, options), installation.locked if installation else None)
+    known = (_entry(release.id, options), _active_entry(release.id))
     return next((one for one in known if one is not None and fits_here(one, release)), None)
+
+
+def _active_entry(environment_id: str) -> LockedEnvironment | None:
+    active = find_active(environment_id)
+    # A damaged record is written anew at the end of the installation.
+    known = active.installation if active is not None and not active.is_damaged else None
+    return known.locked if known is not None else None

@@ -87,10 +87,10 @@ def prune(kept: set[str]) -> list[InstalledEnvironment]:
     """Remove every environment that came from a registry except `kept`; returns those removed."""
     removed: list[InstalledEnvironment] = []
     for found in installed_environments():
-        if found.id in kept or found.installation is None:
+        if found.id in kept or not found.is_recorded:
             continue
         with locked(lock_file(found.id), what=f"{found.id} is being installed"):
-            remove_record(found.installation.release)
+            remove_record(found.id)
             if found.interpreter == sys.executable:
                 uninstall_distribution(found.distribution)
             remove_unused_venvs(found.id)
