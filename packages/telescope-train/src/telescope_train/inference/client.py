@@ -229,7 +229,7 @@ class _Waiting:
             self.lose(f"the engine of an inference server is dead: {reply.error}")
         elif reply.finish_reason == "abort":
             begun = _generation(reply, "length") if reply.token_ids else None
-            self.future.set_exception(RequestAbortedError("the request was ended", begun))
+            self.future.set_exception(RequestAbortedError("the server aborted the request", begun))
         else:
             self.future.set_result(reply)
 
