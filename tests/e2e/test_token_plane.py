@@ -13,7 +13,7 @@ import pytest
 from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling
 from telescope_train.inference.client import TokenClient, parse_reply
-from telescope_train.inference.generation import Generation, ServerLostError
+from telescope_train.inference.generation import Generation, RequestAbortedError, ServerLostError
 from telescope_train.inference.wire import (
     PAUSE_AND_CLEAR,
     PAUSE_AND_KEEP,
@@ -35,17 +35,22 @@ async def client(vllm_server: str) -> AsyncIterator[TokenClient]:
     """A client of the session's server."""
     client = TokenClient(vllm_server)
     yield client
-    # Other tests of the session meet the same server, with its first weights.
+    # Other tests of the session meet the same server: at work, and with its first weights.
+    await client.control("/resume")
     await client.control("/update_weight_version", {"new_version": "default"})
     await client.close()
 
 
-async def generate(client: TokenClient, length: int, **params: Any) -> Generation:
+async def generate(
+    client: TokenClient, length: int, *, priority: int = 0, **params: Any
+) -> Generation:
     """Sample exactly `length` tokens: a random model's end of turn does not stop it."""
     plane = await client._open_plane()
     sampling = {"max_tokens": length, "logprobs": 0, "ignore_eos": True, "detokenize": False}
     encoded = msgspec.Raw(msgspec.msgpack.encode({**sampling, **params}))
-    reply = await plane.request(PROMPT, sampling=encoded, cache_salt="test", priority=0)
+    asked = plane.request(PROMPT, sampling=encoded, cache_salt="test", priority=priority)
+    # A server that an earlier test left paused answers nothing.
+    reply = await asyncio.wait_for(asked, DEADLINE_S)
     return parse_reply(reply, client.base_url)
 
 
@@ -165,10 +170,27 @@ async def test_an_aborting_pause_ends_requests_as_failures(client: TokenClient) 
     running = asyncio.create_task(generate(client, LENGTH))
     await until_running(client, 1)
     await client.control("/pause", query="?mode=abort")
-    with pytest.raises(EndpointError, match="abort"):
+    with pytest.raises(RequestAbortedError, match="aborted the request"):
         await asyncio.wait_for(running, DEADLINE_S)
     await client.control("/resume")
     assert (await generate(client, 1)).finish_reason == "length"
+
+
+async def test_later_turns_go_before_what_came_first(client: TokenClient) -> None:
+    """All slots are taken by requests of which two end at a time; eight more wait for those."""
+    slots = [asyncio.create_task(generate(client, 40 + index // 2)) for index in range(256)]
+    await until_running(client, 256)
+    ended: list[int] = []
+
+    async def asked(priority: int) -> None:
+        await generate(client, 30, priority=priority)
+        ended.append(priority)
+
+    waiting = [asyncio.create_task(asked(0)) for _ in range(4)]
+    await until_running(client, 260)
+    waiting += [asyncio.create_task(asked(-3)) for _ in range(4)]
+    await asyncio.wait_for(asyncio.gather(*slots, *waiting), DEADLINE_S)
+    assert ended == [-3, -3, -3, -3, 0, 0, 0, 0]
 
 
 async def test_an_unknown_kind_of_pause_is_refused(client: TokenClient) -> None:

@@ -7,7 +7,7 @@ any ending.
 
 _PLANNED = """
     megatron megatron_*
-    inference_tensor_parallel_size max_num_batched_tokens vllm_scheduling_policy
+    inference_tensor_parallel_size max_num_batched_tokens
     enable_vllm_tracing otlp_receiver_port
     weight_broadcast_mode weight_broadcast_bucket_mb weight_broadcast_cpu_staging
     weight_broadcast_pin_memory weight_broadcast_free_grad_buffers

@@ -199,6 +199,10 @@ class InferenceSection(Section):
     own limit."""
     max_num_seqs: Count = 256
     """Requests that one server works on at a time."""
+    vllm_scheduling_policy: Literal["priority", "fcfs"] = "priority"
+    """Which of the requests that wait goes first: `priority` = that of the rollout with the most
+    turns behind it, so that rollouts end soon, and evaluations last, `fcfs` = the one that came
+    first."""
 
 
 class WeightsSection(Section):

@@ -215,6 +215,7 @@ def server_settings(
             dtype=dtype,
             max_model_len=max_model_len,
             max_num_seqs=inference.max_num_seqs,
+            scheduling_policy=inference.vllm_scheduling_policy,
             gpu_memory_utilization=inference.gpu_memory_utilization,
             weight_transport="gloo" if transport == "auto" else transport,
             trust_remote_code=model.trust_remote_code,

@@ -60,6 +60,8 @@ class ServerSettings:
     """Tokens of prompt and answer together; None = the model's own limit."""
     max_num_seqs: int = 256
     """Requests that the server works on at a time."""
+    scheduling_policy: str = "priority"
+    """vLLM's name of the order of requests that wait: `priority` or `fcfs`."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory that vLLM may use, from 0 to 1; has no meaning on CPU."""
     weight_transport: str | None = None
@@ -86,7 +88,7 @@ class ServerSettings:
             *("--max-num-seqs", str(self.max_num_seqs)),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--enable-scale-out", "--disable-uvicorn-access-log"),
-            *("--middleware", _TOKEN_PLANE, "--scheduling-policy", "priority"),
+            *("--middleware", _TOKEN_PLANE, "--scheduling-policy", self.scheduling_policy),
         ]
         if self.fp32_lm_head and self.dtype != "float32":
             arguments += ["--hf-overrides", json.dumps({"head_dtype": "float32"})]
