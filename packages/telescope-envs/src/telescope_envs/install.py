@@ -67,6 +67,8 @@ def install(
         # Only now: what failed has changed nothing.
         if options.lock is not None:
             forget_in_lock(options.lock, release.id)
+        with locked(lock_file(release.id), what=f"{release.id} is being installed"):
+            remove_unused_venvs(release.id)
         return done
     done = install_isolated(registry, release, options=options, progress=progress)
     if before is not None and before.is_recorded and before.interpreter == sys.executable:
@@ -143,7 +145,6 @@ def _install_shared(
         write_record(
             Installation(registry=registry.address, installed_at=datetime.now(UTC), release=release)
         )
-        remove_unused_venvs(release.id)
     return Installed(release=release, locked=None, is_new=True)
 
 
