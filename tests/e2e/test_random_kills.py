@@ -27,12 +27,12 @@ def examples(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list
     return untouched(place)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_run_goes_on_exactly_whatever_is_killed(
-    tmp_path: Path, tiny_model: Path, examples: list[list[str]], seed: int
+    tmp_path: Path, tiny_model: Path, examples: list[list[str]]
 ) -> None:
+    # One of each, because a start of the driver takes half a minute; the benchmark kills many.
     place = Place(folder=tmp_path, model=tiny_model, port=free_port(), num_ranks=2)
-    kills, found = kill_many(place, ["driver", "rank", "environment"], times=1, seed=seed)
+    kills, found = kill_many(place, ["driver", "rank", "environment"], times=1, seed=1)
     assert [one.lost for one in kills] == ["", "", ""]
     assert [one.repeated for one in kills if one.kind == "environment"] == [0]
     assert all(one.repeated <= 9 for one in kills)

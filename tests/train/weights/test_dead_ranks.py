@@ -8,8 +8,11 @@ from tests.train.inference.test_leases import World, in_world
 
 from telescope_core.errors import EndpointError
 from telescope_core.records.servers import ServerState
-from telescope_train.backends.protocol import RankDiedError
+from telescope_train.backends.protocol import RankDiedError, TransferError
 from telescope_train.inference.wire import PAUSE_PATH
+from telescope_train.simulation.virtual_time import run_in_virtual_time
+from telescope_train.trainer.ranks import AllRanks
+from telescope_train.weights.publish import LEFT_ALONE_S
 
 
 class Update:
@@ -91,3 +94,51 @@ def test_an_update_that_ranks_left_is_made_again(cancelled_after_s: float | None
         assert ServerState.LOST not in world.states(0)
 
     in_world(main)
+
+
+@pytest.mark.parametrize("error", [RankDiedError("rank 0 died"), TransferError("not all joined")])
+def test_servers_that_wait_for_ranks_that_left_are_not_waited_for(error: Exception) -> None:
+    async def main(world: World) -> None:
+        async def connect(host: str, port: int, world_size: int) -> None:
+            raise error
+
+        async def waits(path: str, body: Any = None, **options: Any) -> Any:
+            await asyncio.sleep(120)
+            raise EndpointError("not all have joined")
+
+        world.ranks.connect = connect  # type: ignore[method-assign]
+        world.clients[0].control = waits  # type: ignore[method-assign]
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(type(error)):
+            await world.publisher.connect()
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(LEFT_ALONE_S, abs=1)
+        assert world.pool.leases[0].state is ServerState.LOST
+        assert "that the trainer has left" in world.pool.leases[0].reason
+        assert world.pool.leases[1].state is not ServerState.LOST
+
+    in_world(main)
+
+
+class OneOfTwo:
+    """A rank of which one call fails after some seconds."""
+
+    def __init__(self, seconds: float, failure: Exception) -> None:
+        self._seconds, self._failure = seconds, failure
+
+    async def call(self, name: str, *arguments: Any) -> Any:
+        await asyncio.sleep(self._seconds)
+        raise self._failure
+
+    async def address(self) -> tuple[str, int]:
+        raise AssertionError("nobody asks")
+
+
+@pytest.mark.parametrize("death_s", [1.0, 3.0])
+def test_a_death_is_told_rather_than_what_it_did_to_the_others(death_s: float) -> None:
+    async def main() -> None:
+        broken = TransferError("connection closed by peer")
+        ranks = AllRanks([OneOfTwo(2.0, broken), OneOfTwo(death_s, RankDiedError("rank 1 died"))])
+        with pytest.raises(RankDiedError, match="rank 1 died"):
+            await ranks.send_weights()
+
+    run_in_virtual_time(main)

@@ -129,8 +129,17 @@ class AllRanks:
         await self._ranks[0].call("connect", host, port, world_size)
 
     async def send_weights(self) -> str:
-        """Send all weights to all servers; returns their digest."""
-        return (await self._all("send_weights"))[0]
+        """Send all weights to all servers; returns their digest.
+
+        A rank that dies makes the sending fail on the others. Its death is what is raised then:
+        without it there is nothing to be sent again.
+        """
+        sending = [asyncio.ensure_future(rank.call("send_weights")) for rank in self._ranks]
+        await asyncio.wait(sending)
+        for one in sending:
+            if isinstance(one.exception(), RankDiedError):
+                await one
+        return (await asyncio.gather(*sending))[0]
 
     async def sent_digests(self) -> dict[str, str]:
         """Return the digest of each tensor that was sent last, by name."""

@@ -35,6 +35,10 @@ _PAUSE_QUERIES = {
 }
 MOST_TRIES = 4
 """Times that weights are sent from the start before an update fails."""
+LEFT_ALONE_S = 15.0
+"""Seconds in which a server leaves a transfer that the ranks have left, before it is lost.
+
+One that waits for rank 0 would do so for two minutes; it is back sooner if it is started again."""
 
 
 class WeightPublisher:
@@ -284,10 +288,13 @@ class WeightPublisher:
         Raises TransferError if the ranks or a living member failed: then another one was gone.
         """
         # None is cancelled: a transfer cannot be interrupted and has a deadline of its own.
-        from_ranks, *answers = await asyncio.gather(
-            of_ranks, *(call(member) for member in members), return_exceptions=True
-        )
+        calls = [asyncio.ensure_future(call(member)) for member in members]
+        (from_ranks,) = await asyncio.gather(of_ranks, return_exceptions=True)
+        if calls and isinstance(from_ranks, BaseException):
+            await asyncio.wait(calls, timeout=LEFT_ALONE_S)
+            calls = [one if one.done() else _forgotten(one) for one in calls]
         failures: list[str] = []
+        answers = await asyncio.gather(*calls, return_exceptions=True)
         for member, answer in zip(members, answers, strict=True):
             if isinstance(answer, EndpointError):
                 self._open_updates.discard(member)
@@ -318,6 +325,14 @@ async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
         # Nobody waits for its failure any more.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise
+
+
+def _forgotten(call: asyncio.Future[Any]) -> asyncio.Future[Any]:
+    """Let `call` go on unheeded; returns what stands for it, a failure of its server."""
+    call.add_done_callback(lambda done: done.cancelled() or done.exception())
+    failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    failed.set_exception(ServerLostError("it waits in a transfer that the trainer has left"))
+    return failed
 
 
 async def _asked(lease: Lease, method: str) -> Any:
