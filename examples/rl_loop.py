@@ -3,9 +3,8 @@
     python examples/rl_loop.py --steps 12
 
 A vLLM server samples, this process trains, and the new weights go back to the server after every
-step. The pieces are the public ones of Telescope; the algorithm itself (`advantages_of`,
-`token_loss`, `Learner.step`) is written out here. `telescope train` does the same with many ranks
-and servers, sampling ahead, checkpoints, evals and records.
+step. The pieces are Telescope's public ones, the algorithm is written out here. `telescope train`
+does the same with many ranks and servers, sampling ahead, checkpoints, evals and records.
 
 Letters at the end of names are dimensions: N rollouts of a step, G rollouts of a group, T tokens of
 a packed batch, M trained tokens of a packed batch.
@@ -50,7 +49,6 @@ PROMPTS, GROUP_SIZE = 12, 12
 MAX_TOKENS, SEQ_LEN = 4, 1024
 """Tokens of an answer, and of a packed batch."""
 LEARNING_RATE, CLIP, MAX_NORM = 1e-3, 0.2, 1.0
-CPU = torch.device("cpu")
 
 
 # 1. The environment: what is asked, and what an answer is worth.
@@ -146,16 +144,14 @@ class Learner:
     def __init__(self, model: Path) -> None:
         loaded = load_model(str(model))
         self.lm = loaded.model
-        # It answers a packed row with the log-probs of its trained tokens; samples that share a
-        # row do not see each other, and the logits of all tokens never exist at once.
+        # It answers a packed row with the log-probs of its trained tokens, without ever holding the
+        # logits of all; samples that share a row do not see each other.
         self.policy = PackedPolicy(loaded.model, chunk_size=256, vocab_size=loaded.vocab_size)
         self.optimizer = torch.optim.AdamW(self.lm.parameters(), lr=LEARNING_RATE)
-        self.publisher: GlooPublisher | None = None
 
     def step(self, samples: Sequence[TrainingSample]) -> float:
         """Take one step; returns the largest gap to the server's log-probs before it, in nats."""
-        # Each token gets its share of the step's loss here, before anything is packed, and from
-        # now on is only summed: the gradient cannot depend on how samples share the batches.
+        # Each token gets its share of the loss before packing and is only summed from then on.
         weights_N = token_weights(samples, "token", max_tokens=MAX_TOKENS)
         (batches,) = pack(samples, weights_N, seq_len=SEQ_LEN, num_ranks=1)
         gaps = [self._accumulate(batch) for batch in batches]
@@ -165,7 +161,7 @@ class Learner:
         return max(gaps)
 
     def _accumulate(self, batch: PackedBatch) -> float:
-        row = packed_row(batch, CPU)
+        row = packed_row(batch, torch.device("cpu"))
         logprobs_M = self.policy(row).logprobs_M
         trained = row.trained_M.numpy()
         behavior_M, advantages_M, weights_M = (
@@ -191,11 +187,15 @@ class Learner:
         where = {"host": host, "port": port, "world_size": world_size}
         self.publisher = await asyncio.to_thread(GlooPublisher, **where)
 
-    async def send_weights(self) -> None:
-        """Send every tensor once."""
-        assert self.publisher is not None, "connect comes first"
+    async def send_weights(self) -> str:
+        """Send every tensor once; returns a digest, which every server must find as well."""
         tensors = [(name, value.detach()) for name, value in self.lm.named_parameters()]
-        await asyncio.to_thread(self.publisher.send, tensors)
+        self.sent = await asyncio.to_thread(self.publisher.send, tensors)
+        return self.sent.whole()
+
+    async def sent_digests(self) -> dict[str, str]:
+        """Return the digest of each tensor: what differs is named if a server found another."""
+        return self.sent.by_name()
 
 
 # 6. The loop.
