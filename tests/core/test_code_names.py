@@ -102,6 +102,7 @@ async def test_a_file_is_played_by_a_process_of_its_own_too(folder: Path) -> Non
             "./raises.py:Maze",
             r"cannot import environment 'raises:Maze'.*raises\.py, line 3.*planned",
         ),
+        ("./lacks.py:Maze", r"lacks\.py, line 2: No module named 'nothere'; .*install what"),
         ("mazes.py:Maze", r"mazes\.py: no such file"),
     ],
 )
@@ -111,6 +112,7 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place(folder, name, expected
     (folder / "broken.py").write_text("x = 1\nclass Maze(:\n")
     (folder / "a-maze.py").write_text("class Maze: pass\n")
     (folder / "raises.py").write_text("class Maze: pass\n\nraise ValueError('planned')\n")
+    (folder / "lacks.py").write_text("class Maze: pass\nimport nothere\n")
     with pytest.raises(EnvironmentLoadError, match=expected):
         load_located(locate_environment(name))
 

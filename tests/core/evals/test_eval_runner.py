@@ -313,6 +313,15 @@ async def test_a_split_the_environment_lacks_is_refused():
         await run_eval(opened(TrainOnly), ScriptedClient(["0"]), settings())
 
 
+async def test_a_split_without_examples_is_refused_by_that_name():
+    class Empty(Echo):
+        def examples(self, split):
+            return [] if split is Split.EVAL else super().examples(split)
+
+    with pytest.raises(ConfigError, match="has no examples in its eval split"):
+        await run_eval(opened(Empty), ScriptedClient(["0"]), settings())
+
+
 def test_row_of_an_eval_has_step_zero():
     from telescope_core.types import Rollout
 

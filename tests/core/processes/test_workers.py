@@ -360,7 +360,7 @@ async def test_what_cannot_be_loaded_is_said_as_in_process(workers):
     with pytest.raises(EnvironmentLoadError, match="is not an Environment class"):
         await workers("Missing").describe()
     pool = open_environment("nowhere:X", {}, ProcessSettings(isolation=Isolation.PROCESS))
-    with pytest.raises(EnvironmentLoadError, match="No module named 'nowhere'"):
+    with pytest.raises(EnvironmentLoadError, match="no module 'nowhere'"):
         await pool.describe()
     await pool.close()
 

@@ -71,17 +71,17 @@ def _require_from(found: type[Environment], location: EnvironmentLocation) -> No
         )
 
 
-def _advice(module_name: str, error: ImportError) -> str:
-    """Return what to do when a module, or something that it imports, cannot be imported."""
+def _what_is_missing(module_name: str, error: ImportError) -> str:
+    """Return what cannot be imported, by which line, and what to do."""
     package = module_name.partition(".")[0]
-    if getattr(error, "name", None) not in (module_name, package):
-        return "reinstall it, or install what it misses"
+    if error.name not in (module_name, package):
+        return f"{_where_raised(error)}: {error}; reinstall it, or install what it misses"
     beside = Path(f"{package}.py")
     folder = Path(package)
     if beside.is_file() or folder.is_dir():
         return (
-            f"it is in this folder, which is not searched: name it {beside}:Class, or set "
-            "PYTHONPATH=. and run it again"
+            f"{error}; it is in this folder, which is not searched: name it {beside}:Class, or "
+            "set PYTHONPATH=. and run it again"
         )
     return (
         f"no module {module_name!r} is on the search path: set PYTHONPATH to the folder that holds "
@@ -94,7 +94,9 @@ def _where_raised(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}, line {frames[-1].lineno}"
+    # Of an import that found nothing, the last frames are Python's own.
+    last = [one for one in frames if not one.filename.startswith("<frozen ")][-1]
+    return f"{last.filename}, line {last.lineno}"
 
 
 def load_environment_class(factory: str) -> type[Environment]:
@@ -104,7 +106,7 @@ def load_environment_class(factory: str) -> type[Environment]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise EnvironmentLoadError(
-            f"cannot import environment {factory!r}: {error}; {_advice(module_name, error)}"
+            f"cannot import environment {factory!r}: {_what_is_missing(module_name, error)}"
         ) from error
     except Exception as error:
         raise EnvironmentLoadError(

@@ -80,6 +80,11 @@ def check_split(settings: EvalSettings, description: EnvironmentDescription) -> 
             f"it has: {', '.join(sizes) or 'none'}"
         )
     size = sizes[settings.split]
+    if size == 0:
+        raise ConfigError(
+            f"{description.name} has no examples in its {settings.split} split; see what "
+            "examples() or its data gives there"
+        )
     last = max(settings.example_indices)
     if size is not None and last >= size:
         got = (
