@@ -151,6 +151,48 @@ async def test_an_engine_that_fails_fails_what_waits_for_it() -> None:
         await core.complete(request, GrowingCompletion("one"))
 
 
+async def test_what_a_failing_pause_has_ended_is_handed_out() -> None:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+
+    from telescope_train.inference.vllm_plugin.completions import GrowingCompletion
+    from telescope_train.inference.vllm_plugin.engine_thread import EngineStep, EngineThreadClient
+
+    class HalfPaused:
+        """An engine whose pause ends what runs, and then raises."""
+
+        def __init__(self, *_: Any) -> None:
+            self.running: list[GrowingCompletion] = []
+            self.ended: list[GrowingCompletion] = []
+
+        def put(self, _: Any, completion: GrowingCompletion) -> None:
+            self.running.append(completion)
+
+        def turn(self) -> EngineStep:
+            ended, self.ended = self.ended, []
+            return EngineStep([], ended, False)
+
+        def pause_scheduler(self) -> None:
+            self.running[0].finish_reason = "abort"
+            self.ended, self.running = self.running, []
+            raise RuntimeError("the cache could not be cleared")
+
+    core = EngineThreadClient(None, None, False, engine_class=HalfPaused)  # type: ignore[arg-type]
+    nothing = {"cache_salt": None, "data_parallel_rank": None}
+    request = EngineCoreRequest("one", PROMPT, None, SamplingParams(), None, 0.0, None, **nothing)
+    completion = GrowingCompletion("one")
+    waiting = asyncio.create_task(core.complete(request, completion))
+    outputs = asyncio.create_task(core.get_output_async())
+    # Until the engine has taken the request in, and nothing else would make it step.
+    while core._has_work.is_set() or "one" not in core._awaited:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="could not be cleared"):
+        await core.call_utility_async("pause_scheduler")
+    await asyncio.wait_for(waiting, DEADLINE_S)
+    assert completion.finish_reason == "abort"
+    outputs.cancel()
+
+
 @pytest.mark.parametrize("query", [PAUSE_AND_CLEAR, PAUSE_AND_KEEP])
 async def test_a_pause_stops_requests_and_lets_them_go_on(client: TokenClient, query: str) -> None:
     running = asyncio.create_task(generate(client, LENGTH))

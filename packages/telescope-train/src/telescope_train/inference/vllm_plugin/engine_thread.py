@@ -256,11 +256,13 @@ class EngineThreadClient(AsyncMPClient):
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         """Call a method of the engine between two steps."""
-        result = await self._in_thread(getattr(self._engine, method), *args)
-        # The call may have resumed the scheduler, or aborted requests whose ends are still to be
-        # handed out. Nobody else would wake `get_output_async` for them.
-        self._has_work.set()
-        return result
+        try:
+            return await self._in_thread(getattr(self._engine, method), *args)
+        finally:
+            # The call may have resumed the scheduler, or aborted requests whose ends are still to
+            # be handed out, also if it failed after that. Nobody else would wake
+            # `get_output_async` for them.
+            self._has_work.set()
 
     async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
         """Call a method of every engine, of which there is one."""
