@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.measured_run import write_measured_run
 
 from telescope_cli.main import main
 from telescope_core.chains import sampled_tokens
@@ -95,6 +96,22 @@ def test_lengths_come_from_the_rollouts_of_a_run(settings, capsys, tmp_path):
         *("--gpus", "2", "--parameters", "1B", "--steps", "4", "--json", "--mean-length", "4000"),
     )[1]
     assert json.loads(text)["chosen"]["step_s"] > recorded["step_s"]
+
+
+def test_speeds_come_from_the_records_of_a_run(settings, capsys, tmp_path):
+    write_measured_run(tmp_path / "small", num_steps=20)
+    small = ("--speeds-of", str(tmp_path / "small"), "--lengths-of", str(tmp_path / "small"))
+    machines = ("--gpus", "4", "--servers", "2", "--steps", "5")
+    code, text, _ = run(capsys, settings, *machines, *small)
+    assert code == 0
+    assert "as fast as those of" in text
+    code, text, _ = run(capsys, settings, *machines, *small, "--json")
+    chosen = json.loads(text)["chosen"]
+    # 32 rollouts over two servers: the longest answer takes about 280 steps of 20 to 84 ms each.
+    assert 5 < chosen["generate_s"] < 30
+    code, _, error = run(capsys, settings, "--speeds-of", str(tmp_path))
+    assert code == 2
+    assert "0 steps" in error or "run.json" in error
 
 
 def test_agents_with_tools_are_estimated(settings, capsys):

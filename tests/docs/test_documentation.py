@@ -71,6 +71,8 @@ ELSEWHERE = {
     "telescope simulate run.toml --gpus 16 --parameters 8B --lengths-of runs/small": (
         f"{SIMULATE}test_lengths_come_from_the_rollouts_of_a_run"
     ),
+    "telescope simulate run.toml --gpus 16 --servers 12 --speeds-of runs/small "
+    "--lengths-of runs/small": f"{SIMULATE}test_speeds_come_from_the_records_of_a_run",
     "telescope simulate run.toml --gpus 16 --parameters 8B --mean-length 300 --spread 0.8 "
     "--turns 2-40 --tool-seconds 2": f"{SIMULATE}test_agents_with_tools_are_estimated",
     "telescope eval countdown --base-url https://models.example.com/v1 --model big-model "

@@ -54,7 +54,8 @@ def tiny_server(model: Path, log_path: Path) -> ServerSettings:
         model_path=str(model),
         port=free_port(),
         log_path=log_path,
-        max_model_len=256,
+        # Enough for answers that are still being sampled when a test looks for them.
+        max_model_len=1024,
         weight_transport="gloo",
     )
 

@@ -26,7 +26,7 @@ from telescope_train.inference.wire import (
 pytestmark = pytest.mark.engine
 
 PROMPT = [5, 6, 7]
-LENGTH = 200
+LENGTH = 800
 DEADLINE_S = 60.0
 
 
@@ -314,7 +314,7 @@ async def test_a_request_that_cannot_be_served_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(EndpointError, match=r"maximum (model|context) length"):
         await client.generate(
-            [5] * 300, Sampling(max_tokens=1), stop_token_ids=[], cache_salt="test"
+            [5] * 1100, Sampling(max_tokens=1), stop_token_ids=[], cache_salt="test"
         )
     with pytest.raises(EndpointError, match="temperature"):
         await generate(client, 1, temperature=-1.0)

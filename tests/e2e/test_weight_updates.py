@@ -31,7 +31,7 @@ pytestmark = pytest.mark.engine
 
 NUM_UPDATES = 20
 TEMPERATURE = 0.8
-LENGTH = 200
+LENGTH = 800
 
 
 def rollout_of(completion: Completion, *, index: int) -> Rollout:

@@ -13,8 +13,10 @@ from telescope_core.config import split_arguments
 from telescope_core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from telescope_train.config.schema import TrainConfig
     from telescope_train.models.facts import ModelFacts
-    from telescope_train.simulation.estimate import Estimate, Expected
+    from telescope_train.simulation.estimate import Estimate, Expected, Hardware, SpeedsOf
+    from telescope_train.simulation.machines import Speeds
 
 WIDTH = 80
 _UNITS = {"M": 1e6, "B": 1e9}
@@ -31,6 +33,10 @@ ParametersOption = Annotated[
 ]
 LengthsOption = Annotated[
     Path | None, typer.Option(help="Run folder whose rollouts say how long answers are.")
+]
+SpeedsOption = Annotated[
+    Path | None,
+    typer.Option(help="Run folder that says how fast a server and a rank are; no data sheets."),
 ]
 MeanOption = Annotated[
     float | None, typer.Option(min=1, help="Mean tokens of an answer; default: max_tokens / 4.")
@@ -55,6 +61,7 @@ def simulate_command(
     tensor_parallel: TensorParallelOption = 1,
     parameters: ParametersOption = "",
     lengths_of: LengthsOption = None,
+    speeds_of: SpeedsOption = None,
     mean_length: MeanOption = None,
     spread: SpreadOption = 0.9,
     turns: TurnsOption = "1",
@@ -67,13 +74,16 @@ def simulate_command(
 
     The run's own scheduling works in virtual time over models of servers and trainer, for the
     number of servers that you give and for a few others. Settings come from files and flags, as
-    for `telescope train`. Speeds are estimated from data sheets, so compare, and do not promise.
+    for `telescope train`. Speeds are estimated from data sheets, so compare, and do not promise;
+    or they are those of a run (--speeds-of), of whose servers and ranks there are then more.
 
     For example:
 
       telescope simulate run.toml --gpus 16 --servers 12 --parameters 8B
 
       telescope simulate run.toml --gpus 64 --lengths-of runs/small --max_async_rollout 2
+
+      telescope simulate run.toml --gpus 4 --speeds-of runs/small --lengths-of runs/small
 
       telescope simulate run.toml --gpus 1024 --tensor-parallel 8 --parameters 70B --json
     """
@@ -88,7 +98,6 @@ def simulate_command(
         )
     config = load_train_config(files, flags)
     hardware = Hardware(
-        gpu=gpu,
         num_gpus=gpus,
         num_servers=servers or max(1, gpus // (2 * tensor_parallel)),
         gpus_per_server=tensor_parallel,
@@ -101,14 +110,39 @@ def simulate_command(
     )
     if lengths_of is not None:
         workload = recorded_workload(lengths_of, workload)
-    facts = _facts(config.model.model, config.run.output_dir, parameters)
+    speeds, kind = _speeds(config, gpu=gpu, parameters=parameters, speeds_of=speeds_of)
     console = Console(width=WIDTH, highlight=False)
-    with Console(stderr=True).status(f"simulating {steps} steps on {gpus} x {gpu}"):
-        found = estimate(config, facts, hardware, workload, steps=steps)
+    with Console(stderr=True).status(f"simulating {steps} steps on {gpus} x {kind}"):
+        found = estimate(config, speeds, hardware, workload, steps=steps)
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
         return
-    _show(console, found, hardware.gpu)
+    _show(console, found, kind)
+
+
+def _speeds(
+    config: "TrainConfig", *, gpu: str, parameters: str, speeds_of: Path | None
+) -> tuple["SpeedsOf", str]:
+    """Return how fast a server and a rank are, and what to call the machines."""
+    from telescope_train.simulation.machines import estimated_speeds
+    from telescope_train.simulation.measured import measured_speeds
+
+    slots = config.inference.max_num_seqs
+    facts = _facts(config.model.model, config.run.output_dir, parameters)
+    if speeds_of is not None:
+        speeds = measured_speeds(speeds_of, hidden_size=facts.hidden_size, slots=slots)
+        return (lambda hardware: speeds), f"as fast as those of {speeds_of}"
+
+    def estimated(hardware: "Hardware") -> "Speeds":
+        return estimated_speeds(
+            facts,
+            gpu,
+            gpus_per_server=hardware.gpus_per_server,
+            num_ranks=hardware.num_ranks,
+            slots=slots,
+        )
+
+    return estimated, gpu
 
 
 def _turns(text: str) -> tuple[int, int]:
@@ -135,12 +169,12 @@ def _facts(model: str, output_dir: str, parameters: str) -> "ModelFacts":
         ) from None
 
 
-def _show(console: Console, found: "Estimate", gpu: str) -> None:
+def _show(console: Console, found: "Estimate", kind: str) -> None:
     from telescope_train.simulation.estimate import table_of
 
     one = found.chosen
     console.print(
-        f"{one.num_servers} servers and {one.num_ranks} trainer GPUs ({gpu}): "
+        f"{one.num_servers} servers and {one.num_ranks} trainer GPUs ({kind}): "
         f"{one.steps_per_hour:,.0f} steps an hour, {one.step_s:.1f} s each"
     )
     console.print(f"A step waits longest for {found.limit}.")

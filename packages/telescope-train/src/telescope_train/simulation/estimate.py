@@ -3,19 +3,18 @@
 The chosen division of the GPUs between servers and ranks is simulated, and a few others beside it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from telescope_core.errors import ConfigError
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_train.config.schema import TrainConfig
-from telescope_train.models.facts import ModelFacts
 from telescope_train.simulation.environments import Asked, Recorded, Workload
-from telescope_train.simulation.machines import estimated_speeds
+from telescope_train.simulation.machines import Speeds
 from telescope_train.simulation.run import Scenario, Simulated, simulate
 
 _OTHER_SPLITS = (0.5, 0.75, 1.25, 1.5)
@@ -28,8 +27,6 @@ _WARM_UP = 3
 class Hardware:
     """The machines of a simulated run."""
 
-    gpu: str
-    """Its name in `machines.GPUS`."""
     num_gpus: int
     """All together."""
     num_servers: int
@@ -49,6 +46,10 @@ class Hardware:
                 f"{self.num_ranks} of {self.num_gpus} GPUs for the trainer; expected at least one "
                 "server and one GPU for the trainer"
             )
+
+
+SpeedsOf: TypeAlias = Callable[[Hardware], Speeds]
+"""Gives the speed of a server and of a rank in a division of the GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +119,14 @@ class Estimate:
 
 
 def estimate(
-    config: TrainConfig, facts: ModelFacts, hardware: Hardware, workload: Workload, *, steps: int
+    config: TrainConfig, speeds: SpeedsOf, hardware: Hardware, workload: Workload, *, steps: int
 ) -> Estimate:
     """Simulate `steps` steps of the run on `hardware`, and with other numbers of servers."""
     hardware.require_sound()
     run = config.run.model_copy(update={"number_of_steps": steps})
     config = config.model_copy(update={"run": run})
-    chosen = _expected(config, facts, hardware, workload)
-    others = [_expected(config, facts, other, workload) for other in _other_splits(hardware)]
+    chosen = _expected(config, speeds, hardware, workload)
+    others = [_expected(config, speeds, other, workload) for other in _other_splits(hardware)]
     return Estimate(chosen=chosen, others=tuple(others), limit=_limit(chosen))
 
 
@@ -165,15 +166,9 @@ def _other_splits(hardware: Hardware) -> list[Hardware]:
 
 
 def _expected(
-    config: TrainConfig, facts: ModelFacts, hardware: Hardware, workload: Workload
+    config: TrainConfig, speeds_of: SpeedsOf, hardware: Hardware, workload: Workload
 ) -> Expected:
-    speeds = estimated_speeds(
-        facts,
-        hardware.gpu,
-        gpus_per_server=hardware.gpus_per_server,
-        num_ranks=hardware.num_ranks,
-        slots=config.inference.max_num_seqs,
-    )
+    speeds = speeds_of(hardware)
     scenario = Scenario(
         config=config,
         workload=workload,
