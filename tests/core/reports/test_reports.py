@@ -13,6 +13,7 @@ from telescope_core.evals import EvalSettings, write_result
 from telescope_core.evals.result import result_of
 from telescope_core.protocols import EnvironmentPlace
 from telescope_core.records import RolloutRow, RunFolder
+from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.reports import overview_of, sparkline
 from telescope_core.reports.samples import pick, run_samples
 from telescope_core.reports.sparkline import moving_average
@@ -210,6 +211,26 @@ def test_evals_of_other_code_are_said_not_to_compare(tmp_path):
     reason = "because the environment's code changed in between: version: 0.1.0 -> 0.2.0."
     assert f"not comparable, {reason}" in text
     assert "acme/sums 0.2.0 shared" in text
+
+
+def test_evals_in_between_are_drawn_and_those_without_a_result_are_told(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config={})
+    for step in range(1, 61):
+        run.log_metrics({"step": step, "reward/mean": 0.5})
+    for tag in ("before", *(f"step-{step}" for step in range(2, 60, 2)), "after"):
+        write_result(run.evals_path / f"sums-{tag}", an_eval("sums", 0.5, 1))
+    point = {"time_s": 0.0, "name": "sums", "num_scored": 0}
+    late = {"tag": "step-60", "version": 60, "state": EvalPointState.SKIPPED}
+    run.log_eval_point(EvalPoint(**point, **late, reason="the one before <had> not ended"))
+    done = {"tag": "step-58", "version": 58, "state": EvalPointState.DONE}
+    run.log_eval_point(EvalPoint(**point, **done))
+    run.finish()
+    page = write_train_report(run).read_text()
+    text = " ".join(Checker(page).text)
+    drawn = [step for step in range(1, 61) if f">step {step}<" in page]
+    assert drawn == list(range(4, 60, 6))
+    assert "eval step-60, sums: skipped: the one before <had> not ended" in text
+    assert "eval step-58" not in text
 
 
 def test_report_asks_nothing_of_the_network_and_runs_no_script(run):

@@ -1,4 +1,4 @@
-"""Pair the held-out evals at the start and at the end of a run."""
+"""Pair the held-out evals at the start and at the end of a run, with those in between."""
 
 import re
 from collections.abc import Mapping
@@ -21,6 +21,8 @@ class BeforeAfter:
     """Name of the measure, such as `pass@1`."""
     before: Estimate | None
     after: Estimate | None
+    between: tuple[tuple[int, Estimate], ...] = ()
+    """(step, estimate) of the evals in between, by step."""
     comparison: Comparison | None = None
     """The paired comparison; None when one of the two is missing, or no example is in both."""
 
@@ -45,10 +47,20 @@ def before_and_after(evals: Mapping[str, EvalResult]) -> list[BeforeAfter]:
                 measure=f"pass@{k}",
                 before=before.pass_at.get(k) if before else None,
                 after=after.pass_at.get(k) if after else None,
+                between=_between(by_tag, k),
                 comparison=compared(before, after),
             )
         )
     return pairs
+
+
+def _between(by_tag: Mapping[str, EvalResult], k: int) -> tuple[tuple[int, Estimate], ...]:
+    found = {
+        int(tag.removeprefix("step-")): result.pass_at[k]
+        for tag, result in by_tag.items()
+        if tag.startswith("step-") and k in result.pass_at
+    }
+    return tuple(sorted(found.items()))
 
 
 def compared(before: EvalResult | None, after: EvalResult | None) -> Comparison | None:

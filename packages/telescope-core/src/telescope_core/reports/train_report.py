@@ -37,7 +37,7 @@ def write_train_report(run: RunFolder) -> Path:
     parts = [
         _header(overview, rows, changes),
         reward_section(rows),
-        eval_section(changes, environment_names(rows)),
+        eval_section(changes, environment_names(rows), run.eval_points()),
         time_section(rows),
         evidence_section(rows),
         sample_section(run),

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from telescope_core.evals.stats import Estimate
+from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.run_folder import RunFolder
 from telescope_core.reports import html
 from telescope_core.reports.before_after import BeforeAfter
@@ -28,6 +30,8 @@ TIME_PARTS = (
     ("time/wait_s", "everything else"),
 )
 """Metrics that add up to the time of a step, with their names in the report."""
+_MOST_POINTS = 12
+"""Evals between the first and the last that are drawn of each environment."""
 _CURVES = (
     ("entropy", "Entropy", "nats per token"),
     ("grad_norm", "Gradient norm", "before clipping"),
@@ -86,8 +90,10 @@ def _edge_note(values: Sequence[float | None]) -> str:
     return f"first steps {first:.3f}, last steps {last:.3f}"
 
 
-def eval_section(changes: Sequence[BeforeAfter], environments: Sequence[str]) -> str:
-    """Return the held-out estimates with their intervals."""
+def eval_section(
+    changes: Sequence[BeforeAfter], environments: Sequence[str], points: Sequence[EvalPoint] = ()
+) -> str:
+    """Return the held-out estimates with their intervals, and which of `points` are not sound."""
     if not changes:
         return ""
     figures: list[str] = []
@@ -95,9 +101,14 @@ def eval_section(changes: Sequence[BeforeAfter], environments: Sequence[str]) ->
         # An environment keeps the color of its reward curve.
         known = change.name in environments
         color = environments.index(change.name) if known else index
+        between = [(f"step {step}", e, color) for step, e in _thinned(change.between)]
         rows = [
             IntervalRow(label=label, mean=e.mean, low=e.low, high=e.high, color=tint)
-            for label, e, tint in (("before", change.before, 5), ("after", change.after, color))
+            for label, e, tint in (
+                ("before", change.before, 5),
+                *between,
+                ("after", change.after, color),
+            )
             if e is not None
         ]
         label = f"Held-out {change.measure} of {change.name}, before and after"
@@ -109,8 +120,22 @@ def eval_section(changes: Sequence[BeforeAfter], environments: Sequence[str]) ->
         '<p class="soft">On examples that are never trained on; '
         "95% intervals, clustered by example. The change is judged by the difference of each "
         "example, not by these intervals.</p>"
-        f'<div class="grid-2">{"".join(figures)}</div>'
+        f'<div class="grid-2">{"".join(figures)}</div>{_unsound(points)}'
     )
+
+
+def _thinned(points: Sequence[tuple[int, Estimate]]) -> Sequence[tuple[int, Estimate]]:
+    """Return at most `_MOST_POINTS` of `points`, evenly, the newest among them."""
+    every = -(-len(points) // _MOST_POINTS) or 1
+    return points[::-1][::every][::-1]
+
+
+def _unsound(points: Sequence[EvalPoint]) -> str:
+    texts = [escape(point.text) for point in points if point.state is not EvalPointState.DONE]
+    if not texts:
+        return ""
+    items = "".join(f"<li>{text}</li>" for text in texts)
+    return f'<p class="soft">Evals that have no result of a single version:</p><ul>{items}</ul>'
 
 
 def time_section(rows: Sequence[Mapping[str, Any]]) -> str:
