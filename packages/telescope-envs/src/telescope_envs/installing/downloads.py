@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from telescope_core.errors import EnvironmentLoadError
@@ -51,7 +51,8 @@ def _pip_environment(scratch: Path) -> dict[str, str]:
     for uv_name, pip_name in _UV_TO_PIP.items():
         if environ.get(uv_name) and not environ.get(pip_name):
             environ[pip_name] = environ[uv_name].replace(",", " ")
-    if find_spec("pip") is None:
+    # On the search path alone: the finder that setuptools adds changes modules when asked for pip.
+    if PathFinder.find_spec("pip") is None:
         Uv().run(
             ["pip", "install", "--quiet", "--target", str(scratch / "pip"), "pip"],
             failure="pip, which fetches the packages of a bundle, cannot be installed",
