@@ -81,15 +81,15 @@ class Found:
 
 
 def make_model(folder: Path) -> Path:
-    """Write a random model of about 10M parameters, which ends an answer by chance."""
+    """Write a random model of about 2M parameters, which ends an answer by chance."""
     tokenizer = character_tokenizer()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=384,
-        intermediate_size=1152,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=2,
+        hidden_size=192,
+        intermediate_size=576,
+        num_hidden_layers=4,
+        num_attention_heads=3,
+        num_key_value_heads=1,
         head_dim=64,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
@@ -154,7 +154,7 @@ def compare(folder: Path, *, steps: int) -> list[Found]:
 
 PAGE = """# Simulated steps beside real ones
 
-A model of 10M parameters, one vLLM server and one trainer rank on CPU, {steps} steps of each
+A model of 2M parameters, one vLLM server and one trainer rank on CPU, {steps} steps of each
 schedule. Speeds and lengths were measured in the first run alone (`simulate --speeds-of`).
 
 {table}
@@ -166,7 +166,7 @@ schedule. Speeds and lengths were measured in the first run alone (`simulate --s
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description="Simulated steps beside real ones, on CPU.")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--quick", action="store_true", help="few steps; write nothing")
     options = parser.parse_args()
     steps = 12 if options.quick else options.steps

@@ -60,14 +60,15 @@ def main() -> int:
             if problems:
                 wrong[name] = problems
             if sys.stderr.isatty() and sum(counts.values()) % 50 == 0:
-                print(f"\r{sum(counts.values())} of {len(names)}", end="", file=sys.stderr)
+                print(f"\r{sum(counts.values())} of {len(names)}", end="\r", file=sys.stderr)
+            if counts[kind] == options.schedules and not options.json:
+                # At once: what was found is known even if the rest is never played.
+                broken = sum(one.rpartition("/")[0] == kind for one in wrong)
+                print(f"{kind:<30} {counts[kind]:>6} played {broken:>6} wrong", flush=True)
     seconds = time.perf_counter() - began_s
     if options.json:
         print(json.dumps({"played": counts, "wrong": wrong, "seconds": round(seconds, 1)}))
         return int(bool(wrong))
-    for kind, count in counts.items():
-        broken = [name for name in wrong if name.rpartition("/")[0] == kind]
-        print(f"{kind:<30} {count:>6} played {len(broken):>6} wrong")
     for name, problems in wrong.items():
         print(f"\n{name}: play it again with --replay {name}")
         print("\n".join(f"  {problem}" for problem in problems[:_SHOWN]))

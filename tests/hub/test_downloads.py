@@ -15,6 +15,7 @@ def test_looking_for_pip_asks_no_finder_that_changes_modules(monkeypatch, tmp_pa
 
 
 def test_pip_is_told_what_uv_was(monkeypatch, tmp_path):
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setenv("UV_FIND_LINKS", "a,b")
     monkeypatch.setenv("SSL_CERT_FILE", "mine.pem")
     monkeypatch.setenv("PIP_CERT", "pips.pem")
