@@ -59,9 +59,11 @@ def measured_speeds(run_folder: Path, *, hidden_size: int | None, slots: int) ->
             f"model calls in them; expected at least {_MIN_STEPS} steps and {_MIN_CALLS} calls to "
             "measure speeds from. Let it run for longer"
         )
-    engine, round_trip_s = engine_speed(calls, _updates(folder), slots)
+    engine, call_s = engine_speed(calls, _updates(folder), slots)
     update_s = float(np.median([row["time/sync_s"] for row in metrics]))
-    transfer_s = max(0.0, update_s - _CALLS_OF_UPDATE * round_trip_s)
+    # Control calls find the server idle, so that they cannot take longer than the whole update.
+    round_trip_s = min(call_s, update_s / _CALLS_OF_UPDATE)
+    transfer_s = update_s - _CALLS_OF_UPDATE * round_trip_s
     return Speeds(
         engine=engine,
         servers=ServerTimes(round_trip_s=round_trip_s, transfer_s=transfer_s),
