@@ -56,9 +56,9 @@ def before_and_after(evals: Mapping[str, EvalResult]) -> list[BeforeAfter]:
 
 def _between(by_tag: Mapping[str, EvalResult], k: int) -> tuple[tuple[int, Estimate], ...]:
     found = {
-        int(tag.removeprefix("step-")): result.pass_at[k]
+        int(tag.removeprefix("step-")): estimate
         for tag, result in by_tag.items()
-        if tag.startswith("step-") and k in result.pass_at
+        if tag.startswith("step-") and (estimate := result.pass_at.get(k)) is not None
     }
     return tuple(sorted(found.items()))
 
