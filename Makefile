@@ -35,6 +35,10 @@ check: stack ## format, lint, types, import contracts, budgets, registry
 	$(BIN)/pytest tests/arch
 	$(BIN)/telescope hub check registry
 
+.PHONY: check-ui
+check-ui: stack browser ## where node is there: the built pages are what their sources say, and accessible
+	@scripts/check_ui.sh
+
 FAST := -m "not engine and not gpu" --numprocesses $(WORKERS)
 ENGINE := -m "engine and not gpu" --numprocesses $(WORKERS) --dist loadfile --durations 15 \
 	--session-timeout 3600

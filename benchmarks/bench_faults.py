@@ -21,6 +21,7 @@ from typing import Any
 from faults.victim import KINDS, Place, Victim, examples_of, what_is_wrong
 from machine import facts_of_run, table, write_results
 
+from telescope_core.errors import ConfigError
 from telescope_train.cluster.ports import free_port
 from telescope_train.models.tiny import make_tiny_model
 
@@ -71,8 +72,18 @@ def kill_one(victim: Victim, kind: str, chance: random.Random) -> Kill:
         step=step,
         repeated=max(0, step - kept),
         seconds=round(time.monotonic() - began_s, 1),
-        lost="; ".join(what_is_wrong(victim.folder)),
+        lost="; ".join(lost_by(victim)),
     )
+
+
+def lost_by(victim: Victim) -> list[str]:
+    """Return what the records lack; again if the run took files back while they were read."""
+    try:
+        return what_is_wrong(victim.folder)
+    except ConfigError:
+        step = victim.num_steps
+        victim.until(lambda: victim.num_steps > step, f"step {step + 1}")
+        return what_is_wrong(victim.folder)
 
 
 def kill_many(

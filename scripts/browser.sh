@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes sure that there is a Chromium for the tests of the registry server's pages.
+# Makes sure that there is a Chromium, in which the pages of telescope ui and of the registry server are
+# tested.
 #
 # One that is there is used. Else Debian's or Ubuntu's is installed, which only root can do.
 set -eu
@@ -17,7 +18,7 @@ for name in chromium chromium-browser google-chrome google-chrome-stable; do
 done
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-    echo "browser: installing chromium, in which the pages of the registry server are tested"
+    echo "browser: installing chromium, in which pages are tested"
     log=$(mktemp)
     export DEBIAN_FRONTEND=noninteractive
     if { apt-get update && apt-get install -y --no-install-recommends chromium; } \
@@ -27,7 +28,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     fi
     tail -n 20 "$log" >&2
 fi
-echo "browser: the pages of the registry server are tested in a real browser, and there is none;" \
+echo "browser: pages are tested in a real browser, and there is none;" \
     "install chromium (as root: apt-get install chromium), or set TELESCOPE_CHROMIUM to the path" \
     "of a Chromium or Chrome" >&2
 exit 1

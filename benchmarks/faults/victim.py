@@ -53,6 +53,8 @@ MARKS: Mapping[str, str] = {
 }
 """What the command lines of processes of a kind hold."""
 KINDS = ("driver", *MARKS)
+LINGERING = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""What Ray ends a minute after its raylet has died. Nobody waits for it, and it holds no port."""
 DEADLINE_S = 240.0
 _POLL_S = 0.02
 
@@ -152,9 +154,10 @@ class Victim:
         return doing
 
     def kill_driver(self) -> None:
-        """Kill the driver; returns once every process of the run has ended."""
+        """Kill the driver; returns once every process that the run needs again has ended."""
         assert self._process is not None, "start comes first"
-        children = psutil.Process(self._process.pid).children(recursive=True)
+        everything = psutil.Process(self._process.pid).children(recursive=True)
+        children = [one for one in everything if not _lingers(one)]
         self._process.kill()
         self._process.wait()
         _, left = psutil.wait_procs(children, timeout=DEADLINE_S)
@@ -184,6 +187,13 @@ class Victim:
         _, left = psutil.wait_procs(children, timeout=30)
         for one in left:
             one.kill()
+
+
+def _lingers(process: psutil.Process) -> bool:
+    try:
+        return any(mark in " ".join(process.cmdline()) for mark in LINGERING)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def what_is_wrong(folder: RunFolder) -> list[str]:

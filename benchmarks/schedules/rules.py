@@ -28,6 +28,7 @@ class KeepLanesFull(RolloutSampler):
         self._begun = 0
         self._playing: dict[asyncio.Task[Group], int] = {}
         self._ready: list[tuple[int, Group]] = []
+        self._is_closed = False
 
     def advance(self, version: int) -> None:
         """Note the new weights, and fill the lanes."""
@@ -53,7 +54,8 @@ class KeepLanesFull(RolloutSampler):
         return SampledBatch(groups=tuple(group for _, group in taken), duration_s=duration_s)
 
     async def close(self) -> None:
-        """Cancel what is being played."""
+        """Cancel what is being played, and begin nothing in its place."""
+        self._is_closed = True
         for task in self._playing:
             task.cancel()
         await asyncio.gather(*self._playing, return_exceptions=True)
@@ -68,7 +70,7 @@ class KeepLanesFull(RolloutSampler):
     def _refill(self) -> None:
         group_size = next(iter(self._player.environments.values())).group_size
         lanes = self.seats.lanes.limit // group_size
-        while len(self._playing) < lanes:
+        while not self._is_closed and len(self._playing) < lanes:
             # Batch 0 in every id, since a group belongs to no batch before it has ended.
             place = Place(batch=0, position=self._begun, drawn=self._examples.next())
             task = asyncio.create_task(self._player.play(place, lambda: None))

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OPTIONAL = {
+    "pynvml": "telescope-train on a GPU: NVIDIA's meters, where its library is there",
     "aiohttp": "takes 0.2 s, and core imports in 0.3 s: only once a request is made",
     "cryptography": "telescope-envs[sigstore]: comes with sigstore",
     "datasets": "[datasets] of telescope-train and environments: only for data of that kind",
@@ -28,6 +29,9 @@ OPTIONAL = {
 }
 """What may be imported inside a function, and the extra or the reason."""
 BROAD_EXCEPT = {
+    "packages/telescope-train/src/telescope_train/observability/trackers/tracking.py": (
+        "whatever a tracker's library raises ends the tracker and not the run"
+    ),
     "packages/telescope-cli/src/telescope_cli/main.py": "the top of the command line",
     "packages/telescope-core/src/telescope_core/rollout.py": "a rollout that fails is data",
     "packages/telescope-core/src/telescope_core/environments/score_worker.py": "so in its parent",

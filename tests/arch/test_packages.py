@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("telescope-core", "telescope-envs", "telescope-train", "telescope-cli")
+PACKAGES = ("telescope-core", "telescope-envs", "telescope-train", "telescope-ui", "telescope-cli")
 PROJECTS = {
     name: tomllib.loads((ROOT / "packages" / name / "pyproject.toml").read_text())["project"]
     for name in PACKAGES
@@ -78,11 +78,13 @@ def test_every_extra_that_is_named_exists():
         for file in texts
         if file.is_file()
         for package, extras in re.findall(
-            r"(telescope-(?:core|envs|train|cli))\[([a-z, -]+)\]", file.read_text(encoding="utf-8")
+            r"(telescope-(?:core|envs|train|ui|cli))\[([a-z, -]+)\]",
+            file.read_text(encoding="utf-8"),
         )
         for extra in extras.replace(" ", "").split(",")
     }
-    assert {package for package, _, _ in named} == set(PACKAGES)
+    with_extras = {name for name in PACKAGES if "optional-dependencies" in PROJECTS[name]}
+    assert {package for package, _, _ in named} == with_extras
     wrong = [
         f"{where}: {package}[{extra}]"
         for package, extra, where in sorted(named)

@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from telescope_cli import main as cli
+from telescope_cli import verbs
 from telescope_cli.env.app import VERBS as ENV_VERBS
 from telescope_cli.hub.app import VERBS as HUB_VERBS
 
@@ -66,11 +68,21 @@ def test_a_verb_without_its_code_is_not_shown(telescope, monkeypatch):
 
 
 def test_a_verb_without_its_package_says_what_to_install(telescope, monkeypatch):
-    needy = cli.Verb(target="telescope_cli.env:app", help="Needs more.", needs="not_a_package")
+    needy = cli.Verb(target="telescope_cli.env:app", help="Needs it.", needs="telescope_train")
+    monkeypatch.setattr(
+        verbs, "find_spec", lambda name: None if name == needy.needs else find_spec(name)
+    )
     monkeypatch.setitem(cli.VERBS, "needy", needy)
     code, _, err = telescope("needy")
     assert code == 2
     assert "pip install 'telescope-cli[train]'" in err
+
+
+def test_the_page_names_the_extra_that_brings_it(telescope, monkeypatch):
+    monkeypatch.setitem(cli.VERBS, "ui", replace(cli.VERBS["ui"], needs="not_a_package"))
+    code, _, err = telescope("ui")
+    assert code == 2
+    assert "pip install 'telescope-cli[ui]'" in err
 
 
 def test_version(telescope):

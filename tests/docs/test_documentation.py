@@ -19,7 +19,14 @@ import pytest
 
 from telescope_core import Message, Rollout, StopReason
 from telescope_core.records import RunFolder, row_of
+from telescope_core.records.blocks import BlockLog
 from telescope_core.records.parquet import write_rows
+from telescope_core.records.timeline import (
+    CALLS_FOLDER,
+    TIMELINE_FOLDER,
+    ModelCall,
+    TimelineSpan,
+)
 from telescope_train.plan.load import load_train_config
 from telescope_train.sft.config import load_sft_config
 
@@ -58,7 +65,10 @@ HERE = {
 HUB_SERVER = "tests/hub/server/test_how_to.py::test_the_commands_make_a_hub_and_its_copy"
 HOSTED = "tests/hub/registry/test_host_a_registry.py::"
 SIMULATE = "tests/cli/test_simulate.py::"
+WATCH = "tests/cli/test_watch.py::"
 ELSEWHERE = {
+    "telescope watch quickstart": f"{WATCH}test_a_person_sees_steps_losses_and_the_end",
+    "telescope watch quickstart --json": f"{WATCH}test_a_program_gets_everything_as_objects",
     "telescope simulate run.toml --gpus 16 --servers 12 --parameters 8B": (
         f"{SIMULATE}test_a_run_is_estimated_with_other_divisions"
     ),
@@ -79,6 +89,19 @@ ELSEWHERE = {
     "--api-key-env BIG_KEY": (
         "tests/cli/test_eval_endpoint.py::"
         "test_a_key_that_is_refused_ends_at_once_and_names_its_variable"
+    ),
+    "pip install 'telescope-cli[ui]'": "scripts/install_stack.sh",
+    "telescope ui": (
+        "tests/cli/test_ui.py::test_it_says_where_it_is_and_ends_when_it_is_interrupted"
+    ),
+    "telescope ui runs/quickstart": (
+        "tests/cli/test_ui.py::test_it_says_where_it_is_and_ends_when_it_is_interrupted"
+    ),
+    "telescope ui runs/quickstart --port 8123 --no-open": (
+        "tests/cli/test_ui.py::test_it_says_where_it_is_and_ends_when_it_is_interrupted"
+    ),
+    "telescope ui runs/quickstart --export quickstart-page": (
+        "tests/cli/test_ui.py::test_an_export_has_every_page_as_a_script"
     ),
     "telescope hub check registry": "Makefile",
     "telescope hub check registry --against origin/main": (
@@ -248,6 +271,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             step, [row_of(rollout, step=step, with_tokens=True) for rollout in rollouts]
         )
         run.log_metrics({"step": step, "reward/mean": 0.5})
+    with BlockLog(run.path / TIMELINE_FOLDER, TimelineSpan) as spans:
+        spans.add(TimelineSpan(time_s=1.0, duration_s=0.5, name="forward", source="rank 0"))
+    with BlockLog(run.path / CALLS_FOLDER, ModelCall) as calls:
+        calls.add(ModelCall(time_s=1.0, duration_s=0.5, server="http://127.0.0.1:8100"))
     run.finish()
     return tmp_path
 

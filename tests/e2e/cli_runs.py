@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from telescope_train.cluster.ports import free_port
+from tests.ports import free_port
 
 TELESCOPE = [sys.executable, "-c", "from telescope_cli.main import main; main()"]
 SMALL_RUN = """

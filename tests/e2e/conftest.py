@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_port
 
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.pool import ServerPool

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.e2e.conftest import backend_settings, connected, local_ranks
+from tests.ports import free_port
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from telescope_core.evals import EvalFolder
@@ -25,7 +26,6 @@ from telescope_train.algorithms import load_algorithm
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.batches.packing import Packing
 from telescope_train.chat.renderer import load_renderer
-from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.generation import Generation

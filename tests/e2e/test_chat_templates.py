@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 import torch
+from tests.ports import free_port
 from tests.train.chat.templates.families import (
     BY_NAME,
     CHATML_MARKS,
@@ -22,7 +23,6 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from telescope_core.chat.messages import message_to_json
 from telescope_core.types import Message
-from telescope_train.cluster.ports import free_port
 from telescope_train.inference.server import SERVED_MODEL_NAME, ServerSettings, running
 
 pytestmark = pytest.mark.engine

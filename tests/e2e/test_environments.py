@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
 
 from telescope_core.chains import sampled_tokens
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.types import Completion, Message, Rollout, RolloutStatus, Turn
 from telescope_train.batches.samples import samples_from_rollout
-from telescope_train.cluster.ports import free_port
 from telescope_train.inference.server import SERVED_MODEL_NAME, ServerSettings, running
 from telescope_train.models.tiny import make_tiny_model
 

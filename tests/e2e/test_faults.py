@@ -11,10 +11,11 @@ from pathlib import Path
 import pandas
 import psutil
 import pytest
+from tests.ports import free_port
+from tests.ui.browsing import require_shown
 
 from telescope_core.records import RunFolder
 from telescope_core.records.servers import ServerState
-from telescope_train.cluster.ports import free_port
 from telescope_train.inference.server import ENGINE_THREAD_VARIABLE
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -212,3 +213,4 @@ def test_a_killed_driver_leaves_a_readable_folder_and_no_process(
         process.kill()
         process.wait(timeout=30)
     assert_folder_opens(tmp_path, says="interrupted")
+    require_shown(tmp_path / "runs", "victim", tmp_path)

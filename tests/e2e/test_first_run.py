@@ -5,9 +5,15 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from tests.collector import collector, spans_of
+from tests.ui.browsing import require_shown
+
+from telescope_core.records import RunFolder
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--number_of_steps", "2", "--group_size", "4", "--prompts_batch_size_for_trainer", "4"]
@@ -42,6 +48,106 @@ def telescope(place: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def require_recorded(run: RunFolder) -> None:
+    """Assert that the timeline and the calls of a run tell where its time went."""
+    calls = list(run.calls())
+    of_training = [call for call in calls if call.step is not None]
+    asked = Counter((call.group_id, call.index, call.attempt) for call in of_training)
+    rollouts = run.rollouts()
+    for row in rollouts:
+        assert asked[row.group_id, row.index, row.attempt] == row.num_turns
+    assert sum(call.num_completion_tokens for call in of_training if not call.error) >= sum(
+        row.num_completion_tokens for row in rollouts
+    )
+    for call in calls:
+        if not call.error:
+            assert None not in (call.queue_s, call.prefill_s, call.decode_s, call.first_token_s)
+            # The server's part of it is within what the driver saw; both clocks tell milliseconds.
+            assert call.prefill_s + call.decode_s <= call.duration_s + 0.05
+    of_evals = {call.environment for call in calls if call.step is None}
+    assert {"countdown-before", "countdown-after"} <= of_evals
+
+    spans = list(run.timeline())
+    of_rank = {(span.name, span.step) for span in spans if span.source == "rank 0"}
+    # A batch in which nothing is to be learned is not trained on.
+    trained = [row["step"] for row in run.metrics() if "loss/total" in row]
+    for step in trained:
+        assert {("forward", step), ("backward", step), ("optimizer", step)} <= of_rank
+    of_driver = Counter(span.name for span in spans if span.source == "driver")
+    assert {"wait for rollouts", "train", "publish weights", "after the step"} <= set(of_driver)
+    # On the driver's clock, what a rank did while the driver waited for it is within the wait.
+    sends = [one for one in spans if one.name == "send weights"]
+    for publishing in (one for one in spans if one.name == "publish weights"):
+        end_s = publishing.time_s + publishing.duration_s
+        assert any(
+            publishing.time_s - 0.1 <= one.time_s and one.time_s + one.duration_s <= end_s + 0.1
+            for one in sends
+        )
+
+
+def require_logged(run: RunFolder) -> None:
+    """Assert that every process wrote its log, all in one form."""
+    keys = ["time_s", "level", "component", "source", "life", "message"]
+    logs = {
+        path.name: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in run.logs_path.glob("*.jsonl")
+    }
+    for rows in logs.values():
+        assert rows[0]["message"].startswith("process ")
+        for row in rows:
+            assert list(row) == keys
+            assert row["level"] in ("debug", "info", "warning", "error")
+        # One process wrote each file.
+        assert len({(row["component"], row["source"], row["life"]) for row in rows}) == 1
+    sources = {(rows[0]["component"], rows[0]["source"]) for rows in logs.values()}
+    (server,) = {event.server for event in run.server_events()}
+    assert {("driver", ""), ("trainer", "rank 0"), ("server", server)} <= sources
+    workers = {source for component, source in sources if component == "environment"}
+    assert {"math-reasoning 0", "countdown 0", "countdown eval 0"} == workers
+    told = [row["message"] for row in logs["driver.jsonl"]]
+    assert "training" in told
+    assert sum(" step 2/2 reward " in message for message in told) == 1
+    of_rank = [row["message"] for row in logs["trainer-rank-0.jsonl"]]
+    assert any("packing does not leak" in message for message in of_rank)
+
+
+def require_metered(run: RunFolder) -> None:
+    """Assert that the meters of this machine and of the server were read."""
+    shown: dict[str, dict[str, list[float]]] = {}
+    for sample in run.gauges():
+        shown.setdefault(sample.source, {}).setdefault(sample.name, []).append(sample.value)
+    (node,) = (source for source in shown if source.startswith("node "))
+    assert min(shown[node]["memory/used_bytes"]) > 0
+    (server,) = (source for source in shown if source.startswith("http://"))
+    assert len(shown[server]["vllm/requests_running"]) >= 2
+    # Tokens of the plane bypass what vLLM counts by itself.
+    assert max(shown[server]["vllm/generation_tokens_per_s"]) > 0
+
+
+def require_traced(run: RunFolder, spans: list[Span]) -> None:
+    """Assert that a collector has each attempt, its calls and what the server tells of them."""
+    by_name: dict[str, list[Span]] = {}
+    for span in spans:
+        by_name.setdefault(span.name.split()[0], []).append(span)
+    attempts = {span.span_id: span for span in by_name["invoke_agent"]}
+    chats = {span.span_id: span for span in by_name["chat"]}
+    assert len(attempts) == len(by_name["invoke_agent"]) >= len(run.rollouts())
+    of_training = [call for call in run.calls() if call.step is not None]
+    assert len(chats) == len(of_training)
+    for chat in chats.values():
+        attempt = attempts[chat.parent_span_id]
+        assert chat.trace_id == attempt.trace_id
+        assert attempt.start_time_unix_nano <= chat.start_time_unix_nano
+        assert chat.end_time_unix_nano <= attempt.end_time_unix_nano
+    of_server = [span for span in by_name["llm_request"] if span.parent_span_id]
+    assert len(of_server) == len([call for call in of_training if not call.error])
+    for span in of_server:
+        assert span.trace_id == chats[span.parent_span_id].trace_id
+        found = {one.key: one.value for one in span.attributes}
+        assert found["gen_ai.usage.completion_tokens"].int_value > 0
+        assert found["gen_ai.latency.time_in_model_decode"].double_value >= 0
+
+
 @pytest.mark.engine
 def test_the_commands_of_the_tutorial(tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -59,9 +165,18 @@ def test_the_commands_of_the_tutorial(tmp_path):
     assert (run / "report.html").stat().st_size > 1000
     assert len(list((run / "rollouts").glob("*.parquet"))) == 2
 
+    require_recorded(RunFolder.open(run))
+    require_logged(RunFolder.open(run))
+    require_metered(RunFolder.open(run))
+    require_shown(tmp_path / "runs", "quickstart", tmp_path)
+
     synchronous = ["--name", "synchronous", "--max_async_rollout", "0", "--evals", "[]"]
     quiet = ["--eval_before_training", "false", "--eval_after_training", "false"]
-    telescope(tmp_path, *train, "--inference_base_port", free_port(), *synchronous, *quiet)
+    with collector() as (endpoint, got):
+        traced = ["--enable_vllm_tracing", "true", "--otlp_export_endpoint", endpoint]
+        port = ["--inference_base_port", free_port()]
+        telescope(tmp_path, *train, *port, *synchronous, *quiet, *traced)
+    require_traced(RunFolder.open(tmp_path / "runs" / "synchronous"), spans_of(got))
     rows = [
         json.loads(line)
         for line in (tmp_path / "runs" / "synchronous" / "metrics.jsonl").read_text().splitlines()

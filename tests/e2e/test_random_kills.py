@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from telescope_train.cluster.ports import free_port
+from tests.ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from bench_faults import kill_many, untouched

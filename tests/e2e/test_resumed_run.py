@@ -8,10 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.ports import free_port
 
 from telescope_core.records import RunFolder
 from telescope_train.checkpoints.folders import complete_checkpoints
-from telescope_train.cluster.ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cli_runs import environment, finish, train_command

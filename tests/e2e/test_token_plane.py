@@ -108,6 +108,49 @@ async def test_a_request_past_the_output_processor_ends_as_one_through_it(
     assert past == through
 
 
+async def test_where_the_time_of_a_request_went_is_told_and_counted(client: TokenClient) -> None:
+    before = await counted(client)
+    never = {"stop": ["no such words"], "detokenize": True}
+    # The same prompt twice: the second one finds what the first one computed.
+    past = await generate(client, 40)
+    through = await generate(client, 40, **never)
+    for one in (past, through):
+        timing = one.timing
+        assert timing is not None
+        assert timing.queue_s >= 0
+        assert timing.prefill_s > 0
+        assert timing.decode_s > 0
+        # It arrives before it is queued, and both clocks tell microseconds.
+        assert timing.first_token_s >= timing.queue_s + timing.prefill_s - 0.01
+    after = await counted(client)
+    change = {name: after[name] - before.get(name, 0.0) for name in after}
+    assert change["vllm:generation_tokens_total"] == 80
+    assert change["vllm:prompt_tokens_total"] == 2 * len(PROMPT)
+    assert change["vllm:request_success_total"] == 2
+    for histogram in (
+        "e2e_request_latency_seconds",
+        "time_to_first_token_seconds",
+        "request_queue_time_seconds",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "request_inference_time_seconds",
+    ):
+        assert change[f"vllm:{histogram}_count"] == 2, histogram
+    assert change["vllm:inter_token_latency_seconds_count"] == 2 * 39
+
+
+async def counted(client: TokenClient) -> dict[str, float]:
+    """Return the sum of each of vLLM's metrics over its labels."""
+    async with aiohttp.ClientSession() as session, session.get(f"{client.base_url}/metrics") as got:
+        lines = (await got.text()).splitlines()
+    sums: dict[str, float] = {}
+    for line in lines:
+        if line.startswith("vllm:"):
+            name, _, rest = line.partition("{")
+            sums[name] = sums.get(name, 0.0) + float(rest.rsplit(" ", 1)[1])
+    return sums
+
+
 async def test_an_engine_that_fails_fails_what_waits_for_it() -> None:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest

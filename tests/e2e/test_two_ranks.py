@@ -50,6 +50,10 @@ def test_two_ranks_train_synchronously(tmp_path: Path, tiny_model: Path) -> None
         assert row.logprobs is not None
         assert row.completion_ids is not None
         assert [len(turn) for turn in row.logprobs] == [len(turn) for turn in row.completion_ids]
+    for rank in ("rank 0", "rank 1"):
+        of_rank = [span for span in folder.timeline() if span.source == rank]
+        assert {span.step for span in of_rank if span.name == "gradient reduction"} == {1, 2, 3, 4}
+        assert {span.step for span in of_rank if span.name == "optimizer"} == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("transfer", ["merged", "adapter"])

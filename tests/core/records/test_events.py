@@ -92,7 +92,7 @@ async def test_a_resumed_run_drops_what_it_plays_again(tmp_path: Path) -> None:
     log.flush()
     log.pack(1)
     log.pack(2)
-    drop_events(tmp_path, after=1, is_repeated=lambda group_id: group_id != "1.1")
+    drop_events(tmp_path, after=1, is_repeated=lambda event: event.group_id != "1.1")
     assert [one.group_id for one in read_events(tmp_path)] == ["0.0", "0.1", "1.1"]
     again = EventLog(tmp_path)
     again.add(event(2, group=0))

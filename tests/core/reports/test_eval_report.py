@@ -1,8 +1,8 @@
 """`report.html` of an eval: every rollout with who said what, and controls to find one."""
 
 import pytest
+from tests.chromium import browser
 from tests.core.reports.test_reports import Checker
-from tests.hub.server.chromium import browser
 
 from telescope_core.evals import EvalFolder, EvalSettings
 from telescope_core.evals.result import result_of

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import uv
 from tests.e2e.cli_runs import TELESCOPE
+from tests.ports import free_port
 
-from telescope_train.cluster.ports import free_port
 from telescope_train.inference.server import SERVED_MODEL_NAME, ServerSettings, running
 from telescope_train.models.tiny import make_tiny_model
 

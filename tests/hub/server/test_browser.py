@@ -1,7 +1,7 @@
 """The pages in a real Chromium: as people find, read and copy, on small screens and in the dark."""
 
 import pytest
-from tests.hub.server.chromium import browser
+from tests.chromium import browser
 from tests.hub.server.showing import NASTY, fill_with_everything
 from tests.hub.serving import served
 

@@ -135,3 +135,16 @@ async def test_a_process_that_does_not_even_say_so_is_reported() -> None:
         await asyncio.wait_for(
             answer(never, process="rank 3", watched=Hung(), timeout_s=SHORT_S), DEADLINE_S
         )
+
+
+async def test_what_a_constructor_raised_is_the_cause_of_a_death() -> None:
+    why = "telescope_core.errors.ConfigError: port 8100 on 127.0.0.1 is in use"
+    raised = ray.exceptions.RayTaskError(
+        "Keeper.__init__", f"Traceback (most recent call last):\n{why}", ConfigError(why)
+    )
+    reference = asyncio.get_running_loop().create_future()
+    reference.set_exception(ray.exceptions.ActorDiedError(raised))
+    with pytest.raises(
+        ProcessDiedError, match=r"the keeper died: .*ConfigError: port 8100 .*in use"
+    ):
+        await answer(reference, process="the keeper", timeout_s=1.0)

@@ -14,6 +14,7 @@ from telescope_train.inference.generation import ServerLostError
 from telescope_train.inference.keeping import GOOD_LIFE_S, MOST_RESTARTS, Keeping
 from telescope_train.inference.leases import _NEXT, Lease
 from telescope_train.inference.pool import ServerPool
+from telescope_train.observability.calls import CallEnd, Watching
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.fleet import SimulatedFleet
 from telescope_train.simulation.servers import (
@@ -42,6 +43,7 @@ class World:
 
     def __init__(self, num_servers: int = 2, *, is_kept: bool = True) -> None:
         self.events: list[ServerEvent] = []
+        self.ends: list[CallEnd] = []
         self.ranks = SimulatedRanks(1, TrainerSpeed(send_s=0.5, optimizer_s=1.0))
         self.engines = [SimulatedEngine(SPEED, name=f"server-{n}") for n in range(num_servers)]
         self.clients = [
@@ -53,7 +55,13 @@ class World:
     def sample(self, name: str, num_ids: int) -> "asyncio.Task[Any]":
         prompt = Planned([3], rollout_id=f"{name}/0", num_tokens=num_ids * TOKENS_PER_ID)
         return asyncio.create_task(
-            self.pool.generate(prompt, Sampling(max_tokens=10**6), stop_token_ids=(), group_id=name)
+            self.pool.generate(
+                prompt,
+                Sampling(max_tokens=10**6),
+                stop_token_ids=(),
+                group_id=name,
+                watching=Watching(on_end=self.ends.append),
+            )
         )
 
     async def keeping(self, work: Coroutine[Any, Any, None], **fleet: Any) -> list[str]:
@@ -101,6 +109,51 @@ def test_a_request_goes_on_elsewhere_after_the_tokens_that_it_had() -> None:
         assert moved <= 61 * TOKENS_PER_ID
         assert world.pool.leases[0].state is ServerState.LOST
         assert "killed" in world.pool.leases[0].reason
+
+    in_world(main)
+
+
+def test_each_server_that_a_call_came_to_is_told_of_with_its_part() -> None:
+    async def main(world: World) -> None:
+        asked = world.sample("a", 100)
+        await asyncio.sleep(40 * TOKENS_PER_ID * 0.01)
+        world.engines[0].die("killed")
+        await asked
+        first, second = world.ends
+        assert (first.server, second.server) == ("server-0", "server-1")
+        assert "killed" in first.error
+        assert not second.error
+        assert 39 <= first.num_completion_tokens <= 40
+        assert first.num_completion_tokens + second.num_completion_tokens == 100
+        assert second.num_prompt_tokens == first.num_prompt_tokens + first.num_completion_tokens
+        assert first.sent_s < first.ended_s <= second.sent_s < second.ended_s
+
+    in_world(main)
+
+
+def test_a_call_that_is_canceled_is_told_of() -> None:
+    async def main(world: World) -> None:
+        asked = world.sample("a", 100)
+        await asyncio.sleep(10 * TOKENS_PER_ID * 0.01)
+        asked.cancel()
+        await asyncio.wait([asked])
+        (end,) = world.ends
+        assert (end.error, end.num_completion_tokens) == ("canceled", 0)
+
+    in_world(main)
+
+
+def test_a_call_over_an_update_says_which_weights_began_each_part() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+        await world.publisher.publish(1)
+        asked = world.sample("a", 100)
+        await asyncio.sleep(30 * TOKENS_PER_ID * 0.01)
+        await world.publisher.publish(2)
+        await asyncio.sleep(30 * TOKENS_PER_ID * 0.01)
+        world.engines[0].die("killed")
+        await asked
+        assert [end.version for end in world.ends] == [1, 2]
 
     in_world(main)
 

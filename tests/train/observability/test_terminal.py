@@ -1,10 +1,12 @@
 """The live view and the summary: they fit the terminal, and are plain lines elsewhere."""
 
 import io
+import json
 
 import pytest
 from rich.console import Console
 
+from telescope_core.records.logs import Logs
 from telescope_train.observability.terminal import LiveView, print_summary
 from telescope_train.summary import first_and_last
 
@@ -137,3 +139,22 @@ def test_summary_of_a_run_without_steps_prints():
     console = Console(file=io.StringIO(), width=80)
     print_summary({"name": "x", "steps": 0, "rewards": [], "evals": {}}, console=console)
     assert "run x finished" in console.file.getvalue()
+
+
+def test_what_a_person_is_told_is_logged_and_shown_once(tmp_path, capsys):
+    console = Console(file=io.StringIO(), width=200)
+    with Logs(folder=tmp_path).begin("driver"), LiveView(2, NAMES[:1], console=console) as view:
+        view.phase("training")
+        view.note("a checkpoint is written")
+        view.warn("a rank died (100 %s)")
+        view.update(a_row(1))
+    rows = [json.loads(line) for line in (tmp_path / "driver.jsonl").read_text().splitlines()]
+    told = [(row["level"], row["message"]) for row in rows[1:]]
+    assert told[:3] == [
+        ("info", "training"),
+        ("info", "a checkpoint is written"),
+        ("warning", "a rank died (100 %s)"),
+    ]
+    assert "step 1/2 reward" in told[3][1]
+    assert console.file.getvalue().count("a rank died") == 1
+    assert capsys.readouterr().err == ""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from tests.train.simulation.test_simulated_runs import scenario
 
 from telescope_train.inference.load import ServerLoad, parse_load
-from telescope_train.rollouts.concurrency import Concurrency, LaneLimit
+from telescope_train.rollouts.concurrency import MOST_READ, Concurrency, LaneLimit
 from telescope_train.rollouts.lanes import Lanes
 from telescope_train.simulation.engine import EngineSpeed
 from telescope_train.simulation.run import simulate
@@ -61,6 +61,18 @@ def test_lanes_shrink_when_the_cache_is_full_or_somebody_lost_it() -> None:
     assert limit.limit == 1
 
 
+def test_requests_that_begin_anew_at_a_change_of_weights_take_no_lanes_away() -> None:
+    limit = LaneLimit(100)
+    limit.limit = 100
+    for preemptions in range(10):
+        limit.follow(load(0.02, preemptions=preemptions, running=4), is_used_up=False)
+    assert limit.limit == 100
+    limit.follow(load(0.9, preemptions=10), is_used_up=True)
+    assert limit.limit == 80, "a cache that is nearly full throws out"
+    limit.follow(load(0.2, preemptions=11), is_used_up=False)
+    assert limit.limit < 80, "also when it has room again a moment later"
+
+
 def test_a_server_that_says_nothing_has_all_its_lanes() -> None:
     limit = LaneLimit(100)
     assert limit.follow(None, is_used_up=True) == 100
@@ -93,6 +105,27 @@ async def test_the_lanes_of_a_run_are_those_of_all_its_servers() -> None:
     assert lanes.limit == 3 + 1
     for task in waiting:
         task.cancel()
+
+
+async def test_many_servers_are_asked_in_turns() -> None:
+    num_servers = 2 * MOST_READ + 10
+    asked: list[int] = []
+
+    def reader(number: int):
+        async def read() -> ServerLoad | None:
+            asked.append(number)
+            return load(0.2)
+
+        return read
+
+    following = Concurrency(Lanes(num_servers), [reader(number) for number in range(num_servers)])
+    sizes: list[int] = []
+    for _ in range(6):
+        before = len(asked)
+        await following.read_once()
+        sizes.append(len(asked) - before)
+    assert sizes == [MOST_READ, MOST_READ, 10] * 2
+    assert asked == list(range(num_servers)) * 2
 
 
 def test_a_full_cache_throws_hardly_anything_out_when_lanes_follow_it() -> None:

@@ -30,6 +30,22 @@ def test_it_holds_in_many_schedules(kind: str) -> None:
     assert problems(kind, range(FEW, MANY)) == {}, "scripts/simulate_faults.py --replay plays one"
 
 
+@pytest.mark.parametrize(
+    "name", ["ranks-die/212", "driver-killed/332", "several-at-once/62", "several-at-once/414"]
+)
+def test_what_was_wrong_once_is_right(name: str) -> None:
+    kind, _, number = name.rpartition("/")
+    assert play(schedule(kind, int(number))) == []
+
+
+def test_events_of_what_is_played_again_that_stay_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A group that had ended at the checkpoint, and was too old when a later step chose it.
+    monkeypatch.setattr(SamplerState, "repeated", lambda state: lambda event: False)
+    assert any("has the life" in what for what in play(schedule("ranks-die", 212)))
+
+
 def test_there_are_twenty_kinds() -> None:
     assert len(KINDS) >= 20
 

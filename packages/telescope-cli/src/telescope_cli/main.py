@@ -52,6 +52,17 @@ VERBS = {
         takes_settings=True,
         needs="telescope_train",
     ),
+    "ui": Verb(
+        target="telescope_cli.ui:ui_command",
+        help="Serve the data of runs: curves, rollouts, tokens, timelines, logs.",
+        needs="telescope_ui",
+        extra="ui",
+    ),
+    "watch": Verb(
+        target="telescope_cli.watch:watch_command",
+        help="Watch a run that goes on, from any terminal.",
+        needs="telescope_train",
+    ),
 }
 EPILOG = """Examples:
 

@@ -26,6 +26,8 @@ class Verb:
     """Whether unknown `--section.key value` flags are passed to the verb, which checks them."""
     needs: str = ""
     """Import name of the optional package that it needs; empty if none."""
+    extra: str = "train"
+    """Extra of telescope-cli that brings that package."""
 
 
 class VerbGroup(TyperGroup):
@@ -102,7 +104,7 @@ def _load(name: str, verb: Verb) -> Any:
 
         raise ConfigError(
             f"telescope {name} needs {verb.needs.replace('_', '-')}, which is not installed; "
-            "run: pip install 'telescope-cli[train]'"
+            f"run: pip install 'telescope-cli[{verb.extra}]'"
         )
     module_name, _, attribute = verb.target.partition(":")
     target = getattr(import_module(module_name), attribute)

@@ -121,8 +121,8 @@ def _pool(
 def _local_places(
     name: str, location: EnvironmentLocation, processes: ProcessSettings
 ) -> list[LocalPlace]:
-    folder = processes.log_folder
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+    folder, log_name = processes.log_folder, processes.log_name or name
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", log_name)
     return [
         LocalPlace(
             label=f"environment process {index} of {name}",
@@ -133,6 +133,8 @@ def _local_places(
             version=location.version if location.search_path else "",
             memory_limit_bytes=processes.memory_limit_bytes,
             log_path=folder / f"environment-{plain}-{index}.log" if folder else None,
+            log_source=f"{log_name} {index}",
+            is_debug=processes.is_debug,
         )
         for index in range(processes.num_workers)
     ]

@@ -1,5 +1,9 @@
-"""Which environment variables an environment may declare as its secrets, and telling people."""
+"""Which environment variables an environment may declare as its secrets, and telling people.
 
+And what is left out of texts because it may be a secret.
+"""
+
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
@@ -7,6 +11,13 @@ from telescope_core.errors import EnvironmentLoadError
 
 RESERVED_PREFIX = "TELESCOPE_"
 """Variables of Telescope itself: tokens of registries and workers, and where its data is."""
+HIDDEN = "(left out)"
+"""What stands in a text where a secret was."""
+_SECRET = re.compile(r"(?:key|token|secret|password|passwd|credentials?)s?$", re.IGNORECASE)
+"""How the names of secrets end."""
+_SHORTEST_HIDDEN = 6
+"""Characters of the shortest value that is left out: shorter ones are words such as `none`, which
+no text could do without."""
 
 
 def reserved_secrets(names: Iterable[str]) -> list[str]:
@@ -61,3 +72,25 @@ def secrets_text(are_set: Mapping[str, bool]) -> str:
 def _shown(name: str) -> str:
     """Return a name that a worker may have made up, as text that no terminal acts on."""
     return name if name.isascii() and name.isidentifier() else ascii(name)
+
+
+def secret_values(settings: Mapping[str, object]) -> set[str]:
+    """Return the texts of `settings` whose names look like those of secrets, in all sections."""
+    found: set[str] = set()
+    for name, value in settings.items():
+        several = isinstance(value, list | tuple)
+        for one in cast(Sequence[object], value) if several else (value,):
+            if isinstance(one, Mapping):
+                found |= secret_values(cast(Mapping[str, object], one))
+            elif isinstance(one, str) and _SECRET.search(name):
+                found.add(one)
+    return found
+
+
+def hidden(text: str, secrets: Iterable[str]) -> str:
+    """Return `text` without the values of secrets, as far as these are not very short."""
+    # A longer one may hold a shorter one.
+    for value in sorted(secrets, key=len, reverse=True):
+        if len(value) >= _SHORTEST_HIDDEN:
+            text = text.replace(value, HIDDEN)
+    return text

@@ -21,6 +21,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from telescope_core.types import WeightVersion
@@ -28,6 +29,7 @@ from telescope_train.backends.protocol import Ranks
 from telescope_train.batches.batch import StepPlan
 from telescope_train.batches.packing import Packing
 from telescope_train.config.schema import TrainConfig
+from telescope_train.observability.timeline import UNRECORDED, Timeline
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.rollouts.sampler import RolloutSampler
 from telescope_train.step.credit import Credit, CreditRules, assign_credit
@@ -67,6 +69,8 @@ class LoopParts:
     """Version that is live at the start: the steps done before, when a run is resumed."""
     streams_gradients: bool = False
     """Train on finished groups before their batch is complete."""
+    timeline: Timeline = UNRECORDED
+    """Is told how the driver spends its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +92,8 @@ async def train(
     learn = _as_groups_end if parts.streams_gradients else _whole_batch
     parts.sampler.advance(parts.first_version)
     for version in range(parts.first_version, parts.config.run.number_of_steps):
-        step, clock = version + 1, StepClock()
+        step = version + 1
+        clock = StepClock(partial(parts.timeline.note, step=step))
         trained = await learn(parts, version, clock)
         if reference_is_due(step, parts.config):
             await trainer.update_reference()
@@ -102,8 +107,9 @@ async def train(
         )
         row = step_row(result, parts.machine, version=version)
         row |= trained.learned | {"step": step, "version": step, "time_s": time.time()}
-        await asyncio.to_thread(parts.folder.log_metrics, row)
-        await after_step(step, row)
+        with parts.timeline.span("after the step", step=step):
+            await asyncio.to_thread(parts.folder.log_metrics, row)
+            await after_step(step, row)
 
 
 async def _whole_batch(parts: LoopParts, version: WeightVersion, clock: StepClock) -> _Trained:

@@ -4,21 +4,25 @@ Each is a context that closes what it opened; `run` puts them one into the other
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from telescope_core.gateway import Gateway
+from telescope_core.processes import EnvironmentPool
 from telescope_core.records import RunFolder
-from telescope_core.records.events import EventLog
+from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.servers import ServerRole, ServerState
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
+from telescope_train.cluster.node_meters import metered_nodes
 from telescope_train.cluster.placement import place_processes
 from telescope_train.cluster.supervision import supervised
-from telescope_train.evals.servers import EvalServers
+from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import ServerGroup, server_settings
 from telescope_train.inference.keeping import Keeping
@@ -27,14 +31,18 @@ from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
 from telescope_train.models.served_adapter import served_adapter
-from telescope_train.observability.terminal import (
-    LiveView,
-)
+from telescope_train.observability.meters import Meters
+from telescope_train.observability.prometheus import ServerStanding
+from telescope_train.observability.recording import Recording
+from telescope_train.observability.terminal import LiveView
+from telescope_train.observability.timeline import RankSpans, Timeline
 from telescope_train.plan.prepared import Prepared
+from telescope_train.recorded import run_logs
 from telescope_train.rollouts.seats import SeatedPool, Seats
 from telescope_train.trainer.ranks import RayRanks
 from telescope_train.weights.publish import WeightPublisher
 
+_LOGGER = logging.getLogger(__name__)
 RANK_DEATH_SHOWS_WITHIN_S = 5.0
 """Seconds after a failure within which the death of a rank is still taken for its cause: Ray tells
 it at once, and every rank is asked every second."""
@@ -56,7 +64,10 @@ class Policies:
     publisher: WeightPublisher
     source: TokenPolicySource
     seats: Seats
-    log: EventLog
+    recording: Recording
+    rank_spans: RankSpans
+    clients: Sequence[TokenClient]
+    """The ways to all servers."""
     eval_servers: EvalServers
     eval_source: TokenPolicySource
 
@@ -102,7 +113,9 @@ async def open_gateway(prepared: Prepared) -> AsyncIterator[Gateway]:
 
 
 @asynccontextmanager
-async def open_processes(prepared: Prepared, folder: RunFolder) -> AsyncIterator[Processes]:
+async def open_processes(
+    prepared: Prepared, folder: RunFolder, traces_endpoint: str | None
+) -> AsyncIterator[Processes]:
     """Start servers and ranks where there is room; they are healthy when the context begins."""
     config = prepared.config
     places = place_processes(config, prepared.device)
@@ -112,6 +125,7 @@ async def open_processes(prepared: Prepared, folder: RunFolder) -> AsyncIterator
         dtype=prepared.dtype,
         max_model_len=prepared.max_model_len,
         log_folder=folder.logs_path.absolute(),
+        traces_endpoint=traces_endpoint,
     )
     servers = ServerGroup.start(
         settings,
@@ -121,6 +135,7 @@ async def open_processes(prepared: Prepared, folder: RunFolder) -> AsyncIterator
     )
     ranks = RayRanks(
         places.ranks,
+        run_logs(config, folder),
         timeout_s=config.ray.worker_progress_timeout_s,
         sharing=config.trainer.fsdp_context_parallel_size,
     )
@@ -140,6 +155,8 @@ async def open_policies(
     prepared: Prepared,
     folder: RunFolder,
     processes: Processes,
+    recording: Recording,
+    *,
     renderer: Renderer,
     gateway: Gateway,
 ) -> AsyncIterator[Policies]:
@@ -148,8 +165,14 @@ async def open_policies(
     num_rollout_servers = len(clients) - prepared.config.evals.eval_num_servers
     pool = ServerPool(clients[:num_rollout_servers], on_event=folder.log_server, is_kept=True)
     eval_servers = EvalServers(pool, _eval_pool(clients[num_rollout_servers:], folder))
-    log = EventLog(folder.events_path)
-    seats = Seats.of(prepared.config, log, num_servers=len(pool.clients))
+    log, calls = recording.events, recording.calls
+    if recording.shown is not None:
+        recording.shown.servers = lambda: [
+            _standing(lease) for pool in (pool, eval_servers.own) if pool for lease in pool.leases
+        ]
+    rank_spans = RankSpans(lambda: processes.ranks.timed, recording.timeline)
+    _note_replaced_workers(prepared, recording.timeline)
+    seats = Seats.of(prepared.config, log, num_servers=len(pool.clients), calls=calls)
     try:
 
         def source(servers_of: Callable[[str], RolloutServers]) -> TokenPolicySource:
@@ -174,9 +197,11 @@ async def open_policies(
             publisher=publisher,
             source=source(lambda rollout_id: SeatedPool(pool, seats, rollout_id)),
             seats=seats,
-            log=log,
+            recording=recording,
+            rank_spans=rank_spans,
+            clients=clients,
             eval_servers=eval_servers,
-            eval_source=source(lambda rollout_id: eval_servers),
+            eval_source=source(lambda rollout_id: EvalCalls(eval_servers, calls, rollout_id)),
         )
     finally:
         # Environments first: they hold the rollouts that would still ask.
@@ -184,7 +209,19 @@ async def open_policies(
             await client.close()
         for client in clients:
             await client.close()
+        await rank_spans.ask_at_end()
         log.flush()
+
+
+def _note_replaced_workers(prepared: Prepared, timeline: Timeline) -> None:
+    for client in prepared.environments.opened.clients:
+        if isinstance(client, EnvironmentPool):
+            client.on_replaced = partial(_worker_replaced, timeline, client.name)
+
+
+def _worker_replaced(timeline: Timeline, name: str, reason: str) -> None:
+    _LOGGER.info("a worker of %s is replaced: %s", name, reason, extra={SHOWN_AS: "warning"})
+    timeline.moment("worker replaced", f"environment {name}", reason)
 
 
 def _eval_pool(clients: Sequence[TokenClient], folder: RunFolder) -> ServerPool | None:
@@ -196,7 +233,7 @@ def _eval_pool(clients: Sequence[TokenClient], folder: RunFolder) -> ServerPool 
 
 def keeping(opened: Opened) -> Sequence[Coroutine[Any, Any, None]]:
     """Return what brings lost servers back."""
-    policies, fleet, say = opened.policies, opened.processes.servers, opened.view.note
+    policies, fleet, say = opened.policies, opened.processes.servers, opened.view.warn
     pool, own = policies.pool, policies.eval_servers.own
     works = [Keeping(pool, fleet, policies.publisher.bring_in, say=say).run()]
     if own is not None:
@@ -208,6 +245,33 @@ def keeping(opened: Opened) -> Sequence[Coroutine[Any, Any, None]]:
         own_keeping = Keeping(own, fleet, wait_for_evals, say=say, first=first, is_needed=False)
         works.append(own_keeping.run())
     return works
+
+
+def timing_ranks(opened: Opened) -> Coroutine[Any, Any, None]:
+    """Return what asks the ranks what they do, for the timeline."""
+    return opened.policies.rank_spans.run()
+
+
+def run_meters(opened: Opened) -> Meters | None:
+    """Return what reads the meters of machines and servers; None if nobody wants to."""
+    policies, section = opened.policies, opened.prepared.config.observability
+    if not section.system_metrics_collection_interval_seconds:
+        return None
+    return Meters(
+        metered_nodes(opened.folder.path),
+        lambda: policies.clients,
+        policies.recording.meter,
+        interval_s=section.system_metrics_collection_interval_seconds,
+    )
+
+
+def _standing(lease: Lease) -> ServerStanding:
+    return ServerStanding(
+        address=lease.client.base_url,
+        is_serving=lease.state is ServerState.SERVING,
+        version=lease.version,
+        life=lease.life,
+    )
 
 
 def rank_settings(prepared: Prepared) -> BackendSettings:

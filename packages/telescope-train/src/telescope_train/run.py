@@ -10,6 +10,7 @@ When trainer ranks die, the last two parts are opened again from a checkpoint; t
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
 from telescope_core.records.events import drop_events
+from telescope_core.records.logs import SHOWN_AS
 from telescope_core.reports.train_report import write_train_report
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import RankDiedError
@@ -54,9 +56,12 @@ from telescope_train.opened import (
     open_processes,
     open_renderer,
     rank_settings,
+    run_meters,
     threads_of,
+    timing_ranks,
 )
 from telescope_train.plan.prepared import Prepared
+from telescope_train.recorded import open_recording, run_logs, run_secrets
 from telescope_train.rollouts.concurrency import Concurrency
 from telescope_train.rollouts.held_out import require_untrained
 from telescope_train.rollouts.mix import Mix, make_sampler, training_environments
@@ -74,6 +79,7 @@ RANK_DEATH_SHOWS_WITHIN_S = 5.0
 it at once, and every rank is asked every second."""
 DEFAULT_HIDDEN_SIZE = 1024
 """Where a model's config does not say: only the cost that packing balances depends on it."""
+_LOGGER = logging.getLogger(__name__)
 
 
 def run_training(prepared: Prepared) -> dict[str, Any]:
@@ -88,17 +94,22 @@ def run_training(prepared: Prepared) -> dict[str, Any]:
     if point is not None:
         print_resume(point.checkpoint.step, str(point.checkpoint.path), point.changed)
     print_secrets(prepared.environments.secrets, os.environ)
+    log = run_logs(config, folder).begin("driver", secrets=run_secrets(prepared))
     try:
         bundles = bundles_of(config, prepared.device)
         with ray_cluster(config.ray, bundles, debug=config.run.debug), rare_collections():
             if config.ray.ray_address is not None:
                 prepared = prepared.on_cluster(has_gpus=cluster_has_gpus())
             asyncio.run(_run(prepared, folder))
+        _LOGGER.info("the run has taken its last step")
     except BaseException as error:
+        _LOGGER.info("the run has failed: %s", _reason(error), extra={SHOWN_AS: "error"})
         # A full disk may be the failure: it must not be hidden by another one.
         with suppress(OSError, NoRoomError):
             folder.fail(_reason(error))
         raise
+    finally:
+        log.close()
     summary = make_summary(config, folder)
     folder.write_summary(summary)
     folder.finish()
@@ -114,23 +125,31 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
     before = folder.metrics() if prepared.resume is not None else ()
     with (
         LiveView(config.run.number_of_steps, names, rows_before=before) as view,
-        showing_troubles(view.note),
+        showing_troubles(view.warn),
     ):
         renderer = await open_renderer(prepared, folder, view)
         view.phase("starting inference servers and trainer ranks")
         async with (
             open_gateway(prepared) as gateway,
-            open_processes(prepared, folder) as processes,
-            open_policies(prepared, folder, processes, renderer, gateway) as policies,
+            open_recording(prepared, folder, view) as recording,
+            open_processes(prepared, folder, recording.traces_endpoint) as processes,
+            open_policies(
+                prepared, folder, processes, recording, renderer=renderer, gateway=gateway
+            ) as policies,
         ):
             opened = Opened(
                 prepared=prepared, folder=folder, view=view, processes=processes, policies=policies
             )
-            watches = [*keeping(opened)]
+            watches = [*keeping(opened), timing_ranks(opened)]
             if config.scheduling.follow_kv_cache_use:
                 following = Concurrency.of(config, policies.seats.lanes, policies.pool)
                 watches.append(following.run())
+            if (meters := run_meters(opened)) is not None:
+                watches.append(meters.run())
             await supervised(_train(opened), watches)
+            if meters is not None:
+                # Also a run that is shorter than the interval has what happened in it.
+                await meters.read()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,13 +212,14 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
     seats = opened.policies.seats
     sampler = make_sampler(config, mix, source, seats, prepare=source.prepare)
     state = BEGINNING if begun is None else begun.sampler_state()
-    drop_events(folder.events_path, after=state.first_repeated_batch, is_repeated=state.is_repeated)
+    drop_events(folder.events_path, after=state.first_repeated_batch, is_repeated=state.repeated())
     sampler.restore(state)
     checkpointer = Checkpointer(
         SavedRun.of(config, prepared.environments.records),
         ranks,
         sampler,
         resumed_from=None if begun is None else begun.path,
+        timeline=opened.policies.recording.timeline,
     )
     parts = LoopParts(
         config=config,
@@ -212,11 +232,12 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         machine=_machine(prepared, ranks),
         first_version=0 if begun is None else begun.step,
         streams_gradients=streams_gradients(config),
+        timeline=opened.policies.recording.timeline,
     )
     view.phase("training")
     try:
         await evals.go_on(parts.first_version)
-        await train(parts, after_step=_after_step(view, evals, checkpointer))
+        await train(parts, after_step=_after_step(opened, evals, checkpointer))
         view.phase("saving the checkpoint")
         # Before the evals end: what was trained is safe then, whatever becomes of them.
         await checkpointer.finish(config.run.number_of_steps)
@@ -225,7 +246,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         await evals.close()
         await checkpointer.close()
         record_unfinished(folder, await sampler.close())
-        opened.policies.log.flush()
+        opened.policies.recording.events.flush()
 
 
 async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:
@@ -241,7 +262,7 @@ async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:
     await publisher.weights_change()
     begun = newest_to_go_on(prepared.config, prepared.resume)
     restart = restart_at(begun, died, folder.last_step())
-    view.note(restart_text(restart))
+    view.warn(restart_text(restart))
     folder.go_back(restart)
     view.go_back(restart.step)
     await ranks.start_again(rank_settings(prepared), num_threads=threads_of(prepared))
@@ -264,17 +285,19 @@ def _evals(opened: Opened) -> EvalsBeside:
 
 
 def _after_step(
-    view: LiveView, evals: EvalsBeside, checkpointer: Checkpointer
+    opened: Opened, evals: EvalsBeside, checkpointer: Checkpointer
 ) -> Callable[[int, dict[str, float]], Awaitable[None]]:
     """Return what follows each step: show it, say what looks wrong once, evaluate, save."""
+    view, recording = opened.view, opened.policies.recording
     said: set[str] = set()
 
     async def after_step(step: int, row: dict[str, float]) -> None:
         view.update(row)
+        recording.row(row)
         for metric, diagnosis in diagnoses(row).items():
             if metric not in said:
                 said.add(metric)
-                view.note(f"{metric}: {diagnosis}")
+                view.warn(f"{metric}: {diagnosis}")
         await evals.after_step(step)
         await checkpointer.after_step(step)
 

@@ -1,12 +1,14 @@
 """Environments that behave, and environments that do what none should."""
 
 import asyncio
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from contextlib import suppress
 
 from telescope_core import (
@@ -186,6 +188,20 @@ class Nosy(Echo):
         stop = await super().play(episode)
         for name in ("TOY_SECRET", "TOY_TOKEN", "PATH", "TELESCOPE_WORKER_TOKEN"):
             episode.tags[name] = os.environ.get(name, "")
+        return stop
+
+
+class Talkative(Echo):
+    """Says what it knows, on three ways."""
+
+    secrets = ("TOY_SECRET",)
+
+    async def play(self, episode):
+        stop = await super().play(episode)
+        logging.getLogger(__name__).info("the secret is %s", os.environ["TOY_SECRET"])
+        warnings.warn("this toy is old", stacklevel=1)
+        print("printed", flush=True)
+        episode.tags["variables"] = " ".join(os.environ)
         return stop
 
 

@@ -5,6 +5,7 @@ environment declares are sent over its socket.
 """
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from telescope_core.errors import EnvironmentProcessError
-from telescope_core.processes.settings import split_address
+from telescope_core.processes.settings import LOG_VARIABLE, split_address
 
 _PASSED_ON = """
     PATH HOME USER LANG LANGUAGE TZ TMPDIR TEMP TMP SYSTEMROOT SHELL TERM
@@ -86,6 +87,10 @@ class LocalPlace:
     interpreter: str
     memory_limit_bytes: int | None
     log_path: Path | None
+    """File for its output, beside which is the log that it writes; None = a temporary file."""
+    log_source: str = ""
+    """Who it is in that log."""
+    is_debug: bool = False
     search_path: tuple[str, ...] = ()
     """Folders to import from, searched before all others."""
     version: str = ""
@@ -122,13 +127,22 @@ class LocalPlace:
     def _spawn(self, socket_fd: int, guard_fd: int, log: IO[bytes]) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             self._command(socket_fd, guard_fd),
-            env=scrubbed(os.environ, is_own_interpreter=self._is_own_interpreter),
+            env=self._variables(),
             pass_fds=(socket_fd, guard_fd),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+    def _variables(self) -> dict[str, str]:
+        variables = scrubbed(os.environ, is_own_interpreter=self._is_own_interpreter)
+        if self.log_path is not None:
+            # Not an argument: an environment with an older telescope-core would refuse it.
+            folder = os.path.abspath(self.log_path.parent)
+            log = {"folder": folder, "source": self.log_source, "is_debug": self.is_debug}
+            variables[LOG_VARIABLE] = json.dumps(log)
+        return variables
 
     @property
     def _is_own_interpreter(self) -> bool:

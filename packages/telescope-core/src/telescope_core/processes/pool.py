@@ -6,7 +6,7 @@ and replaced. Only its own rollouts come back as failures, with `EnvironmentProc
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -91,6 +91,8 @@ class EnvironmentPool:
         self._num_finished = 0
         self._measured = (time.monotonic(), 0)
         self._is_closed = False
+        self.on_replaced: Callable[[str], None] = lambda why: None
+        """Hears why a worker is replaced; must be quick, and must not fail."""
 
     @property
     def name(self) -> str:
@@ -252,6 +254,7 @@ class EnvironmentPool:
             seat.worker, seat.fallen, seat.last_error = None, worker, ""
             self._leaving.append(worker)
             self._num_restarts += 1
+            self.on_replaced(worker.how_ended or "it is retired")
             seat.num_deaths = 0 if worker.num_finished else seat.num_deaths + 1
         if seat.starting is None and seat.num_deaths <= self._processes.max_restarts:
             seat.starting = asyncio.create_task(self._start(seat))

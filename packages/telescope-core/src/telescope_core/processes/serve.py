@@ -45,6 +45,7 @@ from telescope_core.processes.frames import (
     without_tokens,
 )
 from telescope_core.processes.handshake import Identity, error_from, objection, welcome
+from telescope_core.records.logs import hide_in_logs
 from telescope_core.types import (
     ChatEndpoint,
     Completion,
@@ -200,6 +201,7 @@ class Serving:
         """Build the environment; its constructor may load data, so this runs in a thread."""
         assert self._served.environment_class is not None, "a greeted host has an environment"
         os.environ.update(request.secrets)
+        hide_in_logs(request.secrets.values())
         environment = self._served.environment_class.from_settings(request.settings)
         identity = self._served.identity
         self._client = InProcessEnvironment(

@@ -10,6 +10,10 @@ TOKEN_VARIABLE = "TELESCOPE_WORKER_TOKEN"
 """Environment variable with the secret that a host shows to workers it connects to over TCP."""
 
 
+LOG_VARIABLE = "TELESCOPE_WORKER_LOG"
+"""Environment variable that tells a worker, as JSON, where it writes its log."""
+
+
 class Isolation(StrEnum):
     """Where an environment runs."""
 
@@ -56,6 +60,11 @@ class ProcessSettings:
     """Most memory of one worker in bytes; None = no limit."""
     log_folder: Path | None = None
     """Folder for the output of workers; None = temporary files that are deleted with them."""
+    log_name: str = ""
+    """What the environment is called there; empty = the name that it is opened with. Workers with
+    the same name in the same folder would write to the same files."""
+    is_debug: bool = False
+    """Debug messages are in the logs too."""
     max_restarts: int = 5
     """Most restarts in a row without a finished rollout in between; then a worker is given up."""
     max_stuck_threads: int = 16

@@ -6,6 +6,8 @@ worker waits for hosts that show the token.
 
 import argparse
 import asyncio
+import json
+import logging
 import os
 import resource
 import signal
@@ -25,12 +27,14 @@ from telescope_core.processes.frames import Beat
 from telescope_core.processes.handshake import Identity, version_of
 from telescope_core.processes.keeper import go_on_in_kept_child
 from telescope_core.processes.serve import Served, ServedCall, Serving
-from telescope_core.processes.settings import TOKEN_VARIABLE, split_address
+from telescope_core.processes.settings import LOG_VARIABLE, TOKEN_VARIABLE, split_address
 from telescope_core.processes.watch import WorkerThreads, WorkerWatch
+from telescope_core.records.logs import Logs
 
 _SPARE_ADDRESSES_BYTES = 2**30
 """Address space in addition to the memory limit, for thread stacks and mapped files."""
 _SHORTEST_TOKEN = 16
+_LOGGER = logging.getLogger(__name__)
 
 
 class Worker:
@@ -59,7 +63,7 @@ class Worker:
 
     def show_trouble(self, line: str) -> None:
         """Write `line` to the log of this process, and tell the hosts with the next beat."""
-        sys.stderr.write(f"{line}\n")
+        _LOGGER.warning("%s", line)
         self._troubles.append(line)
 
     def _beat(self, beat: Beat, blocked_by: ServedCall | None) -> None:
@@ -85,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     if options.guard_fd is not None:
         go_on_in_kept_child(options.guard_fd)
+    _begin_log()
     if options.memory_limit_bytes:
         _limit_memory(options.memory_limit_bytes)
     try:
@@ -100,6 +105,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.flush()
     # A normal exit would wait forever for threads in which environment code never returns.
     os._exit(0)
+
+
+def _begin_log() -> None:
+    """Write a log where the host has said."""
+    told = os.environ.pop(LOG_VARIABLE, "")
+    if told:
+        place = json.loads(told)
+        logs = Logs(folder=Path(place["folder"]), is_debug=place["is_debug"])
+        # The output of this process is a file beside the log, which would have warnings twice.
+        logs.begin("environment", place["source"], shows_warnings=False)
 
 
 def _parser() -> argparse.ArgumentParser:

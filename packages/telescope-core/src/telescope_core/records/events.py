@@ -95,8 +95,12 @@ class EventLog:
     `pack` can write it, and they say so.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, hear: Callable[[AttemptEvent], None] = lambda event: None
+    ) -> None:
+        """`hear` is given each event, with its time on the clock of the event loop."""
         self._folder = folder
+        self._hear = hear
         self._lines: defaultdict[int, list[str]] = defaultdict(list)
         self._num_kept = 0
         self._keeping = Lock()
@@ -108,6 +112,7 @@ class EventLog:
 
     def add(self, event: AttemptEvent) -> None:
         """Record `event`; it is on disk about a second later."""
+        self._hear(event)
         loop = asyncio.get_running_loop()
         if self._epoch_s is None:
             # Once: durations are right even if somebody sets the clock of the machine.
@@ -179,14 +184,11 @@ def read_events(folder: Path, *, step: int | None = None) -> list[AttemptEvent]:
     ]
 
 
-def drop_events(folder: Path, *, after: int, is_repeated: Callable[[str], bool]) -> None:
-    """Remove the events of groups that a resumed run plays again, from the steps after `after`.
-
-    `is_repeated` gets the id of a group.
-    """
+def drop_events(folder: Path, *, after: int, is_repeated: Callable[[AttemptEvent], bool]) -> None:
+    """Remove the events of attempts that a resumed run plays again, from steps after `after`."""
     for step in _steps(folder):
         if step > after:
-            kept = [event for event in _of_step(folder, step) if not is_repeated(event.group_id)]
+            kept = [event for event in _of_step(folder, step) if not is_repeated(event)]
             lines = _open_file(folder, step)
             write_text(lines, "".join(f"{_line(event)}\n" for event in kept))
             _packed_file(folder, step).unlink(missing_ok=True)

@@ -21,6 +21,8 @@ from telescope_core.types import RolloutStatus
 
 CHUNK_BYTES = 64 * 2**20
 """About how many bytes of tokens and text are copied at a time, and make a row group."""
+_BATCH_ROWS = 64
+"""Rows that are decoded to get one of them."""
 _JSON_COLUMNS = ("rewards", "metrics", "tags", "golden_answers", "info", "conversations")
 
 
@@ -56,6 +58,44 @@ def read_rows(paths: Iterable[Path], *, with_tokens: bool = True) -> Iterator[Ro
                     yield from _rows_of(file, group, with_tokens=with_tokens)
         except (arrow.ArrowException, OSError) as error:
             raise ConfigError(f"{path} is not a readable rollout file: {error}") from None
+
+
+def read_row(path: Path, number: int, *, with_tokens: bool = True) -> RolloutRow:
+    """Return one row of a file, 0 first; reads little more than that row.
+
+    Raises ConfigError that names the file if it cannot be read, or has fewer rows.
+    """
+    arrow, parquet = arrow_modules()
+    try:
+        with parquet.ParquetFile(path) as file:
+            first = 0
+            for group in range(file.num_row_groups):
+                size = file.metadata.row_group(group).num_rows
+                if number < first + size:
+                    return _row_in(file, group, number - first, with_tokens=with_tokens)
+                first += size
+    except (arrow.ArrowException, OSError) as error:
+        raise ConfigError(f"{path} is not a readable rollout file: {error}") from None
+    raise ConfigError(f"{path} has {first} rows, and row {number} was asked for; it was rewritten")
+
+
+def _row_in(file: Any, group: int, number: int, *, with_tokens: bool) -> RolloutRow:
+    """Return a row of a row group, of which no more than a batch is in memory."""
+    left_out = () if with_tokens else (*PER_TURN, *COLUMNS)
+    names = [name for name in file.schema_arrow.names if name not in left_out]
+    for batch in file.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=names):
+        if number >= batch.num_rows:
+            number -= batch.num_rows
+            continue
+        # Taken and not sliced, so that offsets of lists begin at 0.
+        one = batch.take([number])
+        plain = [name for name in names if name not in COLUMNS]
+        row = _from_columns(one.select(plain).to_pylist()[0])
+        if "chains" not in names:
+            return row
+        (tokens,) = read_tokens(*(one.column(name) for name in COLUMNS))
+        return replace(row, tokens=tokens)
+    raise AssertionError("a row group has as many rows as its metadata says")
 
 
 def _rows_of(file: Any, group: int, *, with_tokens: bool) -> Iterator[RolloutRow]:

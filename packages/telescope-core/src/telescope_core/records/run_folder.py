@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.errors import ConfigError
+from telescope_core.records.blocks import read_blocks
 from telescope_core.records.eval_points import EvalPoint
 from telescope_core.records.events import AttemptEvent, read_events
 from telescope_core.records.files import (
@@ -44,7 +45,18 @@ from telescope_core.records.parquet import (
 from telescope_core.records.restarts import Restart
 from telescope_core.records.rows import RolloutRow
 from telescope_core.records.servers import ServerEvent
+from telescope_core.records.timeline import (
+    CALLS_FOLDER,
+    GAUGES_FOLDER,
+    TIMELINE_FOLDER,
+    GaugeSample,
+    ModelCall,
+    TimelineSpan,
+)
 from telescope_core.types import JsonValue, RolloutStatus
+
+SETTINGS_FILE = "settings.json"
+"""Which settings are not as by default, and the defaults of all."""
 
 
 class RunFolder:
@@ -130,6 +142,10 @@ class RunFolder:
         """Record which environments this run uses, by their names in its settings."""
         self._write_info(self.info().model_copy(update={"environments": dict(found)}))
 
+    def note_settings(self, chosen: Sequence[str], defaults: Mapping[str, JsonValue]) -> None:
+        """Record which settings are not as by default, and each default, by `section.key`."""
+        write_json(self.path / SETTINGS_FILE, {"chosen": list(chosen), "defaults": dict(defaults)})
+
     @property
     def rollouts_path(self) -> Path:
         """Folder of the rollout files."""
@@ -148,6 +164,18 @@ class RunFolder:
     def events(self, step: int | None = None) -> list[AttemptEvent]:
         """Return what happened to attempts, by step and time, by default in all steps."""
         return read_events(self.events_path, step=step)
+
+    def timeline(self) -> Iterator[TimelineSpan]:
+        """Yield what the driver and the trainer ranks did, in the order in which it ended."""
+        return read_blocks(self.path / TIMELINE_FOLDER, TimelineSpan)
+
+    def calls(self) -> Iterator[ModelCall]:
+        """Yield the requests to inference servers, in the order in which they ended."""
+        return read_blocks(self.path / CALLS_FOLDER, ModelCall)
+
+    def gauges(self) -> Iterator[GaugeSample]:
+        """Yield what meters showed, in the order in which they were read."""
+        return read_blocks(self.path / GAUGES_FOLDER, GaugeSample)
 
     @property
     def evals_path(self) -> Path:

@@ -29,6 +29,7 @@ from telescope_train.config.schema import (
 from telescope_train.models.attention.choice import AttentionChoice
 from telescope_train.models.device import Device, compute_dtype, machine_device
 from telescope_train.models.served_adapter import served_adapter
+from telescope_train.observability.spans import SpanRecorder
 
 Loss: TypeAlias = Callable[[Terms], TokenLoss]
 """Returns the unweighted loss of each token; the backend weights and sums it."""
@@ -58,6 +59,8 @@ class BackendSettings:
     """The device that the ranks compute on; the driver decides it once."""
     sends_adapter: bool = False
     """Servers get a LoRA adapter, and not the matrices with the adapter added."""
+    track_gpu_events: bool = True
+    """Time the work of a GPU by events in its stream."""
 
     @property
     def compute_dtype(self) -> str:
@@ -75,6 +78,7 @@ class BackendSettings:
             number_of_steps=config.num_optimizer_steps,
             device=device,
             sends_adapter=served_adapter(config) is not None,
+            track_gpu_events=config.observability.track_gpu_events,
         )
 
 
@@ -124,8 +128,18 @@ class TrainerBackend(Protocol):
     attention: AttentionChoice
     """The attention that its self-test chose to keep packed samples apart."""
 
-    def __init__(self, settings: BackendSettings, loss: Loss, device: torch.device) -> None:
-        """Load and shard the model; the process group exists already."""
+    def __init__(
+        self,
+        settings: BackendSettings,
+        loss: Loss,
+        device: torch.device,
+        spans: SpanRecorder | None = None,
+    ) -> None:
+        """Load and shard the model; the process group exists already.
+
+        `spans` is told what takes how long: `forward` and `backward` of each microbatch,
+        `gradient reduction`, `gradient norm`, `optimizer`, `logprobs`, `reference logprobs`.
+        """
         ...
 
     def accumulate_gradient(

@@ -20,6 +20,7 @@ from telescope_train.checkpoints.folders import (
     complete_checkpoints,
     read_checkpoint,
 )
+from telescope_train.config.origin import origin_of
 from telescope_train.config.run_folder import run_folder, run_folder_problems
 from telescope_train.config.schema import TrainConfig
 
@@ -120,6 +121,8 @@ def open_run_folder(config: TrainConfig, point: ResumePoint | None, records: Rec
     """Return the run folder to write in: a new one, or the one that is continued."""
     folder = _opened(config, point)
     folder.note_environments(records)
+    origin = origin_of(config)
+    folder.note_settings(origin.chosen, origin.defaults)
     return folder
 
 

@@ -30,6 +30,7 @@ from telescope_train.checkpoints.folders import (
 )
 from telescope_train.config.schema import CheckpointSection, ModelSection, TrainConfig
 from telescope_train.models.location import locate_model
+from telescope_train.observability.timeline import CHECKPOINTS, UNRECORDED, Timeline
 from telescope_train.rollouts.sampled import SamplerState
 
 _POLL_S = 0.2
@@ -86,11 +87,13 @@ class Checkpointer:
         sampler: ResumableSampler | None,
         *,
         resumed_from: Path | None = None,
+        timeline: Timeline = UNRECORDED,
     ) -> None:
         self._run = run
         self._ranks = ranks
         self._sampler = sampler
         self._resumed_from = resumed_from
+        self._timeline = timeline
         self._folder = run.folder
         self._writing: asyncio.Task[None] | None = None
 
@@ -131,9 +134,10 @@ class Checkpointer:
         state = None if self._sampler is None else await self._sampler.settled(step)
         with_training_state = self._run.section.checkpoint_save_training_state
         async with _removed_on_failure(partial):
-            await self._ranks.start_checkpoint(
-                partial / "state", with_training_state=with_training_state
-            )
+            with self._timeline.span("copy for checkpoint", step=step):
+                await self._ranks.start_checkpoint(
+                    partial / "state", with_training_state=with_training_state
+                )
             if is_exported:
                 await self._ranks.save_pretrained(partial / "hf")
         manifest = CheckpointManifest(
@@ -158,13 +162,23 @@ class Checkpointer:
     ) -> None:
         """Write the driver's part, wait until the ranks have written theirs, and publish both."""
         partial = partial_folder(path)
+        span = self._timeline.span(
+            f"write {path.name}", step=manifest.step, version=manifest.step, source=CHECKPOINTS
+        )
         async with _removed_on_failure(partial):
-            with room_for(path):
-                await _in_thread(save_model_description, partial / "model", self._run.model)
-                await _in_thread(write_manifest, partial, manifest, state)
-            await self._until_ranks_are_done()
-            with room_for(path):
-                await _in_thread(self._publish, path)
+            with span:
+                await self._write(path, manifest, state)
+
+    async def _write(
+        self, path: Path, manifest: CheckpointManifest, state: SamplerState | None
+    ) -> None:
+        partial = partial_folder(path)
+        with room_for(path):
+            await _in_thread(save_model_description, partial / "model", self._run.model)
+            await _in_thread(write_manifest, partial, manifest, state)
+        await self._until_ranks_are_done()
+        with room_for(path):
+            await _in_thread(self._publish, path)
 
     async def _until_ranks_are_done(self) -> None:
         # A rank handles its calls one after the other. A call that waited for the writing would

@@ -206,8 +206,11 @@ def _shown(answered: "asyncio.Future[Any]", process: str) -> Any:
     try:
         return answered.result()
     except ray.exceptions.RayActorError as error:
+        lines = str(error).splitlines()
+        # What a constructor raised is at the end of its traceback.
+        why = lines[-1] if error.actor_init_failed else lines[0]
         raise ProcessDiedError(
-            f"{process} died: {str(error).splitlines()[0]}; "
+            f"{process} died: {why}; "
             "look for the cause in the run folder's logs/ and in the kernel log (out of memory?)"
         ) from None
     except ray.exceptions.RayTaskError as error:

@@ -8,10 +8,8 @@ any ending.
 _PLANNED = """
     megatron megatron_*
     inference_tensor_parallel_size max_num_batched_tokens
-    enable_vllm_tracing otlp_receiver_port
     weight_broadcast_mode weight_broadcast_bucket_mb weight_broadcast_cpu_staging
     weight_broadcast_pin_memory weight_broadcast_free_grad_buffers
-    observability use_wandb wandb_* track_gpu_events system_metrics_collection_interval_seconds
     ray_namespace ray_runtime_env ray_inference_placement_strategy ray_trainer_placement_strategy
 """
 

@@ -20,6 +20,7 @@ from telescope_train.config.fields import (
     Ratio,
     Section,
 )
+from telescope_train.config.observability_section import ObservabilitySection
 from telescope_train.config.trainer_section import TrainerSection
 
 
@@ -203,6 +204,10 @@ class InferenceSection(Section):
     """Which of the requests that wait goes first: `priority` = that of the rollout with the most
     turns behind it, so that rollouts end soon, and evaluations last, `fcfs` = the one that came
     first."""
+    enable_vllm_tracing: bool = False
+    """Servers send their traces to the driver: requests of others are recorded too."""
+    otlp_receiver_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port at `gateway_host` at which the driver takes traces; 0 = a free one."""
 
 
 class WeightsSection(Section):
@@ -321,6 +326,7 @@ class TrainConfig(Section):
     weights: WeightsSection = Field(default_factory=WeightsSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     evals: EvalsSection = Field(default_factory=EvalsSection)
+    observability: ObservabilitySection = Field(default_factory=ObservabilitySection)
     ray: RaySection = Field(default_factory=RaySection)
 
     @property

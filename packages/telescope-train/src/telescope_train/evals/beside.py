@@ -23,7 +23,7 @@ from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.types import WeightVersion
 from telescope_train.config.schema import EvalEntry
-from telescope_train.evals.live import LiveEvals, PlayedEval, step_tag
+from telescope_train.evals.live import LiveEvals, PlayedEval, eval_folder_name, step_tag
 from telescope_train.evals.servers import EvalServers
 from telescope_train.weights.publish import WeightPublisher
 
@@ -74,6 +74,7 @@ class EvalsBeside:
             self._servers.use_all()
         try:
             for entry in self._evals.config.evals.evals:
+                self._servers.playing = eval_folder_name(entry.name, tag)
                 played = await self._evals.play(entry, tag)
                 self._record(_Round(entries=(entry,), tag=tag, version=version), entry, played)
         finally:
@@ -146,6 +147,7 @@ class EvalsBeside:
 
     async def _play(self, due: _Round) -> None:
         for entry in due.entries:
+            self._servers.playing = eval_folder_name(entry.name, due.tag)
             try:
                 played = await self._evals.play(entry, due.tag)
             except asyncio.CancelledError:

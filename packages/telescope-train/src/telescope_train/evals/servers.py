@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from telescope_core.types import Sampling
 from telescope_train.inference.generation import Generation
 from telescope_train.inference.pool import ServerPool
+from telescope_train.observability.calls import UNWATCHED, Caller, CallLog, Watching
 
 BEHIND_ROLLOUTS = 1_000_000
 """Added to the priority of each request, of which the lowest go first: no rollout that is trained
@@ -20,6 +21,8 @@ class EvalServers:
         self.own = own
         self._used: tuple[ServerPool, ...] = (rollouts if own is None else own,)
         self._routes: dict[str, ServerPool] = {}
+        self.playing = ""
+        """The folder of the eval that is being played, for the records of its calls."""
 
     @property
     def are_shared(self) -> bool:
@@ -52,6 +55,7 @@ class EvalServers:
         stop_token_ids: Sequence[int],
         group_id: str,
         priority: int = 0,
+        watching: Watching = UNWATCHED,
     ) -> Generation:
         """Sample one continuation, after all requests of rollouts that wait."""
         return await self._pool_of(group_id).generate(
@@ -60,6 +64,7 @@ class EvalServers:
             stop_token_ids=stop_token_ids,
             group_id=group_id,
             priority=priority + BEHIND_ROLLOUTS,
+            watching=watching,
         )
 
     def _use(self, *pools: ServerPool) -> None:
@@ -72,6 +77,50 @@ class EvalServers:
         if pool is None or pool.is_down:
             pool = self._routes[group_id] = min(self._used, key=_requests_per_server)
         return pool
+
+
+class EvalCalls:
+    """The servers of evals, as one rollout asks them; each call is recorded."""
+
+    def __init__(self, servers: EvalServers, calls: CallLog, rollout_id: str) -> None:
+        self._servers = servers
+        self._calls = calls
+        self._group_id, _, index = rollout_id.rpartition("/")
+        self._index = int(index)
+        self._num_calls = 0
+
+    @property
+    def is_down(self) -> bool:
+        """Whether no server takes requests now."""
+        return self._servers.is_down
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        group_id: str,
+        priority: int = 0,
+    ) -> Generation:
+        """Sample one continuation, after all requests of rollouts that wait."""
+        self._num_calls += 1
+        caller = Caller(
+            environment=self._servers.playing,
+            group_id=self._group_id,
+            index=self._index,
+            attempt=1,
+            call=self._num_calls,
+            step=None,
+        )
+        return await self._servers.generate(
+            prompt_ids,
+            sampling,
+            stop_token_ids=stop_token_ids,
+            group_id=group_id,
+            priority=priority,
+            watching=self._calls.watching(caller),
+        )
 
 
 def _requests_per_server(pool: ServerPool) -> float:

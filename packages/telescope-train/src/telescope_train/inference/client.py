@@ -78,11 +78,12 @@ class TokenClient:
         cache_salt: str,
         priority: int = 0,
         begun: Generation | None = None,
+        traceparent: str = "",
     ) -> Generation:
         """Sample one continuation of `prompt_ids`; a lower `priority` goes first.
 
-        `begun` is the part of it that another server has sampled already. Raises ServerLostError
-        if this server is gone.
+        `begun` is the part of it that another server has sampled already, `traceparent` the trace
+        that the server puts it in. Raises ServerLostError if this server is gone.
         """
         if (whole := ended(begun, sampling, stop_token_ids)) is not None:
             return whole
@@ -98,6 +99,7 @@ class TokenClient:
                 sampling=encoded_params(sampling, stop_token_ids),
                 cache_salt=cache_salt,
                 priority=priority,
+                traceparent=traceparent,
             )
         except (ServerLostError, RequestAbortedError) as error:
             if begun is not None:
@@ -141,10 +143,15 @@ class TokenClient:
 
     async def load(self) -> ServerLoad | None:
         """Return how busy the server is; None if it does not say within a few seconds."""
+        page = await self.metrics_page()
+        return None if page is None else parse_load(page)
+
+    async def metrics_page(self) -> str | None:
+        """Return the server's Prometheus text; None if it does not come within a few seconds."""
         url = f"{self.base_url}/metrics"
         try:
             async with asyncio.timeout(_LOAD_S), self._session.get(url) as response:
-                return parse_load(await response.text()) if response.status == 200 else None
+                return await response.text() if response.status == 200 else None
         except (TimeoutError, aiohttp.ClientError):
             # What a server that is lost means for its requests is noticed where they are.
             return None
@@ -271,12 +278,25 @@ class Plane:
         return not self._socket.closed and not any(task.done() for task in self._tasks)
 
     async def request(
-        self, prompt_ids: Sequence[int], *, sampling: msgspec.Raw, cache_salt: str, priority: int
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        sampling: msgspec.Raw,
+        cache_salt: str,
+        priority: int,
+        traceparent: str = "",
     ) -> TokenReply:
         """Send one request and wait for its reply; raises ServerLostError if the plane is lost."""
         number = next(self._numbers)
         ids = array("i", prompt_ids).tobytes()
-        request = TokenRequest(number, ids, sampling, cache_salt=cache_salt, priority=priority)
+        request = TokenRequest(
+            number,
+            ids,
+            sampling,
+            cache_salt=cache_salt,
+            priority=priority,
+            traceparent=traceparent,
+        )
         if request.num_bytes > MAX_FRAME_BYTES:
             raise EndpointError(
                 f"a prompt of {len(prompt_ids)} tokens does not fit into one message to "
@@ -391,6 +411,7 @@ def _generation(reply: TokenReply, finish_reason: Literal["stop", "length"]) -> 
         logprobs=cast("array[float]", column("f", reply.logprobs)),
         finish_reason=finish_reason,
         spans=_spans(reply, len(token_ids)),
+        timing=reply.timing,
     )
 
 

@@ -1,6 +1,7 @@
 """The inference servers of a run. A Ray actor on each server's node starts it and watches it."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from typing import Any, NamedTuple
 import ray
 
 from telescope_core.errors import ProcessDiedError
+from telescope_core.records.logs import Logs, telling_failure
 from telescope_train.cluster.ray_cluster import answer
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.server import ServerProcess, ServerSettings
 from telescope_train.models.served_adapter import served_adapter
 
+_LOGGER = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
 """Seconds between two rounds of questions to the keepers."""
 KEEPER_DEADLINE_S = 600.0
@@ -37,7 +40,17 @@ class ServerKeeper:
     """Runs on the server's node: starts the server, watches it and ends it."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self._server = ServerProcess(settings)
+        folder = settings.log_path.parent
+        # Another machine than the driver's may not have it yet.
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log = Logs(folder=folder).begin("server", settings.base_url)
+        self._is_healthy = False
+        self._start(settings)
+
+    def _start(self, settings: ServerSettings) -> None:
+        with telling_failure(_LOGGER, "starting the server"):
+            self._server = ServerProcess(settings)
+        _LOGGER.info("server started as process %d; its output: %s", self.pid(), settings.log_path)
 
     def pid(self) -> int:
         """Return the process id of the server."""
@@ -45,21 +58,30 @@ class ServerKeeper:
 
     def startup(self) -> Startup:
         """Return how far the server is; raises ProcessDiedError if it has ended."""
-        return Startup(self._server.is_healthy(), self._server.log_bytes())
+        with telling_failure(_LOGGER, "the start of the server"):
+            is_healthy = self._server.is_healthy()
+        if is_healthy and not self._is_healthy:
+            _LOGGER.info("server answers its health check")
+        self._is_healthy = is_healthy
+        return Startup(is_healthy, self._server.log_bytes())
 
     def check(self) -> bool:
         """Return whether the server answers; raises ProcessDiedError if it or its engine ended."""
-        self._server.check()
-        return self._server.check_engine()
+        with telling_failure(_LOGGER, "the check of the server"):
+            self._server.check()
+            return self._server.check_engine()
 
     def start_again(self) -> None:
         """End what is left of the server, and start it."""
         self._server.close()
-        self._server = ServerProcess(self._server.settings)
+        self._log.next_life()
+        self._is_healthy = False
+        self._start(self._server.settings)
 
     def close(self) -> None:
         """End the server."""
         self._server.close()
+        _LOGGER.info("server ended")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,11 +218,18 @@ async def _until_healthy(server: ServerHandle, silence_s: float) -> None:
 
 
 def server_settings(
-    config: TrainConfig, *, device: str, dtype: str, max_model_len: int, log_folder: Path
+    config: TrainConfig,
+    *,
+    device: str,
+    dtype: str,
+    max_model_len: int,
+    log_folder: Path,
+    traces_endpoint: str | None = None,
 ) -> list[ServerSettings]:
     """Return the settings of each server. Ports are consecutive; each has a log file of its own.
 
-    `max_model_len`: tokens of prompt and answer together.
+    `max_model_len`: tokens of prompt and answer together. `traces_endpoint`: where they send their
+    traces; None = they keep none.
     """
     inference, model = config.inference, config.model
     transport = config.weights.weight_transport
@@ -220,6 +249,7 @@ def server_settings(
             weight_transport="gloo" if transport == "auto" else transport,
             trust_remote_code=model.trust_remote_code,
             fp32_lm_head=model.fp32_lm_head,
+            traces_endpoint=traces_endpoint,
             adapter=served_adapter(config),
         )
         for index in range(inference.inference_num_workers)

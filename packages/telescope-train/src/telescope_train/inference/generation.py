@@ -2,12 +2,13 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from telescope_core.errors import EndpointError, EndpointLostError
 from telescope_core.types import Sampling, Span, WeightVersion
 from telescope_train.inference.seeds import derived_seed
+from telescope_train.observability.calls import ServerTiming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class Generation:
     finish_reason: Literal["stop", "length"]
     spans: tuple[Span, ...]
     """At least one; in the order of the tokens, which they cover."""
+    timing: ServerTiming | None = field(default=None, compare=False)
+    """Of the last server, if it has measured the request."""
 
     @property
     def oldest_version(self) -> WeightVersion:

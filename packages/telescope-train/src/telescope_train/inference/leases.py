@@ -48,6 +48,7 @@ class ServerClient(Protocol):
         cache_salt: str,
         priority: int = 0,
         begun: Generation | None = None,
+        traceparent: str = "",
     ) -> Generation:
         """Sample one continuation of `prompt_ids`; `begun` is the part that exists already.
 

@@ -12,6 +12,7 @@ from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_core.types import Sampling, WeightVersion
 from telescope_train.inference.generation import Generation, RequestAbortedError, ServerLostError
 from telescope_train.inference.leases import ROUTABLE, Lease, ServerClient
+from telescope_train.observability.calls import UNWATCHED, CallEnd, Watching
 
 MAX_ROUTES = 10_000
 """Groups whose server is remembered. A group that is forgotten loses only its cached prefix."""
@@ -77,38 +78,45 @@ class ServerPool:
         stop_token_ids: Sequence[int],
         group_id: str,
         priority: int = 0,
-        on_sent: Callable[[str, WeightVersion], None] | None = None,
+        watching: Watching = UNWATCHED,
     ) -> Generation:
-        """Sample one continuation on the group's server; a lower `priority` goes first.
-
-        `on_sent` gets the address of the server that the request goes to, and the live weights.
-        """
+        """Sample one continuation on the group's server; a lower `priority` goes first."""
         begun: Generation | None = None
+        watched = _Watched(len(prompt_ids), watching)
         while True:
             lease = self._route(group_id) or await self._wait_for_route(group_id)
-            if on_sent is not None:
-                on_sent(lease.client.base_url, self.version)
             life = lease.life
+            watched.is_sent(lease.client.base_url, self.version, begun)
             try:
                 # vLLM shares cached prefixes only between requests with the same salt, so that a
                 # prefix computed under older weights is never reused.
-                return await lease.client.generate(
+                generation = await lease.client.generate(
                     prompt_ids,
                     sampling,
                     stop_token_ids=stop_token_ids,
                     cache_salt=f"v{self.version}",
                     priority=priority,
                     begun=begun,
+                    traceparent=watching.traceparent,
                 )
             except RequestAbortedError as error:
+                watched.has_ended(error.begun, error="ended for an update of the weights")
                 begun = error.begun or begun
                 # Only then the request is of the new weights, and says so.
                 await lease.until_updated()
             except ServerLostError as error:
+                watched.has_ended(error.begun, error=str(error))
                 begun = error.begun
                 self.lose(lease, str(error), life=life)
                 if self.is_down and not self._is_kept:
                     raise
+            except BaseException as error:
+                is_canceled = isinstance(error, asyncio.CancelledError)
+                watched.has_ended(begun, error="canceled" if is_canceled else str(error))
+                raise
+            else:
+                watched.has_ended(generation)
+                return generation
 
     async def until_down(self) -> None:
         """Wait until no server takes requests."""
@@ -159,6 +167,53 @@ class ServerPool:
                 raise ServerLostError(f"no inference server is left: {self.leases[0].reason}")
             await self._serves.wait()
         return lease
+
+
+class _Watched:
+    """One model call on its way through servers; each of them is told of at its end."""
+
+    def __init__(self, num_prompt_tokens: int, watching: Watching) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._watching = watching
+        self._server = ""
+        self._version: WeightVersion = 0
+        self._num_begun = 0
+        self._sent_s = 0.0
+
+    def is_sent(self, server: str, version: WeightVersion, begun: Generation | None) -> None:
+        """Note where the call goes now, with what was sampled of it elsewhere."""
+        self._server, self._version = server, version
+        self._num_begun = 0 if begun is None else len(begun.token_ids)
+        self._sent_s = asyncio.get_running_loop().time()
+        self._watching.on_sent(server, version)
+
+    def has_ended(self, generation: Generation | None, *, error: str = "") -> None:
+        """Tell what the server has sampled of it."""
+        num_tokens = 0 if generation is None else len(generation.token_ids)
+        self._watching.on_end(
+            CallEnd(
+                server=self._server,
+                version=_version_at(generation, self._num_begun, self._version),
+                sent_s=self._sent_s,
+                ended_s=asyncio.get_running_loop().time(),
+                num_prompt_tokens=self._num_prompt_tokens + self._num_begun,
+                num_completion_tokens=max(0, num_tokens - self._num_begun),
+                timing=None if generation is None or error else generation.timing,
+                error=error,
+            )
+        )
+
+
+def _version_at(
+    generation: Generation | None, position: int, otherwise: WeightVersion
+) -> WeightVersion:
+    """Return the weights of the token at `position`; `otherwise` if there is none."""
+    end = 0
+    for span in () if generation is None else generation.spans:
+        end += span.num_tokens
+        if position < end:
+            return span.version
+    return otherwise
 
 
 _LOST = set[asyncio.Future[None]]()

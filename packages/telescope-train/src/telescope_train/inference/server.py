@@ -23,6 +23,7 @@ from telescope_core.errors import ProcessDiedError
 from telescope_train.cluster.ports import free_port, require_free_port
 from telescope_train.models.device import machine_device
 from telescope_train.models.served_adapter import ServedAdapter
+from telescope_train.observability.genai_names import SERVER as SERVER_ATTRIBUTE
 
 SERVED_MODEL_NAME = "policy"
 ENGINE_THREAD_VARIABLE = "TELESCOPE_VLLM_ENGINE_THREAD"
@@ -32,6 +33,7 @@ CPU_KERNELS_VARIABLE = "TELESCOPE_VLLM_CPU_KERNELS"
 (`vllm_plugin.cpu_kernels`)."""
 STARTUP_DEADLINE_S = 300.0
 """Longest that a server may take from its start to its first health check, in seconds."""
+_TRACES_EVERY_MS = 500
 _POLL_S = 0.1
 """Seconds between two health checks while the server starts."""
 _TOKEN_PLANE = "telescope_train.inference.vllm_plugin.token_plane.TokenPlane"
@@ -69,6 +71,8 @@ class ServerSettings:
     trust_remote_code: bool = False
     fp32_lm_head: bool = False
     """Compute logits in float32 whatever the `dtype`."""
+    traces_endpoint: str | None = None
+    """Where the server sends its traces, as OTLP with protobuf over HTTP; None = it keeps none."""
     adapter: ServedAdapter | None = None
     """The adapter that the trainer will send; None = the weights themselves change, or nothing."""
 
@@ -108,6 +112,8 @@ class ServerSettings:
                 ),
                 *("--weight-transfer-config", json.dumps({"backend": self.weight_transport})),
             ]
+        if self.traces_endpoint is not None:
+            arguments += ["--otlp-traces-endpoint", self.traces_endpoint]
         if self.adapter is not None:
             arguments += self.adapter.arguments()
         if self.trust_remote_code:
@@ -123,6 +129,10 @@ class ServerSettings:
             # vLLM serves `/resume` and the routes of weight updates only in this mode.
             "VLLM_SERVER_DEV_MODE": "1",
         }
+        if self.traces_endpoint is not None:
+            environment["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
+            environment["OTEL_RESOURCE_ATTRIBUTES"] = f"{SERVER_ATTRIBUTE}={self.base_url}"
+            environment["OTEL_BSP_SCHEDULE_DELAY"] = str(_TRACES_EVERY_MS)
         if self.device == "cpu":
             environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
             environment["OMP_NUM_THREADS"] = str(self.num_threads)

@@ -13,6 +13,8 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from telescope_train.observability.calls import ServerTiming
+
 PROGRESS_S = 0.5
 """Seconds after which the tokens that a request has so far are sent, so that they are not lost with
 the server. A shorter request has one reply."""
@@ -60,13 +62,16 @@ class TokenRequest(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     """Requests share cached prefixes only with requests that have the same salt."""
     priority: int
     """Requests with a lower priority are scheduled first."""
+    traceparent: str = ""
+    """The W3C trace that the request belongs to; empty = none."""
 
     @property
     def num_bytes(self) -> int:
         """Upper limit of its size on the wire, in bytes."""
         salt_bytes = 4 * len(self.cache_salt)
         sampling_bytes = len(bytes(self.sampling))
-        return len(self.prompt_ids) + sampling_bytes + salt_bytes + _ITEM_OVERHEAD_BYTES
+        text_bytes = salt_bytes + len(self.traceparent)
+        return len(self.prompt_ids) + sampling_bytes + text_bytes + _ITEM_OVERHEAD_BYTES
 
 
 class CancelRequest(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -105,6 +110,8 @@ class TokenReply(msgspec.Struct, frozen=True, array_like=True):
     """Why the request failed; the columns are empty then."""
     is_dead: bool = False
     """Whether it failed because the engine is dead, and all others will."""
+    timing: ServerTiming | None = None
+    """On the last reply."""
 
     @property
     def is_last(self) -> bool:
@@ -115,7 +122,7 @@ class TokenReply(msgspec.Struct, frozen=True, array_like=True):
     def num_bytes(self) -> int:
         """Upper limit of its size on the wire, in bytes."""
         columns_bytes = len(self.token_ids) + len(self.logprobs) + 4 * len(self.error)
-        return columns_bytes + (1 + len(self.versions)) * _ITEM_OVERHEAD_BYTES
+        return columns_bytes + (2 + len(self.versions)) * _ITEM_OVERHEAD_BYTES
 
 
 ClientFrame = list[TokenRequest | CancelRequest]

@@ -4,6 +4,7 @@ On a terminal, one panel of at most 24 lines is redrawn in place. Elsewhere each
 line.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -16,10 +17,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.restarts import Restart
 from telescope_core.reports.sparkline import sparkline
 from telescope_core.secret_names import secrets_line
 
+_LOGGER = logging.getLogger(__name__)
 _WIDTH = 80
 _CURVE_WIDTH = 34
 _MOST_ENVIRONMENTS = 8
@@ -82,13 +85,18 @@ class LiveView:
         *,
         console: Console | None = None,
         rows_before: Sequence[Mapping[str, Any]] = (),
+        begun_ago_s: float = 0.0,
     ) -> None:
-        """`rows_before`: metrics of the steps that were done earlier, if a run is resumed."""
+        """`rows_before`: metrics of the steps that were done earlier.
+
+        `begun_ago_s`: seconds for which the run has been going on.
+        """
         self._total_steps = total_steps
         self._environments = list(environments)
         self._console = console or Console()
         self._rows: list[Mapping[str, Any]] = list(rows_before)
         self._phase = ""
+        self._begun_ago_s = begun_ago_s
         self._started_s = time.monotonic()
         self._live: Live | None = None
 
@@ -114,16 +122,27 @@ class LiveView:
     def phase(self, text: str) -> None:
         """Show what the run does now."""
         self._phase = text
+        _LOGGER.info(text)
         if self._live is None:
             self._console.print(f"{self._elapsed()} {text}", highlight=False, soft_wrap=True)
 
+    def warn(self, text: str) -> None:
+        """Print text about something that a person should look at, as `note` does."""
+        self._note(text, level="warning")
+
     def note(self, text: str) -> None:
         """Print text that stays visible, above the panel if there is one."""
+        self._note(text, level="info")
+
+    def _note(self, text: str, *, level: str) -> None:
+        # What is shown here must not go to stderr again, so its level is told to the log alone.
+        _LOGGER.info(text, extra={SHOWN_AS: level})
         self._console.print(f"{self._elapsed()} {text}", highlight=False, soft_wrap=True)
 
     def update(self, row: Mapping[str, Any]) -> None:
         """Show the metrics of one more step."""
         self._rows.append(row)
+        _LOGGER.info(self._line(row))
         if self._live is None:
             self._console.print(self._line(row), highlight=False, soft_wrap=True)
 
@@ -132,7 +151,7 @@ class LiveView:
         self._rows = [row for row in self._rows if row.get("step", 0) <= step]
 
     def _elapsed(self) -> str:
-        seconds = int(time.monotonic() - self._started_s)
+        seconds = int(time.monotonic() - self._started_s + self._begun_ago_s)
         return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
     def _line(self, row: Mapping[str, Any]) -> str:

@@ -18,6 +18,9 @@ GROWS_BELOW = 0.8
 """Share of the cache up to which lanes are added."""
 SHRINKS_ABOVE = 0.95
 """Share of the cache from which lanes are taken away."""
+_THROWN_OUT_ABOVE = 0.5
+"""Share of the cache below which nobody was thrown out for want of room: servers count the requests
+that they begin anew at a change of weights as thrown out, too."""
 _FIRST_GROWTH = 1.15
 """Factor of each reading until lanes are taken away for the first time."""
 _GROWTH = 1.02
@@ -25,6 +28,8 @@ _GROWTH = 1.02
 _CUT = 0.8
 READING_S = 1.0
 """Seconds from one reading to the next."""
+MOST_READ = 256
+"""Servers that are asked in one reading; if there are more, they take turns."""
 _FIRST_SHARE = 0.25
 """Share of all lanes that a run begins with: the cache fills as answers become longer."""
 
@@ -39,6 +44,7 @@ class LaneLimit:
         self.limit = max(1, round(_FIRST_SHARE * most))
         self._growth = _FIRST_GROWTH
         self._num_preemptions: int | None = None
+        self._cache_use = 0.0
 
     def follow(self, load: ServerLoad | None, *, is_used_up: bool) -> int:
         """Return the number of lanes after one more reading.
@@ -50,7 +56,9 @@ class LaneLimit:
             self.limit = self._most if self._num_preemptions is None else self.limit
             return self.limit
         before, self._num_preemptions = self._num_preemptions, load.num_preemptions
-        was_preempted = before is not None and load.num_preemptions > before
+        use_before, self._cache_use = self._cache_use, load.cache_use
+        was_full = max(use_before, load.cache_use) > _THROWN_OUT_ABOVE
+        was_preempted = before is not None and load.num_preemptions > before and was_full
         if load.cache_use > SHRINKS_ABOVE or was_preempted:
             # From what runs, which may be less than the lanes there were.
             running = max(1, load.num_running // self._calls_per_lane)
@@ -76,6 +84,8 @@ class Concurrency:
         self._readers = readers
         share = lanes.limit // len(readers)
         self._limits = [LaneLimit(share, calls_per_lane=calls_per_lane) for _ in readers]
+        self._next = 0
+        """The server that is asked first in the next reading."""
         lanes.resize(sum(one.limit for one in self._limits))
 
     @classmethod
@@ -93,12 +103,11 @@ class Concurrency:
             await asyncio.sleep(READING_S)
 
     async def read_once(self) -> None:
-        """Ask every server, and set the lanes."""
-        loads = await asyncio.gather(*(read() for read in self._readers))
+        """Ask the servers whose turn it is, and set the lanes."""
+        asked = range(self._next, min(self._next + MOST_READ, len(self._readers)))
+        self._next = asked.stop if asked.stop < len(self._readers) else 0
+        loads = await asyncio.gather(*(self._readers[index]() for index in asked))
         is_used_up = self._lanes.num_waiting > 0
-        self._lanes.resize(
-            sum(
-                limit.follow(load, is_used_up=is_used_up)
-                for limit, load in zip(self._limits, loads, strict=True)
-            )
-        )
+        for index, load in zip(asked, loads, strict=True):
+            self._limits[index].follow(load, is_used_up=is_used_up)
+        self._lanes.resize(sum(one.limit for one in self._limits))

@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from telescope_core.code_names import names_class
@@ -120,7 +120,9 @@ def find_environments(config: TrainConfig) -> tuple[list[FoundEnvironment], list
         except TelescopeError as error:
             problems.append(str(error))
             continue
-        processes = process_settings(entry, config)
+        is_first = all(one.entry.name != entry.name for one in found)
+        log_name = entry.name if is_first else f"{entry.name} eval"
+        processes = replace(process_settings(entry, config), log_name=log_name)
         found.append(FoundEnvironment(entry=entry, processes=processes, location=location))
     return found, problems
 
@@ -175,6 +177,7 @@ def process_settings(entry: Entry, config: TrainConfig) -> ProcessSettings:
         num_workers=own or rollout.env_workers,
         memory_limit_bytes=None if limit_mb is None else limit_mb * 2**20,
         log_folder=run_folder(config) / "logs",
+        is_debug=config.run.debug,
     )
 
 

@@ -1,8 +1,9 @@
 """What the sampler returns: the batch of a step, and its own state for a checkpoint."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from telescope_core.records.events import AttemptEvent
 from telescope_core.types import Group, Rollout
 from telescope_train.rollouts.failures import Boundary
 
@@ -56,6 +57,13 @@ class ReadyPlace:
     num_draws: int
     """The draw in order and those that replaced it."""
 
+    @property
+    def all_rollouts(self) -> Iterator[Rollout]:
+        """Every attempt that was played there."""
+        for group in (self.group, *self.rejected):
+            yield from group.rollouts
+        yield from self.replaced
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenPlace:
@@ -84,17 +92,30 @@ class SamplerState:
 
     @property
     def first_repeated_batch(self) -> int:
-        """Number of the first batch of which anything is played again."""
-        repeated = (one.batch for one in self.open_places if one.ready is None)
-        return min(repeated, default=self.next_batch)
+        """Number of the first batch of which anything may be played again.
 
-    def is_repeated(self, group_id: str) -> bool:
-        """Return whether a run that goes on from here plays this group again."""
-        batch, position = map(int, group_id.partition("-")[0].split("."))
-        if batch >= self.next_batch:
-            return True
-        mine = (one for one in self.open_places if (one.batch, one.position) == (batch, position))
-        return any(one.ready is None for one in mine)
+        A group that has ended is played again if it is too old when a step chooses it.
+        """
+        return min((one.batch for one in self.open_places), default=self.next_batch)
+
+    def repeated(self) -> Callable[[AttemptEvent], bool]:
+        """Return what tells events of attempts that a run which goes on from here plays again."""
+        open_places = {(one.batch, one.position): one.ready for one in self.open_places}
+        saved = {
+            (one.group_id, one.index, one.attempt)
+            for ready in open_places.values()
+            if ready is not None
+            for one in ready.all_rollouts
+        }
+
+        def is_repeated(event: AttemptEvent) -> bool:
+            batch, position = map(int, event.group_id.partition("-")[0].split("."))
+            if batch >= self.next_batch:
+                return True
+            is_open = (batch, position) in open_places
+            return is_open and (event.group_id, event.index, event.attempt) not in saved
+
+        return is_repeated
 
     @property
     def all_rollouts(self) -> Iterator[Rollout]:
@@ -103,9 +124,7 @@ class SamplerState:
             yield from batch.all_rollouts
         for place in self.open_places:
             if place.ready is not None:
-                for group in (place.ready.group, *place.ready.rejected):
-                    yield from group.rollouts
-                yield from place.ready.replaced
+                yield from place.ready.all_rollouts
 
 
 BEGINNING = SamplerState(next_batch=0, draw_position=0, batches={})

@@ -13,6 +13,7 @@ from telescope_core.types import Sampling, WeightVersion
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.generation import Generation
 from telescope_train.inference.pool import ServerPool
+from telescope_train.observability.calls import UNRECORDED_CALLS, Caller, CallLog
 from telescope_train.rollouts.lanes import GroupLane, Holding, Lanes, Priority, to_go_on
 from telescope_train.rollouts.stages import AttemptKey, AttemptLife
 
@@ -31,6 +32,7 @@ class Seats:
         num_lanes: int,
         log: EventSink,
         *,
+        calls: CallLog = UNRECORDED_CALLS,
         max_open: int | None = None,
         a_lane_per_group: bool = False,
         until_end: bool = False,
@@ -41,13 +43,21 @@ class Seats:
         """
         self.lanes = Lanes(num_lanes)
         self.log = log
+        self.calls = calls
         self.until_end = until_end
         self._a_lane_per_group = a_lane_per_group
         self._open = Lanes(OPEN_PER_LANE * num_lanes if max_open is None else max_open)
         self._taken: dict[str, Seat] = {}
 
     @classmethod
-    def of(cls, config: TrainConfig, log: EventSink, *, num_servers: int) -> "Seats":
+    def of(
+        cls,
+        config: TrainConfig,
+        log: EventSink,
+        *,
+        num_servers: int,
+        calls: CallLog = UNRECORDED_CALLS,
+    ) -> "Seats":
         """Return the seats that the settings ask for."""
         section = config.scheduling
         num_groups = section.max_concurrent_prompts_per_server * num_servers
@@ -59,6 +69,7 @@ class Seats:
         return cls(
             num_groups if a_lane_per_group else num_groups * group_size,
             log,
+            calls=calls,
             # A group that has its lane has to get all of its rollouts in.
             max_open=max(max_open, group_size) if a_lane_per_group else max_open,
             a_lane_per_group=a_lane_per_group,
@@ -139,6 +150,19 @@ class Seat:
             if not self._until_end:
                 self._holding.leave()
 
+    @property
+    def caller(self) -> Caller:
+        """The call that is about to be sent."""
+        key = self.life.key
+        return Caller(
+            environment=key.environment,
+            group_id=key.group_id,
+            index=key.index,
+            attempt=key.attempt,
+            call=self.life.num_calls + 1,
+            step=key.step,
+        )
+
     def close(self) -> None:
         """Give back the lane that is held outside calls."""
         if self.has_lane:
@@ -198,7 +222,7 @@ class SeatedPool:
                 stop_token_ids=stop_token_ids,
                 group_id=group_id,
                 priority=priority,
-                on_sent=sent,
+                watching=self._seats.calls.watching(seat.caller, sent),
             )
 
 

@@ -110,7 +110,8 @@ def schedule(kind: str, number: int) -> Schedule:
                 **plan.rollout,
             },
             "scheduling": plan.scheduling,
-            "trainer": {"seq_len": 32_768},
+            # Room for as many turns of as many tokens as any kind has.
+            "trainer": {"seq_len": 131_072},
         }
     )
     return Schedule(
@@ -211,7 +212,9 @@ def _workload(chance: random.Random) -> Workload:
 
 
 def _raises(plan: _Plan, chance: random.Random) -> None:
-    plan.workload = replace(plan.workload, failure_rate=chance.choice([0.05, 0.3]))
+    # Of attempts, whatever the number of their calls: a batch of which nothing is left ends a run.
+    share, num_calls = chance.choice([0.05, 0.3]), plan.workload.num_turns[1]
+    plan.workload = replace(plan.workload, failure_rate=share / num_calls)
 
 
 def _process_dies(plan: _Plan, chance: random.Random) -> None:
@@ -405,6 +408,9 @@ def _driver_is_killed_with_rejections(plan: _Plan, chance: random.Random) -> Non
 def _everything(plan: _Plan, chance: random.Random) -> None:
     for fault in chance.sample(sorted(_SINGLE), 4):
         _SINGLE[fault](plan, chance)
+    if plan.fleet is None:
+        # Ranks that die in an update may take servers with them, which a run starts again.
+        plan.fleet = SimulatedFleet
 
 
 def _later(chance: random.Random, action: Callable[[], None]) -> None:

@@ -66,7 +66,8 @@ class Ledger(History):
         self.rows = [row for row in self.rows if row["step"] <= step]
         self.rollouts = [one for one in self.rollouts if one.step <= step]
         self.attempts = [one for one in self.attempts if one.step <= step]
-        self.events = [one for one in self.events if not state.is_repeated(one.group_id)]
+        is_repeated = state.repeated()
+        self.events = [one for one in self.events if not is_repeated(one)]
         self.packed = [one for one in self.packed if one <= state.first_repeated_batch]
 
     def problems(self, config: TrainConfig) -> Iterator[str]:

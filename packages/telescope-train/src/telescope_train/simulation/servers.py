@@ -83,6 +83,7 @@ class SimulatedClient:
         cache_salt: str,
         priority: int = 0,
         begun: Generation | None = None,
+        traceparent: str = "",
     ) -> Generation:
         """Sample the planned answer, cut to `max_tokens`, after the part that has begun."""
         assert isinstance(prompt_ids, Planned), "simulated servers take planned requests"

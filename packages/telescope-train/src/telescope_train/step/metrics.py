@@ -1,7 +1,7 @@
 """One step as a row of metrics, without the trainer's own; docs/reference/metrics.md lists all."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from telescope_core.types import WeightVersion
@@ -21,13 +21,26 @@ LAPS = ("generate", "train", "sync", "wait")
 training, publishing weights, and everything else (credit, packing, records)."""
 
 
+_SPANS = {
+    "generate": "wait for rollouts",
+    "train": "train",
+    "sync": "publish weights",
+    "wait": "credit and packing",
+}
+"""Lap -> its name on the timeline of the run."""
+
+
 class StepClock:
     """Splits the time of one step: each lap is added to the activity it was spent on.
 
     Time is that of the running event loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, note: Callable[[str, float, float], None] = lambda name, begin_s, end_s: None
+    ) -> None:
+        """`note` is told of each lap: its name, its begin and its end."""
+        self._note = note
         self.times: dict[str, float] = dict.fromkeys(LAPS, 0.0)
         """Seconds by the names of `LAPS`; they add up to the time from creation to the last lap."""
         self._last_s = asyncio.get_running_loop().time()
@@ -36,6 +49,7 @@ class StepClock:
         """Add the time since the last lap to `name`."""
         now_s = asyncio.get_running_loop().time()
         self.times[name] += now_s - self._last_s
+        self._note(_SPANS[name], self._last_s, now_s)
         self._last_s = now_s
 
 

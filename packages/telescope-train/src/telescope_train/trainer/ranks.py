@@ -5,6 +5,8 @@ name of a method of `TrainerWorker`. `RayRanks` and `LocalRanks` differ in nothi
 """
 
 import asyncio
+import logging
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,13 +19,16 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from telescope_core.errors import ProcessDiedError
+from telescope_core.records.logs import Logs, telling_failure
 from telescope_train.backends.protocol import BackendSettings, RankDiedError, TensorHeader
 from telescope_train.batches.batch import Shards, StepPlan
 from telescope_train.cluster.ports import free_port
 from telescope_train.cluster.ray_cluster import answer
 from telescope_train.diagnostics.rank_checks import SelfTest
+from telescope_train.observability.timeline import TakenSpans, TimedRank
 from telescope_train.trainer.worker import Meeting, Progress, TrainerWorker
 
+_LOGGER = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
 WATCHING = "watching"
 """Name of the thread of a rank that answers questions about its progress."""
@@ -186,7 +191,8 @@ class AllRanks:
 class RankActor:
     """One trainer rank in a process of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int, logs: Logs) -> None:
+        logs.begin("trainer", f"rank {number}")
         self._worker: TrainerWorker | None = None
         self._progress = Progress()
 
@@ -196,21 +202,33 @@ class RankActor:
         """Return a number that grows with every batch, tensor and file that is done."""
         return self._progress.count
 
+    @ray.method(concurrency_group=WATCHING)
+    def taken_spans(self) -> TakenSpans:
+        """Return what the rank did since it was asked last."""
+        if self._worker is None:
+            return TakenSpans(time.monotonic(), [])
+        return self._worker.spans.take()
+
     def address(self) -> tuple[str, int]:
         """Return (host, free port) of this node."""
         return ray.util.get_node_ip_address(), free_port()
 
     def open(self, settings: BackendSettings, *, meeting: Meeting, num_threads: int) -> RankFacts:
         """Load the model."""
-        self._worker = TrainerWorker(
-            settings, meeting=meeting, num_threads=num_threads, progress=self._progress
-        )
-        return RankFacts.of(self._worker)
+        with telling_failure(_LOGGER, "loading the model"):
+            self._worker = TrainerWorker(
+                settings, meeting=meeting, num_threads=num_threads, progress=self._progress
+            )
+        facts = RankFacts.of(self._worker)
+        for test in facts.self_tests:
+            _LOGGER.info("self-test passed: %s", test.text)
+        return facts
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call the method `name` of the rank."""
         assert self._worker is not None, "open comes first"
-        return getattr(self._worker, name)(*arguments)
+        with telling_failure(_LOGGER, name):
+            return getattr(self._worker, name)(*arguments)
 
 
 class _SharedProgress:
@@ -256,6 +274,12 @@ class _RayRank:
     async def address(self) -> tuple[str, int]:
         return await self.answer(self.actor.address.remote())
 
+    async def taken_spans(self) -> TakenSpans:
+        try:
+            return await self.actor.taken_spans.remote()
+        except RayError as error:
+            raise ProcessDiedError(f"{self.process} does not answer: {error}") from None
+
     async def answer(self, reference: Any) -> Any:
         try:
             return await answer(
@@ -271,14 +295,15 @@ class RayRanks(AllRanks):
     """One Ray actor for each rank."""
 
     def __init__(
-        self, places: Sequence[dict[str, Any]], *, timeout_s: float, sharing: int = 1
+        self, places: Sequence[dict[str, Any]], logs: Logs, *, timeout_s: float, sharing: int = 1
     ) -> None:
-        """Start one process per place; `open` loads the model.
+        """Start one process per place, which writes to `logs`; `open` loads the model.
 
         Ranks that make no progress for `timeout_s` seconds are taken for dead.
         """
         super().__init__((), sharing=sharing)
         self._places = list(places)
+        self._logs = logs
         self._timeout_s = timeout_s
         self._processes: list[_RayRank] = []
         self._start()
@@ -287,7 +312,12 @@ class RayRanks(AllRanks):
         progress = _SharedProgress(self._timeout_s)
         actor_class = ray.remote(concurrency_groups={WATCHING: 1})(RankActor)
         self._processes = [
-            _RayRank(actor_class.options(**place).remote(), number, progress, self._timeout_s)
+            _RayRank(
+                actor_class.options(**place).remote(number, self._logs),
+                number,
+                progress,
+                self._timeout_s,
+            )
             for number, place in enumerate(self._places)
         ]
         progress.ranks = self._processes
@@ -320,6 +350,11 @@ class RayRanks(AllRanks):
                 for rank, one in enumerate(self._processes)
             )
         )
+
+    @property
+    def timed(self) -> Sequence[TimedRank]:
+        """The ranks that there are now, as far as they say what they did."""
+        return self._processes
 
     async def watch(self) -> None:
         """Never return; raises RankDiedError as soon as a rank has ended."""

@@ -37,6 +37,7 @@ from telescope_train.backends.seeding import seed_everything
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.chat.tokenizer import vocabulary_size
 from telescope_train.diagnostics.rank_checks import Tolerance, check_rank
+from telescope_train.observability.spans import SpanRecorder
 from telescope_train.trainer.old_logprobs import with_old_logprobs
 from telescope_train.weights.digests import Digests
 from telescope_train.weights.gloo import GlooPublisher
@@ -152,13 +153,15 @@ class TrainerWorker:
         try:
             seed_everything(settings.seed + meeting.rank)
             backend_class = load_backend(settings.trainer.train_backend)
-            self.backend = backend_class(settings, _loss(settings), self._device)
+            self.spans = SpanRecorder(self._device if settings.track_gpu_events else None)
+            self.backend = backend_class(settings, _loss(settings), self._device, self.spans)
             self.self_tests = check_rank(
                 self.backend,
                 vocab_size=vocabulary_size(settings.model),
                 tolerance=Tolerance.of(settings.compute_dtype),
                 exactness=_exactness(settings),
             )
+            self.spans.take()  # what the self-tests did is no part of a step
         except BaseException:
             self.close()
             raise
@@ -189,6 +192,7 @@ class TrainerWorker:
         if not order:
             raise ValueError("expected at least one optimizer step, got an empty order; skip it")
         started_s = time.perf_counter()
+        self.spans.begin(version + 1)
         shares = with_old_logprobs(minibatches, self, self._algorithm)
         prepared_s = time.perf_counter()
         gradients: list[GradientResult] = []
@@ -216,6 +220,7 @@ class TrainerWorker:
         present weights too, so they are computed here for these batches alone.
         """
         started_s = time.perf_counter()
+        self.spans.begin(version + 1)
         (share,) = with_old_logprobs([batches], self, self._algorithm)
         prepared_s = time.perf_counter()
         result = self.backend.accumulate_gradient(self._progress.over(share), version=version)
@@ -293,10 +298,11 @@ class TrainerWorker:
         """
         tensors = self.transfer_weights()
         try:
-            if self._publisher is None:
-                return ""
-            self._sent = self._publisher.send(tensors)
-            return self._sent.whole()
+            with self.spans.span("send weights", on_cpu=True):
+                if self._publisher is None:
+                    return ""
+                self._sent = self._publisher.send(tensors)
+                return self._sent.whole()
         except RuntimeError as error:
             # Without this end, the servers that still wait in the transfer give up at once.
             self._leave_group()
@@ -321,9 +327,10 @@ class TrainerWorker:
     def start_checkpoint(self, folder: str | Path, with_training_state: bool) -> None:
         """Copy the state and write it to `folder` in the background; `finish_checkpoint` later."""
         assert self._saving is None, "finish_checkpoint comes first"
-        self._saving = self.backend.start_checkpoint(
-            folder, with_training_state=with_training_state
-        )
+        with self.spans.span("copy for checkpoint", on_cpu=True):
+            self._saving = self.backend.start_checkpoint(
+                folder, with_training_state=with_training_state
+            )
 
     def checkpoint_is_written(self) -> bool:
         """Return whether `finish_checkpoint` would return at once."""
@@ -337,7 +344,8 @@ class TrainerWorker:
 
     def load_checkpoint(self, folder: str | Path) -> None:
         """Continue from the checkpoint in `folder`."""
-        self.backend.load_checkpoint(folder)
+        with self.spans.span("load checkpoint", on_cpu=True):
+            self.backend.load_checkpoint(folder)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Export to Hugging Face format; the folder appears complete or not at all."""

@@ -58,7 +58,7 @@ class WeightPublisher:
         `others`: pools that get weights by `send_to` only.
         """
         self._pool = pool
-        self._pools = (pool, *others)
+        self._pool_by_lease = {id(lease): one for one in (pool, *others) for lease in one.leases}
         self._ranks = ranks
         self._sends_adapter = sends_adapter
         self._pause_query = f"?{_PAUSE_QUERIES[in_flight]}"
@@ -165,7 +165,7 @@ class WeightPublisher:
             self._pool_of(member.lease).serve(member.lease, version)
 
     def _pool_of(self, lease: Lease) -> ServerPool:
-        return next(pool for pool in self._pools if lease in pool.leases)
+        return self._pool_by_lease[id(lease)]
 
     async def _until_sent(self, members: Sequence[Member], version: WeightVersion) -> None:
         """Send everything to those of `members` that are not lost on the way."""
@@ -191,12 +191,14 @@ class WeightPublisher:
         # Rank 0 is the trainer, and each server is one worker with one rank.
         world_size = 1 + len(members)
 
+        rank_of = {member: 1 + index for index, member in enumerate(members)}
+
         def join(member: Member) -> Awaitable[Any]:
             place = {
                 "host": host,
                 "port": port,
                 "world_size": world_size,
-                "rank_offset": 1 + members.index(member),
+                "rank_offset": rank_of[member],
             }
             init_info = {"init_info": place}
             return member.lease.client.control("/init_weight_transfer_engine", init_info)

@@ -23,7 +23,13 @@ from telescope_train.backends.fsdp import state as fsdp_state
 from telescope_train.backends.fsdp.optimizer import make_optimizer, set_learning_rate
 from telescope_train.backends.fsdp.policy import ShardedPolicy, load_policy, load_reference
 from telescope_train.backends.fsdp.reference import AdaptersAside, FrozenCopy, Reference, load_moved
-from telescope_train.backends.fsdp.sharding import gather_values, local_part, reshard, whole
+from telescope_train.backends.fsdp.sharding import (
+    gather_values,
+    local_part,
+    reshard,
+    time_reductions,
+    whole,
+)
 from telescope_train.backends.loss_inputs import loss_inputs
 from telescope_train.backends.protocol import (
     BackendSettings,
@@ -38,6 +44,7 @@ from telescope_train.models.lora import adapter_weights, dropout_on, merged_weig
 from telescope_train.models.lora_transfer import merged_blocks, scaled_adapter
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.row import PackedRow, packed_row
+from telescope_train.observability.spans import SilentRecorder, SpanRecorder
 
 MAX_SKIPPED_IN_A_ROW = 5
 """Steps with a gradient that is not finite after which the run ends."""
@@ -48,12 +55,21 @@ _BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16:
 class FsdpBackend:
     """One rank of the model; see `TrainerBackend`."""
 
-    def __init__(self, settings: BackendSettings, loss: Loss, device: torch.device) -> None:
+    def __init__(
+        self,
+        settings: BackendSettings,
+        loss: Loss,
+        device: torch.device,
+        spans: SpanRecorder | None = None,
+    ) -> None:
         self._settings = settings
+        self._spans = spans or SilentRecorder()
         self._loss = loss
         self._device = device
         loaded = load_policy(settings, device)
         self._policy, self.attention = loaded.policy, loaded.attention
+        if spans is not None:
+            time_reductions(self._policy, spans)
         self._reference = self._make_reference(loaded)
         # After sharding, because the optimizer holds the shards, not the parameters as loaded.
         self._optimizer = make_optimizer(self._policy.parameters(), settings.trainer, device)
@@ -74,31 +90,35 @@ class FsdpBackend:
         """Forward and backward over `batches`, one at a time."""
         total, parts = 0.0, []
         with dropout_on(self._policy.lm):
-            for batch in batches:
-                loss, metrics = self._accumulate_one(batch, version)
+            for number, batch in enumerate(batches):
+                loss, metrics = self._accumulate_one(batch, version, number)
                 total += loss
                 parts.append(metrics)
         # One collective per call instead of per batch. Ranks that share rows have the same numbers,
         # so one rank of each group is counted.
         step = self._settings.trainer.fsdp_context_parallel_size
-        per_rank = gather_values((total, reduce_metrics(parts)))[::step]
+        with self._spans.span("metrics", on_cpu=True):
+            per_rank = gather_values((total, reduce_metrics(parts)))[::step]
         return GradientResult(
             loss=sum(loss for loss, _ in per_rank),
             metrics=reduce_metrics(metrics for _, metrics in per_rank),
         )
 
     def _accumulate_one(
-        self, batch: PackedBatch, version: int
+        self, batch: PackedBatch, version: int, number: int
     ) -> tuple[float, dict[str, MetricSum]]:
         row = self._row(batch)
-        logprobs_M, entropy_M = self._policy(row)
-        terms, weights_M, same_version_M = loss_inputs(
-            batch, row.trained_M.cpu().numpy(), logprobs_M, entropy_M, version=version
-        )
-        token_loss: TokenLoss = self._loss(terms)
-        # A sum: FSDP adds up gradients over ranks and autograd over batches, both without dividing.
-        loss = (token_loss.loss_T * weights_M).sum()
-        loss.backward()
+        with self._spans.span("forward", microbatch=number):
+            logprobs_M, entropy_M = self._policy(row)
+            terms, weights_M, same_version_M = loss_inputs(
+                batch, row.trained_M.cpu().numpy(), logprobs_M, entropy_M, version=version
+            )
+            token_loss: TokenLoss = self._loss(terms)
+            # A sum: FSDP adds up gradients over ranks and autograd over batches, both without
+            # dividing.
+            loss = (token_loss.loss_T * weights_M).sum()
+        with self._spans.span("backward", microbatch=number):
+            loss.backward()
         shared = shared_metrics(terms, same_version_T=same_version_M)
         return loss.item(), {**token_loss.metrics, **shared}
 
@@ -117,13 +137,15 @@ class FsdpBackend:
         )
         rate = trainer.learning_rate * factor
         set_learning_rate(self._optimizer, rate)
-        norm = self._clip(trainer.grad_clip, scale)
+        with self._spans.span("gradient norm"):
+            norm = self._clip(trainer.grad_clip, scale)
         # The norm is the same on all ranks, so they skip together. One that stepped alone would
         # leave shards of different steps.
         is_skipped = not math.isfinite(norm)
-        if not is_skipped:
-            self._optimizer.step()
-        self._optimizer.zero_grad()
+        with self._spans.span("optimizer"):
+            if not is_skipped:
+                self._optimizer.step()
+            self._optimizer.zero_grad()
         # Skipped steps count, so the schedule ends with the run.
         self._progress = self._progress.after(is_skipped=is_skipped)
         if self._progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
@@ -183,7 +205,10 @@ class FsdpBackend:
     @torch.no_grad()
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Return logprobs_T [T], nats, of each batch; 0 where a token is not trained on."""
-        return [self._logprobs(self._policy, batch) for batch in batches]
+        return [
+            self._timed_logprobs("logprobs", self._policy, batch, number)
+            for number, batch in enumerate(batches)
+        ]
 
     @torch.no_grad()
     def transformers_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
@@ -195,7 +220,10 @@ class FsdpBackend:
         """Like `logprobs`, of the reference model."""
         assert self._reference is not None, "these settings need no reference model"
         with self._reference.ready() as policy:
-            return [self._logprobs(policy, batch) for batch in batches]
+            return [
+                self._timed_logprobs("reference logprobs", policy, batch, number)
+                for number, batch in enumerate(batches)
+            ]
 
     @torch.no_grad()
     def update_reference(self) -> None:
@@ -208,6 +236,12 @@ class FsdpBackend:
         # Context parallelism cuts the row into slices of equal length, one per rank.
         multiple_of = math.lcm(trainer.pad_to_multiple_of, trainer.fsdp_context_parallel_size)
         return packed_row(batch, self._device, multiple_of=multiple_of)
+
+    def _timed_logprobs(
+        self, name: str, policy: PackedPolicy, batch: PackedBatch, number: int
+    ) -> NDArray[np.float32]:
+        with self._spans.span(name, microbatch=number):
+            return self._logprobs(policy, batch)
 
     def _logprobs(
         self, policy: PackedPolicy, batch: PackedBatch, *, by_transformers: bool = False

@@ -1,6 +1,8 @@
 """Shard a policy over all ranks with FSDP2, and gather whole values again."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
 from telescope_train.models.packed import PackedPolicy
+from telescope_train.observability.spans import SpanRecorder
 
 
 def decoder_layers(lm: PreTrainedModel) -> torch.nn.ModuleList:
@@ -66,6 +69,40 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def time_reductions(policy: PackedPolicy, spans: SpanRecorder) -> None:
+    """Record each sum of gradients over ranks as a span."""
+    if dist.get_world_size() == 1:
+        return  # nothing is summed
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_reduce_scatter(_TimedReduction(spans))
+
+
+class _TimedReduction:
+    """What FSDP does by itself, timed. It runs in a stream of its own, beside backward."""
+
+    def __init__(self, spans: SpanRecorder) -> None:
+        self._spans = spans
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        with self._spans.span("gradient reduction"):
+            return dist.reduce_scatter_tensor(
+                output_tensor, input_tensor, op=op, group=group, async_op=async_op
+            )
 
 
 def reshard(policy: torch.nn.Module) -> None:

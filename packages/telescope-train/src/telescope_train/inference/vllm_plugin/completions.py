@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from vllm.v1.engine import EngineCoreOutput
 
+from telescope_train.inference.vllm_plugin.request_stats import MeasuredRequest, StepStats
 from telescope_train.inference.wire import VersionSpan
 
 
@@ -27,6 +28,8 @@ class GrowingCompletion:
     """Which weights sampled which tokens, in the order of the tokens."""
     finish_reason: str = ""
     """`stop`, `length`, `abort` or `error`; empty until the request ends."""
+    measured: MeasuredRequest | None = None
+    """What is measured of it; None = the server counts nothing."""
 
     def add(self, output: EngineCoreOutput, version: str | None) -> None:
         """Append the tokens that a step under weight version `version` sampled."""
@@ -60,8 +63,16 @@ class GrowingCompletions:
         for request_id in request_ids:
             self._growing.pop(request_id, None)
 
-    def take(self, outputs: list[EngineCoreOutput], version: str | None) -> list[EngineCoreOutput]:
-        """Collect a step's outputs; returns those that belong to no completion."""
+    def take(
+        self,
+        outputs: list[EngineCoreOutput],
+        version: str | None,
+        stats: StepStats | None = None,
+    ) -> list[EngineCoreOutput]:
+        """Collect a step's outputs; returns those that belong to no completion.
+
+        Those of measured completions are counted in `stats`.
+        """
         others: list[EngineCoreOutput] = []
         for output in outputs:
             completion = self._growing.get(output.request_id)
@@ -71,6 +82,8 @@ class GrowingCompletions:
                 others.append(output)
                 continue
             completion.add(output, version)
+            if stats is not None and completion.measured is not None:
+                stats.add(completion.measured, output)
             if completion.finish_reason:
                 self._ended.append(self._growing.pop(output.request_id))
         return others

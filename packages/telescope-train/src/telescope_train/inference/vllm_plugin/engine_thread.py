@@ -29,10 +29,12 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
+from vllm.v1.metrics.stats import IterationStats
 from vllm.v1.request import RequestStatus
 
 from telescope_train.inference.vllm_plugin.completions import GrowingCompletion, GrowingCompletions
 from telescope_train.inference.vllm_plugin.held_outputs import HeldOutputs
+from telescope_train.inference.vllm_plugin.request_stats import StepStats
 
 logger = init_logger("vllm.telescope")
 _IDLE_S = 0.001
@@ -59,6 +61,8 @@ class EngineStep(NamedTuple):
     """Completions that ended, for the callers that wait for them."""
     has_more: bool
     """Whether another step has work to do."""
+    stats: IterationStats | None = None
+    """What is to be counted for requests that bypass the output processor; None = nothing."""
 
 
 class EngineThread(EngineCore):
@@ -92,10 +96,13 @@ class EngineThread(EngineCore):
         self._admit()
         outputs, model_executed = self.step_fn()
         self.post_step(model_executed)
+        found: IterationStats | None = None
         # Outputs are keyed by client, and this process is client 0, the only one.
         if outputs and 0 in outputs:
             step = outputs[0]
-            step.outputs = self._completions.take(step.outputs, step.weight_version)
+            stats = StepStats(step.timestamp)
+            step.outputs = self._completions.take(step.outputs, step.weight_version, stats)
+            found = stats.found
             self._ready += self._held.release(step)
         ready, self._ready = self._ready, []
         has_work = self.scheduler.has_requests() or bool(self.batch_queue)
@@ -104,7 +111,7 @@ class EngineThread(EngineCore):
             # Stepping on without a pause would take the interpreter away from it.
             time.sleep(_IDLE_S)
         has_more = has_work or bool(self._inbox) or bool(self._aborts)
-        return EngineStep(ready, self._completions.ended(), has_more)
+        return EngineStep(ready, self._completions.ended(), has_more, found)
 
     def pause_scheduler(
         self, mode: PauseMode = "abort", clear_cache: bool = True
@@ -183,6 +190,8 @@ class EngineThreadClient(AsyncMPClient):
         self._ready: deque[EngineCoreOutputs] = deque()
         self._awaited: dict[str, asyncio.Future[GrowingCompletion]] = {}
         self._has_work = asyncio.Event()
+        self.on_stats: Callable[[IterationStats], None] = lambda stats: None
+        """Counts what requests that bypass the output processor did; called in the event loop."""
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine after the step it is in, without waiting for it. Idempotent."""
@@ -215,6 +224,8 @@ class EngineThreadClient(AsyncMPClient):
                     if not future.done():
                         future.set_exception(EngineDeadError())
                 raise EngineDeadError from error
+            if turn.stats is not None:
+                self.on_stats(turn.stats)
             for completion in turn.completions:
                 # It is gone or done if its caller was canceled while the step ran.
                 future = self._awaited.get(completion.request_id)

@@ -19,6 +19,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.stats import RequestStateStats
 
 from telescope_train.inference.vllm_plugin.completions import GrowingCompletion
 from telescope_train.inference.vllm_plugin.engine_thread import EngineThreadClient
@@ -26,6 +27,11 @@ from telescope_train.inference.vllm_plugin.parts import (
     Part,
     part_of_completion,
     part_of_output,
+)
+from telescope_train.inference.vllm_plugin.request_stats import (
+    MeasuredRequest,
+    emit_span,
+    timing_of,
 )
 from telescope_train.inference.wire import (
     PAUSE_AND_ABORT,
@@ -40,6 +46,7 @@ from telescope_train.inference.wire import (
     TokenRequest,
     VersionSpan,
 )
+from telescope_train.observability.calls import ServerTiming
 
 logger = init_logger("vllm.telescope")
 Scope = MutableMapping[str, Any]
@@ -62,11 +69,19 @@ class TokenPlane:
         if scope["type"] == "websocket" and scope["path"] == TOKEN_PLANE_PATH:
             # Looked up for each connection, because vLLM sets it only after it has built the app.
             engine: AsyncLLM = scope["app"].state.engine_client
+            _count_in_metrics(engine)
             await PlaneConnection(engine, receive, send).serve()
         elif scope["type"] == "http" and scope["path"] == PAUSE_PATH:
             await _pause(scope["app"].state.engine_client, scope["query_string"].decode(), send)
         else:
             await self._app(scope, receive, send)
+
+
+def _count_in_metrics(engine: AsyncLLM) -> None:
+    """Make requests that bypass vLLM's output processor count in its metrics."""
+    core, loggers = engine.engine_core, engine.logger_manager
+    if isinstance(core, EngineThreadClient) and loggers is not None:
+        core.on_stats = lambda stats: loggers.record(scheduler_stats=None, iteration_stats=stats)
 
 
 async def _pause(engine: Any, query: str, send: Send) -> None:
@@ -189,22 +204,36 @@ class PlaneConnection:
                 params,
                 supported_tasks=await self._engine.get_supported_tasks(),
                 priority=request.priority,
+                trace_headers=_trace_headers(request, is_tracing=self._is_tracing),
             )
-            completion = GrowingCompletion(request_id)
+            measured = MeasuredRequest.of(engine_request) if self._engine.log_stats else None
+            completion = GrowingCompletion(request_id, measured=measured)
             growing = self._grows(request, partial(part_of_completion, completion))
             await core.complete(engine_request, completion)
-            return _reply(request.id, growing.rest(), completion.finish_reason)
+            if self._is_tracing and measured is not None:
+                emit_span(request_id, measured, engine_request)
+            timing = None if measured is None else measured.timing
+            return _reply(request.id, growing.rest(), completion.finish_reason, timing)
         # With `FINAL_ONLY` there is one output. Canceling this loop makes vLLM abort the request.
         growing = self._grows(request, partial(part_of_output, self._engine, request_id))
         final: RequestOutput | None = None
         async for output in self._engine.generate(
-            prompt, params, request_id, priority=request.priority
+            prompt,
+            params,
+            request_id,
+            priority=request.priority,
+            trace_headers=_trace_headers(request, is_tracing=self._is_tracing),
         ):
             final = output
         if final is None:
             raise RuntimeError("the engine ended the request without an output")
         reason = final.outputs[0].finish_reason or ""
-        return _reply(request.id, _part_of_final(final, growing.num_sent), reason)
+        timing = _timing_of_final(final)
+        return _reply(request.id, _part_of_final(final, growing.num_sent), reason, timing)
+
+    @property
+    def _is_tracing(self) -> bool:
+        return self._engine.vllm_config.observability_config.otlp_traces_endpoint is not None
 
     def _grows(self, request: TokenRequest, part_from: "Callable[[int], Part]") -> "_Growing":
         growing = self._growing[request.id] = _Growing(part_from)
@@ -212,6 +241,12 @@ class PlaneConnection:
 
     async def _send_frame(self, replies: list[TokenReply]) -> None:
         await self._send({"type": "websocket.send", "bytes": self._encoder.encode(replies)})
+
+
+def _trace_headers(request: TokenRequest, *, is_tracing: bool) -> dict[str, str] | None:
+    """Return what vLLM puts the request into a trace by."""
+    has_trace = is_tracing and request.traceparent
+    return {"traceparent": request.traceparent} if has_trace else None
 
 
 @lru_cache(maxsize=256)
@@ -226,14 +261,24 @@ def _sampling_params(content: bytes) -> SamplingParams:
     return params
 
 
-def _reply(request_id: int, part: Part, finish_reason: str = "") -> TokenReply:
+def _reply(
+    request_id: int, part: Part, finish_reason: str = "", timing: ServerTiming | None = None
+) -> TokenReply:
     return TokenReply(
         request_id,
         token_ids=part.token_ids.tobytes(),
         logprobs=part.logprobs.tobytes(),
         finish_reason=finish_reason,
         versions=part.versions,
+        timing=timing,
     )
+
+
+def _timing_of_final(output: RequestOutput) -> ServerTiming | None:
+    stats = output.metrics
+    if not isinstance(stats, RequestStateStats):
+        return None
+    return timing_of(stats, output.num_cached_tokens or 0)
 
 
 def _part_of_final(output: RequestOutput, start: int) -> Part:

@@ -1,5 +1,6 @@
 """Drives a real Chromium without a screen, over the two pipes of its DevTools protocol."""
 
+import base64
 import json
 import os
 import select
@@ -68,6 +69,31 @@ class Browser:
         result = self.call("Runtime.evaluate", **parameters)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
+
+    def until(self, expression: str) -> None:
+        """Wait until a JavaScript expression in the page is true; what it is not is told."""
+        limit_ms = int(_LIMIT_S * 900)
+        program = (
+            f"new Promise((done, fail) => {{ const end = Date.now() + {limit_ms};"
+            f" const look = () => {{ if ({expression}) done(true);"
+            " else if (Date.now() > end) fail(new Error(document.body.innerText.slice(0, 2000)));"
+            " else setTimeout(look, 20); }; look(); })"
+        )
+        result = self.call("Runtime.evaluate", expression=program, awaitPromise=True)
+        assert "exceptionDetails" not in result, (expression, result["exceptionDetails"])
+
+    def key(self, key: str) -> None:
+        """Press and release a key that writes one letter or none."""
+        text = {"text": key} if len(key) == 1 else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def picture(self, height: int | None = None) -> bytes:
+        """Return the page, or the top of it, as PNG."""
+        size = self.evaluate("[innerWidth, document.documentElement.scrollHeight]")
+        clip = {"x": 0, "y": 0, "width": size[0], "height": height or size[1], "scale": 1}
+        shown = {"format": "png", "captureBeyondViewport": True, "clip": clip}
+        return base64.b64decode(self.call("Page.captureScreenshot", **shown)["data"])
 
     def text(self) -> str:
         """Return the text as a person sees it."""

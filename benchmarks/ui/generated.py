@@ -1,0 +1,265 @@
+"""A run folder of any size, with text, tokens, model calls, spans and gauges, written quickly.
+
+One step is written by the code of run folders; the others are Arrow tables of the same schema.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from telescope_core.chains import ChainRecorder
+from telescope_core.records.rows import RolloutRow
+from telescope_core.records.run_folder import RunFolder
+from telescope_core.records.timeline import GaugeSample, ModelCall, TimelineSpan
+from telescope_core.types import Message, RolloutStatus
+
+PER_STEP = 512
+GROUP_SIZE = 8
+NUM_TOKENS = 256
+NUM_PROMPT_TOKENS = 64
+BEGAN_S = 1_750_000_000.0
+STEP_S = 20.0
+ENVIRONMENTS = ("math", "code", "search", "chess")
+SERVERS = tuple(f"http://127.0.0.1:{port}" for port in range(8000, 8008))
+_TEXT = (
+    "because therefore compute number answer tool step value first then check again proof sum "
+    "product divide remainder triangle angle list sort search graph node edge cost price"
+)
+WORDS = tuple(_TEXT.split(" "))
+RARE = "quokka"
+"""A word that one rollout in a thousand says."""
+
+
+def write_run(path: Path, *, num_rollouts: int, seed: int = 0) -> RunFolder:
+    """Write a run of `num_rollouts` into `path`, which must be new."""
+    rng = np.random.default_rng(seed)
+    run = RunFolder.create(path, config={"run": {"name": path.name}})
+    schema = pq.read_schema(run.write_rollouts(1, [_one_row()]))
+    texts = _texts(random.Random(seed))
+    num_steps = max(1, num_rollouts // PER_STEP)
+    for step in range(1, num_steps + 1):
+        table = _step_table(step, min(PER_STEP, num_rollouts), rng, texts, schema)
+        pq.write_table(
+            table,
+            run.rollouts_path / f"step-{step:06d}.parquet",
+            compression="zstd",
+            use_dictionary=[name for name in schema.names if name not in ("chains", "turns")],
+        )
+    _write_metrics(path, num_steps, rng)
+    _write_blocks(path / "calls", _calls(num_rollouts, rng), ModelCall)
+    _write_blocks(path / "timeline", _spans(num_steps), TimelineSpan)
+    _write_blocks(path / "gauges", _gauges(num_steps, rng), GaugeSample)
+    run.finish()
+    info = json.loads((path / "run.json").read_text())
+    info |= {"started_at": _iso(0), "ended_at": _iso(STEP_S * num_steps)}
+    (path / "run.json").write_text(json.dumps(info))
+    return run
+
+
+def _iso(after_s: float) -> str:
+    return datetime.fromtimestamp(BEGAN_S + after_s, UTC).isoformat()
+
+
+def _one_row() -> RolloutRow:
+    recorder = ChainRecorder()
+    return RolloutRow(
+        step=1,
+        environment="math",
+        example_id="1",
+        group_id="1",
+        index=0,
+        status=RolloutStatus.KEPT,
+        messages=(Message(role="user", content="?"),),
+        tokens=(recorder.record([1], [2], [-0.5]),),
+    )
+
+
+def _texts(rng: random.Random) -> list[str]:
+    return [" ".join(rng.choices(WORDS, k=60)) for _ in range(4000)]
+
+
+def _step_table(
+    step: int, num: int, rng: np.random.Generator, texts: Sequence[str], schema: pa.Schema
+) -> pa.Table:
+    groups = [f"{step}-{index // GROUP_SIZE}" for index in range(num)]
+    environments = [ENVIRONMENTS[(index // GROUP_SIZE) % 4] for index in range(num)]
+    rewards = (rng.random(num) < min(0.9, 0.2 + step / 4000)).astype(float)
+    seconds = rng.gamma(2.0, 2.0, num)
+    said = [_said(texts, rng, step * PER_STEP + index) for index in range(num)]
+    columns: dict[str, Any] = {
+        "step": np.full(num, step, np.int32),
+        "environment": environments,
+        "example_id": [f"{name}/{rng.integers(5000)}" for name in environments],
+        "group_id": groups,
+        "index": np.arange(num, dtype=np.int32) % GROUP_SIZE,
+        "attempt": np.ones(num, np.int32),
+        "status": ["failed" if x < 0.01 else "kept" for x in rng.random(num)],
+        "status_reason": [""] * num,
+        "error": pa.nulls(num, pa.string()),
+        "stop_reason": ["completed"] * num,
+        "reward": rewards,
+        "advantage": rewards - rewards.mean(),
+        "rewards": [json.dumps({"correct": x}) for x in rewards],
+        "metrics": [json.dumps({"format": float(x < 0.8), "tools": 2.0}) for x in rng.random(num)],
+        "tags": [json.dumps({"level": str(int(5 * x))}) for x in rng.random(num)],
+        "golden_answers": ['{"answer": "42"}'] * num,
+        "info": ["[]"] * num,
+        "messages": [_messages(one) for one in said],
+        "conversations": ["[]"] * num,
+        "num_turns": np.ones(num, np.int32),
+        "num_prompt_tokens": np.full(num, NUM_PROMPT_TOKENS, np.int32),
+        "num_completion_tokens": rng.integers(20, 2000, num).astype(np.int32),
+        "is_truncated": rng.random(num) < 0.03,
+        "is_refused": np.zeros(num, bool),
+        "finish_reasons": [["stop"]] * num,
+        "num_http_retries": np.zeros(num, np.int32),
+        "oldest_version": np.full(num, step - 1, np.int32),
+        "newest_version": np.full(num, step - 1, np.int32),
+        "generate_s": seconds,
+        "score_s": np.full(num, 0.01),
+        **_tokens(num, rng, schema),
+    }
+    arrays = [_array(columns[name], schema.field(name).type) for name in schema.names]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _array(values: Any, kind: pa.DataType) -> pa.Array:
+    return values if isinstance(values, pa.Array) else pa.array(values, type=kind)
+
+
+def _said(texts: Sequence[str], rng: np.random.Generator, number: int) -> tuple[str, str]:
+    asked, one, two = (texts[i] for i in rng.integers(0, len(texts), 3))
+    rare = f" {RARE}" if number % 1000 == 0 else ""
+    return asked[:400], f"{one} {number}{rare} {two}"[:820]
+
+
+def _messages(said: tuple[str, str]) -> list[dict[str, str | None]]:
+    rest = {"reasoning_content": "", "tool_calls": "[]", "tool_call_id": "", "refusal": ""}
+    return [
+        {"role": role, "content": text, **rest}
+        for role, text in zip(("user", "assistant"), said, strict=True)
+    ]
+
+
+def _tokens(num: int, rng: np.random.Generator, schema: pa.Schema) -> dict[str, pa.Array]:
+    sampled = NUM_TOKENS - NUM_PROMPT_TOKENS
+    ids = pa.array(rng.integers(0, 32000, num * NUM_TOKENS).astype(np.int32))
+    logprobs = pa.array(-rng.gamma(0.5, 0.5, num * sampled).astype(np.float32))
+    kind = schema.field("chains").type
+    chain = pa.StructArray.from_arrays(
+        [
+            pa.nulls(num, pa.int32()),
+            pa.array(np.zeros(num, np.int64)),
+            pa.LargeListArray.from_arrays(np.arange(num + 1) * NUM_TOKENS, ids),
+            pa.LargeListArray.from_arrays(np.arange(num + 1) * sampled, logprobs),
+        ],
+        fields=list(kind.value_type),
+    )
+    place = {
+        **{"chain": 0, "prompt_end": NUM_PROMPT_TOKENS, "completion_end": NUM_TOKENS},
+        **{"logprobs_start": 0, "logprobs_end": sampled},
+    }
+    offsets = pa.array(np.arange(num + 1, dtype=np.int32))
+    return {
+        "chains": pa.ListArray.from_arrays(offsets, chain, type=kind),
+        "turns": pa.array([[place]] * num, schema.field("turns").type),
+    }
+
+
+def _write_metrics(path: Path, num_steps: int, rng: np.random.Generator) -> None:
+    """About 150 metrics a step, as many as a run has."""
+    names = [f"part_{i // 10}/metric_{i % 10}" for i in range(140)]
+    with (path / "metrics.jsonl").open("w") as lines:
+        for step in range(1, num_steps + 1):
+            noise = rng.random(len(names) + 4).round(6).tolist()
+            known = ("task_reward/mean", "reward/mean", "entropy", "grad_norm")
+            row = dict(zip((*known, *names), noise, strict=True))
+            row |= {"step": step, "version": step, "time_s": BEGAN_S + STEP_S * step}
+            row |= {"time/step_s": STEP_S, "time/train_s": 0.4 * STEP_S}
+            lines.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def _calls(num: int, rng: np.random.Generator) -> dict[str, Any]:
+    index = np.arange(num)
+    step = index // PER_STEP + 1
+    seconds = rng.gamma(2.0, 2.0, num)
+    within = index % PER_STEP
+    began_s = BEGAN_S + STEP_S * (step - 1) + within * (STEP_S / PER_STEP)
+    return {
+        "time_s": began_s,
+        "duration_s": seconds,
+        "server": pa.DictionaryArray.from_arrays((index % 8).astype(np.int32), list(SERVERS)),
+        "environment": [ENVIRONMENTS[(i // GROUP_SIZE) % 4] for i in within.tolist()],
+        "group_id": [
+            f"{s}-{i // GROUP_SIZE}" for s, i in zip(step.tolist(), within.tolist(), strict=True)
+        ],
+        "index": within % GROUP_SIZE,
+        "attempt": np.ones(num, np.int64),
+        "call": np.ones(num, np.int64),
+        "step": step,
+        "version": step - 1,
+        "queue_s": 0.05 * seconds,
+        "first_token_s": 0.1 * seconds,
+        "prefill_s": 0.05 * seconds,
+        "decode_s": 0.85 * seconds,
+        "num_prompt_tokens": np.full(num, NUM_PROMPT_TOKENS),
+        "num_cached_tokens": np.zeros(num, np.int64),
+        "num_completion_tokens": np.full(num, NUM_TOKENS - NUM_PROMPT_TOKENS),
+        "error": [""] * num,
+    }
+
+
+def _spans(num_steps: int) -> dict[str, Any]:
+    """Eight ranks, each with 8 microbatches of forward and backward a step, and the driver."""
+    columns: dict[str, list[Any]] = {name: [] for name in TimelineSpan.__dataclass_fields__}
+
+    def add(time_s: float, duration_s: float, name: str, source: str, step: int) -> None:
+        values = (time_s, duration_s, name, source, step, None, step, "")
+        for column, value in zip(columns.values(), values, strict=True):
+            column.append(value)
+
+    for step in range(1, num_steps + 1):
+        began_s = BEGAN_S + STEP_S * (step - 1)
+        add(began_s, STEP_S, "step", "driver", step)
+        for rank in range(8):
+            source = f"rank {rank}"
+            add(began_s + 10, 8.0, "train", source, step)
+            for microbatch in range(8):
+                at_s = began_s + 10 + microbatch
+                add(at_s, 0.3, "forward", source, step)
+                add(at_s + 0.3, 0.6, "backward", source, step)
+            add(began_s + 18, 0.5, "optimizer", source, step)
+    return columns
+
+
+def _gauges(num_steps: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Eight GPUs with four meters each, twice a step."""
+    meters = [
+        (f"node n0 gpu {gpu}", name)
+        for gpu in range(8)
+        for name in ("gpu/utilization", "gpu/memory_bytes", "gpu/power_w", "gpu/temperature_c")
+    ]
+    times_s = np.repeat(BEGAN_S + STEP_S / 2 * np.arange(2 * num_steps), len(meters))
+    return {
+        "time_s": times_s,
+        "source": [meter[0] for meter in meters] * (2 * num_steps),
+        "name": [meter[1] for meter in meters] * (2 * num_steps),
+        "value": rng.random(len(times_s)) * 100,
+    }
+
+
+def _write_blocks(folder: Path, columns: dict[str, Any], kind: type[Any]) -> None:
+    folder.mkdir()
+    names = list(kind.__dataclass_fields__)
+    table = pa.table({name: columns[name] for name in names})
+    block = 100_000
+    for number, start in enumerate(range(0, table.num_rows, block), 1):
+        part = table.slice(start, block)
+        pq.write_table(part, folder / f"{number:06d}.parquet", compression="zstd")

@@ -1,0 +1,173 @@
+"""`telescope watch RUN`: the view of a run that somebody else started, while it goes on."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.records import RunFolder, RunInfo, RunState
+from telescope_core.records.eval_points import EvalPoint
+from telescope_core.records.follow import FollowedLines
+from telescope_core.records.restarts import Restart
+from telescope_core.records.servers import ServerEvent, ServerState
+
+LOOK_EVERY_S = 0.5
+_FILES = {
+    "step": "metrics.jsonl",
+    "server": "servers.jsonl",
+    "restart": "restarts.jsonl",
+    "eval": "eval_points.jsonl",
+}
+"""Kind of what happens -> the file that tells it."""
+
+RunArgument = Annotated[
+    str, typer.Argument(help="Folder of the run, or the name of one in the folder `runs`.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print everything that happens as one object per line.")
+]
+
+
+def watch_command(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Watch a run that goes on, from any terminal, until it ends.
+
+    The exit code is 0 if the run has finished, and 1 if it failed or its process is gone. A run
+    that has ended already is shown as it ended. Ctrl-C ends the view and not the run.
+
+    For example:
+
+      telescope watch quickstart
+
+      telescope watch runs/quickstart --json
+    """
+    folder = RunFolder.open(find_run(run))
+    try:
+        state = _as_json(folder) if as_json else _on_screen(folder)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    raise typer.Exit(0 if state is RunState.FINISHED else 1)
+
+
+def find_run(name: str, runs: Path = Path("runs")) -> Path:
+    """Return the folder of a run by its path, or by its name in `runs`.
+
+    Raises ConfigError with the nearest names if there is none.
+    """
+    path = Path(name)
+    if path.is_dir():
+        return path
+    known = sorted(one.parent.name for one in runs.glob("*/run.json"))
+    if name in known:
+        return runs / name
+    if known:
+        raise unknown_name("run", name, known)
+    raise ConfigError(
+        f"{name}: no such folder, and there is no run in {runs}; expected the folder of a run"
+    )
+
+
+class _Happened(NamedTuple):
+    kind: str
+    """A key of `_FILES`."""
+    row: dict[str, Any]
+
+
+class _Files:
+    """The files of a run that tell what happens."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._files = {kind: FollowedLines(folder.path / name) for kind, name in _FILES.items()}
+        self.is_anew = False
+        """Steps were taken back since the last call: those that are told now are all there are."""
+
+    def read(self) -> Iterator[_Happened]:
+        """Yield what has happened since the last call, steps last."""
+        self.is_anew = False
+        for kind in ("restart", "server", "eval", "step"):
+            appended = self._files[kind].read()
+            if kind == "step":
+                self.is_anew = appended.is_anew
+            yield from (_Happened(kind, row) for row in appended.rows)
+
+
+def _as_json(folder: RunFolder) -> RunState:
+    files = _Files(folder)
+    while True:
+        # Asked before the files are read: what a run wrote before its end is then told.
+        info = folder.info()
+        for happened in files.read():
+            typer.echo(json.dumps({"kind": happened.kind, **happened.row}))
+        if info.observed_state is not RunState.RUNNING:
+            end = {"kind": "end", "state": f"{info.observed_state}", "reason": info.reason}
+            typer.echo(json.dumps(end))
+            return info.observed_state
+        time.sleep(LOOK_EVERY_S)
+
+
+def _on_screen(folder: RunFolder) -> RunState:
+    from telescope_train.observability.terminal import LiveView, print_summary
+
+    files, info, config = _Files(folder), folder.info(), folder.config()
+    before = list(files.read())
+    steps = [one.row for one in before if one.kind == "step"]
+    total = config.get("run", {}).get("number_of_steps", 0)
+    names = [one["name"] for one in config.get("environments", ())]
+    begun_ago_s = _seconds_since(info)
+    with LiveView(total, names, rows_before=steps, begun_ago_s=begun_ago_s) as view:
+        view.phase(f"watching {folder.path}")
+        while info.observed_state is RunState.RUNNING:
+            time.sleep(LOOK_EVERY_S)
+            info = folder.info()
+            happened = list(files.read())
+            for text in filter(None, map(_text, happened)):
+                view.note(text)
+            new = [one.row for one in happened if one.kind == "step"]
+            if files.is_anew:
+                num_kept = _num_alike(steps, new)
+                del steps[num_kept:], new[:num_kept]
+                view.go_back(steps[-1].get("step", 0) if steps else 0)
+            for row in new:
+                steps.append(row)
+                view.update(row)
+    summary = folder.summary()
+    if info.observed_state is RunState.FINISHED and summary is not None:
+        print_summary(summary)
+    else:
+        why = f": {info.reason}" if info.reason else ""
+        typer.echo(f"run {info.name} {info.observed_state} after step {folder.last_step()}{why}")
+    return info.observed_state
+
+
+def _text(happened: _Happened) -> str:
+    """Return what a person is told; empty = nothing."""
+    from telescope_train.observability.terminal import restart_text
+
+    if happened.kind == "restart":
+        return restart_text(Restart.of(happened.row))
+    if happened.kind == "eval":
+        return EvalPoint.of(happened.row).text
+    if happened.kind == "step":
+        return ""
+    event = ServerEvent.of(happened.row)
+    if event.state in (ServerState.LOST, ServerState.GIVEN_UP):
+        return f"inference server {event.server} {event.state}: {event.reason}"
+    if event.state is ServerState.LOADING:
+        return f"inference server {event.server} answers again, and waits for the weights"
+    return ""
+
+
+def _num_alike(shown: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> int:
+    """Return how many of the first rows are the same."""
+    pairs = enumerate(zip(shown, rows, strict=False))
+    return next((at for at, (old, new) in pairs if old != new), min(len(shown), len(rows)))
+
+
+def _seconds_since(info: RunInfo) -> float:
+    begun = datetime.fromisoformat(info.started_at)
+    ended = datetime.fromisoformat(info.ended_at) if info.ended_at else datetime.now(UTC)
+    return max(0.0, (ended - begun).total_seconds())

@@ -1,0 +1,218 @@
+"""Block logs: rows that are appended while a run goes on, in a folder of numbered files.
+
+    timeline/000001.parquet   full blocks
+    timeline/000002.jsonl     the newest rows, one line each
+
+Lines are there after a kill; once a block is full, it becomes one Parquet file, which is about 20
+times smaller and quick to search. A log has one writer and any number of readers.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from threading import Event, Lock, Thread
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
+
+from telescope_core.errors import ConfigError, NoRoomError
+from telescope_core.records.arrow import arrow_modules
+from telescope_core.records.files import append_lines, read_json_lines
+from telescope_core.records.folders import whole_file
+
+BLOCK_ROWS = 100_000
+"""Rows of a full block."""
+_FLUSH_S = 0.5
+_MOST_KEPT_ROWS = 500_000
+"""Rows that wait for a disk that does not take them."""
+_LOGGER = logging.getLogger(__name__)
+
+Row = TypeVar("Row")
+"""A frozen dataclass of numbers and text, each of them possibly None."""
+
+
+class BlockLog(Generic[Row]):
+    """Writes rows to a folder, in a thread of its own: a slow disk holds up nobody.
+
+    Use it as a context manager, or call `close`.
+    """
+
+    def __init__(self, folder: Path, kind: type[Row], *, block_rows: int = BLOCK_ROWS) -> None:
+        """`kind` is the dataclass of the rows. What an earlier writer left open is gone on with."""
+        self._folder, self._kind, self._block_rows = folder, kind, block_rows
+        self._defaults = _defaults(kind)
+        self._rows: list[Row] = []
+        self._keeping = Lock()
+        """Held to touch the rows that are kept."""
+        self._writing = Lock()
+        """Held by who writes files."""
+        self._number, self._num_lines = _go_on(folder)
+        self.num_lost = 0
+        """Rows that were dropped because the disk did not take them for long."""
+        self._ends = Event()
+        self._thread = Thread(target=self._write_often, name=f"log {folder.name}", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "BlockLog[Row]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, row: Row) -> None:
+        """Record `row`, from any thread; it is on disk within a second."""
+        with self._keeping:
+            self._rows.append(row)
+
+    def extend(self, rows: list[Row]) -> None:
+        """Record `rows`."""
+        with self._keeping:
+            self._rows += rows
+
+    def flush(self) -> None:
+        """Write what is kept; raises NoRoomError if the disk is full, and keeps it then."""
+        with self._writing:
+            with self._keeping:
+                rows, self._rows = self._rows, []
+            try:
+                while rows:
+                    room = max(1, self._block_rows - self._num_lines)
+                    append_lines(self._open_file, map(self._line, rows[:room]))
+                    self._num_lines += len(rows[:room])
+                    del rows[:room]
+                    if self._num_lines >= self._block_rows:
+                        _pack(self._open_file, self._kind)
+                        self._number, self._num_lines = self._number + 1, 0
+            finally:
+                with self._keeping:
+                    self._rows[:0] = rows
+
+    def close(self) -> None:
+        """Write what is kept, and end; an open block is gone on with by the next writer."""
+        self._ends.set()
+        self._thread.join()
+        self._flush_or_drop()
+
+    @property
+    def _open_file(self) -> Path:
+        return self._folder / f"{self._number:06d}.jsonl"
+
+    def _line(self, row: Row) -> str:
+        # Most fields of most rows have their default, which is left out.
+        defaults = self._defaults
+        values = {
+            name: value for name, value in _values(row) if value != defaults.get(name, _NEVER)
+        }
+        return json.dumps(values, separators=(",", ":"))
+
+    def _write_often(self) -> None:
+        while not self._ends.wait(_FLUSH_S):
+            self._flush_or_drop()
+
+    def _flush_or_drop(self) -> None:
+        try:
+            self.flush()
+        except (OSError, NoRoomError) as error:
+            with self._keeping:
+                surplus = max(0, len(self._rows) - _MOST_KEPT_ROWS)
+                del self._rows[:surplus]
+            if surplus and not self.num_lost:
+                _LOGGER.warning("rows for %s are dropped: %s", self._folder, error)
+            self.num_lost += surplus
+
+
+def read_blocks(folder: Path, kind: type[Row]) -> Iterator[Row]:
+    """Yield the rows of a block log in the order in which they were added.
+
+    Columns that this version does not know are left out. Raises ConfigError that names a file
+    which cannot be read.
+    """
+    names = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    for path in block_files(folder):
+        rows = _packed_rows(path) if path.suffix == ".parquet" else read_json_lines(path)
+        for row in rows:
+            try:
+                yield kind(**{name: value for name, value in row.items() if name in names})
+            except TypeError as error:
+                raise ConfigError(f"{path}: a row is incomplete: {error}") from None
+
+
+def block_files(folder: Path) -> list[Path]:
+    """Return the files of a block log in order; a block that is in two forms is named once."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.glob("[0-9]*.*")):
+        # The packed form sorts after the lines, and replaces them: a kill may leave both.
+        if path.suffix in (".jsonl", ".parquet"):
+            found[path.stem] = path
+    return [found[stem] for stem in sorted(found)]
+
+
+_NEVER = object()
+"""What no value is equal to."""
+
+
+def _values(row: Any) -> Iterator[tuple[str, Any]]:
+    for name in row.__dataclass_fields__:
+        yield name, getattr(row, name)
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    return {field.name: field.default for field in fields(kind)}
+
+
+def _go_on(folder: Path) -> tuple[int, int]:
+    """Return the number of the open block, and its lines; removes what a kill left twice."""
+    files = block_files(folder)
+    for path in files:
+        if path.suffix == ".parquet":
+            path.with_suffix(".jsonl").unlink(missing_ok=True)
+    if not files:
+        return 1, 0
+    number = int(files[-1].stem)
+    if files[-1].suffix == ".parquet":
+        return number + 1, 0
+    return number, sum(1 for _ in read_json_lines(files[-1]))
+
+
+def _pack(lines: Path, kind: type[Any]) -> None:
+    """Replace a file of lines by a Parquet file."""
+    arrow, parquet = arrow_modules()
+    schema = _schema(kind)
+    defaults = _defaults(kind)
+    rows = [
+        {name: row.get(name, defaults[name]) for name in schema.names}
+        for row in read_json_lines(lines)
+    ]
+    with whole_file(lines.with_suffix(".parquet")) as temporary:
+        table = arrow.Table.from_pylist(rows, schema=schema)
+        parquet.write_table(table, temporary, compression="zstd")
+    lines.unlink()
+
+
+def _packed_rows(path: Path) -> Iterator[dict[str, Any]]:
+    arrow, parquet = arrow_modules()
+    try:
+        with parquet.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                yield from file.read_row_group(group).to_pylist()
+    except (arrow.ArrowException, OSError) as error:
+        raise ConfigError(f"{path} is not a readable file of rows: {error}") from None
+
+
+def _schema(kind: type[Any]) -> Any:
+    arrow, _ = arrow_modules()
+    kinds = {
+        float: arrow.float64(),
+        int: arrow.int64(),
+        str: arrow.dictionary(arrow.int32(), arrow.string()),
+    }
+    return arrow.schema(
+        [(name, kinds[_plain(hint)]) for name, hint in get_type_hints(kind).items()]
+    )
+
+
+def _plain(hint: Any) -> type[Any]:
+    """Return the type of a field, without None."""
+    kinds = [one for one in get_args(hint) or (hint,) if one is not type(None)]
+    (kind,) = kinds
+    return next(one for one in (float, int, str) if issubclass(kind, one))

@@ -1,0 +1,322 @@
+"""What the processes of a run log: one JSON object a line, in `logs/` of the run folder.
+
+Each process has a file of its own, `COMPONENT[-SOURCE].jsonl`, and calls `Logs.begin` once. A file
+that is full is renamed to `....1.jsonl`, the one before it to `....2.jsonl`, and so on.
+"""
+
+import json
+import logging
+import os
+import re
+import socket
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NamedTuple, Self
+
+from telescope_core.secret_names import hidden, secret_values
+
+MAX_BYTES = 64 * 2**20
+"""Size at which a file is renamed, and a new one begun."""
+NUM_OLD = 3
+"""Full files that are kept of one process."""
+MAX_LINE_BYTES = 16 * 2**10
+"""Size of a line with its end; the middle of a message that is longer is left out."""
+SHOWN_AS = "shown_as"
+"""Attribute of a record that a person was shown: the level that its line has. Such a record has the
+level INFO, so that nothing shows it on the terminal a second time."""
+_OWN = ("telescope_core", "telescope_envs", "telescope_train")
+_LOUD = (
+    *("aiohttp", "asyncio", "botocore", "datasets", "filelock", "fsspec", "httpcore", "httpx"),
+    *("huggingface_hub", "matplotlib", "mcp", "numba", "openai", "opentelemetry", "ray"),
+    *("torch", "transformers", "urllib3", "uvicorn", "vllm", "wandb"),
+)
+"""Libraries that log at INFO what nobody looks for: their warnings are enough."""
+_LEVELS = ((logging.ERROR, "error"), (logging.WARNING, "warning"), (logging.INFO, "info"))
+_NUMBER = re.compile(r"\.(\d+)$")
+_TAIL_BYTES = 4 * MAX_LINE_BYTES
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logs:
+    """Where the processes of a run write what they log, and how much of it."""
+
+    folder: Path
+    is_debug: bool = False
+    """Debug messages of Telescope's own code are written too."""
+
+    def begin(
+        self,
+        component: str,
+        source: str = "",
+        *,
+        shows_warnings: bool = True,
+        secrets: Iterable[str] = (),
+    ) -> "ProcessLog":
+        """Write what this process logs from now on, until the log is closed or the process ends.
+
+        `component` says what kind of process this is, and `source` which one. `shows_warnings`:
+        they go to stderr too, where Python writes them otherwise. `secrets`: values that are left
+        out of every line, as are those of environment variables that are named like secrets.
+
+        Where the folder is missing, as on a machine that does not share it, nothing is written.
+        """
+        if not self.folder.is_dir():
+            return ProcessLog(None, is_debug=self.is_debug, shows_warnings=shows_warnings)
+        hide = {*secrets, *secret_values(os.environ)}
+        path = self.folder / log_name(component, source)
+        handler = JsonLines(path, component=component, source=source, hide=hide)
+        log = ProcessLog(handler, is_debug=self.is_debug, shows_warnings=shows_warnings)
+        _LOGGER.info("process %d on %s begins", os.getpid(), socket.gethostname())
+        return log
+
+
+class ProcessLog:
+    """What of this process is written to its log; as a context manager, until the context ends."""
+
+    def __init__(
+        self, handler: "JsonLines | None", *, is_debug: bool, shows_warnings: bool
+    ) -> None:
+        self._handler = handler
+        self._root = logging.getLogger()
+        self._levels = [(self._root, self._root.level)]
+        self._handlers: list[logging.Handler] = []
+        if handler is None:
+            return
+        if shows_warnings and not self._root.handlers and logging.lastResort is not None:
+            # Python shows warnings only as long as the root has no handler.
+            self._handlers.append(logging.lastResort)
+        self._handlers.append(handler)
+        for one in self._handlers:
+            self._root.addHandler(one)
+        self._set_levels(is_debug=is_debug)
+        logging.captureWarnings(True)
+
+    def _set_levels(self, *, is_debug: bool) -> None:
+        asked = [(name, logging.WARNING) for name in _LOUD]
+        asked += [(name, logging.DEBUG) for name in _OWN if is_debug]
+        loggers = [(logging.getLogger(name), level) for name, level in asked]
+        # What somebody has set on purpose stays.
+        plain = [(one, level) for one, level in loggers if one.level == logging.NOTSET]
+        self._levels += [(one, one.level) for one, _ in plain]
+        self._root.setLevel(min(logging.INFO, self._root.level))
+        for one, level in plain:
+            one.setLevel(level)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def next_life(self) -> None:
+        """Count what the process looks after as started once more."""
+        if self._handler is not None:
+            self._handler.life += 1
+
+    def close(self) -> None:
+        """Write no more of it."""
+        if self._handler is None:
+            return
+        logging.captureWarnings(False)
+        for one in self._handlers:
+            self._root.removeHandler(one)
+        for one, level in self._levels:
+            one.setLevel(level)
+        self._handler.close()
+        self._handler = None
+
+
+class JsonLines(RotatingFileHandler):
+    """Appends a line for each record, and flushes it. Nothing that goes wrong is raised."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        component: str,
+        source: str = "",
+        hide: Iterable[str] = (),
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        super().__init__(
+            path, maxBytes=max_bytes, backupCount=NUM_OLD, encoding="utf-8", delay=True
+        )
+        self.namer = _numbered_name
+        self.life = last_life(path) + 1
+        """Which start this is of the processes that wrote to this log; 1 = the first."""
+        self._component, self._source = component, source
+        self._hide = set(hide)
+        self._has_failed = False
+
+    def hide(self, values: Iterable[str]) -> None:
+        """Leave these texts out of lines from now on."""
+        self._hide = {*self._hide, *values}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        fields = {
+            "time_s": round(record.created, 6),
+            "level": getattr(record, SHOWN_AS, None) or level_name(record.levelno),
+            "component": self._component,
+            "source": self._source,
+            "life": self.life,
+        }
+        return line_of(fields, hidden(_message(record), self._hide))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say once, on stderr, that something could not be written."""
+        if not self._has_failed:
+            self._has_failed = True
+            with suppress(OSError, ValueError):
+                sys.stderr.write(
+                    f"a log message was not written to {self.baseFilename}: {sys.exc_info()[1]}. "
+                    "The process goes on; further ones that are not written are not reported\n"
+                )
+
+    def _open(self) -> Any:
+        stream: IO[str] = super()._open()
+        if not _ends_with_line(Path(self.baseFilename)):
+            stream.write("\n")
+        return stream
+
+
+def telling_failure(logger: logging.Logger, what: str) -> AbstractContextManager[None]:
+    """Log, with its traceback, the exception that ends the context; it is raised on.
+
+    `what` is done in the context. Nothing is written to stderr: whoever catches it shows it.
+    """
+    return _TellingFailure(logger, what)
+
+
+class _TellingFailure(AbstractContextManager[None]):
+    def __init__(self, logger: logging.Logger, what: str) -> None:
+        self._logger, self._what = logger, what
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception):
+            shown = {SHOWN_AS: "error"}
+            self._logger.info("%s failed", self._what, exc_info=error, extra=shown)
+        elif error is not None:
+            shown, by = {SHOWN_AS: "warning"}, type(error).__name__
+            self._logger.info("%s was interrupted (%s)", self._what, by, extra=shown)
+
+
+def hide_in_logs(values: Iterable[str]) -> None:
+    """Leave these secrets out of the log of this process from now on."""
+    for one in logging.getLogger().handlers:
+        if isinstance(one, JsonLines):
+            one.hide(values)
+
+
+class LogFiles(NamedTuple):
+    """The files of one log."""
+
+    name: str
+    """That of its newest file."""
+    paths: tuple[Path, ...]
+    """Oldest first."""
+
+
+def log_files(paths: Iterable[Path]) -> list[LogFiles]:
+    """Return the logs that `paths` are files of, sorted by name."""
+    found: dict[str, list[tuple[int, Path]]] = {}
+    for path in paths:
+        name, number = base_name(path.name)
+        found.setdefault(name, []).append((-number, path))
+    return [
+        LogFiles(name, tuple(path for _, path in sorted(parts)))
+        for name, parts in sorted(found.items())
+    ]
+
+
+def base_name(name: str) -> tuple[str, int]:
+    """Return the name of a file of a log before it was full, and how many came after it."""
+    stem, suffix = os.path.splitext(name)
+    match = _NUMBER.search(stem) if suffix == ".jsonl" else None
+    return (name, 0) if match is None else (f"{stem[: match.start()]}{suffix}", int(match[1]))
+
+
+def log_name(component: str, source: str = "") -> str:
+    """Return the name of a log; a dot in it would look like the number of a full file."""
+    text = re.sub(r"^https?://", "", source)
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")
+    return f"{component}-{plain}.jsonl" if plain else f"{component}.jsonl"
+
+
+def level_name(level: int) -> str:
+    """Return the word for a level of Python's `logging`."""
+    return next((name for least, name in _LEVELS if level >= least), "debug")
+
+
+def line_of(fields: Mapping[str, Any], message: str) -> str:
+    """Return a line without its end; of a message that is too long, the middle is left out."""
+    line = _line(fields, message)
+    room = keep = len(message)
+    while len(line) >= MAX_LINE_BYTES:
+        # The message takes up to 12 bytes a character, and which ones are kept changes that.
+        keep = min(int(keep * 0.9), int(keep * MAX_LINE_BYTES / len(line)))
+        first = keep // 4
+        # The end of a traceback says what happened.
+        cut = f"{message[:first]}\n... {room - keep} characters are left out ...\n"
+        line = _line(fields, cut + message[room - (keep - first) :])
+    return line
+
+
+def last_life(path: Path) -> int:
+    """Return the life of the last line of a log; 0 = nothing was written."""
+    for one in (path, path.with_name(f"{path.stem}.1{path.suffix}")):
+        with suppress(OSError), one.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            for line in reversed(stream.read().splitlines()):
+                life = _life_in(line)
+                if life is not None:
+                    return life
+    return 0
+
+
+def _life_in(line: bytes) -> int | None:
+    try:
+        life = json.loads(line)["life"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return life if isinstance(life, int) else None
+
+
+def _line(fields: Mapping[str, Any], message: str) -> str:
+    return json.dumps({**fields, "message": message}, separators=(",", ":"))
+
+
+def _message(record: logging.LogRecord) -> str:
+    parts = [record.getMessage()]
+    if record.exc_info and record.exc_info[0] is not None:
+        parts.append("".join(traceback.format_exception(*record.exc_info)).rstrip())
+    if record.stack_info:
+        parts.append(record.stack_info)
+    return "\n".join(parts)
+
+
+def _numbered_name(name: str) -> str:
+    """Return `driver.1.jsonl` for what Python would call `driver.jsonl.1`."""
+    stem, _, number = name.rpartition(".jsonl.")
+    return f"{stem}.{number}.jsonl"
+
+
+def _ends_with_line(path: Path) -> bool:
+    """Return whether the last line of a file has its end, which a kill may have cost it."""
+    with path.open("rb") as stream:
+        if not stream.seek(0, os.SEEK_END):
+            return True
+        stream.seek(-1, os.SEEK_END)
+        return stream.read(1) == b"\n"

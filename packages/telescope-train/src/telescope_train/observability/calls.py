@@ -1,0 +1,130 @@
+"""Each request to a server as a row of `calls/`: who asked which server, where the time went."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from telescope_core.records.timeline import ModelCall
+from telescope_core.types import WeightVersion
+from telescope_train.observability.timeline import Clock
+from telescope_train.observability.traces import Traces
+
+
+class ServerTiming(msgspec.Struct, frozen=True, array_like=True):
+    """Where the time of a request went, as its server measured it; it travels on the wire."""
+
+    queue_s: float
+    """In the server's queue."""
+    first_token_s: float
+    """From its arrival to its first token."""
+    prefill_s: float
+    """From its start on the engine to its first token."""
+    decode_s: float
+    """From its first token to its last."""
+    num_cached_tokens: int
+    """Tokens of the prompt that the server had computed before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEnd:
+    """A request to one server that has ended, with or without an answer."""
+
+    server: str
+    """Its address."""
+    version: WeightVersion
+    """Weights of its first token, or those that were live when it was sent."""
+    sent_s: float
+    """On the clock of the event loop."""
+    ended_s: float
+    """On the clock of the event loop."""
+    num_prompt_tokens: int
+    num_completion_tokens: int = 0
+    timing: ServerTiming | None = None
+    error: str = ""
+    """Why there is no answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watching:
+    """Who is told of a model call on its way."""
+
+    on_sent: Callable[[str, WeightVersion], None] = lambda server, version: None
+    """Gets the address of each server that it goes to, and the live weights."""
+    on_end: Callable[[CallEnd], None] = lambda end: None
+    """Gets what became of it at each of them."""
+    traceparent: str = ""
+    """The trace that servers put it in; empty = none."""
+
+
+UNWATCHED = Watching()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Which model call of which attempt it is."""
+
+    environment: str
+    group_id: str
+    index: int
+    attempt: int
+    call: int
+    """1 = the first of its attempt."""
+    step: int | None
+    """None for an eval."""
+
+
+class CallLog:
+    """Records calls. `add` must be quick, and must not fail."""
+
+    def __init__(self, add: Callable[[ModelCall], None], traces: Traces | None = None) -> None:
+        """`traces`: what servers are told of each call; None = they keep no traces."""
+        self._add = add
+        self._traces = traces
+        self._clock = Clock()
+
+    def watching(
+        self,
+        caller: Caller,
+        on_sent: Callable[[str, WeightVersion], None] = UNWATCHED.on_sent,
+    ) -> Watching:
+        """Return what records a model call."""
+        traceparent = ""
+        if self._traces is not None:
+            traceparent = self._traces.traceparent(
+                caller.group_id, caller.index, caller.attempt, caller.call
+            )
+        return Watching(
+            on_sent=on_sent, on_end=partial(self.ended, caller), traceparent=traceparent
+        )
+
+    def ended(self, caller: Caller, end: CallEnd) -> None:
+        """Record that a request has ended."""
+        timing = end.timing
+        self._add(
+            ModelCall(
+                time_s=self._clock.at(end.sent_s),
+                duration_s=end.ended_s - end.sent_s,
+                server=end.server,
+                environment=caller.environment,
+                group_id=caller.group_id,
+                index=caller.index,
+                attempt=caller.attempt,
+                call=caller.call,
+                step=caller.step,
+                version=end.version,
+                queue_s=None if timing is None else timing.queue_s,
+                first_token_s=None if timing is None else timing.first_token_s,
+                prefill_s=None if timing is None else timing.prefill_s,
+                decode_s=None if timing is None else timing.decode_s,
+                num_prompt_tokens=end.num_prompt_tokens,
+                num_cached_tokens=0 if timing is None else timing.num_cached_tokens,
+                num_completion_tokens=end.num_completion_tokens,
+                error=end.error,
+            )
+        )
+
+
+UNRECORDED_CALLS = CallLog(lambda call: None)
+"""For servers that are no run's, such as simulated ones."""

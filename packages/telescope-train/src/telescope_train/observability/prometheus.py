@@ -1,0 +1,126 @@
+"""Metrics, meters and servers of a run, for Prometheus to scrape.
+
+What is shown is the newest: of each meter the last reading, of metrics the row of the last step.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+
+from telescope_core.errors import ConfigError
+from telescope_core.records.timeline import GaugeSample
+
+_PREFIX = "telescope_"
+_FORBIDDEN = re.compile(r"[^a-zA-Z0-9_]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStanding:
+    """What one inference server is doing."""
+
+    address: str
+    is_serving: bool
+    version: int
+    """The weights that it holds."""
+    life: int
+    """1 = as the run started it; one more after each loss."""
+
+
+class PrometheusEndpoint:
+    """Answers scrapes from a thread of its own. Use it as a context manager."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        environments: Sequence[str],
+    ) -> None:
+        """`environments`: names that become a label. `port` 0 = a free one."""
+        self._host, self._port = host, port
+        # The longest first: one name may be a part of another.
+        self._environments = sorted(environments, key=len, reverse=True)
+        self.servers: Callable[[], Sequence[ServerStanding]] = tuple
+        """Returns the inference servers; set once there are any."""
+        self._meters: dict[tuple[str, str], float] = {}
+        self._row: dict[str, float] = {}
+        self._holding = Lock()
+        self._server: Any = None
+
+    @property
+    def address(self) -> str:
+        """Where Prometheus finds it."""
+        return f"http://{self._host}:{self._port}/metrics"
+
+    def __enter__(self) -> "PrometheusEndpoint":
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, _ = start_http_server(self._port, self._host, registry)
+        except OSError as error:
+            raise ConfigError(
+                f"expected a free port {self._port} at {self._host} for Prometheus: "
+                f"{error.strerror}; set prometheus_port to another one, or to 0 for any"
+            ) from None
+        self._port = self._server.server_port
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def meter(self, sample: GaugeSample) -> None:
+        """Show a reading."""
+        with self._holding:
+            self._meters[sample.source, sample.name] = sample.value
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Show the metrics of a step in place of those of the step before."""
+        numbers = {
+            name: float(value)
+            for name, value in row.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        with self._holding:
+            self._row = numbers
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield everything; `prometheus_client` calls it for each scrape."""
+        with self._holding:
+            meters, row = dict(self._meters), dict(self._row)
+        families: dict[str, GaugeMetricFamily] = {}
+
+        def add(name: str, help_text: str, labels: dict[str, str], value: float) -> None:
+            family = families.get(name)
+            if family is None:
+                family = families[name] = GaugeMetricFamily(name, help_text, labels=list(labels))
+            family.add_metric(list(labels.values()), value)
+
+        for key, value in row.items():
+            name, environment = self._parts(key)
+            add(_metric(name), f"{name} of the last step", {"environment": environment}, value)
+        for (source, name), value in meters.items():
+            add(f"{_metric(name)}_meter", f"{name}, last reading", {"source": source}, value)
+        for one in self.servers():
+            label = {"server": one.address}
+            add(f"{_PREFIX}server_serving", "1 = it samples", label, float(one.is_serving))
+            add(f"{_PREFIX}server_version", "weights that it holds", label, float(one.version))
+            add(f"{_PREFIX}server_lives", "times that it was started", label, float(one.life))
+        yield from families.values()
+
+    def _parts(self, key: str) -> tuple[str, str]:
+        """Return the metric and the environment that `key` names; empty = all of them."""
+        for name in self._environments:
+            before, found, after = f"/{key}/".partition(f"/{name}/")
+            if found:
+                return f"{before}/{after}".strip("/"), name
+        return key, ""
+
+
+def _metric(name: str) -> str:
+    return _PREFIX + _FORBIDDEN.sub("_", name).strip("_")

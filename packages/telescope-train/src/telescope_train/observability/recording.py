@@ -1,0 +1,146 @@
+"""What is open as long as a run records: its logs of calls and spans, and the ways of traces.
+
+driver, ranks --> Timeline --> timeline/        servers --OTLP--> receiver --> calls/, timeline/
+model calls   --> CallLog  --> calls/           all of them  --> collector of the user's, if any
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from telescope_core.records.blocks import BlockLog
+from telescope_core.records.events import AttemptEvent, EventLog
+from telescope_core.records.timeline import (
+    CALLS_FOLDER,
+    GAUGES_FOLDER,
+    TIMELINE_FOLDER,
+    GaugeSample,
+    ModelCall,
+    TimelineSpan,
+)
+from telescope_train.observability.calls import CallLog
+from telescope_train.observability.otlp_export import TraceExport
+from telescope_train.observability.otlp_receiver import OtlpReceiver
+from telescope_train.observability.prometheus import PrometheusEndpoint
+from telescope_train.observability.timeline import Timeline
+from telescope_train.observability.traces import Traces
+from telescope_train.observability.trackers.log_uploads import LogUploads
+from telescope_train.observability.trackers.tracker import TrackedRun, Tracker
+from telescope_train.observability.trackers.tracking import Tracking
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingSettings:
+    """What is recorded beside the rows of every run."""
+
+    folder: Path
+    """Of the run."""
+    run: str
+    """Its name."""
+    model: str
+    """Name of the model, for spans."""
+    receives_traces: bool = False
+    """Servers send their traces to the driver."""
+    receiver_host: str = "127.0.0.1"
+    receiver_port: int = 0
+    """0 = a free one."""
+    export_to: str | None = None
+    """Address of a collector that gets the spans of the run."""
+    trackers: Mapping[str, Tracker] = field(default_factory=dict[str, Tracker])
+    """By name."""
+    uploads: Mapping[str, LogUploads] = field(default_factory=dict[str, LogUploads])
+    """The logs that trackers get at the end, by their names."""
+    tracked: TrackedRun | None = None
+    """What trackers are told of the run; needed if there are any."""
+    prometheus: PrometheusEndpoint | None = None
+    """Shows the newest metrics and meters; opened and closed with the recording."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """Where the parts of a run put what they measure."""
+
+    events: EventLog
+    calls: CallLog
+    timeline: Timeline
+    meter: Callable[[GaugeSample], None]
+    """Records what a meter shows."""
+    row: Callable[[Mapping[str, Any]], None]
+    """Hears of the metrics of each step."""
+    shown: PrometheusEndpoint | None
+    """What Prometheus finds."""
+    traces_endpoint: str | None
+    """Where servers send their traces; None = nowhere."""
+
+
+@asynccontextmanager
+async def recording(
+    settings: RecordingSettings, events_folder: Path, *, say: Callable[[str], None]
+) -> AsyncIterator[Recording]:
+    """Record until the context ends. `say` tells a person what cannot be recorded elsewhere."""
+    calls = BlockLog(settings.folder / CALLS_FOLDER, ModelCall)
+    spans = BlockLog(settings.folder / TIMELINE_FOLDER, TimelineSpan)
+    gauges = BlockLog(settings.folder / GAUGES_FOLDER, GaugeSample)
+    traces = Traces.new()
+    async with AsyncExitStack() as stack:
+        for log in (spans, calls, gauges):
+            stack.callback(log.close)
+        meter, row = gauges.add, _nowhere
+        if (shown := settings.prometheus) is not None:
+            stack.enter_context(shown)
+            meter, row = _both(gauges.add, shown.meter), shown.row
+        if settings.tracked is not None and settings.trackers:
+            tracking = Tracking(
+                settings.trackers, settings.tracked, say=say, uploads=settings.uploads
+            )
+            stack.push(lambda kind, *_: tracking.close("failed" if kind else "finished"))
+            meter, row = _both(meter, tracking.meter), _both(row, tracking.row)
+        add_call: Callable[[ModelCall], None] = calls.add
+        hear: Callable[[AttemptEvent], None] = _nowhere
+        forward: Callable[[bytes], None] = _nowhere
+        if settings.export_to is not None:
+            export = TraceExport(settings.export_to, traces, run=settings.run, model=settings.model)
+            stack.callback(export.close)
+            add_call, hear, forward = _both(calls.add, export.call), export.attempt, export.forward
+        endpoint = None
+        if settings.receives_traces:
+
+            def add(row: ModelCall | TimelineSpan) -> None:
+                (calls if isinstance(row, ModelCall) else spans).add(row)  # pyright: ignore
+
+            receiver = OtlpReceiver(
+                add,
+                traces,
+                host=settings.receiver_host,
+                port=settings.receiver_port,
+                forward=forward,
+            )
+            endpoint = (await stack.enter_async_context(receiver)).endpoint
+        is_traced = settings.receives_traces or settings.export_to is not None
+        events = EventLog(events_folder, hear=hear)
+        stack.callback(events.flush)
+        yield Recording(
+            events=events,
+            calls=CallLog(add_call, traces if is_traced else None),
+            timeline=Timeline(spans.add),
+            meter=meter,
+            row=row,
+            shown=settings.prometheus,
+            traces_endpoint=endpoint,
+        )
+
+
+def _both(first: Callable[[Row], None], second: Callable[[Row], None]) -> Callable[[Row], None]:
+    def call(row: Row) -> None:
+        first(row)
+        second(row)
+
+    return call
+
+
+def _nowhere(content: object) -> None:
+    """Pass nothing on."""

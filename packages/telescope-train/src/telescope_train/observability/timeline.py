@@ -1,0 +1,203 @@
+"""The timeline of a run: what the driver does, and what it hears of the ranks.
+
+    driver  --span-->  Timeline  -->  timeline/ in the run folder
+    ranks   <--asked once a second--  RankSpans  --^
+
+All times become those of the driver: it notes when it asked a rank and when it had the answer, so
+that clocks of machines which disagree move no bar.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple, Protocol
+
+from telescope_core.errors import ProcessDiedError
+from telescope_core.records.timeline import TimelineSpan
+from telescope_core.types import WeightVersion
+
+ASK_EVERY_S = 1.0
+ASKED_PER_S = 200
+"""Ranks that are asked in a second at most, so that many ranks do not keep the driver busy."""
+_LAST_ANSWER_S = 5.0
+_REMEMBERED = 32
+"""Answers from which the difference of two clocks is known: the quickest one counts."""
+DRIVER = "driver"
+CHECKPOINTS = "checkpoints"
+"""The source of what is written beside the steps."""
+
+
+class Clock:
+    """Unix time that does not jump when somebody sets the clock of the machine.
+
+    An event loop has the same clock, but for those of simulations.
+    """
+
+    def __init__(self) -> None:
+        self._offset_s = time.time() - time.monotonic()
+
+    def now_s(self) -> float:
+        """Return the time, seconds since 1970, UTC."""
+        return self.at(time.monotonic())
+
+    def at(self, monotonic_s: float) -> float:
+        """Return the time at which `time.monotonic` was `monotonic_s`."""
+        return self._offset_s + monotonic_s
+
+
+class Timeline:
+    """Where the spans of a run go."""
+
+    def __init__(self, add: Callable[[TimelineSpan], None]) -> None:
+        """`add` must be quick, and must not fail."""
+        self.clock = Clock()
+        self.add = add
+
+    def note(self, name: str, begin_s: float, end_s: float, *, step: int | None = None) -> None:
+        """Record what the driver did between two times of the event loop."""
+        self.add(
+            TimelineSpan(
+                time_s=self.clock.at(begin_s),
+                duration_s=end_s - begin_s,
+                name=name,
+                source=DRIVER,
+                step=step,
+            )
+        )
+
+    def moment(self, name: str, source: str, note: str) -> None:
+        """Record that something happened just now."""
+        self.add(
+            TimelineSpan(
+                time_s=self.clock.now_s(), duration_s=0.0, name=name, source=source, note=note
+            )
+        )
+
+    @contextmanager
+    def span(
+        self,
+        name: str,
+        *,
+        step: int | None = None,
+        version: WeightVersion | None = None,
+        source: str = DRIVER,
+    ) -> Generator[None]:
+        """Record how long the block takes, also if it fails."""
+        begin_s = self.clock.now_s()
+        note = ""
+        try:
+            yield
+        except BaseException as error:
+            note = f"ended by {type(error).__name__}"
+            raise
+        finally:
+            self.add(
+                TimelineSpan(
+                    time_s=begin_s,
+                    duration_s=self.clock.now_s() - begin_s,
+                    name=name,
+                    source=source,
+                    step=step,
+                    version=version,
+                    note=note,
+                )
+            )
+
+
+UNRECORDED = Timeline(lambda span: None)
+"""For loops that are no run, such as simulations."""
+
+
+class MeasuredSpan(NamedTuple):
+    """Something that a rank did, on its own clock."""
+
+    name: str
+    begin_s: float
+    """As `time.monotonic` of the rank's machine has it."""
+    duration_s: float
+    step: int | None
+    microbatch: int | None
+
+
+class TakenSpans(NamedTuple):
+    """What a rank did since it was asked last."""
+
+    now_s: float
+    """The time on the rank's clock."""
+    spans: list[MeasuredSpan]
+    """In the order of their ends."""
+
+
+class TimedRank(Protocol):
+    """A rank that says what it did, also while it computes."""
+
+    async def taken_spans(self) -> TakenSpans:
+        """Return what it did since it was asked last."""
+        ...
+
+
+class RankSpans:
+    """Asks the ranks what they did, and puts it on the timeline."""
+
+    def __init__(self, ranks: Callable[[], Sequence[TimedRank]], timeline: Timeline) -> None:
+        """`ranks` returns those that there are now: they may be started again."""
+        self._ranks = ranks
+        self._timeline = timeline
+        self._offsets: dict[int, _Offset] = {}
+
+    async def run(self) -> None:
+        """Ask again and again, until canceled."""
+        while True:
+            await asyncio.sleep(max(ASK_EVERY_S, len(self._ranks()) / ASKED_PER_S))
+            await self.ask()
+
+    async def ask_at_end(self) -> None:
+        """Ask once more, of ranks that may be at their end as well."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_ANSWER_S):
+                await self.ask()
+
+    async def ask(self) -> None:
+        """Ask every rank once. One that is dead has nothing to say: somebody else watches it."""
+        ranks = self._ranks()
+        await asyncio.gather(*(self._ask(number, rank) for number, rank in enumerate(ranks)))
+
+    async def _ask(self, number: int, rank: TimedRank) -> None:
+        asked_s = self._timeline.clock.now_s()
+        try:
+            taken = await rank.taken_spans()
+        except ProcessDiedError:
+            self._offsets.pop(number, None)
+            return
+        offset = self._offsets.setdefault(number, _Offset())
+        offset.learn(asked_s, self._timeline.clock.now_s(), taken.now_s)
+        for span in taken.spans:
+            self._timeline.add(
+                TimelineSpan(
+                    time_s=span.begin_s + offset.seconds,
+                    duration_s=span.duration_s,
+                    name=span.name,
+                    source=f"rank {number}",
+                    step=span.step,
+                    microbatch=span.microbatch,
+                )
+            )
+
+
+class _Offset:
+    """How far a rank's clock is behind the driver's."""
+
+    def __init__(self) -> None:
+        self._answers: list[tuple[float, float]] = []
+        """(seconds that the answer took, difference)"""
+
+    def learn(self, asked_s: float, answered_s: float, rank_s: float) -> None:
+        """Take in what an answer shows: the rank's clock was read in between."""
+        difference_s = (asked_s + answered_s) / 2 - rank_s
+        self._answers = [*self._answers[1 - _REMEMBERED :], (answered_s - asked_s, difference_s)]
+
+    @property
+    def seconds(self) -> float:
+        """The difference; wrong by half of what the quickest answer took at most."""
+        return min(self._answers)[1]

@@ -1,0 +1,49 @@
+"""Traces: one for each attempt at a rollout, known to the driver and to the servers it asks.
+
+The id of a trace follows from the run and the attempt, so that nobody has to look it up. It travels
+to servers as a W3C `traceparent`.
+"""
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+_SAMPLED = "01"
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """The ids of one run's traces."""
+
+    run: bytes
+    """4 bytes that all trace ids of the run begin with."""
+
+    @classmethod
+    def new(cls) -> "Traces":
+        """Return the traces of a run that begins."""
+        return cls(secrets.token_bytes(4))
+
+    def trace_id(self, group_id: str, index: int, attempt: int) -> bytes:
+        """Return the 16 bytes of an attempt's trace."""
+        return self.run + _digest(f"{group_id}/{index}/{attempt}")[:12]
+
+    def root_id(self, group_id: str, index: int, attempt: int) -> bytes:
+        """Return the 8 bytes of the span of the whole attempt."""
+        return _digest(f"attempt {group_id}/{index}/{attempt}")[:8]
+
+    def call_id(self, group_id: str, index: int, attempt: int, call: int) -> bytes:
+        """Return the 8 bytes of the span of one model call."""
+        return _digest(f"call {call} of {group_id}/{index}/{attempt}")[:8]
+
+    def traceparent(self, group_id: str, index: int, attempt: int, call: int) -> str:
+        """Return what a server is told of a model call."""
+        trace = self.trace_id(group_id, index, attempt).hex()
+        return f"00-{trace}-{self.call_id(group_id, index, attempt, call).hex()}-{_SAMPLED}"
+
+    def has(self, trace_id: bytes) -> bool:
+        """Return whether the trace is one of this run's attempts."""
+        return trace_id.startswith(self.run)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

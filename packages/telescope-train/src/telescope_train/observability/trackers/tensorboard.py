@@ -1,0 +1,46 @@
+"""TensorBoard: event files in `tensorboard/` of the run folder, for `tensorboard --logdir runs`."""
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorboardX
+
+from telescope_core.records.rows import RolloutRow
+from telescope_train.observability.trackers.tracker import TrackedRun
+
+FOLDER = "tensorboard"
+
+
+class TensorBoard:
+    """Writes event files; see `Tracker`."""
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+
+    def begin(self, run: TrackedRun) -> None:
+        """Open a file; steps that are taken again take the place of those before."""
+        self._writer = tensorboardX.SummaryWriter(
+            logdir=str(run.folder / FOLDER), purge_step=run.first_step
+        )
+
+    def log_metrics(self, step: int, row: Mapping[str, float]) -> None:
+        """Write the numbers of a step."""
+        for name, value in row.items():
+            self._writer.add_scalar(name, value, global_step=step)
+        self._writer.flush()
+
+    def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
+        """Write rollouts as text, which TensorBoard would otherwise take for Markdown."""
+        for number, row in enumerate(rows):
+            text = "\n\n".join(f"{one.role}: {one.content}" for one in row.messages)
+            shown = f"<pre>reward {row.reward}\n\n{html.escape(text)}</pre>"
+            self._writer.add_text(f"rollouts/{row.environment}/{number}", shown, global_step=step)
+
+    def log_files(self, paths: Sequence[Path]) -> None:
+        """Take none: the files of the run are beside those of TensorBoard."""
+
+    def end(self, state: str) -> None:
+        """Close the file."""
+        self._writer.close()

@@ -1,0 +1,82 @@
+"""Weights & Biases: one run of it for a run, which goes on with the same id after a resume.
+
+`WANDB_MODE=offline` keeps everything in `wandb/` of the run folder, for `wandb sync` later.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from telescope_core.records.files import read_json, write_json
+from telescope_core.records.rows import RolloutRow
+from telescope_train.observability.trackers.tracker import TrackedRun
+
+IDENTITY = "wandb.json"
+"""File in the run folder that holds the id of the run there."""
+LOGS = "logs"
+"""Folder of the logs there."""
+_SAMPLE_COLUMNS = ("environment", "group", "reward", "prompt", "answer")
+
+
+class WeightsAndBiases:
+    """Sends to W&B, or keeps for it; see `Tracker`."""
+
+    def __init__(self) -> None:
+        self._run: Any = None
+        self._count = 0
+
+    def begin(self, run: TrackedRun) -> None:
+        """Begin a run there, or go on with the one of this folder."""
+        known = (read_json(run.folder / IDENTITY) or {}).get("id")
+        options = run.options
+        self._run = wandb.init(
+            project=options["wandb_project"],
+            name=options["wandb_run_name"] or run.name,
+            tags=list(options["wandb_tags"]),
+            id=known,
+            resume="allow",
+            dir=str(run.folder),
+            config=dict(run.config),
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        write_json(run.folder / IDENTITY, {"id": self._run.id})
+        self._count = self._run.step
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def log_metrics(self, step: int, row: Mapping[str, float]) -> None:
+        """Send the numbers of a step."""
+        # W&B's own count only grows, and drops what comes with a lower one. A step that is taken
+        # again is therefore counted on; curves are drawn over `step`.
+        self._count = max(step, self._count + 1)
+        self._run.log({**row, "step": step}, step=self._count)
+
+    def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
+        """Send rollouts as a table."""
+        table = wandb.Table(columns=list(_SAMPLE_COLUMNS))
+        for row in rows:
+            said = [one.content for one in row.messages if one.role == "assistant"]
+            others = [one for one in row.messages if one.role != "assistant"]
+            asked = [f"{one.role}: {one.content}" for one in others]
+            group = f"{row.group_id}/{row.index}"
+            table.add_data(
+                row.environment, group, row.reward, "\n\n".join(asked), "\n\n".join(said)
+            )
+        self._run.log({"rollouts": table, "step": step}, step=self._count)
+
+    def log_files(self, paths: Sequence[Path]) -> None:
+        """Send files to `logs/` of the run there."""
+        # In W&B's own folder, from which they can be sent later too.
+        files = Path(self._run.dir)
+        place = files / LOGS
+        place.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            shutil.copy(path, place / path.name)
+        self._run.save(str(place / "*"), base_path=str(files), policy="now")
+
+    def end(self, state: str) -> None:
+        """Send what is left."""
+        self._run.finish(exit_code=0 if state == "finished" else 1)

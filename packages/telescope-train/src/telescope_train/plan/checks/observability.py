@@ -1,0 +1,42 @@
+"""Which settings of `[observability]` fit together."""
+
+from collections.abc import Iterator
+
+from telescope_core.errors import ConfigError
+from telescope_train.config.fields import was_set
+from telescope_train.config.schema import TrainConfig
+from telescope_train.observability.trackers.tracker import load_tracker, names_in_use
+
+_NEEDS = {
+    "prometheus_host": "prometheus_port",
+    "wandb_project": "use_wandb",
+    "wandb_run_name": "use_wandb",
+    "wandb_tags": "use_wandb",
+    "wandb_upload_logs": "use_wandb",
+    "wandb_upload_logs_detailed": "use_wandb",
+    "wandb_upload_logs_stdout": "use_wandb",
+}
+"""Setting -> the one without which it has no effect."""
+
+
+def observability_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield a message for each problem in `[observability]`, and with traces of servers."""
+    section = config.observability
+    for name, needed in _NEEDS.items():
+        value = getattr(section, needed)
+        if was_set(section, name) and (value is None or value is False):
+            yield (
+                f"observability.{name} has no effect without {needed}; set {needed}, or remove "
+                f"{name}"
+            )
+    if was_set(config.inference, "otlp_receiver_port") and not config.inference.enable_vllm_tracing:
+        yield (
+            "inference.otlp_receiver_port has no effect without enable_vllm_tracing; set "
+            "enable_vllm_tracing = true, or remove otlp_receiver_port"
+        )
+    asked = {"wandb": section.use_wandb, "tensorboard": section.use_tensorboard}
+    for name in names_in_use(asked, section.trackers):
+        try:
+            load_tracker(name)
+        except ConfigError as error:
+            yield f"observability: {error}"

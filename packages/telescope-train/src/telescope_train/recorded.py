@@ -1,0 +1,91 @@
+"""What a run is recorded with: its logs, its rows, and who else is told of it."""
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from telescope_core.records import RunFolder
+from telescope_core.records.logs import Logs, telling_failure
+from telescope_core.secret_names import secret_values
+from telescope_train.config.schema import TrainConfig
+from telescope_train.observability.prometheus import PrometheusEndpoint
+from telescope_train.observability.recording import Recording, RecordingSettings, recording
+from telescope_train.observability.terminal import LiveView
+from telescope_train.observability.trackers.log_uploads import LogUploads
+from telescope_train.observability.trackers.tracker import TrackedRun, load_tracker, names_in_use
+from telescope_train.plan.prepared import Prepared
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def run_logs(config: TrainConfig, folder: RunFolder) -> Logs:
+    """Return where the processes of a run write what they log."""
+    return Logs(folder=folder.logs_path.absolute(), is_debug=config.run.debug)
+
+
+def run_secrets(prepared: Prepared) -> set[str]:
+    """Return what must not leave this process: secrets of environments and settings."""
+    declared = {name for names in prepared.environments.secrets.values() for name in names}
+    values = {os.environ.get(name, "") for name in declared} - {""}
+    settings = prepared.config.model_dump(mode="json")
+    return values | secret_values(settings) | secret_values(os.environ)
+
+
+@asynccontextmanager
+async def open_recording(
+    prepared: Prepared, folder: RunFolder, view: LiveView
+) -> AsyncIterator[Recording]:
+    """Open what the run is recorded with, beside its rows."""
+    inference, observability = prepared.config.inference, prepared.config.observability
+    asked = {"wandb": observability.use_wandb, "tensorboard": observability.use_tensorboard}
+    trackers = names_in_use(asked, observability.trackers)
+    shown = None
+    if observability.prometheus_port is not None:
+        names = {one.name for one in prepared.config.environments}
+        names |= {one.name for one in prepared.config.evals.evals}
+        shown = PrometheusEndpoint(
+            observability.prometheus_host,
+            observability.prometheus_port,
+            environments=sorted(names),
+        )
+    settings = RecordingSettings(
+        folder=folder.path,
+        run=prepared.config.run.name,
+        model=prepared.config.model.model,
+        receives_traces=inference.enable_vllm_tracing,
+        receiver_host=inference.gateway_host,
+        receiver_port=inference.otlp_receiver_port,
+        export_to=observability.otlp_export_endpoint,
+        prometheus=shown,
+        trackers={name: load_tracker(name) for name in trackers},
+        uploads={"wandb": _uploads(prepared, folder)} if observability.use_wandb else {},
+        tracked=TrackedRun(
+            name=prepared.config.run.name,
+            folder=folder.path.absolute(),
+            config=prepared.config.model_dump(mode="json"),
+            first_step=1 + (prepared.resume.checkpoint.step if prepared.resume else 0),
+            options={
+                "wandb_project": observability.wandb_project,
+                "wandb_run_name": observability.wandb_run_name,
+                "wandb_tags": observability.wandb_tags,
+            },
+        ),
+    )
+    async with recording(settings, folder.events_path, say=view.warn) as opened:
+        if shown is not None:
+            view.note(f"metrics for Prometheus: {shown.address}")
+        # Inside, so that trackers that take the logs have it in them.
+        with telling_failure(_LOGGER, "the run"):
+            yield opened
+
+
+def _uploads(prepared: Prepared, folder: RunFolder) -> LogUploads:
+    section = prepared.config.observability
+    return LogUploads(
+        folder=folder.logs_path.absolute(),
+        has_logs=section.wandb_upload_logs,
+        has_debug=section.wandb_upload_logs_detailed,
+        has_output=section.wandb_upload_logs_stdout,
+        secrets=frozenset(run_secrets(prepared)),
+    )

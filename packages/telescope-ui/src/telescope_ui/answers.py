@@ -1,0 +1,39 @@
+"""What pages answer with: objects that become JSON, and errors that become a status."""
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from telescope_core.errors import ConfigError
+
+JsonObject: TypeAlias = dict[str, Any]
+"""An object of JSON. A number that is not finite becomes null."""
+
+
+class ParameterError(ConfigError):
+    """A parameter of an address has a value that cannot be used."""
+
+
+class NotThereError(ConfigError):
+    """An address names something that does not exist."""
+
+
+def as_json(value: object) -> bytes:
+    """Return `value` as JSON; dataclasses become objects, and non-finite numbers null."""
+    return msgspec.json.encode(value, enc_hook=_plain)
+
+
+def _plain(value: object) -> object:
+    return str(value)
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status of an error that a person can act on."""
+    if isinstance(error, ParameterError):
+        return 400
+    return 404 if isinstance(error, NotThereError) else 409
+
+
+def error_body(status: int, message: str) -> JsonObject:
+    """Return the answer that tells an error."""
+    return {"error": {"status": status, "message": message}}

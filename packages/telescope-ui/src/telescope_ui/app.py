@@ -1,0 +1,228 @@
+"""The application: which function answers which address."""
+
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+import duckdb
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.types import ASGIApp
+
+from telescope_core.errors import TelescopeError, unknown_name
+from telescope_ui import parameters as asked_for
+from telescope_ui.answers import JsonObject, as_json, error_body, status_of
+from telescope_ui.guard import Guard
+from telescope_ui.index.database import Database
+from telescope_ui.live import Watcher, events_for
+from telescope_ui.pages.compare import compare_page
+from telescope_ui.pages.config import config_page
+from telescope_ui.pages.difference import difference_page
+from telescope_ui.pages.evals import eval_page, eval_rollout_page, evals_page
+from telescope_ui.pages.groups import example_page, group_page
+from telescope_ui.pages.infra import infra_page
+from telescope_ui.pages.logs import logs_page
+from telescope_ui.pages.overview import overview_page
+from telescope_ui.pages.rollout import key_of, rollout_page
+from telescope_ui.pages.rollouts import rollouts_page
+from telescope_ui.pages.runs import runs_page
+from telescope_ui.pages.timeline import timeline_page
+from telescope_ui.pages.trace import trace_page
+from telescope_ui.run_files import inside
+from telescope_ui.runs import Runs
+from telescope_ui.shell import STATIC, Shell
+
+_MAX_MESSAGE = 500
+
+
+class _Part(Convertor[str]):
+    """One part of a path, which comes escaped."""
+
+    regex = "[^/]+"
+
+    def convert(self, value: str) -> str:
+        return unquote(value)
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+def create_app(
+    runs: Runs, database: Database, watcher: Watcher, *, token: str, host: str
+) -> ASGIApp:
+    """Return the application that shows `runs` to whoever has `token`."""
+    register_url_convertor("part", _Part())
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app.add_exception_handler(TelescopeError, _told)
+    app.add_exception_handler(RequestValidationError, _told_parameter)
+    app.add_exception_handler(HTTPException, _told_status)
+    app.add_exception_handler(FileNotFoundError, _told_gone)
+    app.add_exception_handler(duckdb.Error, _told_unreadable)
+    _add_lists(app, runs)
+    _add_run(app, runs, database)
+    _add_rollouts(app, runs, database)
+    _add_evals(app, runs, database)
+    _add_files(app, watcher)
+    return Guard(Shell(app), token=token, host=host)
+
+
+def _answer(value: JsonObject) -> Response:
+    return Response(as_json(value), media_type="application/json")
+
+
+def _add_lists(app: FastAPI, runs: Runs) -> None:
+    @app.get("/")
+    def _runs(asked: Annotated[asked_for.NoParameters, Query()]) -> Response:
+        return _answer(runs_page(runs))
+
+    @app.get("/compare")
+    def _compare(asked: Annotated[asked_for.CompareParameters, Query()]) -> Response:
+        chosen = [runs.get(key) for key in dict.fromkeys(asked.run)]
+        return _answer(compare_page(chosen, asked))
+
+    @app.get("/difference")
+    def _difference(asked: Annotated[asked_for.DifferenceParameters, Query()]) -> Response:
+        return _answer(difference_page(runs, asked))
+
+
+def _add_run(app: FastAPI, runs: Runs, database: Database) -> None:
+    @app.get("/runs/{run:part}")
+    def _overview(run: str, asked: Annotated[asked_for.OverviewParameters, Query()]) -> Response:
+        return _answer(overview_page(runs.get(run), asked))
+
+    @app.get("/runs/{run:part}/timeline")
+    def _timeline(run: str, asked: Annotated[asked_for.TimelineParameters, Query()]) -> Response:
+        return _answer(timeline_page(runs.get(run), database, asked))
+
+    @app.get("/runs/{run:part}/timeline/trace.json")
+    def _trace(run: str, asked: Annotated[asked_for.WindowParameters, Query()]) -> Response:
+        return _answer(trace_page(runs.get(run), database, asked))
+
+    @app.get("/runs/{run:part}/infra")
+    def _infra(run: str, asked: Annotated[asked_for.InfraParameters, Query()]) -> Response:
+        return _answer(infra_page(runs.get(run), database, asked))
+
+    @app.get("/runs/{run:part}/logs")
+    def _logs(run: str, asked: Annotated[asked_for.LogsParameters, Query()]) -> Response:
+        return _answer(logs_page(runs.get(run), asked))
+
+    @app.get("/runs/{run:part}/config")
+    def _config(run: str, asked: Annotated[asked_for.NoParameters, Query()]) -> Response:
+        return _answer(config_page(runs.get(run)))
+
+
+def _add_rollouts(app: FastAPI, runs: Runs, database: Database) -> None:
+    @app.get("/runs/{run:part}/rollouts")
+    def _rollouts(run: str, asked: Annotated[asked_for.RolloutsParameters, Query()]) -> Response:
+        return _answer(rollouts_page(runs.get(run), database, asked))
+
+    @app.get("/runs/{run:part}/rollouts/{group:part}/{index:part}/{attempt:part}")
+    def _rollout(
+        run: str,
+        group: str,
+        index: str,
+        attempt: str,
+        asked: Annotated[asked_for.RolloutParameters, Query()],
+    ) -> Response:
+        key = key_of(group, index, attempt)
+        return _answer(rollout_page(runs.get(run), database, key, with_tokens=asked.tokens))
+
+    @app.get("/runs/{run:part}/groups/{group:part}")
+    def _group(run: str, group: str, asked: Annotated[asked_for.NoParameters, Query()]) -> Response:
+        return _answer(group_page(runs.get(run), group))
+
+    @app.get("/runs/{run:part}/examples/{environment:part}/{example:part}")
+    def _example(
+        run: str,
+        environment: str,
+        example: str,
+        asked: Annotated[asked_for.NoParameters, Query()],
+    ) -> Response:
+        return _answer(example_page(runs.get(run), environment, example))
+
+
+def _add_evals(app: FastAPI, runs: Runs, database: Database) -> None:
+    @app.get("/runs/{run:part}/evals")
+    def _evals(run: str, asked: Annotated[asked_for.NoParameters, Query()]) -> Response:
+        return _answer(evals_page(runs.get(run)))
+
+    @app.get("/runs/{run:part}/evals/{folder:part}")
+    def _eval(
+        run: str, folder: str, asked: Annotated[asked_for.EvalParameters, Query()]
+    ) -> Response:
+        return _answer(eval_page(runs.get(run), folder, asked))
+
+    @app.get("/runs/{run:part}/evals/{folder:part}/rollouts/{group:part}/{index:part}")
+    def _eval_rollout(
+        run: str,
+        folder: str,
+        group: str,
+        index: str,
+        asked: Annotated[asked_for.NoParameters, Query()],
+    ) -> Response:
+        _, number, _ = key_of(group, index, "1")
+        return _answer(eval_rollout_page(runs.get(run), database, folder, (group, number)))
+
+
+def _add_files(app: FastAPI, watcher: Watcher) -> None:
+    @app.get("/static/{name:part}")
+    def _static(name: str) -> Response:
+        path = inside(STATIC, name) if "/" not in name else None
+        if path is None or not path.is_file():
+            raise HTTPException(404, f"there is no file {name!r} in the front end")
+        return FileResponse(path)
+
+    @app.get("/live")
+    async def _live(asked: Annotated[asked_for.LiveParameters, Query()]) -> Response:
+        listener = watcher.add(asked.run)
+        if listener is None:
+            raise HTTPException(503, "too many pages are open; close one of them")
+        return StreamingResponse(events_for(watcher, listener), media_type="text/event-stream")
+
+
+def _told(_: Request, error: Exception) -> Response:
+    status = status_of(error)
+    return _refusal(status, str(error))
+
+
+def _told_gone(_: Request, error: Exception) -> Response:
+    return _refusal(404, "a file of the run was deleted while it was read; load the page again")
+
+
+def _told_unreadable(_: Request, error: Exception) -> Response:
+    return _refusal(
+        409,
+        "a file of the run cannot be read; it is damaged, or was written anew meanwhile, and the "
+        f"page can be loaded again: {str(error)[:_MAX_MESSAGE]}",
+    )
+
+
+def _told_status(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _refusal(error.status_code, error.detail)
+
+
+def _told_parameter(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first: dict[str, Any] = error.errors()[0]
+    name = str(first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        return _refusal(400, str(unknown_name("parameter", name, _known_parameters(request))))
+    return _refusal(400, f"{name}: {first['msg']}, got {first.get('input')!r}")
+
+
+def _known_parameters(request: Request) -> list[str]:
+    route: Any = request.scope.get("route")
+    models: list[type[BaseModel]] = [
+        field.field_info.annotation for field in route.dependant.query_params
+    ]
+    return [field.alias or name for model in models for name, field in model.model_fields.items()]
+
+
+def _refusal(status: int, message: str) -> Response:
+    return Response(
+        as_json(error_body(status, message)), status_code=status, media_type="application/json"
+    )

@@ -1,0 +1,123 @@
+"""The evals of a run: their results, and where in `rollouts.jsonl` each rollout is."""
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from telescope_core.errors import unknown_name
+from telescope_core.evals.folder import read_result
+from telescope_core.evals.result import EvalResult
+from telescope_core.records.rows import RolloutRow, row_from_json
+from telescope_ui.answers import NotThereError
+from telescope_ui.line_tail import MAX_FILE_BYTES, MAX_LINE_BYTES
+from telescope_ui.run_files import MAX_JSON_BYTES, Stamp, folders, inside, stamp_of
+
+_TAGGED = re.compile(r"(?s)(.+)-(before|after|step-\d{1,9})")
+_LAST = 10**9
+
+
+class EvalKey(NamedTuple):
+    """What the name of an eval's folder says."""
+
+    name: str
+    tag: str
+
+    @property
+    def order(self) -> int:
+        """Goes up with the weights: `before`, steps, `after`."""
+        if self.tag.startswith("step-"):
+            return int(self.tag.removeprefix("step-"))
+        return {"before": -1, "after": _LAST}.get(self.tag, 0)
+
+
+class EvalRow(msgspec.Struct, frozen=True):
+    """The scalars of a rollout of an eval."""
+
+    group_id: str
+    index: int
+    example_id: str = ""
+    environment: str = ""
+    status: str = ""
+    reward: float | None = None
+
+
+class PlacedRow(NamedTuple):
+    """A rollout and where its line is."""
+
+    row: EvalRow
+    offset: int
+    length: int
+
+
+def eval_keys(run: Path) -> dict[str, EvalKey]:
+    """Return the evals of a run by their folders, in the order of the weights."""
+    found = {path.name: _key(path.name) for path in folders(run, "evals")}
+    return dict(sorted(found.items(), key=lambda item: (item[1].name, item[1].order, item[0])))
+
+
+def _key(folder: str) -> EvalKey:
+    match = _TAGGED.fullmatch(folder)
+    return EvalKey(folder, "") if match is None else EvalKey(match[1], match[2])
+
+
+def eval_key(run: Path, folder: str) -> EvalKey:
+    """Return what the name of an eval's folder says; raises NotThereError."""
+    known = eval_keys(run)
+    if folder not in known:
+        raise NotThereError(str(unknown_name("eval", folder, list(known))))
+    return known[folder]
+
+
+def result_of(run: Path, folder: str) -> EvalResult | None:
+    """Return the result of an eval; None if it has none yet. `folder` must be one of the evals."""
+    path = inside(run, "evals", folder, "results.json")
+    stamp = None if path is None else stamp_of(path)
+    if path is None or stamp is None or stamp.size > MAX_JSON_BYTES:
+        return None
+    return _result(path, stamp)
+
+
+@lru_cache(maxsize=256)
+def _result(path: Path, stamp: Stamp) -> EvalResult | None:
+    """Read a result; `stamp` makes another content another question."""
+    return read_result(path.parent)
+
+
+def rows_of(run: Path, folder: str) -> tuple[PlacedRow, ...]:
+    """Return the rollouts of an eval; a rollout played twice counts as its later record."""
+    path = inside(run, "evals", folder, "rollouts.jsonl")
+    stamp = None if path is None else stamp_of(path)
+    return () if path is None or stamp is None else _rows(path, stamp)
+
+
+@lru_cache(maxsize=64)
+def _rows(path: Path, stamp: Stamp) -> tuple[PlacedRow, ...]:
+    decoder = msgspec.json.Decoder(EvalRow)
+    found: dict[tuple[str, int], PlacedRow] = {}
+    offset = 0
+    with path.open("rb") as stream:
+        # Bounded, so that a file without line ends fills no memory.
+        while offset < MAX_FILE_BYTES and (line := stream.readline(MAX_LINE_BYTES)):
+            try:
+                row = decoder.decode(line)
+            except (ValueError, RecursionError):
+                pass
+            else:
+                found[row.group_id, row.index] = PlacedRow(row, offset, len(line))
+            offset += len(line)
+    return tuple(found.values())
+
+
+def row_in(run: Path, folder: str, group_id: str, index: int) -> RolloutRow:
+    """Return one rollout of an eval; raises NotThereError."""
+    for placed in rows_of(run, folder):
+        if (placed.row.group_id, placed.row.index) == (group_id, index):
+            path = inside(run, "evals", folder, "rollouts.jsonl")
+            if path is not None:
+                with path.open("rb") as stream:
+                    stream.seek(placed.offset)
+                    return row_from_json(msgspec.json.decode(stream.read(placed.length)))
+    raise NotThereError(f"the eval {folder!r} has no rollout {index} of a group {group_id!r}")

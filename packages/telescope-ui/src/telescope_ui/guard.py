@@ -1,0 +1,180 @@
+"""Who may ask: the token, the Host and the Origin of requests, and what a browser may do.
+
+A page of another site can make a browser send requests to loopback addresses, and a name of its own
+can be made to point there. Neither gets an answer.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Sequence
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from telescope_ui.answers import as_json, error_body
+
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+        "connect-src 'self'; font-src 'self'; base-uri 'self'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+MAX_TARGET_BYTES = 200_000
+"""Length of an address."""
+
+
+class Guard:
+    """Wraps an application: only requests of who has the token, from our own pages, reach it."""
+
+    def __init__(self, app: ASGIApp, *, token: str, host: str) -> None:
+        """`host` is the address that the server listens on."""
+        self._app = app
+        self._token = token.encode()
+        # Cookies do not know ports: two servers must not take each other's.
+        self._cookie = f"telescope-ui-{hashlib.sha256(self._token).hexdigest()[:12]}"
+        self._is_loopback = _is_loopback(host)
+        names = () if self._is_loopback else (host, socket.gethostname(), socket.getfqdn())
+        self._names = {name.lower() for name in (*_LOOPBACK, *names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            # A websocket that is not accepted is closed; nothing here speaks that.
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        refused = self._refusal(scope)
+        if refused is not None:
+            await refused(scope, receive, _with_headers(send))
+            return
+        await self._app(scope, receive, _with_headers(send))
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if scope["method"] != "GET":
+            answer = _error(
+                405, f"expected GET, got {scope['method']}; nothing can be changed here"
+            )
+            answer.headers["allow"] = "GET"
+            return answer
+        if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_TARGET_BYTES:
+            return _error(400, f"the address is longer than {MAX_TARGET_BYTES} bytes")
+        host = headers.get("host", "")
+        if not self._is_ours(host):
+            return _error(
+                403,
+                f"expected a name of this machine as Host, got {host!r}; "
+                "open the address that telescope ui printed",
+            )
+        if not _is_from_here(headers, host):
+            return _error(
+                403,
+                "the request comes from another site; open the address in a tab of its own",
+            )
+        return self._without_token(scope, headers)
+
+    def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
+        pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = [value for name, value in pairs if name == "token"]
+        if given:
+            if not self._is_token(given[0]):
+                return _no_token()
+            kept = urlencode([pair for pair in pairs if pair[0] != "token"], encoding="utf-8")
+            path = quote(scope["raw_path"].decode("latin-1"), safe="/%:@!$&'()*+,;=~-._")
+            # A path of two slashes would lead to another host.
+            place = "/" + path.lstrip("/") + (f"?{kept}" if kept else "")
+            answer = RedirectResponse(place, status_code=303)
+            answer.set_cookie(
+                self._cookie, self._token.decode(), httponly=True, samesite="strict", path="/"
+            )
+            return answer
+        kind, _, value = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self._is_token(value.strip()):
+            return None
+        if self._is_token(_cookies(headers).get(self._cookie, "")):
+            return None
+        return _no_token()
+
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode("utf-8", "replace"), self._token)
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if not host or any(character in host for character in "/@?#\\ "):
+            return False
+        # An address is no name that somebody else could point here.
+        return name in self._names or (not self._is_loopback and _is_address(name))
+
+
+def _is_from_here(headers: Headers, host: str) -> bool:
+    """Whether a browser says that one of our pages, or the person, sent the request."""
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return False
+    origin = headers.get("origin")
+    return origin is None or origin == f"http://{host}"
+
+
+def _is_loopback(host: str) -> bool:
+    return host in _LOOPBACK or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _cookies(headers: Headers) -> dict[str, str]:
+    found: SimpleCookie = SimpleCookie()
+    try:
+        found.load(headers.get("cookie", ""))
+    except CookieError:
+        return {}
+    return {name: morsel.value for name, morsel in found.items()}
+
+
+def _error(status: int, message: str) -> Response:
+    return Response(
+        as_json(error_body(status, message)), status_code=status, media_type="application/json"
+    )
+
+
+def _no_token() -> Response:
+    return _error(
+        401,
+        "expected the token: open the address with ?token= that telescope ui printed, or send it "
+        "as `Authorization: Bearer TOKEN`",
+    )
+
+
+def _with_headers(send: Send) -> Send:
+    async def wrapped(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            known: Sequence[tuple[bytes, bytes]] = message.get("headers", [])
+            added = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+            names = {name.lower() for name, _ in known}
+            if b"cache-control" not in names:
+                added.append((b"cache-control", b"no-store"))
+            message = {**message, "headers": [*known, *added]}
+        await send(message)
+
+    return wrapped

@@ -1,0 +1,230 @@
+"""Reads step files into the tables of an index, some at a time.
+
+Everything that a statement changes is one transaction, so an index is whole after a kill.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import duckdb
+
+from telescope_ui.index.columns import (
+    MAX_ERROR_CHARACTERS,
+    MAX_NAMED,
+    NAMED,
+    PLACE,
+    PLAIN,
+    Column,
+    named_columns,
+)
+from telescope_ui.index.database import literal_paths, quoted
+from telescope_ui.run_files import Listed, step_of
+
+FOLDERS = {"rollouts": False, "attempts": True}
+"""Folder -> whether its rows were replaced by later attempts."""
+BATCH_FILES = 128
+STEP_OF_FILE = r"CAST(regexp_extract(filename, 'step-(\d+)\.parquet$', 1) AS INTEGER)"
+"""The step of a row, in SQL: that of its file, by which the row is found again."""
+_MAX_PROBLEM_CHARACTERS = 300
+_BATCH = "temp.batch"
+
+
+class StepFile(NamedTuple):
+    """A file of a step, in one of `FOLDERS`."""
+
+    folder: str
+    step: int
+    file: Listed
+
+
+def create_tables(cursor: duckdb.DuckDBPyConnection, schema: str) -> None:
+    """Create what is missing."""
+    columns = ", ".join(f"{quoted(c.name)} {c.type}" for c in (*PLAIN, *PLACE))
+    cursor.execute(f"CREATE TABLE IF NOT EXISTS {schema}.rollouts ({columns})")
+    cursor.execute(
+        f"CREATE TABLE IF NOT EXISTS {schema}.files (folder VARCHAR, step INTEGER, size BIGINT, "
+        "mtime_ns BIGINT, inode BIGINT, problem VARCHAR)"
+    )
+    cursor.execute(
+        f"CREATE TABLE IF NOT EXISTS {schema}.groups (step INTEGER, environment VARCHAR, "
+        "group_id VARCHAR, count INTEGER, mean DOUBLE, minimum DOUBLE, maximum DOUBLE)"
+    )
+
+
+def known_files(
+    cursor: duckdb.DuckDBPyConnection, schema: str
+) -> dict[tuple[str, int], tuple[int, int, int]]:
+    """Return the stamps of the files that are indexed, by folder and step."""
+    rows = cursor.execute(f"SELECT folder, step, size, mtime_ns, inode FROM {schema}.files")
+    return {(folder, step): (a, b, c) for folder, step, a, b, c in rows.fetchall()}
+
+
+def forget(
+    cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[tuple[str, int]]
+) -> None:
+    """Remove what was read from files that are gone or have another content now."""
+    for folder in FOLDERS:
+        steps = [step for name, step in files if name == folder]
+        if not steps:
+            continue
+        cursor.execute("BEGIN")
+        cursor.execute(
+            f"DELETE FROM {schema}.files WHERE folder = ? AND step IN (SELECT unnest(?))",
+            [folder, steps],
+        )
+        cursor.execute(
+            f"DELETE FROM {schema}.rollouts WHERE is_replaced = ? AND step IN (SELECT unnest(?))",
+            [FOLDERS[folder], steps],
+        )
+        if folder == "rollouts":
+            cursor.execute(f"DELETE FROM {schema}.groups WHERE step IN (SELECT unnest(?))", [steps])
+        cursor.execute("COMMIT")
+
+
+def batches(files: Sequence[StepFile]) -> Iterator[list[StepFile]]:
+    """Yield the files of one folder at a time, newest step first."""
+    for folder in FOLDERS:
+        own = sorted((f for f in files if f.folder == folder), key=lambda f: -f.step)
+        for start in range(0, len(own), BATCH_FILES):
+            yield own[start : start + BATCH_FILES]
+
+
+def add(cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[StepFile]) -> None:
+    """Read `files`, which are of one folder; those that cannot be read are noted as problems."""
+    try:
+        _add_together(cursor, schema, files)
+    except duckdb.Error as error:
+        # The statement may have ended the transaction already.
+        with suppress(duckdb.TransactionException):
+            cursor.execute("ROLLBACK")
+        if len(files) == 1:
+            (one,) = files
+            problem = f"{one.folder}/{one.file.name}: {error}"[:_MAX_PROBLEM_CHARACTERS]
+            _note(cursor, schema, one, problem)
+            return
+        half = len(files) // 2
+        add(cursor, schema, files[:half])
+        add(cursor, schema, files[half:])
+
+
+def _add_together(
+    cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[StepFile]
+) -> None:
+    cursor.execute("BEGIN")
+    # Read once, as the files are looked at several times: what members there are, and their values.
+    wanted = [*(column.name for column in PLAIN), *NAMED, "filename", "file_row_number"]
+    cursor.execute(
+        f"CREATE OR REPLACE TEMP TABLE {_BATCH} AS SELECT COLUMNS(lambda c: list_contains(?, c)) "
+        "FROM read_parquet(?, file_row_number = true, filename = true, union_by_name = true)",
+        [wanted, literal_paths([one.file.path for one in files])],
+    )
+    present = {row[0] for row in cursor.execute(f"DESCRIBE {_BATCH}").fetchall()}
+    new = _named(cursor, schema, present)
+    chosen = [f"{_scalar(c.name, c.type, present)} AS {quoted(c.name)}" for c in PLAIN]
+    objects = ", ".join(f"json_extract_string({kind}, ${kind}) AS {kind}_values" for kind in new)
+    members = [
+        f"TRY_CAST({kind}_values[{at}] AS {NAMED[kind]}) AS {quoted(f'{kind}/{name}')}"
+        for kind, names in new.items()
+        for at, name in enumerate(names, 1)
+    ]
+    replaced = "true" if FOLDERS[files[0].folder] else "false"
+    inner = f"SELECT *{', ' if objects else ''}{objects} FROM {_BATCH}"
+    cursor.execute(
+        f"INSERT INTO {schema}.rollouts BY NAME SELECT {', '.join(chosen + members)}, "
+        f'{replaced} AS is_replaced, file_row_number AS "row" FROM ({inner})',
+        {kind: [_pointer(name) for name in names] for kind, names in new.items()},
+    )
+    cursor.execute(f"DROP TABLE {_BATCH}")
+    for one in files:
+        _insert_file(cursor, schema, one, "")
+    if not FOLDERS[files[0].folder]:
+        _add_groups(cursor, schema, [one.step for one in files])
+    cursor.execute("COMMIT")
+
+
+def _pointer(name: str) -> str:
+    """Return the JSON pointer to a member (RFC 6901)."""
+    return f"/{name.replace('~', '~0').replace('/', '~1')}"
+
+
+def _scalar(name: str, kind: str, present: set[str]) -> str:
+    if name == "step":
+        return STEP_OF_FILE
+    if name not in present:
+        return "1" if name == "attempt" else f"CAST(NULL AS {kind})"
+    if name == "attempt":
+        # A file of an earlier version, among later ones.
+        return "coalesce(attempt, 1)"
+    if name == "error":
+        return f"left(error, {MAX_ERROR_CHARACTERS})"
+    return f"CAST({quoted(name)} AS {kind})"
+
+
+def _named(
+    cursor: duckdb.DuckDBPyConnection, schema: str, present: set[str]
+) -> dict[str, list[str]]:
+    """Return the members of JSON objects in the batch, and add columns for those that are new."""
+    known = {column.name for column in existing_columns(cursor, schema)}
+    found: dict[str, list[str]] = {}
+    for kind, type_ in NAMED.items():
+        if kind not in present:
+            continue
+        keys = f"SELECT DISTINCT unnest(json_keys({kind})) FROM {_BATCH}"
+        names = sorted(row[0] for row in cursor.execute(keys).fetchall())
+        used = sum(name.startswith(f"{kind}/") for name in known)
+        taken: list[str] = []
+        lower = {name.lower() for name in known}
+        for name in names:
+            column = f"{kind}/{name}"
+            if column in known:
+                taken.append(name)
+            # Names that differ in case only are one column to DuckDB; the first one has it.
+            elif used < MAX_NAMED and column.lower() not in lower and "\0" not in name:
+                cursor.execute(f"ALTER TABLE {schema}.rollouts ADD COLUMN {quoted(column)} {type_}")
+                used += 1
+                lower.add(column.lower())
+                taken.append(name)
+        if taken:
+            found[kind] = taken
+    return found
+
+
+def existing_columns(cursor: duckdb.DuckDBPyConnection, schema: str) -> list[Column]:
+    """Return the columns of rollouts that can be filtered and sorted by."""
+    rows = cursor.execute(f"DESCRIBE {schema}.rollouts").fetchall()
+    return [*PLAIN, PLACE[0], *named_columns([row[0] for row in rows])]
+
+
+def _add_groups(cursor: duckdb.DuckDBPyConnection, schema: str, steps: Sequence[int]) -> None:
+    cursor.execute(
+        f"INSERT INTO {schema}.groups SELECT step, environment, group_id, count(reward), "
+        f"avg(reward), min(reward), max(reward) FROM {schema}.rollouts "
+        "WHERE NOT is_replaced AND step IN (SELECT unnest(?)) AND reward IS NOT NULL "
+        "GROUP BY step, environment, group_id",
+        [steps],
+    )
+
+
+def _insert_file(
+    cursor: duckdb.DuckDBPyConnection, schema: str, one: StepFile, problem: str
+) -> None:
+    stamp = one.file.stamp
+    cursor.execute(
+        f"INSERT INTO {schema}.files VALUES (?, ?, ?, ?, ?, ?)",
+        [one.folder, one.step, stamp.size, stamp.mtime_ns, stamp.inode, problem],
+    )
+
+
+def _note(cursor: duckdb.DuckDBPyConnection, schema: str, one: StepFile, problem: str) -> None:
+    _insert_file(cursor, schema, one, problem)
+
+
+def step_files(folder: str, found: Sequence[Listed]) -> list[StepFile]:
+    """Return the files of steps among `found`."""
+    numbered = [(step_of(file.name), file) for file in found]
+    return [
+        StepFile(folder, step, file)
+        for step, file in numbered
+        if step is not None and file.name == f"step-{step:06d}.parquet"
+    ]

@@ -1,0 +1,159 @@
+"""Questions to the index: pages of rollouts, histograms, one rollout's place."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from telescope_ui.answers import JsonObject, NotThereError
+from telescope_ui.index.columns import Column
+from telescope_ui.index.database import quoted
+from telescope_ui.index.filters import Condition
+from telescope_ui.index.run_index import RunIndex
+
+_ORDER = 'step DESC, environment, group_id, "index", attempt'
+_MAX_VALUES = 100
+"""Values of a text column in a histogram, or to choose from."""
+_CHOICES = ("environment", "status", "stop_reason", "status_reason")
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+class Place(NamedTuple):
+    """Where a rollout is in the run folder."""
+
+    step: int
+    is_replaced: bool
+    row: int
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder that has its file."""
+        return "attempts" if self.is_replaced else "rollouts"
+
+    @property
+    def file(self) -> str:
+        """Name of its file."""
+        return f"step-{self.step:06d}.parquet"
+
+
+def count(index: RunIndex, condition: Condition) -> int:
+    """Return how many rollouts meet `condition`."""
+    sql = f"SELECT count(*) FROM {{rollouts}} WHERE {condition.sql}"
+    return index.rows(sql, condition.values)[0][0]
+
+
+def page(
+    index: RunIndex, condition: Condition, *, sort: str, limit: int, offset: int
+) -> JsonObject:
+    """Return the columns of one page of rollouts; `sort` is a column, descending after a `-`."""
+    column = index.column(sort.removeprefix("-"))
+    direction = "DESC" if sort.startswith("-") else "ASC"
+    names = list(index.columns())
+    # The rows of the page are found by a few columns, and only then are all columns read.
+    sql = (
+        f"SELECT {', '.join(map(quoted, names))} FROM {{rollouts}} WHERE rowid IN (SELECT rowid "
+        f"FROM {{rollouts}} WHERE {condition.sql} ORDER BY {quoted(column.name)} {direction} "
+        f"NULLS LAST, {_ORDER} LIMIT {int(limit)} OFFSET {int(offset)}) "
+        f"ORDER BY {quoted(column.name)} {direction} NULLS LAST, {_ORDER}"
+    )
+    return as_columns(names, index.rows(sql, condition.values))
+
+
+def as_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> JsonObject:
+    """Return rows as one list for each column."""
+    lists = zip(*rows, strict=True) if rows else [()] * len(names)
+    return {name: list(values) for name, values in zip(names, lists, strict=True)}
+
+
+def choices(index: RunIndex) -> JsonObject:
+    """Return the values of text columns that have few, most frequent first."""
+    found: JsonObject = {}
+    for name in _CHOICES:
+        sql = (
+            f"SELECT {quoted(name)}, count(*) AS n FROM {{rollouts}} WHERE {quoted(name)} != '' "
+            f"GROUP BY 1 ORDER BY n DESC, 1 LIMIT {_MAX_VALUES}"
+        )
+        found[name] = [row[0] for row in index.rows(sql)]
+    return found
+
+
+def steps(index: RunIndex) -> JsonObject:
+    """Return the first and the last step that have rollouts; null without any."""
+    first, last = index.rows("SELECT min(step), max(step) FROM {rollouts}")[0]
+    return {"first": first, "last": last}
+
+
+def distribution(index: RunIndex, condition: Condition, column: Column, *, bins: int) -> JsonObject:
+    """Return the histogram of a column over the rollouts that meet `condition`."""
+    if column.kind == "number":
+        return _histogram(index, condition, column, bins=bins)
+    name = quoted(column.name)
+    sql = (
+        f"SELECT CAST({name} AS VARCHAR) AS v, count(*) AS n FROM {{rollouts}} "
+        f"WHERE {condition.sql} GROUP BY 1 ORDER BY n DESC, v"
+    )
+    rows = index.rows(sql, condition.values)
+    known = [row for row in rows if row[0] is not None]
+    return {
+        **{"name": column.name, "kind": "text", "total": sum(row[1] for row in rows)},
+        "missing": sum(row[1] for row in rows if row[0] is None),
+        **{"mean": None, "minimum": None, "maximum": None, "quantiles": None},
+        "bins": as_columns(["value", "count"], known[:_MAX_VALUES]),
+    }
+
+
+def _histogram(index: RunIndex, condition: Condition, column: Column, *, bins: int) -> JsonObject:
+    name = f"CAST({quoted(column.name)} AS DOUBLE)"
+    finite = f"CASE WHEN isfinite({name}) THEN {name} END"
+    source = f"(SELECT {finite} AS v FROM {{rollouts}} WHERE {condition.sql})"
+    sql = (
+        "SELECT count(*), count(v), avg(v), min(v), max(v), "
+        f"quantile_cont(v, {list(_QUANTILES)}) FROM {source}"
+    )
+    total, known, mean, low, high, quantiles = index.rows(sql, condition.values)[0]
+    counts = [0] * bins
+    width = 0.0
+    if known:
+        width = (high - low) / bins if high > low else 0.0
+        place = f"least(CAST(floor((v - ?) / ?) AS INTEGER), {bins - 1})" if width else "0"
+        sql = f"SELECT {place} AS b, count(*) FROM {source} WHERE v IS NOT NULL GROUP BY b"
+        values = (*((low, width) if width else ()), *condition.values)
+        for place_, number in index.rows(sql, values):
+            counts[place_] += number
+    if not width:
+        counts = counts[:1] if known else []
+    edges = [low + width * at for at in range(len(counts))]
+    return {
+        **{"name": column.name, "kind": "number", "total": total, "missing": total - known},
+        **{"mean": mean, "minimum": low, "maximum": high},
+        "quantiles": dict(zip(map(str, _QUANTILES), quantiles, strict=True)) if known else None,
+        "bins": {
+            "low": edges,
+            "high": [*edges[1:], high] if edges else [],
+            "count": counts,
+        },
+    }
+
+
+def place_of(index: RunIndex, group_id: str, number: int, attempt: int) -> Place:
+    """Return where a rollout is; raises NotThereError."""
+    sql = (
+        'SELECT step, is_replaced, row FROM {rollouts} WHERE group_id = ? AND "index" = ? '
+        "AND attempt = ? ORDER BY is_replaced, step DESC LIMIT 1"
+    )
+    rows = index.rows(sql, [group_id, number, attempt])
+    if not rows:
+        raise NotThereError(
+            f"no rollout {number}, attempt {attempt}, of a group {group_id!r} is recorded; "
+            "the page of rollouts has those that are"
+        )
+    return Place(*rows[0])
+
+
+def group_places(index: RunIndex, group_id: str) -> list[tuple[Place, JsonObject]]:
+    """Return the place and some columns of every attempt of a group, by number and attempt."""
+    names = ("index", "attempt", "status", "reward")
+    sql = (
+        f"SELECT step, is_replaced, row, {', '.join(map(quoted, names))} FROM {{rollouts}} "
+        'WHERE group_id = ? ORDER BY "index", attempt, step'
+    )
+    rows = index.rows(sql, [group_id])
+    return [(Place(*row[:3]), dict(zip(names, row[3:], strict=True))) for row in rows]

@@ -1,0 +1,143 @@
+"""Search in the text of conversations: newest step first, and no longer than asked."""
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+
+from telescope_ui.answers import JsonObject, ParameterError
+from telescope_ui.index.building import STEP_OF_FILE
+from telescope_ui.index.database import literal_paths, quoted
+from telescope_ui.index.filters import Condition
+from telescope_ui.index.queries import as_columns
+from telescope_ui.index.run_index import RunIndex
+from telescope_ui.run_files import inside
+
+LIMIT_S = 0.5
+"""How long one answer searches."""
+_FIRST_FILES = 4
+_MOST_FILES = 64
+_EXCERPT = 200
+
+
+class Cursor(NamedTuple):
+    """Where a search goes on: at this step, behind so many of its hits."""
+
+    step: int
+    seen: int
+
+    @classmethod
+    def of(cls, text: str) -> "Cursor":
+        """Return the cursor in `text`; raises ParameterError."""
+        match = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", text)
+        if match is None:
+            raise ParameterError(f"cursor: expected next_cursor of an answer, got {text!r}")
+        return cls(int(match[1]), int(match[2]))
+
+
+class Searched(NamedTuple):
+    """Hits of a search, and how far it got."""
+
+    columns: JsonObject
+    search: JsonObject
+
+
+class Search:
+    """One search for `text` among the rollouts that meet `condition`."""
+
+    def __init__(self, index: RunIndex, run: Path, *, condition: Condition, text: str) -> None:
+        """Search in the run in the resolved folder `run`, in any case."""
+        self._index, self._run = index, run
+        self._condition = condition
+        self._text = text.lower()
+
+    def page(self, *, limit: int, cursor: Cursor | None, limit_s: float = LIMIT_S) -> Searched:
+        """Return the next `limit` hits, or fewer when `limit_s` has passed."""
+        names = list(self._index.columns())
+        steps = self._steps(cursor)
+        deadline_s = time.monotonic() + limit_s
+        hits: list[tuple[Any, ...]] = []
+        size, at = _FIRST_FILES, 0
+        following: Cursor | None = None
+        while at < len(steps) and following is None:
+            part = steps[at : at + size]
+            found = self._hits(part, names)
+            if cursor is not None and part[0] == cursor.step:
+                found = _without_seen(found, cursor)
+            room = limit - len(hits)
+            if len(found) > room:
+                last = found[room - 1]
+                same = sum(row[0] == last[0] for row in found[:room])
+                before = cursor.seen if cursor is not None and cursor.step == last[0] else 0
+                following = Cursor(last[0], same + before)
+                found = found[:room]
+            hits += found
+            at += len(part)
+            size = min(_MOST_FILES, 2 * size)
+            if (
+                following is None
+                and at < len(steps)
+                and (len(hits) == limit or time.monotonic() > deadline_s)
+            ):
+                following = Cursor(steps[at], 0)
+        if following is not None:
+            at = sum(step > following.step - (following.seen > 0) for step in steps)
+        columns = as_columns([*names, "excerpt"], [row[1:] for row in hits])
+        return Searched(columns, _progress(steps[:at], following))
+
+    def _steps(self, cursor: Cursor | None) -> list[int]:
+        """Return the steps in which rollouts meet the condition, newest first."""
+        sql = f"SELECT DISTINCT step FROM {{rollouts}} WHERE {self._condition.sql}"
+        steps = sorted(row[0] for row in self._index.rows(sql, self._condition.values))
+        return [step for step in reversed(steps) if cursor is None or step <= cursor.step]
+
+    def _hits(self, steps: Sequence[int], names: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Return (step, columns ..., excerpt) of all hits in `steps`, in order."""
+        found: list[tuple[Any, ...]] = []
+        for folder, is_replaced in (("rollouts", False), ("attempts", True)):
+            paths = [inside(self._run, folder, f"step-{step:06d}.parquet") for step in steps]
+            there = literal_paths([path for path in paths if path is not None])
+            if there:
+                found += self._in_files(there, names, is_replaced=is_replaced)
+        order = {name: at + 1 for at, name in enumerate(names)}
+        keys = [order[name] for name in ("environment", "group_id", "index", "attempt")]
+        return sorted(found, key=lambda row: (-row[0], *(row[key] for key in keys)))
+
+    def _in_files(
+        self, paths: Sequence[str], names: Sequence[str], *, is_replaced: bool
+    ) -> list[tuple[Any, ...]]:
+        text = "coalesce(m.content, '')"
+        sql = (
+            f"WITH said AS MATERIALIZED (SELECT {STEP_OF_FILE} AS said_step, "
+            "file_row_number AS said_row, "
+            f"list_filter(messages, lambda m: contains(lower({text}), ?))[1].content AS hit "
+            "FROM read_parquet(?, file_row_number = true, filename = true, union_by_name = true) "
+            "WHERE hit IS NOT NULL) "
+            f"SELECT step, {', '.join(map(quoted, names))}, "
+            f"substr(hit, greatest(1, instr(lower(hit), ?) - {_EXCERPT // 3}), {_EXCERPT}) "
+            "FROM said JOIN (SELECT * FROM {rollouts} WHERE step BETWEEN (SELECT min(said_step) "
+            f"FROM said) AND (SELECT max(said_step) FROM said) AND is_replaced = {is_replaced} "
+            f"AND {self._condition.sql}) ON said_step = step AND said_row = row"
+        )
+        values = [self._text, list(paths), self._text, *self._condition.values]
+        try:
+            return self._index.rows(sql, values)
+        except duckdb.IOException:
+            # A step that is taken again has its file deleted under the search.
+            return []
+
+
+def _without_seen(found: list[tuple[Any, ...]], cursor: Cursor) -> list[tuple[Any, ...]]:
+    same = sum(row[0] == cursor.step for row in found)
+    return found[min(cursor.seen, same) :]
+
+
+def _progress(steps: Sequence[int], following: Cursor | None) -> JsonObject:
+    return {
+        "next_cursor": None if following is None else f"{following.step}.{following.seen}",
+        "steps_searched": [steps[-1], steps[0]] if steps else None,
+        "is_complete": following is None,
+    }

@@ -1,0 +1,96 @@
+"""Where bars of a timeline are drawn: lanes of bars that overlap, and how many there are. Pure."""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Bar(NamedTuple):
+    """When something was."""
+
+    start_s: float
+    end_s: float
+
+
+def lanes_of(bars: Sequence[Bar]) -> list[int]:
+    """Return a lane for each bar, so that no two in a lane overlap; `bars` are in order of start.
+
+    The lowest lane that is free is taken, so there are as many lanes as bars at once.
+    """
+    busy: list[tuple[float, int]] = []
+    free: list[int] = []
+    found: list[int] = []
+    for bar in bars:
+        while busy and busy[0][0] <= bar.start_s:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy)
+        found.append(lane)
+        heapq.heappush(busy, (bar.end_s, lane))
+    return found
+
+
+def depths_of(bars: Sequence[Bar]) -> list[int]:
+    """Return how many earlier bars each bar lies in; `bars` are by start, longer ones first.
+
+    Times are measured one by one, so bars that follow each other may overlap a little, and an inner
+    one may end a little late: a bar lies in another if most of it does.
+    """
+    within: list[Bar] = []
+    found: list[int] = []
+    for bar in bars:
+        while within and not _lies_in(bar, within[-1]):
+            within.pop()
+        found.append(len(within))
+        within.append(bar)
+    return found
+
+
+def _lies_in(bar: Bar, other: Bar) -> bool:
+    shared_s = min(bar.end_s, other.end_s) - bar.start_s
+    if bar.start_s == bar.end_s:
+        return bar.start_s < other.end_s
+    return shared_s > 0.5 * (bar.end_s - bar.start_s)
+
+
+class Change(NamedTuple):
+    """What begins and ends in a bucket: how many bars, and the sum of their times."""
+
+    bucket: int
+    number: int
+    """Beginnings minus ends."""
+    sum_s: float
+    """Times of beginnings minus those of ends, from the start of the window."""
+
+
+def mean_numbers(
+    changes: Iterable[Change], *, num_buckets: int, bucket_s: float
+) -> dict[int, float]:
+    """Return how many bars there were at once on average in each bucket that has any.
+
+    Up to a time t, bars that began at s and ended at e last sum(t - s) - sum(t - e) together, which
+    needs only the number and the sum of beginnings and ends before t.
+    """
+    by_bucket: dict[int, Change] = {}
+    for change in changes:
+        by_bucket[min(change.bucket, num_buckets - 1)] = _sum(
+            by_bucket.get(min(change.bucket, num_buckets - 1)), change
+        )
+    found: dict[int, float] = {}
+    count, sum_s, before_s = 0, 0.0, 0.0
+    for bucket in range(num_buckets):
+        change = by_bucket.get(bucket)
+        if change is not None:
+            count, sum_s = count + change.number, sum_s + change.sum_s
+        until_s = count * (bucket + 1) * bucket_s - sum_s
+        mean = (until_s - before_s) / bucket_s
+        before_s = until_s
+        # What is left of rounding, relative to the sums, is no bar.
+        if mean > 1e-6:
+            found[bucket] = mean
+    return found
+
+
+def _sum(one: Change | None, other: Change) -> Change:
+    if one is None:
+        return other
+    return Change(other.bucket, one.number + other.number, one.sum_s + other.sum_s)

@@ -1,0 +1,77 @@
+"""`LineTail`: the complete lines that a file has got since it was last read, with bounded memory.
+
+A file that was replaced, cut or rewritten is read again from its beginning.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_LINE_BYTES = 8 * 2**20
+"""Longer lines are skipped."""
+MAX_FILE_BYTES = 512 * 2**20
+"""What follows is not read."""
+_CHUNK_BYTES = 2**20
+_KNOWN_BYTES = 64
+"""Bytes before the end of what was read, which tell a file that was rewritten."""
+
+
+class LineTail:
+    """Reads a file line by line as it grows; not for several threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        """Behind the last complete line."""
+        self._inode = 0
+        self._known = b""
+        self._is_skipping = False
+        self.num_skipped = 0
+        """Lines that were too long."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the file is longer than what is read of it."""
+        return self._offset >= MAX_FILE_BYTES
+
+    def is_rewritten(self) -> bool:
+        """Whether what was read is no longer what the file begins with; forgets it then."""
+        if self._offset and not self._is_the_same():
+            self.__init__(self.path)
+            return True
+        return False
+
+    def _is_the_same(self) -> bool:
+        try:
+            with self.path.open("rb") as stream:
+                found = os.fstat(stream.fileno())
+                if found.st_ino != self._inode or found.st_size < self._offset:
+                    return False
+                stream.seek(self._offset - len(self._known))
+                return stream.read(len(self._known)) == self._known
+        except OSError:
+            return False
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the complete lines that were not read yet; a torn last one waits for its end."""
+        try:
+            stream = self.path.open("rb")
+        except OSError:
+            return
+        with stream:
+            self._inode = os.fstat(stream.fileno()).st_ino
+            stream.seek(self._offset)
+            rest = b""
+            while self._offset < MAX_FILE_BYTES and (chunk := stream.read(_CHUNK_BYTES)):
+                *whole, rest = (rest + chunk).split(b"\n")
+                if self._is_skipping and whole:
+                    del whole[0]
+                    self.num_skipped += 1
+                    self._is_skipping = False
+                yield from whole
+                if self._is_skipping or len(rest) > MAX_LINE_BYTES:
+                    rest, self._is_skipping = b"", True
+                self._offset = stream.tell() - len(rest)
+            start = max(0, self._offset - _KNOWN_BYTES)
+            stream.seek(start)
+            self._known = stream.read(self._offset - start)

@@ -1,0 +1,194 @@
+"""What changes on disk, told to the pages that are open: one thread that looks, and events."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Condition, Thread
+
+import msgspec
+
+from telescope_core.errors import TelescopeError
+from telescope_ui.answers import JsonObject
+from telescope_ui.one_run import OneRun
+from telescope_ui.run_files import inside, listed
+from telescope_ui.runs import Runs
+
+LOOK_S = 0.25
+"""How often the thread looks, while somebody listens."""
+_SLOW_LOOKS = 8
+"""Looks between two at a run that has ended."""
+_KEEP_ALIVE_S = 15.0
+MAX_LISTENERS = 32
+_MAX_WAITING = 1000
+_FILES = {
+    "metrics": "metrics.jsonl",
+    "servers": "servers.jsonl",
+    "restarts": "restarts.jsonl",
+    "evals": "eval_points.jsonl",
+    "summary": "summary.json",
+}
+_FOLDERS = ("rollouts", "attempts", "checkpoints")
+_GROWING = ("events", "calls", "timeline", "gauges", "logs")
+"""Folders in which the newest files grow in place."""
+_NEWEST = 4
+
+_NOTHING: JsonObject = {}
+_READY = ""
+"""What tells a listener that changes from now on are told."""
+
+State = Mapping[str, object]
+
+
+@dataclass(eq=False, slots=True)
+class Listener:
+    """One page that is told of changes."""
+
+    runs: Collection[str]
+    """Keys of the runs that it shows; empty for all."""
+    loop: asyncio.AbstractEventLoop
+    is_known: bool = False
+    """Whether the watcher knows what it compares with, so that no change can be missed."""
+    queue: "asyncio.Queue[tuple[str, JsonObject]]" = field(
+        default_factory=lambda: asyncio.Queue(_MAX_WAITING)
+    )
+
+
+class Watcher:
+    """Looks at the run folders while somebody listens."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._listening = Condition()
+        """Held to touch the listeners; told when the first one comes."""
+        self._listeners: set[Listener] = set()
+        self._is_closed = False
+        self._thread = Thread(target=self._watch, name="watch runs", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking."""
+        with self._listening:
+            self._is_closed = True
+            self._listening.notify_all()
+        self._thread.join()
+
+    def add(self, runs: Collection[str]) -> Listener | None:
+        """Return a listener of the running event loop; None if there are too many."""
+        listener = Listener(runs=frozenset(runs), loop=asyncio.get_running_loop())
+        with self._listening:
+            if len(self._listeners) >= MAX_LISTENERS:
+                return None
+            self._listeners.add(listener)
+            self._listening.notify_all()
+        return listener
+
+    def remove(self, listener: Listener) -> None:
+        """Tell `listener` nothing more."""
+        with self._listening:
+            self._listeners.discard(listener)
+
+    def _watch(self) -> None:
+        before: dict[str, State] = {}
+        is_first = True
+        look = 0
+        while True:
+            with self._listening:
+                if not self._listeners:
+                    before, is_first = {}, True
+                    self._listening.wait_for(lambda: self._listeners or self._is_closed)
+                if self._is_closed:
+                    return
+                fresh = [one for one in self._listeners if not one.is_known]
+            now = self._look(before, look)
+            if not is_first:
+                self._tell_differences(before, now)
+            for listener in fresh:
+                listener.is_known = True
+                listener.loop.call_soon_threadsafe(_put, listener.queue, _READY, _NOTHING)
+            before, is_first, look = now, False, look + 1
+            time.sleep(LOOK_S)
+
+    def _look(self, before: Mapping[str, State], look: int) -> dict[str, State]:
+        found: dict[str, State] = {}
+        for run in self._runs.all():
+            known = before.get(run.key)
+            is_over = known is not None and known["state"] != "running"
+            if known is not None and is_over and look % _SLOW_LOOKS:
+                found[run.key] = known
+            else:
+                found[run.key] = state_of(run)
+        return found
+
+    def _tell_differences(self, before: Mapping[str, State], now: Mapping[str, State]) -> None:
+        if before.keys() != now.keys():
+            self._tell("runs", {"runs": sorted(now)}, "")
+        for key, state in now.items():
+            known = before.get(key)
+            if known is None or known == state:
+                continue
+            parts = [part for part in state if part != "step" and state[part] != known.get(part)]
+            if parts:
+                self._tell("change", {"run": key, "parts": parts, "step": state["step"]}, key)
+
+    def _tell(self, event: str, data: JsonObject, key: str) -> None:
+        with self._listening:
+            listeners = [
+                one for one in self._listeners if not (key and one.runs) or key in one.runs
+            ]
+        for listener in listeners:
+            listener.loop.call_soon_threadsafe(_put, listener.queue, event, data)
+
+
+def _put(queue: "asyncio.Queue[tuple[str, JsonObject]]", event: str, data: JsonObject) -> None:
+    # A page that does not read loses events, and asks anew when it reads again.
+    if not queue.full():
+        queue.put_nowait((event, data))
+
+
+def state_of(run: OneRun) -> State:
+    """Return what is different when a part of a run has changed."""
+    found: dict[str, object] = {part: _signs(run.path, name) for part, name in _FILES.items()}
+    found["evals"] = (found["evals"], _signs(run.path, "evals"))
+    for folder in _FOLDERS:
+        found[folder] = _signs(run.path, folder)
+    for folder in _GROWING:
+        files = listed(run.path, folder, suffixes=(".jsonl", ".log", ".parquet"))
+        newest = sorted(files, key=lambda one: -one.stamp.mtime_ns)[:_NEWEST]
+        found[folder] = (len(files), [(one.name, one.stamp) for one in newest])
+    try:
+        found["state"] = run.info().observed_state.value
+        found["step"] = run.metrics.last_step()
+    except (TelescopeError, OSError):
+        found["state"], found["step"] = "unreadable", 0
+    return found
+
+
+def _signs(root: Path, name: str) -> object:
+    path = inside(root, name)
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+async def events_for(watcher: Watcher, listener: Listener) -> AsyncIterator[bytes]:
+    """Yield server-sent events until the page is closed."""
+    try:
+        while True:
+            try:
+                event, data = await asyncio.wait_for(listener.queue.get(), _KEEP_ALIVE_S)
+            except TimeoutError:
+                yield b": still here\n\n"
+                continue
+            if event == _READY:
+                yield b": telescope\n\n"
+                continue
+            yield b"event: %b\ndata: %b\n\n" % (event.encode(), msgspec.json.encode(data))
+    finally:
+        watcher.remove(listener)

@@ -1,0 +1,174 @@
+"""A log as it lies in a run folder: its files, each of which is read in either direction.
+
+A log of JSON lines may have full files beside the newest one: `driver.2.jsonl`, `driver.1.jsonl`,
+`driver.jsonl`, oldest first. They are renamed while somebody reads, so a file is known by how it
+begins, and not by its name.
+"""
+
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from telescope_core.records.logs import base_name, log_files
+from telescope_ui.log_lines import FileFacts, LogLine, json_object, parsed
+from telescope_ui.run_files import Listed, Stamp, stamp_in
+
+_BLOCK_BYTES = 2**18
+_FIRST_BLOCK_BYTES = 2**14
+"""What is read first of each log of JSON lines: many logs have a last page soon then."""
+_MAX_LINE_BYTES = 2**20
+_FIRST_LINE_BYTES = 2**16
+"""Bytes in which the first line of a log must end to be read as what the log begins with."""
+_SETTLED_S = 2.0
+"""A last line without an end counts as complete when its file has not changed for so long."""
+
+
+class _Origin(NamedTuple):
+    """What all lines of a log have in common, where they say so."""
+
+    component: str
+    source: str
+
+
+class LogFile:
+    """A file of a log, whose complete lines are read in either direction."""
+
+    def __init__(self, listed_file: Listed, *, is_newest: bool) -> None:
+        """`is_newest`: the program that writes the log may still write to this file."""
+        stamp = listed_file.stamp
+        self.is_json = listed_file.name.endswith(".jsonl")
+        self.size = stamp.size
+        self._path: Path = listed_file.path
+        self._stamp: Stamp = stamp
+        mtime_s = stamp.mtime_ns / 1e9
+        self._is_settled = not is_newest or time.time() - mtime_s > _SETTLED_S
+        log, _ = base_name(listed_file.name)
+        first = self._first_line() if self.is_json else b""
+        self.key = f"{log}#{zlib.crc32(first):08x}" if first else listed_file.name
+        """Names the file in cursors, whatever it is called when they come back."""
+        row = json_object(first) or {}
+        # Other programs may write lines of several processes into one file.
+        is_of_one_process = {"component", "source", "life"} <= row.keys()
+        self.origin = (
+            _Origin(str(row["component"]), str(row["source"])) if is_of_one_process else None
+        )
+        local = time.localtime(mtime_s)
+        self._facts = FileFacts(
+            component=str(row.get("component") or Path(log).stem),
+            mtime_s=mtime_s,
+            year=local.tm_year,
+            utc_offset_s=local.tm_gmtoff,
+        )
+
+    @property
+    def component(self) -> str:
+        """Name of the component whose log it is, where lines do not say another."""
+        return self._facts.component
+
+    def end(self) -> int:
+        """Return the position behind the last complete line."""
+        if self._is_settled or not self.size:
+            return self.size
+        with self._path.open("rb") as stream:
+            if not self._is_same(stream):
+                return 0
+            start = max(0, self.size - _MAX_LINE_BYTES)
+            stream.seek(start)
+            return start + stream.read(self.size - start).rfind(b"\n") + 1
+
+    def backwards(self, end: int) -> Iterator[LogLine]:
+        """Yield the lines before the position `end`, last one first."""
+        if end == 0:
+            return
+        with self._path.open("rb") as stream:
+            if not self._is_same(stream):
+                return
+            step = _FIRST_BLOCK_BYTES if self.is_json else _BLOCK_BYTES
+            while end > 0:
+                start, size = end, step
+                step = min(2 * step, _BLOCK_BYTES)
+                block = b""
+                # A block begins where a line does; one that is longer than a block takes more.
+                while start > 0 and (start == end or b"\n" not in block[:-1]):
+                    if end - start >= _MAX_LINE_BYTES:
+                        break
+                    start = max(0, end - size)
+                    stream.seek(start)
+                    block = stream.read(end - start)
+                    size *= 2
+                if start > 0 and b"\n" in block[:-1]:
+                    skipped = block.index(b"\n") + 1
+                    start, block = start + skipped, block[skipped:]
+                yield from reversed(self._lines(block, start))
+                end = start
+
+    def forwards(self, start: int, end: int) -> Iterator[LogLine]:
+        """Yield the lines from the position `start` up to `end`."""
+        if start >= end:
+            return
+        with self._path.open("rb") as stream:
+            if not self._is_same(stream):
+                return
+            while start < end:
+                stream.seek(start)
+                block = stream.read(min(_MAX_LINE_BYTES, end - start))
+                last = block.rfind(b"\n")
+                if last >= 0 and start + len(block) < end:
+                    block = block[: last + 1]
+                if not block:
+                    return
+                yield from self._lines(block, start)
+                start += len(block)
+
+    def _lines(self, block: bytes, start: int) -> list[LogLine]:
+        whole = block[:-1] if block.endswith(b"\n") else block
+        return parsed(whole.split(b"\n"), start, self._facts, is_json=self.is_json)
+
+    def _first_line(self) -> bytes:
+        """Return the first line; nothing if its end is not there, or not near."""
+        with self._path.open("rb") as stream:
+            if not self._is_same(stream):
+                raise FileNotFoundError(self._path)
+            line = stream.readline(_FIRST_LINE_BYTES)
+        return line if line.endswith(b"\n") else b""
+
+    def _is_same(self, stream: IO[bytes]) -> bool:
+        """Return whether an opened file is the one that was listed: it may have been renamed."""
+        return stamp_in(stream).inode == self._stamp.inode
+
+
+class Log(NamedTuple):
+    """The files of one log."""
+
+    name: str
+    """That of its newest file."""
+    files: tuple[LogFile, ...]
+    """Oldest first."""
+
+    @property
+    def component(self) -> str:
+        """Name of the component whose log it is, where lines do not say another."""
+        return self.files[-1].component
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(one.size for one in self.files)
+
+
+def logs_of(found: Iterable[Listed]) -> list[Log]:
+    """Return the logs that files of a folder are part of, by name; some may just be renamed."""
+    by_path = {one.path: one for one in found}
+    logs: list[Log] = []
+    for log in log_files(by_path):
+        files: list[LogFile] = []
+        for path in log.paths:
+            try:
+                files.append(LogFile(by_path[path], is_newest=path == log.paths[-1]))
+            except FileNotFoundError:
+                continue
+        if files:
+            logs.append(Log(log.name, tuple(files)))
+    return logs

@@ -1,0 +1,152 @@
+"""Lines of log files with time and level: text as programs write it, and lines of JSON. Pure."""
+
+import calendar
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+MAX_CHARACTERS = 16_384
+LEVELS = ("debug", "info", "warning", "error")
+_NAMES = {
+    **{"trace": "debug", "debug": "debug", "info": "info", "notice": "info"},
+    **{"warn": "warning", "warning": "warning", "error": "error"},
+    **{"critical": "error", "fatal": "error", "exception": "error"},
+}
+_LEVEL = re.compile(r"\b(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)\b")
+_TIME = re.compile(
+    r"(?:(\d{4})[-/])?(\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?"
+)
+_HEAD = 120
+"""Characters at the beginning of a line in which its time and level are looked for."""
+
+
+class LogLine(NamedTuple):
+    """One line, and where in its file it begins and ends."""
+
+    time_s: float
+    level: str
+    component: str
+    source: str
+    life: int | None
+    """Which start of its process it is from, if the line says so."""
+    message: str
+    start: int
+    end: int
+    is_cut: bool
+
+
+class FileFacts(NamedTuple):
+    """What is known of a log file without reading it."""
+
+    component: str
+    mtime_s: float
+    year: int
+    """Of the last change: many programs write times without a year."""
+    utc_offset_s: int
+    """What local time is ahead of UTC: of times without a zone."""
+
+
+def parsed(lines: Sequence[bytes], start: int, facts: FileFacts, *, is_json: bool) -> list[LogLine]:
+    """Return `lines`, which follow each other in a file from position `start` on.
+
+    A line without a time has that of the line before it, and one without a level likewise.
+    """
+    found: list[LogLine] = []
+    time_s: float | None = None
+    level = "info"
+    at = start
+    for raw in lines:
+        end = at + len(raw) + 1
+        text = raw[: 4 * MAX_CHARACTERS].decode("utf-8", "replace").rstrip("\r")
+        one = _json_line(text, facts) if is_json else None
+        if one is None:
+            head = text[:_HEAD]
+            written_s = _time_in(head, facts)
+            time_s = time_s if written_s is None else max(written_s, time_s or 0.0)
+            named = _LEVEL.search(head)
+            if named is not None:
+                level = _NAMES[named[1].lower()]
+            elif written_s is not None:
+                level = "info"
+            one = _Said(-1.0 if time_s is None else time_s, level, facts.component, "", None, text)
+        else:
+            time_s = max(one.time_s, time_s or 0.0)
+            one = one._replace(time_s=time_s)
+        is_cut = len(one.message) > MAX_CHARACTERS
+        said = one._replace(message=one.message[:MAX_CHARACTERS])
+        found.append(LogLine(*said, start=at, end=end, is_cut=is_cut))
+        at = end
+    return _with_times(found, facts)
+
+
+def _with_times(lines: list[LogLine], facts: FileFacts) -> list[LogLine]:
+    """Give lines before the first time that time, or that of the file where there is none."""
+    first_s = next((line.time_s for line in lines if line.time_s >= 0), facts.mtime_s)
+    return [line if line.time_s >= 0 else line._replace(time_s=first_s) for line in lines]
+
+
+def json_object(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a line of JSON; None if it is anything else."""
+    try:
+        content: object = msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        return None
+    return cast(dict[str, Any], content) if isinstance(content, dict) else None
+
+
+class _Said(NamedTuple):
+    """What a line says: the first fields of a `LogLine`; a time of -1 = none."""
+
+    time_s: float
+    level: str
+    component: str
+    source: str
+    life: int | None
+    message: str
+
+
+def _json_line(text: str, facts: FileFacts) -> _Said | None:
+    row = json_object(text.encode("utf-8", "replace"))
+    if row is None:
+        return None
+    time_s = row.get("time_s")
+    if not isinstance(time_s, int | float) or not 0 <= time_s < 1e11:
+        return None
+    level = _NAMES.get(str(row.get("level", "info")).lower(), "info")
+    life = row.get("life")
+    return _Said(
+        time_s=float(time_s),
+        level=level,
+        component=str(row.get("component") or facts.component),
+        source=str(row.get("source") or ""),
+        life=life if isinstance(life, int) and not isinstance(life, bool) else None,
+        message=str(row.get("message", "")),
+    )
+
+
+def _time_in(head: str, facts: FileFacts) -> float | None:
+    match = _TIME.search(head)
+    if match is None:
+        return None
+    year = int(match[1]) if match[1] else facts.year
+    numbers = [int(match[at]) for at in range(2, 7)]
+    month, day, hour, minute, second = numbers
+    if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 61):
+        return None
+    if not 1970 <= year <= 9999:
+        return None
+    time_s = calendar.timegm((year, month, day, hour, minute, second))
+    fraction = float(f"0.{match[7]}") if match[7] else 0.0
+    return time_s + fraction - _zone_s(match[8], facts)
+
+
+def _zone_s(zone: str | None, facts: FileFacts) -> int:
+    if zone is None:
+        return facts.utc_offset_s
+    if zone == "Z":
+        return 0
+    digits = zone[1:].replace(":", "")
+    offset_s = 3600 * int(digits[:2]) + 60 * int(digits[2:])
+    return -offset_s if zone[0] == "-" else offset_s

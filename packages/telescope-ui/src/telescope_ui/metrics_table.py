@@ -1,0 +1,120 @@
+"""The metrics of a run as columns, which grow with `metrics.jsonl`."""
+
+import math
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from telescope_core.errors import unknown_name
+from telescope_ui.answers import NotThereError
+from telescope_ui.line_tail import LineTail
+from telescope_ui.run_files import inside
+
+MAX_NAMES = 5000
+"""Metrics of a run; further names are left out."""
+_IDENTITY = ("step",)
+
+
+class Columns(NamedTuple):
+    """Metrics over the same steps; a value that is not there is NaN."""
+
+    steps: "array[int]"
+    values: "dict[str, array[float]]"
+
+
+class MetricsTable:
+    """The columns of one `metrics.jsonl`; any thread may ask."""
+
+    def __init__(self, run: Path, name: str = "metrics.jsonl") -> None:
+        """Read the file `name` of the resolved folder `run`."""
+        self._run, self._name = run, name
+        self._tail = LineTail(run / name)
+        self._lock = Lock()
+        self._steps: array[int] = array("q")
+        self._columns: dict[str, array[float]] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of all metrics, sorted."""
+        with self._lock:
+            self._refresh()
+            return sorted(self._columns)
+
+    def last_step(self) -> int:
+        """Return the newest step; 0 = none was done."""
+        with self._lock:
+            self._refresh()
+            return max(self._steps, default=0)
+
+    def columns(
+        self, names: Sequence[str], *, first: int | None = None, last: int | None = None
+    ) -> Columns:
+        """Return copies of the metrics `names` from step `first` to `last`, both included.
+
+        Raises NotThereError for a name that no step has.
+        """
+        with self._lock:
+            self._refresh()
+            for name in names:
+                if name not in self._columns:
+                    raise NotThereError(str(unknown_name("metric", name, list(self._columns))))
+            kept = [
+                at
+                for at, step in enumerate(self._steps)
+                if (first is None or step >= first) and (last is None or step <= last)
+            ]
+            if len(kept) == len(self._steps):
+                return Columns(self._steps[:], {name: self._columns[name][:] for name in names})
+            return Columns(
+                array("q", [self._steps[at] for at in kept]),
+                {name: array("d", [self._columns[name][at] for at in kept]) for name in names},
+            )
+
+    def latest(self, name: str) -> float | None:
+        """Return the newest value of a metric; None without one."""
+        with self._lock:
+            self._refresh()
+            column = self._columns.get(name, array("d"))
+            return next((value for value in reversed(column) if not math.isnan(value)), None)
+
+    def _refresh(self) -> None:
+        if self._tail.is_rewritten():
+            self._steps, self._columns = array("q"), {}
+        if inside(self._run, self._name) is None:
+            return
+        for line in self._tail.lines():
+            try:
+                row: object = msgspec.json.decode(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict):
+                self._add(cast(dict[str, Any], row))
+
+    def _add(self, row: dict[str, Any]) -> None:
+        step = row.get("step")
+        if not isinstance(step, int) or isinstance(step, bool) or abs(step) >= 2**62:
+            return
+        num = len(self._steps)
+        for name, value in row.items():
+            if name in _IDENTITY or not isinstance(value, int | float | None):
+                continue
+            column = self._columns.get(name)
+            if column is None:
+                if len(self._columns) >= MAX_NAMES:
+                    continue
+                column = self._columns[name] = array("d", [math.nan]) * num
+            column.append(_number(value))
+        self._steps.append(step)
+        for column in self._columns.values():
+            if len(column) == num:
+                column.append(math.nan)
+
+
+def _number(value: float | None) -> float:
+    try:
+        return math.nan if value is None else float(value)
+    except OverflowError:
+        return math.nan

@@ -1,0 +1,113 @@
+"""`OneRun`: one run folder, and what was read of it so far."""
+
+import os
+from datetime import datetime
+from pathlib import Path
+from threading import Lock
+from typing import Any, cast
+
+from telescope_core.errors import ConfigError
+from telescope_core.records.identity import RunInfo
+from telescope_core.records.run_folder import SETTINGS_FILE, RunFolder
+from telescope_ui.answers import JsonObject
+from telescope_ui.index.database import Database
+from telescope_ui.index.run_index import RunIndex
+from telescope_ui.metrics_table import MetricsTable
+from telescope_ui.run_files import Stamp, inside, object_in, stamp_of
+
+_CHANGING = (
+    *("run.json", "metrics.jsonl", "servers.jsonl", "eval_points.jsonl", "restarts.jsonl"),
+    *("rollouts", "events", "calls", "logs"),
+)
+
+
+class OneRun:
+    """A run in an opened folder. Nothing is read before it is asked for."""
+
+    def __init__(self, key: str, path: Path, opened: Path, *, database: Database) -> None:
+        """`path` must be resolved; `opened` is the folder that the user named."""
+        self.key = key
+        self.path = path
+        self.opened = opened
+        self.folder = RunFolder(path)
+        self.metrics = MetricsTable(path)
+        self.index = RunIndex(path, database)
+        self._lock = Lock()
+        self._info: tuple[Stamp, RunInfo] | None = None
+        self._config: tuple[Stamp | None, dict[str, Any]] | None = None
+
+    def close(self) -> None:
+        """Give back what the index holds."""
+        self.index.close()
+
+    def info(self) -> RunInfo:
+        """Return identity and state; raises ConfigError for a folder that cannot be read."""
+        path = inside(self.path, "run.json")
+        stamp = None if path is None else stamp_of(path)
+        if stamp is None:
+            raise ConfigError(f"{self.path.name} has no run.json any more; it was moved or deleted")
+        if self._info is None or self._info[0] != stamp:
+            object_in(self.path, "run.json")
+            self._info = (stamp, self.folder.info())
+        return self._info[1]
+
+    def config(self) -> dict[str, Any]:
+        """Return the settings; empty if they cannot be read."""
+        path = inside(self.path, "config.json")
+        stamp = None if path is None else stamp_of(path)
+        if self._config is None or self._config[0] != stamp:
+            self._config = (stamp, object_in(self.path, "config.json") or {})
+        return self._config[1]
+
+    def settings_origin(self) -> tuple[list[str], dict[str, Any]] | None:
+        """Return which settings are not as by default, and all defaults; None if not recorded."""
+        found = object_in(self.path, SETTINGS_FILE) or {}
+        match found:
+            case {"chosen": list(), "defaults": dict()}:
+                return cast(list[str], found["chosen"]), cast(dict[str, Any], found["defaults"])
+            case _:
+                return None
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """Return the setting `section.key`."""
+        value: Any = self.config()
+        for part in name.split("."):
+            if not isinstance(value, dict):
+                return default
+            value = cast(dict[str, Any], value).get(part)
+        return default if value is None else value
+
+    def brief(self) -> JsonObject:
+        """Return what every page says of its run."""
+        info = self.info()
+        return {"key": self.key, "name": info.name, "state": info.observed_state.value}
+
+    def changed_s(self) -> float:
+        """Return when something in the folder changed last, in Unix seconds."""
+        times: list[float] = []
+        for name in _CHANGING:
+            path = inside(self.path, name)
+            if path is not None:
+                times.append(os.stat(path).st_mtime)
+        return max(times, default=0.0)
+
+    def address(self, *parts: object) -> str:
+        """Return the address of a page of this run."""
+        return "/".join(["/runs", self.key, *map(escaped_part, parts)])
+
+
+def escaped_part(part: object) -> str:
+    """Return one part of a path of an address."""
+    text = str(part).encode("utf-8", "replace")
+    return "".join(
+        chr(byte) if byte < 128 and (chr(byte).isalnum() or byte in b"._-") else f"%{byte:02X}"
+        for byte in text
+    )
+
+
+def seconds_of(iso: str | None) -> float | None:
+    """Return the Unix time of a time in ISO 8601; None if it is none."""
+    try:
+        return datetime.fromisoformat(iso or "").timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,45 @@
+"""`/runs/{run}/config`: every setting, and the versions that the run had."""
+
+from collections.abc import Collection
+from dataclasses import asdict
+
+from telescope_ui.answers import JsonObject
+from telescope_ui.one_run import OneRun
+from telescope_ui.pages.compare import flat_settings
+
+
+def config_page(run: OneRun) -> JsonObject:
+    """Return the settings of a run, and what it ran on."""
+    info = run.info()
+    return {
+        "page": "config",
+        "run": run.brief(),
+        "settings": _settings(run),
+        "versions": info.versions,
+        "environments": {name: asdict(one) for name, one in info.environments.items()},
+        "chat_template": info.chat_template,
+        "python": info.python,
+        "platform": info.platform,
+        "host": info.host,
+        "resumes": [one.model_dump() for one in info.resumes],
+    }
+
+
+def _settings(run: OneRun) -> list[JsonObject]:
+    origin = run.settings_origin()
+    chosen, defaults = origin or ([], {})
+    return [
+        {
+            "name": name,
+            "value": value,
+            "default": defaults.get(name),
+            "is_set": None if origin is None else _is_chosen(name, chosen),
+        }
+        for name, value in flat_settings(run.config()).items()
+    ]
+
+
+def _is_chosen(name: str, chosen: Collection[str]) -> bool:
+    parts = name.split(".")
+    # Of a table without a fixed form, as the options of an environment, its own name is there.
+    return any(".".join(parts[:end]) in chosen for end in range(1, len(parts) + 1))

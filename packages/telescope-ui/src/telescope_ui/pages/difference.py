@@ -1,0 +1,35 @@
+"""`/difference`: two rollouts, of one run or of two, to be laid beside each other."""
+
+from urllib.parse import unquote
+
+from telescope_ui.answers import JsonObject, ParameterError
+from telescope_ui.index import queries
+from telescope_ui.one_run import OneRun
+from telescope_ui.pages.compare import differing
+from telescope_ui.pages.rollout import key_of, messages_json, row_at, scalars
+from telescope_ui.parameters import DifferenceParameters
+from telescope_ui.runs import Runs
+
+
+def difference_page(runs: Runs, asked: DifferenceParameters) -> JsonObject:
+    """Return both rollouts, and the settings in which their runs differ."""
+    left, right = (_side(runs, name, getattr(asked, name)) for name in ("left", "right"))
+    configs = {"left": left[0].config(), "right": right[0].config()}
+    settings = [] if left[0] is right[0] else differing(configs)[0]
+    return {"page": "difference", "left": left[1], "right": right[1], "settings": settings}
+
+
+def _side(runs: Runs, name: str, text: str) -> tuple[OneRun, JsonObject]:
+    parts = [unquote(part) for part in text.split("/")]
+    if len(parts) != 4:
+        raise ParameterError(f"{name}: expected RUN/GROUP/INDEX/ATTEMPT, got {text!r}")
+    run = runs.get(parts[0])
+    key = key_of(*parts[1:])
+    run.index.refresh()
+    row = row_at(run, queries.place_of(run.index, *key), with_tokens=False)
+    return run, {
+        "run": run.brief(),
+        "row": scalars(row),
+        "messages": messages_json(row.messages),
+        "address": run.address("rollouts", *key),
+    }

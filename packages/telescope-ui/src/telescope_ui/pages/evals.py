@@ -1,0 +1,267 @@
+"""`/runs/{run}/evals`: points with intervals, paired verdicts, and examples that flipped."""
+
+from dataclasses import asdict
+from typing import Any
+
+from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.evals.comparison import Comparison, Difference, compare_results
+from telescope_core.evals.result import EvalResult, TaskScore
+from telescope_core.evals.stats import Estimate
+from telescope_core.reports.differences import sentence
+from telescope_ui.answers import JsonObject, ParameterError
+from telescope_ui.eval_files import EvalKey, eval_key, eval_keys, result_of, row_in, rows_of
+from telescope_ui.index import queries
+from telescope_ui.index.database import Database
+from telescope_ui.one_run import OneRun
+from telescope_ui.pages.overview import eval_points
+from telescope_ui.pages.rollout import calls_of, row_answer
+from telescope_ui.parameters import EvalParameters
+
+_OF_POINT = ("state", "reason", "time_s", "num_scored", "num_failed", "duration_s", "version")
+
+
+def evals_page(run: OneRun) -> JsonObject:
+    """Return all evals of a run, by name and in the order of the weights."""
+    points = eval_points(run)
+    noted = {(point.get("name"), point.get("tag")): point for point in points}
+    keys = eval_keys(run.path)
+    missing = {
+        f"{name}-{tag}": EvalKey(str(name), str(tag))
+        for name, tag in noted
+        if f"{name}-{tag}" not in keys
+    }
+    by_name: dict[str, list[JsonObject]] = {}
+    results: dict[str, list[tuple[str, EvalResult]]] = {}
+    everything = sorted({**keys, **missing}.items(), key=lambda item: item[1].order)
+    for folder, key in everything:
+        result = result_of(run.path, folder) if folder in keys else None
+        before = results.setdefault(key.name, [])
+        point = _point(run, folder, key, noted=noted.get((key.name, key.tag)), result=result)
+        point["folder"] = folder if folder in keys else None
+        point["versus_first"] = point["versus_previous"] = None
+        if result is not None:
+            if before:
+                point["versus_first"] = _verdict(before[0], result)
+                point["versus_previous"] = _verdict(before[-1], result)
+            before.append((folder, result))
+        by_name.setdefault(key.name, []).append(point)
+    return {
+        "page": "evals",
+        "run": run.brief(),
+        "evals": [{"name": name, "points": found} for name, found in sorted(by_name.items())],
+    }
+
+
+def _point(
+    run: OneRun,
+    folder: str,
+    key: EvalKey,
+    *,
+    noted: JsonObject | None,
+    result: EvalResult | None,
+) -> JsonObject:
+    found: JsonObject = {name: (noted or {}).get(name) for name in _OF_POINT}
+    found |= {"tag": key.tag, "address": run.address("evals", folder), "measure": None}
+    found |= {**dict.fromkeys(("mean", "low", "high", "num_tasks", "reward")), "pass_at": {}}
+    if result is None:
+        return found
+    if noted is None:
+        found |= {"state": "done", "duration_s": result.duration_s}
+        found |= {"num_scored": result.num_scored, "num_failed": result.num_failed}
+    pass_at = {str(k): _estimate(value) for k, value in sorted(result.pass_at.items())}
+    first = next(iter(pass_at.items()), None)
+    main = _estimate(result.reward) if first is None else first[1]
+    return {
+        **found,
+        "measure": "reward" if first is None else f"pass@{first[0]}",
+        **(main or {}),
+        "reward": _estimate(result.reward),
+        "pass_at": pass_at,
+    }
+
+
+def _estimate(value: Estimate | None) -> JsonObject | None:
+    return None if value is None else asdict(value)
+
+
+def _verdict(before: tuple[str, EvalResult], after: EvalResult) -> JsonObject | None:
+    compared = _compared(before[1], after)
+    return None if compared is None else verdict(compared.main, against=before[0])
+
+
+def _compared(before: EvalResult, after: EvalResult) -> Comparison | None:
+    try:
+        return compare_results(before, after)
+    except ConfigError:
+        # The two have no example in common, so that there is nothing to say.
+        return None
+
+
+def verdict(one: Difference, *, against: str) -> JsonObject:
+    """Return a paired difference, and what it says in a sentence."""
+    numbers = {**asdict(one), "change": one.change, "is_shown": one.is_shown}
+    return {**numbers, "sentence": sentence(one), "against": against}
+
+
+def eval_page(run: OneRun, folder: str, asked: EvalParameters) -> JsonObject:
+    """Return one eval, beside another of the same name."""
+    key = eval_key(run.path, folder)
+    result = result_of(run.path, folder)
+    keys = eval_keys(run.path)
+    others = [name for name, other in keys.items() if name != folder and other.name == key.name]
+    against = _against(asked.against, others, keys, key)
+    other = None if against is None else result_of(run.path, against)
+    compared = None if result is None or other is None else _compared(other, result)
+    where = _addresses(run, folder)
+    point = next((p for p in eval_points(run) if (p.get("name"), p.get("tag")) == tuple(key)), None)
+    flips: list[JsonObject] = []
+    if result is not None and other is not None and against is not None:
+        flips = _flips(
+            other, result, before_addresses=_addresses(run, against), after_addresses=where
+        )
+    return {
+        "page": "eval",
+        "run": run.brief(),
+        "folder": folder,
+        "tag": key.tag,
+        "version": None if point is None else point.get("version"),
+        "environment": None if result is None else result.environment,
+        "result": None if result is None else _without_tasks(result),
+        "against": against,
+        "verdicts": []
+        if compared is None or against is None
+        else [verdict(one, against=against) for one in compared.differences],
+        "flips": {"columns": _lists(flips, _FLIP)},
+        "num_gained": sum(one["change"] > 0 for one in flips),
+        "num_lost": sum(one["change"] < 0 for one in flips),
+        "tasks": {"columns": _tasks(result, where)},
+        "others": others,
+    }
+
+
+_FLIP = ("example_id", "before", "after", "change", "address_before", "address_after")
+
+
+def _against(asked: str, others: list[str], keys: dict[str, EvalKey], own: EvalKey) -> str | None:
+    if asked:
+        if asked not in others:
+            raise ParameterError(f"against: {unknown_name('eval', asked, others)}")
+        return asked
+    earlier = [name for name in others if keys[name].order < own.order]
+    return earlier[-1] if earlier else None
+
+
+def _addresses(run: OneRun, folder: str) -> dict[str, tuple[str, str]]:
+    """Return (group, address of its first rollout) of each example of an eval."""
+    found: dict[str, tuple[str, str]] = {}
+    for placed in rows_of(run.path, folder):
+        row = placed.row
+        address = run.address("evals", folder, "rollouts", row.group_id, row.index)
+        found.setdefault(row.example_id, (row.group_id, address))
+    return found
+
+
+def _share(task: TaskScore) -> float:
+    return task.num_solved / len(task.rewards)
+
+
+def _flips(
+    before: EvalResult,
+    after: EvalResult,
+    *,
+    before_addresses: dict[str, tuple[str, str]],
+    after_addresses: dict[str, tuple[str, str]],
+) -> list[JsonObject]:
+    """Return the examples of which another share was solved, largest change first."""
+    old = {task.example_id: task for task in before.tasks if task.rewards and task.example_id}
+    found: list[JsonObject] = []
+    for task in after.tasks:
+        known = old.get(task.example_id)
+        if known is None or not task.rewards or _share(known) == _share(task):
+            continue
+        values = (
+            *(task.example_id, _share(known), _share(task), _share(task) - _share(known)),
+            before_addresses.get(task.example_id, ("", None))[1],
+            after_addresses.get(task.example_id, ("", None))[1],
+        )
+        found.append(dict(zip(_FLIP, values, strict=True)))
+    return sorted(found, key=lambda one: (-abs(one["change"]), one["example_id"]))
+
+
+def _without_tasks(result: EvalResult) -> JsonObject:
+    fields = asdict(result)
+    del fields["tasks"]
+    return fields
+
+
+def _tasks(result: EvalResult | None, where: dict[str, tuple[str, str]]) -> JsonObject:
+    names = (
+        *("example_id", "mean", "num_solved", "num_rollouts", "num_failed", "group_id"),
+        "address",
+    )
+    rows: list[JsonObject] = []
+    for task in () if result is None else result.tasks:
+        mean = sum(task.rewards) / len(task.rewards) if task.rewards else None
+        group_id, address = where.get(task.example_id, ("", None))
+        values = (
+            *(task.example_id, mean, task.num_solved, len(task.rewards), task.num_failed),
+            *(group_id, address),
+        )
+        rows.append(dict(zip(names, values, strict=True)))
+    return _lists(rows, names)
+
+
+def _lists(rows: list[JsonObject], names: tuple[str, ...]) -> JsonObject:
+    return queries.as_columns(names, [[row[name] for name in names] for row in rows])
+
+
+def eval_rollout_page(
+    run: OneRun, database: Database, folder: str, key: tuple[str, int]
+) -> JsonObject:
+    """Return the rollout `key` of an eval: its group, and its number in it."""
+    eval_key(run.path, folder)
+    group_id, index = key
+    row = row_in(run.path, folder, group_id, index)
+    calls = calls_of(run, database, row, within=("step IS NULL AND environment = ?", [folder]))
+    siblings = [one.row for one in rows_of(run.path, folder) if one.row.group_id == group_id]
+    none: dict[str, Any] = {"columns": {}}
+    return {
+        "page": "rollout",
+        "run": run.brief(),
+        **row_answer(run, row, with_tokens=True),
+        "calls": {"columns": calls},
+        "events": none,
+        "siblings": {
+            "columns": {
+                "index": [one.index for one in siblings],
+                "attempt": [1 for _ in siblings],
+                "status": [one.status for one in siblings],
+                "reward": [one.reward for one in siblings],
+                "address": [
+                    run.address("evals", folder, "rollouts", one.group_id, one.index)
+                    for one in siblings
+                ],
+            }
+        },
+        "addresses": {
+            **dict.fromkeys(("group", "timeline", "previous", "next")),
+            "eval": run.address("evals", folder),
+            "example": run.address("examples", row.environment, row.example_id),
+        },
+    }
+
+
+def example_in_evals(run: OneRun, environment: str, example_id: str) -> list[JsonObject]:
+    """Return what evals made of one example, in the order of the weights."""
+    points = {f"{point.get('name')}-{point.get('tag')}": point for point in eval_points(run)}
+    found: list[JsonObject] = []
+    for folder, key in eval_keys(run.path).items():
+        result = result_of(run.path, folder)
+        if result is None or result.environment != environment:
+            continue
+        for task in result.tasks:
+            if task.example_id == example_id:
+                version: int | None = points.get(folder, {}).get("version")
+                about: JsonObject = {"folder": folder, "tag": key.tag, "version": version}
+                found.append({**about, "rewards": task.rewards, "num_solved": task.num_solved})
+    return found

@@ -1,0 +1,150 @@
+"""Tiles of the overview: what the newest steps say about the health of a run."""
+
+import math
+from dataclasses import dataclass
+
+from telescope_ui.answers import JsonObject
+from telescope_ui.one_run import OneRun
+
+_NUM_STEPS = 10
+"""Newest steps that a tile is the mean of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    """One tile; with limits, larger is worse, unless `is_low_bad`."""
+
+    name: str
+    metric: str
+    unit: str
+    explanation: str
+    watch: float | None = None
+    bad: float | None = None
+    is_low_bad: bool = False
+    query: str = ""
+    """Parameters of the page of rollouts that shows what is behind it."""
+
+
+_RULES = (
+    _Rule(
+        name="Reward",
+        metric="task_reward/mean",
+        unit="",
+        explanation="Mean reward of every finished rollout.",
+        query="sort=-step",
+    ),
+    _Rule(
+        name="Groups without a signal",
+        metric="groups/all_equal",
+        unit="groups a step",
+        explanation="Groups whose rollouts all got the same reward teach nothing.",
+        query="group=equal",
+    ),
+    _Rule(
+        name="Truncated",
+        metric="truncated/fraction",
+        unit="of rollouts",
+        explanation="Rollouts with a turn that max_tokens cut. Above 5% the limit shapes them.",
+        watch=0.05,
+        bad=0.25,
+        query="truncated=true",
+    ),
+    _Rule(
+        name="Failed attempts",
+        metric="rollouts/failed_attempts",
+        unit="a step",
+        explanation="Attempts that ended without a score, whether or not a later one had one.",
+        watch=1,
+        query="attempts=all&status=failed",
+    ),
+    _Rule(
+        name="Entropy",
+        metric="entropy",
+        unit="nats",
+        explanation="Near 0 the policy always says the same, and explores no more.",
+        watch=0.1,
+        bad=0.02,
+        is_low_bad=True,
+    ),
+    _Rule(
+        name="Log-prob mismatch",
+        metric="mismatch/mean",
+        unit="nats",
+        explanation="Distance of the sampler's log-probs to the trainer's, on the same weights.",
+        watch=0.02,
+        bad=0.1,
+    ),
+    _Rule(
+        name="Effective sample size",
+        metric="effective_sample_size",
+        unit="",
+        explanation="1 = on-policy; a low value means that few tokens carry the gradient.",
+        watch=0.7,
+        bad=0.3,
+        is_low_bad=True,
+    ),
+    _Rule(
+        name="Gradient norm",
+        metric="grad_norm",
+        unit="",
+        explanation="Before clipping, mean over the optimizer steps.",
+    ),
+    _Rule(
+        name="Staleness",
+        metric="staleness/mean",
+        unit="versions",
+        explanation="Age of the weights that sampled the tokens, in updates.",
+        watch=4,
+        bad=16,
+    ),
+    _Rule(
+        name="Branched turns",
+        metric="turns/branched",
+        unit="of turns",
+        explanation="Turns whose prompt does not continue the tokens before it.",
+        watch=0.01,
+        bad=0.2,
+    ),
+    _Rule(
+        name="Step",
+        metric="time/step_s",
+        unit="s",
+        explanation="Duration of a whole step.",
+    ),
+    _Rule(
+        name="Trainer waits",
+        metric="time/generate_s",
+        unit="s a step",
+        explanation="Time that the trainer waited for rollouts.",
+    ),
+)
+
+
+def tiles(run: OneRun) -> list[JsonObject]:
+    """Return the tiles whose metric the run has."""
+    names = set(run.metrics.names())
+    found: list[JsonObject] = []
+    for rule in _RULES:
+        if rule.metric not in names:
+            continue
+        column = run.metrics.columns([rule.metric]).values[rule.metric]
+        known = [value for value in column[-_NUM_STEPS:] if not math.isnan(value)]
+        value = math.fsum(known) / len(known) if known else None
+        found.append(
+            {
+                **{"name": rule.name, "value": value, "unit": rule.unit},
+                **{"state": _state(rule, value), "explanation": rule.explanation},
+                "metric": rule.metric,
+                "address": f"{run.address('rollouts')}?{rule.query}" if rule.query else "",
+            }
+        )
+    return found
+
+
+def _state(rule: _Rule, value: float | None) -> str:
+    if value is None or rule.watch is None:
+        return "none"
+    sign = -1 if rule.is_low_bad else 1
+    if rule.bad is not None and sign * value >= sign * rule.bad:
+        return "bad"
+    return "watch" if sign * value >= sign * rule.watch else "good"

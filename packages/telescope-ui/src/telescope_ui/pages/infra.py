@@ -1,0 +1,181 @@
+"""`/runs/{run}/infra`: what meters showed, thinned; with many GPUs, quantiles and outliers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from telescope_ui.answers import JsonObject
+from telescope_ui.block_tables import Source, block_source
+from telescope_ui.index import queries
+from telescope_ui.index.database import Database
+from telescope_ui.one_run import OneRun
+from telescope_ui.pages.overview import server_events
+from telescope_ui.pages.timeline import window_of
+from telescope_ui.parameters import InfraParameters
+from telescope_ui.timeline_spans import Window
+
+FLEET = 64
+"""With more GPUs than this, not all of them are drawn."""
+_MAX_SERIES = 2000
+_MAX_OUTLIERS = 24
+_LEAST_DEVIATIONS = 3.5
+_STATES = ("time_s", "state", "life", "version", "reason")
+
+
+def infra_page(run: OneRun, database: Database, asked: InfraParameters) -> JsonObject:
+    """Return the meters of a run in a window, and the states of its servers."""
+    gauges = block_source(run.path, "gauges", ("time_s", "source", "name", "value"))
+    empty: JsonObject = {
+        **{"sources": [], "names": [], "is_fleet": False, "series": [], "fleet": []},
+        "outliers": [],
+    }
+    extent = None if gauges is None else _extent(database, gauges)
+    window = window_of(extent, asked.first_s, asked.last_s)
+    found = empty if gauges is None else _gauges(database, gauges, window, asked)
+    return {
+        "page": "infra",
+        "run": run.brief(),
+        "extent": None if extent is None else {"from": extent.first_s, "to": extent.last_s},
+        **{"from": window.first_s, "to": window.last_s},
+        **found,
+        "servers": _servers(run),
+    }
+
+
+def _extent(database: Database, gauges: Source) -> Window | None:
+    low, high = database.rows(f"SELECT min(time_s), max(time_s) FROM {gauges.sql}", gauges.values)[
+        0
+    ]
+    return None if low is None else Window(first_s=low, last_s=high)
+
+
+def kind_of_source(source: str) -> str:
+    """Return what was measured: `gpu`, `node`, `server`, `driver` or `other`."""
+    words = source.split(" ")
+    if words[0] == "node":
+        return "gpu" if "gpu" in words[2:] else "node"
+    if "://" in source:
+        return "server"
+    return "driver" if source == "driver" else "other"
+
+
+def _gauges(
+    database: Database, gauges: Source, window: Window, asked: InfraParameters
+) -> JsonObject:
+    sql = (
+        "SELECT source, name, arg_max(value, time_s), avg(value) FROM "
+        f"{gauges.sql} WHERE time_s BETWEEN ? AND ? GROUP BY source, name ORDER BY source, name"
+    )
+    rows = database.rows(sql, (*gauges.values, window.first_s, window.last_s))
+    latest: dict[str, JsonObject] = {}
+    for source, name, value, _ in rows:
+        latest.setdefault(source, {})[name] = value
+    is_fleet = sum(kind_of_source(source) == "gpu" for source in latest) > FLEET
+    outliers = _outliers(rows)
+    chosen = list(asked.source)
+    if is_fleet and not chosen:
+        chosen = list(dict.fromkeys(one["source"] for one in outliers))
+        chosen += [source for source in latest if kind_of_source(source) != "gpu"]
+    elif not chosen:
+        chosen = list(latest)
+    return {
+        "sources": [
+            {"source": source, "kind": kind_of_source(source), "latest": values}
+            for source, values in latest.items()
+        ],
+        "names": sorted({name for values in latest.values() for name in values}),
+        "is_fleet": is_fleet,
+        "series": _series(database, gauges, window, asked, chosen),
+        "fleet": _fleet(database, gauges, window, asked) if is_fleet else [],
+        "outliers": outliers,
+    }
+
+
+def _series(
+    database: Database,
+    gauges: Source,
+    window: Window,
+    asked: InfraParameters,
+    chosen: Sequence[str],
+) -> list[JsonObject]:
+    width_s = window.length_s / asked.points
+    named = "AND name IN (SELECT unnest(?)) " if asked.name else ""
+    sql = (
+        "SELECT source, name, min(time_s), avg(value), min(value), max(value) FROM "
+        f"{gauges.sql} WHERE time_s BETWEEN ? AND ? AND source IN (SELECT unnest(?)) {named}"
+        "GROUP BY source, name, CAST(floor((time_s - ?) / ?) AS BIGINT) ORDER BY 1, 2, 3"
+    )
+    bound: list[object] = [*gauges.values, window.first_s, window.last_s, list(chosen)]
+    bound += [asked.name] if asked.name else []
+    bound += [window.first_s, width_s]
+    found: dict[tuple[str, str], JsonObject] = {}
+    for source, name, time_s, mean, low, high in database.rows(sql, bound):
+        if (source, name) not in found and len(found) >= _MAX_SERIES:
+            continue
+        empty: JsonObject = {"times_s": [], "mean": [], "minimum": [], "maximum": []}
+        one = found.setdefault((source, name), {"source": source, "name": name, **empty})
+        for column, value in zip(empty, (time_s, mean, low, high), strict=True):
+            one[column].append(value)
+    return list(found.values())
+
+
+def _fleet(
+    database: Database, gauges: Source, window: Window, asked: InfraParameters
+) -> list[JsonObject]:
+    """Return the quantiles over all GPUs of each meter, over time."""
+    width_s = window.length_s / asked.points
+    sql = (
+        "SELECT name, min(time_s), quantile_cont(value, [0.1, 0.5, 0.9]) FROM "
+        f"{gauges.sql} WHERE time_s BETWEEN ? AND ? AND source LIKE 'node % gpu %' "
+        "GROUP BY name, CAST(floor((time_s - ?) / ?) AS BIGINT) ORDER BY 1, 2"
+    )
+    bound = (*gauges.values, window.first_s, window.last_s, window.first_s, width_s)
+    found: dict[str, JsonObject] = {}
+    for name, time_s, quantiles in database.rows(sql, bound):
+        empty: JsonObject = {"times_s": [], "p10": [], "p50": [], "p90": []}
+        one = found.setdefault(name, {"kind": "gpu", "name": name, **empty})
+        for column, value in zip(empty, (time_s, *quantiles), strict=True):
+            one[column].append(value)
+    return [one for one in found.values() if not asked.name or one["name"] in asked.name]
+
+
+def _outliers(rows: Sequence[tuple[Any, ...]]) -> list[JsonObject]:
+    """Return the sources whose mean is far from the median of their kind, farthest first."""
+    by_meter: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    for source, name, _, mean in rows:
+        by_meter.setdefault((kind_of_source(source), name), []).append((source, mean))
+    found: list[JsonObject] = []
+    for (_, name), values in by_meter.items():
+        if len(values) < 4:
+            continue
+        middle = _median([value for _, value in values])
+        spread = 1.4826 * _median([abs(value - middle) for _, value in values])
+        for source, value in values:
+            if spread > 0 and abs(value - middle) / spread >= _LEAST_DEVIATIONS:
+                deviations = (value - middle) / spread
+                about = {"source": source, "name": name, "value": value, "median": middle}
+                found.append({**about, "deviations": deviations})
+    return sorted(found, key=lambda one: -abs(one["deviations"]))[:_MAX_OUTLIERS]
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _servers(run: OneRun) -> list[JsonObject]:
+    by_server: dict[str, list[JsonObject]] = {}
+    for event in server_events(run):
+        by_server.setdefault(str(event["server"]), []).append(event)
+    return [_server(name, states) for name, states in sorted(by_server.items())]
+
+
+def _server(name: str, states: Sequence[JsonObject]) -> JsonObject:
+    last = states[-1]
+    about = {key: last[key] for key in ("role", "life", "state", "version", "reason")}
+    rows = [[state[key] for key in _STATES] for state in states]
+    return {
+        **{"server": name, **about, "since_s": last["time_s"]},
+        "num_lives": max(state["life"] for state in states),
+        "states": {"columns": queries.as_columns(_STATES, rows)},
+    }

@@ -1,0 +1,157 @@
+"""`/runs/{run}/logs`: the logs of all components, merged by time, in both directions."""
+
+import base64
+import heapq
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from telescope_ui.answers import JsonObject, ParameterError
+from telescope_ui.log_files import Log, LogFile, logs_of
+from telescope_ui.log_lines import LEVELS, LogLine
+from telescope_ui.one_run import OneRun
+from telescope_ui.parameters import LogsParameters
+from telescope_ui.run_files import listed
+
+LIMIT_S = 0.5
+"""How long one answer searches."""
+_MAX_FILES = 500
+_COLUMNS = ("time_s", "level", "component", "source", "life", "message")
+
+
+class _Part(NamedTuple):
+    """Lines of a page, and how to get on from there."""
+
+    lines: list[LogLine]
+    older: str | None
+    newer: str
+    is_cut: bool
+
+
+def logs_page(run: OneRun, asked: LogsParameters) -> JsonObject:
+    """Return a page of log lines, oldest first."""
+    logs = logs_of(listed(run.path, "logs", suffixes=(".log", ".jsonl"))[:_MAX_FILES])
+    cursor = _cursor(asked.cursor)
+    read = _newer if asked.direction == "newer" and cursor else _older
+    lines, older, newer, is_cut = read(logs, asked, cursor)
+    columns = {name: [getattr(line, name) for line in lines] for name in _COLUMNS}
+    return {
+        "page": "logs",
+        "run": run.brief(),
+        "components": [
+            {"name": log.component, "file": log.name, "bytes": log.size} for log in logs
+        ],
+        "sources": sorted({line.source for line in lines if line.source}),
+        "lives": sorted({line.life for line in lines if line.life is not None}),
+        "lines": {"columns": columns},
+        "older": older,
+        "newer": newer,
+        "is_cut": is_cut or any(line.is_cut for line in lines),
+    }
+
+
+def _older(logs: Sequence[Log], asked: LogsParameters, cursor: dict[str, int]) -> _Part:
+    files = [file for log in logs for file in log.files]
+    # A file that a cursor does not know began after it.
+    ends = {
+        file.key: min(cursor.get(file.key, 0), file.size) if cursor else file.end()
+        for file in files
+    }
+    newer = _text_of({**cursor, **ends})
+    searched = [log for log in logs if _may_hold(log, asked)]
+    streams = [_backwards(log, dict(ends)) for log in searched]
+    kept: list[LogLine] = []
+    deadline_s = time.monotonic() + LIMIT_S
+    is_cut = False
+    for key, line in heapq.merge(*streams, key=lambda one: -one[1].time_s):
+        is_cut = time.monotonic() > deadline_s
+        if is_cut or len(kept) == asked.limit:
+            break
+        ends[key] = line.start
+        if _is_asked(line, asked):
+            kept.append(line)
+    kept.reverse()
+    has_more = any(ends[file.key] for log in searched for file in log.files)
+    return _Part(kept, _text_of({**cursor, **ends}) if has_more else None, newer, is_cut)
+
+
+def _newer(logs: Sequence[Log], asked: LogsParameters, cursor: dict[str, int]) -> _Part:
+    files = {file.key: file for log in logs for file in log.files}
+    # A file that is shorter than it was has been written anew.
+    starts = {
+        key: place if (place := cursor.get(key, 0)) <= file.size else 0
+        for key, file in files.items()
+    }
+    older = _text_of({**cursor, **starts})
+    searched = [log for log in logs if _may_hold(log, asked)]
+    streams = [_forwards(log, dict(starts)) for log in searched]
+    kept: list[LogLine] = []
+    deadline_s = time.monotonic() + LIMIT_S
+    is_cut = False
+    for key, line in heapq.merge(*streams, key=lambda one: one[1].time_s):
+        is_cut = time.monotonic() > deadline_s
+        if is_cut or len(kept) == asked.limit:
+            break
+        starts[key] = min(line.end, files[key].size)
+        if _is_asked(line, asked):
+            kept.append(line)
+    return _Part(
+        kept, older if any(cursor.values()) else None, _text_of({**cursor, **starts}), is_cut
+    )
+
+
+def _backwards(log: Log, ends: dict[str, int]) -> Iterator[tuple[str, LogLine]]:
+    for file in reversed(log.files):
+        yield from _keyed(file, file.backwards(ends[file.key]))
+
+
+def _forwards(log: Log, starts: dict[str, int]) -> Iterator[tuple[str, LogLine]]:
+    for file in log.files:
+        yield from _keyed(file, file.forwards(starts[file.key], file.end()))
+
+
+def _keyed(file: LogFile, lines: Iterable[LogLine]) -> Iterator[tuple[str, LogLine]]:
+    return ((file.key, line) for line in lines)
+
+
+def _may_hold(log: Log, asked: LogsParameters) -> bool:
+    """Return whether lines of a log may be asked for, as far as its first line tells."""
+    for file in log.files:
+        origin = file.origin
+        if origin is None:
+            return True
+        is_component = not asked.component or origin.component in asked.component
+        if is_component and (not asked.source or origin.source in asked.source):
+            return True
+    return False
+
+
+def _is_asked(line: LogLine, asked: LogsParameters) -> bool:
+    if asked.component and line.component not in asked.component:
+        return False
+    if asked.source and line.source not in asked.source:
+        return False
+    if asked.life and line.life not in asked.life:
+        return False
+    if asked.level and LEVELS.index(line.level) < LEVELS.index(asked.level):
+        return False
+    return not asked.q or asked.q.lower() in line.message.lower()
+
+
+def _text_of(places: dict[str, int]) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(places)).decode().rstrip("=")
+
+
+def _cursor(text: str) -> dict[str, int]:
+    if not text:
+        return {}
+    try:
+        content = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        found = msgspec.json.decode(content, type=dict[str, int])
+    except ValueError:
+        raise ParameterError(
+            f"cursor: expected older or newer of an answer, got {text[:40]!r}"
+        ) from None
+    return {name: max(0, place) for name, place in found.items()}

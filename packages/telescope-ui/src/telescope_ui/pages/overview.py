@@ -1,0 +1,143 @@
+"""`/runs/{run}`: identity, curves, rewards with intervals, health, evals and self-tests."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from telescope_core.evals.distributions import t_quantile
+from telescope_core.evals.stats import CONFIDENCE
+from telescope_core.records.files import read_json_lines
+from telescope_ui.answers import JsonObject
+from telescope_ui.curves import shared_curves, thinned
+from telescope_ui.one_run import OneRun
+from telescope_ui.pages.health import tiles
+from telescope_ui.pages.runs import settings_of
+from telescope_ui.parameters import OverviewParameters
+from telescope_ui.run_files import folders, inside, object_in
+
+USUAL = (
+    *("task_reward/mean", "reward/mean", "entropy", "loss/total", "grad_norm"),
+    *("completion_len/mean", "truncated/fraction", "mismatch/mean", "staleness/mean"),
+    *("time/step_s", "tokens/rollout_per_s"),
+)
+"""Metrics that are shown where none is asked for."""
+_MAX_CHECKPOINTS = 1000
+_INDEX_WAIT_S = 0.1
+"""Most of the page does not need the index."""
+
+
+def overview_page(run: OneRun, asked: OverviewParameters) -> JsonObject:
+    """Return the overview of a run."""
+    names = run.metrics.names()
+    chosen = asked.metric or [name for name in USUAL if name in names]
+    columns = run.metrics.columns(chosen, first=asked.first, last=asked.last)
+    index = run.index.refresh(_INDEX_WAIT_S)
+    return {
+        "page": "overview",
+        "run": run.brief(),
+        "identity": _identity(run),
+        "metric_names": names,
+        "curves": shared_curves(columns.steps, columns.values, points=asked.points),
+        "rewards": _rewards(run, asked),
+        "tiles": tiles(run),
+        "restarts": restarts(run),
+        "eval_points": eval_points(run),
+        "self_tests": (object_in(run.path, "self_tests.json") or {}).get("tests", []),
+        "checkpoints": checkpoints(run),
+        "summary": object_in(run.path, "summary.json"),
+        "index": index,
+    }
+
+
+def _identity(run: OneRun) -> JsonObject:
+    info = run.info()
+    known = ("started_at", "ended_at", "reason", "host", "pid", "python", "platform", "versions")
+    return {
+        **{name: getattr(info, name) for name in known},
+        "resumes": [one.model_dump() for one in info.resumes],
+        "step": run.metrics.last_step(),
+        **settings_of(run),
+        "last_change_s": run.changed_s(),
+        "folder": str(run.opened),
+    }
+
+
+def _rewards(run: OneRun, asked: OverviewParameters) -> list[JsonObject]:
+    """Return the reward of each environment over steps, with its interval over groups."""
+    sql = (
+        "SELECT environment, step, count(*), avg(mean), stddev_samp(mean) FROM {groups} "
+        "WHERE (? IS NULL OR step >= ?) AND (? IS NULL OR step <= ?) "
+        "GROUP BY environment, step ORDER BY environment, step"
+    )
+    values = [asked.first, asked.first, asked.last, asked.last]
+    by_environment: dict[str, list[tuple[Any, ...]]] = {}
+    for row in run.index.rows(sql, values):
+        by_environment.setdefault(row[0], []).append(row[1:])
+    return [_reward(name, rows, asked.points) for name, rows in by_environment.items()]
+
+
+def _reward(name: str, rows: Sequence[tuple[Any, ...]], points: int) -> JsonObject:
+    means = [row[2] for row in rows]
+    kept = thinned([means], len(rows), points=points)
+    found = [rows[at] for at in kept.positions]
+    reach = [_reach(num, deviation) for _, num, _, deviation in found]
+    return {
+        "environment": name,
+        "steps": [row[0] for row in found],
+        "mean": [row[2] for row in found],
+        "low": [None if r is None else row[2] - r for row, r in zip(found, reach, strict=True)],
+        "high": [None if r is None else row[2] + r for row, r in zip(found, reach, strict=True)],
+        "num_groups": [row[1] for row in found],
+        "is_thinned": kept.is_thinned,
+    }
+
+
+def _reach(num: int, deviation: float | None) -> float | None:
+    if num < 2 or deviation is None:
+        return None
+    return t_quantile((1 + CONFIDENCE) / 2, num - 1) * deviation / math.sqrt(num)
+
+
+def restarts(run: OneRun) -> list[JsonObject]:
+    """Return when trainer ranks were started again."""
+    return _lines(run, "restarts.jsonl")
+
+
+def eval_points(run: OneRun) -> list[JsonObject]:
+    """Return what became of each eval, with the folder that it is in, if it is there."""
+    points = _lines(run, "eval_points.jsonl")
+    there = {path.name for path in folders(run.path, "evals")}
+    return [{**point, "folder": _folder(point, there)} for point in points]
+
+
+def _folder(point: JsonObject, there: set[str]) -> str | None:
+    name = f"{point.get('name')}-{point.get('tag')}"
+    return name if name in there else None
+
+
+def checkpoints(run: OneRun) -> list[JsonObject]:
+    """Return the checkpoints of the run, by step."""
+    found: list[JsonObject] = []
+    for folder in folders(run.path, "checkpoints")[:_MAX_CHECKPOINTS]:
+        manifest = object_in(run.path, "checkpoints", folder.name, "checkpoint.json")
+        if manifest is not None:
+            about = {name: manifest.get(name) for name in ("step", "created_at")}
+            found.append({"name": folder.name, **about})
+    return sorted(found, key=lambda one: str(one["created_at"]))
+
+
+def _lines(run: OneRun, name: str) -> list[JsonObject]:
+    path = inside(run.path, name)
+    return [] if path is None else list(read_json_lines(path))
+
+
+def server_events(run: OneRun) -> list[JsonObject]:
+    """Return what happened to servers, oldest first; lines without a time are left out."""
+    rows = _lines(run, "servers.jsonl")
+    return [_complete(row) for row in rows if isinstance(row.get("time_s"), int | float)]
+
+
+def _complete(row: JsonObject) -> JsonObject:
+    """Return a line of `servers.jsonl` with every field of its schema."""
+    fields = {"server": "", "role": "", "life": 1, "state": "", "version": None, "reason": ""}
+    return {**fields, **row}

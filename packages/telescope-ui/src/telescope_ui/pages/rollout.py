@@ -1,0 +1,198 @@
+"""One rollout: what was said, its tokens, its model calls and its stages."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from telescope_core.chat.messages import message_to_json
+from telescope_core.records.parquet import read_row
+from telescope_core.records.rows import RolloutRow
+from telescope_core.types import JsonValue, Message
+from telescope_ui.answers import JsonObject, NotThereError
+from telescope_ui.block_tables import block_source
+from telescope_ui.index import queries
+from telescope_ui.index.database import Database, literal_paths
+from telescope_ui.one_run import OneRun
+from telescope_ui.pages.rollout_tokens import tokens_of
+from telescope_ui.run_files import inside, listed
+
+_NOT_SCALAR = ("tokens", "messages", "conversations")
+_CALL = (
+    *("call", "time_s", "duration_s", "server", "version", "queue_s", "first_token_s"),
+    *("prefill_s", "decode_s", "num_prompt_tokens", "num_cached_tokens"),
+    *("num_completion_tokens", "error"),
+)
+_KEY = ("group_id", "index", "attempt")
+_EVENT = ("time_s", "stage", "call", "server", "version", "reason")
+_MAX_ROWS = 10_000
+_STEPS_APART = 100
+"""Between the step that a rollout was drawn for and the one that it is recorded in, at most."""
+_AROUND_S = 5.0
+
+
+def rollout_page(
+    run: OneRun, database: Database, key: tuple[str, int, int], *, with_tokens: bool
+) -> JsonObject:
+    """Return the rollout `key`: group, number in it, attempt."""
+    run.index.refresh()
+    place = queries.place_of(run.index, *key)
+    row = row_at(run, place, with_tokens=with_tokens)
+    steps = (row.step - _STEPS_APART, row.step + _STEPS_APART)
+    # Rows are in order of time, so that most of them are passed over by their steps.
+    calls = calls_of(run, database, row, within=("step BETWEEN ? AND ?", steps))
+    events = _events(run, database, row)
+    siblings = queries.group_places(run.index, row.group_id)
+    return {
+        "page": "rollout",
+        "run": run.brief(),
+        **row_answer(run, row, with_tokens=with_tokens),
+        "calls": {"columns": calls},
+        "events": {"columns": events},
+        "siblings": {"columns": _siblings(run, row.group_id, [about for _, about in siblings])},
+        "addresses": _addresses(run, key, siblings, _extent(calls, events)),
+    }
+
+
+def row_answer(run: OneRun, row: RolloutRow, *, with_tokens: bool) -> JsonObject:
+    """Return what is recorded of a rollout."""
+    return {
+        "row": scalars(row),
+        "messages": messages_json(row.messages),
+        "conversations": [messages_json(one) for one in row.conversations],
+        "tokens": tokens_of(run.path, row) if with_tokens else None,
+    }
+
+
+def row_at(run: OneRun, place: queries.Place, *, with_tokens: bool) -> RolloutRow:
+    """Return the row at `place`; raises NotThereError when its file is gone."""
+    path = inside(run.path, place.folder, place.file)
+    if path is None:
+        raise NotThereError(
+            f"{place.folder}/{place.file} is gone: the run went back to an earlier step, or was "
+            "deleted; load the page of rollouts again"
+        )
+    return read_row(path, place.row, with_tokens=with_tokens)
+
+
+def scalars(row: RolloutRow) -> JsonObject:
+    """Return every field of a row but its text and tokens."""
+    names = [name for name in RolloutRow.__dataclass_fields__ if name not in _NOT_SCALAR]
+    fields = {name: getattr(row, name) for name in names}
+    return {**fields, "info": [asdict(one) for one in row.info]}
+
+
+def messages_json(messages: Sequence[Message]) -> list[JsonObject]:
+    """Return messages with every field; the text is as it was written, markup and all."""
+    fields: JsonObject = {"role": "", "content": "", "tool_call_id": "", "refusal": ""}
+    found: list[JsonObject] = []
+    for message in messages:
+        one = dict(message_to_json(message))
+        reasoning = one.pop("reasoning_content", "") or ""
+        calls: JsonValue = one.pop("tool_calls", None) or []
+        found.append({**fields, **one, "reasoning": reasoning, "tool_calls": calls})
+    return found
+
+
+def calls_of(
+    run: OneRun, database: Database, row: RolloutRow, *, within: tuple[str, Sequence[object]]
+) -> JsonObject:
+    """Return the model calls of a rollout; `within` is a condition in SQL and its values."""
+    names = (*_KEY, *_CALL, "step", "environment")
+    source = block_source(run.path, "calls", names)
+    if source is None:
+        return queries.as_columns(_CALL, [])
+    sql = (
+        f'SELECT {", ".join(_CALL)} FROM {source.sql} WHERE group_id = ? AND "index" = ? '
+        f"AND attempt = ? AND {within[0]} ORDER BY call, time_s LIMIT {_MAX_ROWS}"
+    )
+    values = [*source.values, row.group_id, row.index, row.attempt, *within[1]]
+    return queries.as_columns(_CALL, database.rows(sql, values))
+
+
+def _events(run: OneRun, database: Database, row: RolloutRow) -> JsonObject:
+    stem = f"step-{row.step:06d}"
+    files = {
+        one.name: one
+        for one in listed(run.path, "events", suffixes=(".parquet", ".jsonl"))
+        if one.path.stem == stem
+    }
+    packed, lines = files.get(f"{stem}.parquet"), files.get(f"{stem}.jsonl")
+    key = [row.group_id, row.index, row.attempt]
+    where = 'group_id = ? AND "index" = ? AND attempt = ?'
+    end = f"WHERE {where} ORDER BY time_s LIMIT {_MAX_ROWS}"
+    if packed is not None:
+        sql = f"SELECT {', '.join(_EVENT)} FROM read_parquet(?) {end}"
+        return queries.as_columns(_EVENT, database.rows(sql, [literal_paths([packed.path]), *key]))
+    if lines is not None and lines.stamp.size:
+        sql = f"SELECT {', '.join(_EVENT)} FROM {event_lines()} {end}"
+        return queries.as_columns(_EVENT, database.rows(sql, [literal_paths([lines.path]), *key]))
+    return queries.as_columns(_EVENT, [])
+
+
+def event_lines() -> str:
+    """Return the source in SQL of events that are lines of JSON; the paths are bound to it."""
+    texts = ("environment", "group_id", "stage", "server", "reason")
+    types = {
+        **{"time_s": "DOUBLE", "step": "INTEGER", "index": "INTEGER", "attempt": "INTEGER"},
+        **{"call": "INTEGER", "version": "INTEGER"},
+        **dict.fromkeys(texts, "VARCHAR"),
+    }
+    schema = ", ".join(f"\"{name}\": '{kind}'" for name, kind in types.items())
+    return (
+        f"read_json(?, format = 'newline_delimited', columns = {{{schema}}}, "
+        "ignore_errors = true, maximum_object_size = 1048576)"
+    )
+
+
+def _extent(calls: JsonObject, events: JsonObject) -> tuple[float, float] | None:
+    times: list[float] = [time_s for time_s in calls["time_s"] if time_s is not None]
+    times += [
+        time_s + (duration_s or 0.0)
+        for time_s, duration_s in zip(calls["time_s"], calls["duration_s"], strict=True)
+        if time_s is not None
+    ]
+    times += [time_s for time_s in events["time_s"] if time_s is not None]
+    return (min(times), max(times)) if times else None
+
+
+def _siblings(run: OneRun, group_id: str, found: Sequence[JsonObject]) -> JsonObject:
+    names = ("index", "attempt", "status", "reward")
+    columns: JsonObject = {name: [one[name] for one in found] for name in names}
+    columns["address"] = [
+        run.address("rollouts", group_id, one["index"], one["attempt"]) for one in found
+    ]
+    return columns
+
+
+def _addresses(
+    run: OneRun,
+    key: tuple[str, int, int],
+    siblings: Sequence[tuple[queries.Place, JsonObject]],
+    extent: tuple[float, float] | None,
+) -> JsonObject:
+    keys = [(key[0], about["index"], about["attempt"]) for _, about in siblings]
+    at = keys.index(key)
+    sql = (
+        'SELECT environment, example_id FROM {rollouts} WHERE group_id = ? AND "index" = ? '
+        "AND attempt = ? LIMIT 1"
+    )
+    environment, example_id = run.index.rows(sql, key)[0]
+    around = ""
+    if extent is not None:
+        margin_s = _AROUND_S + 0.1 * (extent[1] - extent[0])
+        around = f"?from={extent[0] - margin_s:.3f}&to={extent[1] + margin_s:.3f}"
+    return {
+        "group": run.address("groups", key[0]),
+        "example": run.address("examples", environment, example_id) if example_id else None,
+        "timeline": run.address("timeline") + around if around else None,
+        "previous": run.address("rollouts", *keys[at - 1]) if at > 0 else None,
+        "next": run.address("rollouts", *keys[at + 1]) if at + 1 < len(keys) else None,
+    }
+
+
+def key_of(group_id: str, index: str, attempt: str) -> tuple[str, int, int]:
+    """Return the key of a rollout from the parts of an address; raises NotThereError."""
+    if not (index.isdecimal() and attempt.isdecimal() and len(index) < 10 and len(attempt) < 10):
+        raise NotThereError(
+            f"expected GROUP/INDEX/ATTEMPT with two numbers, got {index!r} and {attempt!r}"
+        )
+    return group_id, int(index), int(attempt)

@@ -1,0 +1,116 @@
+"""`/runs/{run}/rollouts`: filter, sort, search and count the rollouts of all steps."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from telescope_core.records.timeline import CALLS_FOLDER
+from telescope_ui.answers import JsonObject
+from telescope_ui.block_tables import block_files, block_source, source_of
+from telescope_ui.index import queries
+from telescope_ui.index.database import Database
+from telescope_ui.index.filters import Condition, Filters, condition_of
+from telescope_ui.index.run_index import RunIndex
+from telescope_ui.index.search import Cursor, Search
+from telescope_ui.one_run import OneRun
+from telescope_ui.parameters import RolloutsParameters
+from telescope_ui.run_files import Listed
+
+_EQUAL = ("environment", "status", "status_reason", "stop_reason", "example_id", "group_id")
+_HIDDEN = ("row",)
+_MAX_SERVERS = 1000
+
+
+def rollouts_page(run: OneRun, database: Database, asked: RolloutsParameters) -> JsonObject:
+    """Return a page of rollouts, the hits of a search, or a histogram."""
+    state = run.index.refresh()
+    condition = condition_of(_filters(asked), run.index.columns())
+    if asked.server:
+        condition = _of_servers(run, database, condition, asked.server)
+    base: JsonObject = {"run": run.brief(), "index": state}
+    if asked.distribution:
+        column = run.index.column(asked.distribution)
+        found = queries.distribution(run.index, condition, column, bins=asked.bins)
+        return {"page": "distribution", **base, **found}
+    if asked.q:
+        search = Search(run.index, run.path, condition=condition, text=asked.q)
+        cursor = Cursor.of(asked.cursor) if asked.cursor else None
+        hits = search.page(limit=asked.limit, cursor=cursor)
+        answer: JsonObject = {"total": None, "columns": hits.columns, "search": hits.search}
+    else:
+        rows = queries.page(
+            run.index, condition, sort=asked.sort, limit=asked.limit, offset=asked.offset
+        )
+        answer = {"total": queries.count(run.index, condition), "columns": rows}
+    answer["columns"] = with_addresses(run, answer["columns"])
+    return {
+        "page": "rollouts",
+        **base,
+        **answer,
+        "scalar_columns": [
+            {"name": column.name, "kind": column.kind} for column in run.index.columns().values()
+        ],
+        "choices": {**_choices(run.index), "server": servers_of(run, database)},
+        "steps": queries.steps(run.index),
+    }
+
+
+def _choices(index: RunIndex) -> JsonObject:
+    return index.remembered("choices", lambda: queries.choices(index))
+
+
+def with_addresses(run: OneRun, columns: JsonObject) -> JsonObject:
+    """Return columns of rollouts with the address of each."""
+    keys = zip(*(columns[name] for name in ("group_id", "index", "attempt")), strict=True)
+    shown = {name: values for name, values in columns.items() if name not in _HIDDEN}
+    return {**shown, "address": [run.address("rollouts", *key) for key in keys]}
+
+
+def _filters(asked: RolloutsParameters) -> Filters:
+    return Filters(
+        step_from=asked.step_from,
+        step_to=asked.step_to,
+        equal={name: getattr(asked, name) for name in _EQUAL},
+        reward_from=asked.reward_from,
+        reward_to=asked.reward_to,
+        truncated=asked.truncated,
+        version=asked.version,
+        attempts=asked.attempts,
+        where=asked.where,
+        tags=asked.tag,
+        group=asked.group,
+    )
+
+
+def _of_servers(
+    run: OneRun, database: Database, condition: Condition, servers: Sequence[str]
+) -> Condition:
+    """Return `condition` and that one of `servers` sampled some of the rollout."""
+    calls = block_source(run.path, "calls", ("group_id", "index", "attempt", "server"))
+    if calls is None:
+        return Condition(sql="false", values=())
+    marks = ", ".join("?" * len(servers))
+    own = (
+        '(group_id, "index", attempt) IN (SELECT (group_id, "index", attempt) FROM '
+        f"{calls.sql} WHERE server IN ({marks}))"
+    )
+    return Condition(
+        sql=f"{condition.sql} AND {own}",
+        values=(*condition.values, *calls.values, *servers),
+    )
+
+
+def servers_of(run: OneRun, database: Database) -> list[str]:
+    """Return the servers that answered model calls."""
+    files = block_files(run.path, CALLS_FOLDER)
+    found = {name for file in files for name in _servers_in(database, file)}
+    return sorted(found)[:_MAX_SERVERS]
+
+
+@lru_cache(maxsize=4096)
+def _servers_in(database: Database, file: Listed) -> tuple[str, ...]:
+    """Return the servers in a file; its stamp makes another content another question."""
+    calls = source_of(CALLS_FOLDER, [file], ("server",))
+    if calls is None:
+        return ()
+    sql = f"SELECT DISTINCT server FROM {calls.sql} WHERE server != '' LIMIT {_MAX_SERVERS}"
+    return tuple(row[0] for row in database.rows(sql, calls.values))

@@ -1,0 +1,337 @@
+"""`/runs/{run}/timeline`: who did what when, as bars and densities in a window."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from telescope_ui.answers import JsonObject, ParameterError
+from telescope_ui.block_tables import Source
+from telescope_ui.index.database import Database
+from telescope_ui.lanes import Bar, Change, depths_of, lanes_of, mean_numbers
+from telescope_ui.one_run import OneRun, seconds_of
+from telescope_ui.pages.overview import checkpoints, eval_points, restarts, server_events
+from telescope_ui.parameters import TimelineParameters
+from telescope_ui.timeline_spans import COLUMNS, Window, extent_of, spans_of, step_ends
+
+MAX_BARS = 2000
+"""Bars of one row; with more, all of them become a density."""
+_MAX_ALL_BARS = 10_000
+_MAX_ROWS = 2000
+_MAX_STEPS = 2000
+_BUCKET_PIXELS = 4
+_ORDER = ("driver", "rank", "server", "environment", "evals", "other")
+_BARS = ("start_s", "duration_s", "lane", "name", "step", "version", "note", "address")
+_STATES_LANE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scale:
+    """What is a pixel and a bucket in a window."""
+
+    window: Window
+    width: int
+
+    @property
+    def pixel_s(self) -> float:
+        return self.window.length_s / self.width
+
+    @property
+    def num_buckets(self) -> int:
+        return self.width // _BUCKET_PIXELS
+
+    @property
+    def bucket_s(self) -> float:
+        return self.window.length_s / self.num_buckets
+
+
+def timeline_page(run: OneRun, database: Database, asked: TimelineParameters) -> JsonObject:
+    """Return the rows of the timeline in a window."""
+    extent = extent_of(run, database)
+    window = window_of(extent, asked.first_s, asked.last_s)
+    scale = _Scale(window=window, width=asked.width)
+    spans = spans_of(run, database, window)
+    rows = {} if spans.source is None else _rows(run, database, spans.source, scale)
+    states = server_events(run)
+    for server, bars in _state_bars(states, scale).items():
+        row = rows.setdefault(server, _empty_row(server, "server"))
+        row["kind"] = "server"
+        for name, values in bars.items():
+            row["bars"]["columns"][name] += values
+    if spans.is_too_wide:
+        rows["environments"] = {**_empty_row("environments", "environment"), "is_too_wide": True}
+    _add_evals(run, rows, window)
+    steps = [pair for pair in step_ends(run) if window.first_s <= pair[1] <= window.last_s + 1]
+    steps = steps[:: max(1, -(-len(steps) // _MAX_STEPS))]
+    return {
+        "page": "timeline",
+        "run": run.brief(),
+        "extent": {
+            "from": None if extent is None else extent.first_s,
+            "to": None if extent is None else extent.last_s,
+        },
+        **{"from": window.first_s, "to": window.last_s, "bucket_s": scale.bucket_s},
+        "rows": sorted(rows.values(), key=_row_order),
+        "marks": _marks(run, states, window),
+        "steps": {
+            "columns": {"step": [one[0] for one in steps], "end_s": [one[1] for one in steps]}
+        },
+        "sources": [*spans.kinds, *(["servers"] if states else [])],
+    }
+
+
+def window_of(extent: Window | None, first_s: float | None, last_s: float | None) -> Window:
+    """Return the window that is asked for, by default all of `extent`."""
+    base = extent or Window(first_s=0.0, last_s=1.0)
+    found = Window(
+        first_s=base.first_s if first_s is None else first_s,
+        last_s=base.last_s if last_s is None else last_s,
+    )
+    if found.last_s < found.first_s:
+        raise ParameterError(
+            f"to: expected a time after from ({found.first_s:.3f}), got {found.last_s:.3f}"
+        )
+    return found
+
+
+def _row_order(row: JsonObject) -> tuple[Any, ...]:
+    label: str = row["label"]
+    number = label.rpartition(" ")[2]
+    return _ORDER.index(row["kind"]), int(number) if number.isdecimal() else 0, label
+
+
+def kind_of(source: str, *, is_called: bool = False) -> str:
+    """Return what a source of spans is."""
+    if source == "driver":
+        return "driver"
+    first = source.partition(" ")[0]
+    if first in ("rank", "environment"):
+        return first
+    return "server" if is_called or "://" in source else "other"
+
+
+def _empty_row(source: str, kind: str) -> JsonObject:
+    return {
+        **{"source": source, "kind": kind, "label": source, "num_lanes": 0},
+        "bars": {"columns": {name: [] for name in _BARS}},
+        **{"density": None, "is_too_wide": False},
+    }
+
+
+def _in_window(source: Source) -> str:
+    return (
+        f"(SELECT * FROM {source.sql} WHERE time_s < ? AND time_s + duration_s >= ? "
+        "AND duration_s >= 0)"
+    )
+
+
+def _rows(run: OneRun, database: Database, source: Source, scale: _Scale) -> dict[str, JsonObject]:
+    shown = _in_window(source)
+    values = (*source.values, scale.window.last_s, scale.window.first_s)
+    found = _narrow(database, Source(sql=shown, values=values), scale)
+    most = min(MAX_BARS, max(50, _MAX_ALL_BARS // max(1, len(found))))
+    rows: dict[str, JsonObject] = {}
+    for name, one in found.items():
+        rows[name] = _empty_row(name, kind_of(name, is_called=one.is_called))
+        if one.density["bucket"]:
+            rows[name]["density"] = one.density
+    as_bars = [name for name, one in found.items() if 0 < one.num_wide <= most]
+    if as_bars:
+        sql = (
+            f"SELECT {', '.join(_quoted(COLUMNS))} FROM {shown} WHERE (duration_s >= ? "
+            "OR duration_s = 0) AND source IN (SELECT unnest(?)) "
+            "ORDER BY source, time_s, duration_s DESC"
+        )
+        _add_bars(run, rows, database.rows(sql, (*values, scale.pixel_s, as_bars)))
+    crowded = [name for name, one in found.items() if one.num_wide > most]
+    if crowded:
+        chosen = f"(SELECT * FROM {shown} WHERE source IN (SELECT unnest(?)))"
+        _add_density(database, rows, Source(sql=chosen, values=(*values, crowded)), scale)
+    return rows
+
+
+@dataclass(slots=True)
+class _Narrow:
+    """What a source has in a window: how many wide bars, and the density of the others."""
+
+    density: JsonObject
+    num_wide: int = 0
+    is_called: bool = False
+
+
+def _narrow(database: Database, shown: Source, scale: _Scale) -> dict[str, _Narrow]:
+    """Return the density of what is narrower than a pixel, which counts where it began.
+
+    One pass over all spans of the window, as there may be millions.
+    """
+    bucket = "CAST(floor(greatest(time_s - ?, 0) / ?) AS INTEGER)"
+    sql = (
+        f"SELECT source, CASE WHEN duration_s >= ? OR duration_s = 0 THEN -1 ELSE {bucket} END "
+        "AS b, count(*), sum(duration_s), arg_max(name, duration_s), bool_or(name = 'call') "
+        f"FROM {shown.sql} GROUP BY source, b ORDER BY source, b"
+    )
+    bound = (scale.pixel_s, scale.window.first_s, scale.bucket_s, *shown.values)
+    found: dict[str, _Narrow] = {}
+    for source, number, count, sum_s, name, is_called in database.rows(sql, bound):
+        if source not in found and len(found) >= _MAX_ROWS:
+            continue
+        empty: JsonObject = {"bucket": [], "busy": [], "name": []}
+        one = found.setdefault(source, _Narrow(empty))
+        one.is_called |= is_called
+        if number < 0:
+            one.num_wide = count
+            continue
+        one.density["bucket"].append(min(number, scale.num_buckets - 1))
+        one.density["busy"].append(round(sum_s / scale.bucket_s, 4))
+        one.density["name"].append(name)
+    return found
+
+
+def _quoted(names: Iterable[str]) -> list[str]:
+    return [f'"{name}"' for name in names]
+
+
+def _add_bars(
+    run: OneRun, rows: Mapping[str, JsonObject], found: Sequence[tuple[Any, ...]]
+) -> None:
+    by_source: dict[str, list[tuple[Any, ...]]] = {}
+    for span in found:
+        by_source.setdefault(span[0], []).append(span[1:])
+    for source, spans in by_source.items():
+        row = rows[source]
+        bars = [Bar(span[0], span[0] + span[1]) for span in spans]
+        is_nested = row["kind"] in ("driver", "rank")
+        lanes = depths_of(bars) if is_nested else lanes_of(bars)
+        row["num_lanes"] = 1 + max(lanes)
+        addresses = [rollout_address(run, span[3], span[6:]) for span in spans]
+        columns = (
+            *([span[at] for span in spans] for at in (0, 1)),
+            lanes,
+            *([span[at] for span in spans] for at in (2, 3, 4, 5)),
+            addresses,
+        )
+        row["bars"] = {"columns": dict(zip(_BARS, columns, strict=True))}
+
+
+def rollout_address(run: OneRun, step: int | None, key: Sequence[Any]) -> str:
+    """Return the address of a rollout, given (environment, group_id, index, attempt).
+
+    Without a step it is one of an eval, and in place of the environment stands its folder. Empty
+    for what is not done for a rollout.
+    """
+    environment, group_id, index, attempt = key
+    if not group_id:
+        return ""
+    if step is None:
+        return run.address("evals", environment, "rollouts", group_id, index)
+    return run.address("rollouts", group_id, index, attempt)
+
+
+def _add_density(
+    database: Database, rows: Mapping[str, JsonObject], chosen: Source, scale: _Scale
+) -> None:
+    window = scale.window
+    began = "greatest(time_s - ?, 0)"
+    ended = "least(time_s + duration_s - ?, ?)"
+    sql = (
+        f"WITH clipped AS (SELECT source, name, {began} AS s, {ended} AS e FROM {chosen.sql}) "
+        "SELECT source, CAST(floor(t / ?) AS INTEGER) AS b, sum(n), sum(n * t) FROM "
+        "(SELECT source, s AS t, 1 AS n FROM clipped UNION ALL "
+        "SELECT source, e AS t, -1 AS n FROM clipped) GROUP BY source, b"
+    )
+    bound = (window.first_s, window.first_s, window.length_s, *chosen.values, scale.bucket_s)
+    changes: dict[str, list[Change]] = {}
+    for source, bucket, count, sum_s in database.rows(sql, bound):
+        changes.setdefault(source, []).append(Change(bucket, int(count), sum_s))
+    names = _names(database, chosen, scale)
+    for source, found in changes.items():
+        busy = mean_numbers(found, num_buckets=scale.num_buckets, bucket_s=scale.bucket_s)
+        rows[source]["density"] = {
+            "bucket": list(busy),
+            "busy": [round(value, 4) for value in busy.values()],
+            "name": [names.get((source, bucket), "") for bucket in busy],
+        }
+
+
+def _names(database: Database, chosen: Source, scale: _Scale) -> dict[tuple[str, int], str]:
+    """Return the name of the longest of what began in each bucket of each source."""
+    window = scale.window
+    sql = (
+        "SELECT source, CAST(floor(greatest(time_s - ?, 0) / ?) AS INTEGER) AS b, "
+        f"arg_max(name, duration_s) FROM {chosen.sql} GROUP BY source, b"
+    )
+    rows = database.rows(sql, (window.first_s, scale.bucket_s, *chosen.values))
+    return {(source, bucket): name for source, bucket, name in rows}
+
+
+def _state_bars(events: Sequence[JsonObject], scale: _Scale) -> dict[str, JsonObject]:
+    """Return the states of each server but `serving`, as bars; updates if they can be seen."""
+    window = scale.window
+    by_server: dict[str, list[JsonObject]] = {}
+    for event in sorted(events, key=lambda event: event["time_s"]):
+        by_server.setdefault(str(event["server"]), []).append(event)
+    found: dict[str, JsonObject] = {}
+    for server, states in by_server.items():
+        columns: JsonObject = {name: [] for name in _BARS}
+        for at, state in enumerate(states):
+            start_s = state["time_s"]
+            end_s = states[at + 1]["time_s"] if at + 1 < len(states) else window.last_s
+            is_shown = start_s < window.last_s and end_s >= window.first_s
+            least_s = scale.pixel_s if state["state"] == "updating" else 0.0
+            is_wide = end_s - start_s >= least_s and len(columns["name"]) < MAX_BARS
+            if state["state"] != "serving" and is_shown and is_wide:
+                about = (state["state"], None, state["version"], state["reason"], "")
+                values = (start_s, end_s - start_s, _STATES_LANE, *about)
+                for name, value in zip(_BARS, values, strict=True):
+                    columns[name].append(value)
+        found[server] = columns
+    return found
+
+
+def _add_evals(run: OneRun, rows: dict[str, JsonObject], window: Window) -> None:
+    """Add a row of the evals, unless spans tell of them."""
+    points = [point for point in eval_points(run) if point.get("duration_s")]
+    points = [
+        point
+        for point in points
+        if point["time_s"] >= window.first_s
+        and point["time_s"] - point["duration_s"] <= window.last_s
+    ]
+    if not points:
+        return
+    points.sort(key=lambda point: point["time_s"] - point["duration_s"])
+    bars = [Bar(point["time_s"] - point["duration_s"], point["time_s"]) for point in points]
+    row = rows["evals"] = _empty_row("evals", "evals")
+    lanes = lanes_of(bars)
+    row["num_lanes"] = 1 + max(lanes)
+    for bar, lane, point in zip(bars, lanes, points, strict=True):
+        folder = point["folder"]
+        address = "" if folder is None else run.address("evals", folder)
+        label = f"{point.get('name')} {point.get('tag')}"
+        values = (
+            *(bar.start_s, bar.end_s - bar.start_s, lane, label, None),
+            *(point.get("version"), point.get("reason", ""), address),
+        )
+        for name, value in zip(_BARS, values, strict=True):
+            row["bars"]["columns"][name].append(value)
+
+
+def _marks(run: OneRun, states: Sequence[JsonObject], window: Window) -> list[JsonObject]:
+    """Return what happened at one moment in the window."""
+    found: list[JsonObject] = []
+
+    def add(time_s: float | None, kind: str, label: str, address: str = "") -> None:
+        if time_s is not None and window.first_s <= time_s <= window.last_s:
+            mark = {"time_s": time_s, "kind": kind, "label": label, "address": address}
+            found.append(mark)
+
+    for one in restarts(run):
+        add(one.get("time_s"), "restart", f"back to step {one.get('step')}: {one.get('reason')}")
+    for one in checkpoints(run):
+        add(seconds_of(one["created_at"]), "checkpoint", str(one["name"]))
+    for one in eval_points(run):
+        where = "" if one["folder"] is None else run.address("evals", one["folder"])
+        add(one.get("time_s"), "eval", f"{one.get('name')} {one.get('tag')}", where)
+    for one in states:
+        if one["state"] in ("lost", "given up"):
+            add(one["time_s"], "server", f"{one['server']} {one['state']}: {one['reason']}")
+    return sorted(found, key=lambda mark: mark["time_s"])[:1000]

@@ -1,0 +1,128 @@
+"""The parameters of addresses, checked: what is behind the `?` of each page."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+MAX_TEXT = 1000
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
+CursorText = Annotated[str, StringConstraints(max_length=100_000)]
+Texts = Annotated[list[Text], Field(max_length=100)]
+Points = Annotated[int, Field(ge=10, le=5000)]
+Step = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Seconds = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e11)]
+
+
+class Parameters(BaseModel):
+    """What all pages have in common: no parameter that is not known."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+
+class OverviewParameters(Parameters):
+    """Of `/runs/{run}`."""
+
+    metric: Texts = []
+    points: Points = 1000
+    first: Step | None = Field(default=None, alias="from")
+    last: Step | None = Field(default=None, alias="to")
+
+
+class CompareParameters(Parameters):
+    """Of `/compare`."""
+
+    run: Annotated[list[Text], Field(min_length=1, max_length=12)]
+    metric: Texts = []
+    points: Points = 1000
+
+
+class RolloutsParameters(Parameters):
+    """Of `/runs/{run}/rollouts`."""
+
+    step_from: Step | None = None
+    step_to: Step | None = None
+    environment: Texts = []
+    status: Texts = []
+    status_reason: Texts = []
+    stop_reason: Texts = []
+    example_id: Texts = []
+    group_id: Texts = []
+    server: Texts = []
+    reward_from: float | None = None
+    reward_to: float | None = None
+    truncated: bool | None = None
+    version: Step | None = None
+    attempts: Literal["last", "replaced", "all"] = "last"
+    where: Texts = []
+    tag: Texts = []
+    group: Literal["", "mixed", "equal"] = ""
+    sort: Text = "-step"
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+    offset: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    q: Text = ""
+    cursor: Text = ""
+    distribution: Text = ""
+    bins: Annotated[int, Field(ge=2, le=200)] = 40
+
+
+class RolloutParameters(Parameters):
+    """Of one rollout."""
+
+    tokens: bool = True
+
+
+class DifferenceParameters(Parameters):
+    """Of `/difference`."""
+
+    left: Text
+    right: Text
+
+
+class WindowParameters(Parameters):
+    """Of what is over time."""
+
+    first_s: Seconds | None = Field(default=None, alias="from")
+    last_s: Seconds | None = Field(default=None, alias="to")
+
+
+class TimelineParameters(WindowParameters):
+    """Of `/runs/{run}/timeline`."""
+
+    width: Annotated[int, Field(ge=100, le=4000)] = 1200
+
+
+class InfraParameters(WindowParameters):
+    """Of `/runs/{run}/infra`."""
+
+    points: Points = 300
+    source: Texts = []
+    name: Texts = []
+
+
+class EvalParameters(Parameters):
+    """Of `/runs/{run}/evals/{folder}`."""
+
+    against: Text = ""
+
+
+class LogsParameters(Parameters):
+    """Of `/runs/{run}/logs`."""
+
+    component: Texts = []
+    source: Texts = []
+    life: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=100)] = []
+    level: Literal["", "debug", "info", "warning", "error"] = ""
+    q: Text = ""
+    limit: Annotated[int, Field(ge=1, le=5000)] = 500
+    cursor: CursorText = ""
+    direction: Literal["older", "newer"] = "older"
+
+
+class LiveParameters(Parameters):
+    """Of `/live`."""
+
+    run: Texts = []
+
+
+class NoParameters(Parameters):
+    """Of pages that have none."""

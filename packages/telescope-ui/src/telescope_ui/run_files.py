@@ -1,0 +1,131 @@
+"""What may be read of a run folder: regular files that lie inside it, however they are named.
+
+Whoever can write into a run folder can put links into it, so every path is resolved first.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from telescope_core.records.files import read_json
+from telescope_ui.answers import NotThereError
+
+MAX_JSON_BYTES = 128 * 2**20
+"""Size of a file of JSON that is read as a whole."""
+
+
+class Stamp(NamedTuple):
+    """What is different when a file has another content."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+class Listed(NamedTuple):
+    """A file of a run folder."""
+
+    name: str
+    path: Path
+    stamp: Stamp
+
+
+def inside(root: Path, *parts: str) -> Path | None:
+    """Return the path of `parts` in `root`; None if nothing is there, or if it leads outside.
+
+    `root` must be resolved.
+    """
+    if any("\0" in part for part in parts):
+        return None
+    path = root.joinpath(*parts)
+    real = os.path.realpath(path)
+    if real != str(path) and not real.startswith(f"{root}{os.sep}"):
+        return None
+    return path if os.path.exists(real) else None
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Return the stamp of a regular file; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return _stamp(found) if stat.S_ISREG(found.st_mode) else None
+
+
+def stamp_in(stream: IO[bytes]) -> Stamp:
+    """Return the stamp of an opened file."""
+    return _stamp(os.fstat(stream.fileno()))
+
+
+def stamp_of_folder(root: Path, name: str) -> Stamp | None:
+    """Return the stamp of a folder of `root`; None if there is none, or if it leads outside."""
+    path = inside(root, name)
+    try:
+        return None if path is None else _stamp(path.stat())
+    except OSError:
+        return None
+
+
+def listed(root: Path, *parts: str, suffixes: tuple[str, ...]) -> list[Listed]:
+    """Return the regular files with one of `suffixes` in a folder of `root`, sorted by name.
+
+    Links are left out, and so are names that begin with a dot.
+    """
+    folder = inside(root, *parts)
+    if folder is None or not folder.is_dir():
+        return []
+    found: list[Listed] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or not entry.name.endswith(suffixes):
+                continue
+            try:
+                if entry.is_file(follow_symlinks=False):
+                    stamp = _stamp(entry.stat(follow_symlinks=False))
+                    found.append(Listed(entry.name, folder / entry.name, stamp))
+            except FileNotFoundError:
+                continue
+    return sorted(found)
+
+
+def folders(root: Path, *parts: str) -> list[Path]:
+    """Return the folders in a folder of `root`, sorted by name, without links and hidden ones."""
+    folder = inside(root, *parts)
+    if folder is None or not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        names = [
+            entry.name
+            for entry in entries
+            if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+        ]
+    return [folder / name for name in sorted(names)]
+
+
+def object_in(root: Path, *parts: str) -> dict[str, Any] | None:
+    """Return the JSON object in a file of `root`; None without one.
+
+    Raises NotThereError for a file that is too large to be read as a whole.
+    """
+    path = inside(root, *parts)
+    stamp = None if path is None else stamp_of(path)
+    if path is None or stamp is None:
+        return None
+    if stamp.size > MAX_JSON_BYTES:
+        raise NotThereError(
+            f"{'/'.join(parts)} has {stamp.size / 2**20:,.0f} MiB, and at most "
+            f"{MAX_JSON_BYTES // 2**20} are read; look at it with another program"
+        )
+    return read_json(path)
+
+
+def step_of(name: str) -> int | None:
+    """Return the step in a name such as `step-000012.parquet`; None for any other name."""
+    number = name.removeprefix("step-").partition(".")[0]
+    return int(number) if name.startswith("step-") and number.isdecimal() else None
+
+
+def _stamp(found: os.stat_result) -> Stamp:
+    return Stamp(found.st_size, found.st_mtime_ns, found.st_ino)

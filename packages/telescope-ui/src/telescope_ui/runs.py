@@ -1,0 +1,86 @@
+"""The runs in the folders that were opened, by keys that are safe in addresses."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+
+from telescope_core.errors import ConfigError, unknown_name
+from telescope_ui.answers import NotThereError
+from telescope_ui.index.database import Database
+from telescope_ui.one_run import OneRun
+from telescope_ui.run_files import stamp_of
+
+
+class Runs:
+    """Finds runs and keeps what was read of them; any thread may ask."""
+
+    def __init__(self, folders: Sequence[Path], database: Database) -> None:
+        """Open `folders`: each is a run, or holds runs. Raises ConfigError for one that is none."""
+        for folder in folders:
+            if not folder.is_dir():
+                raise ConfigError(
+                    f"{folder}: expected a run or a folder of runs, but there is no such folder; "
+                    "name one that exists, as in: telescope ui runs"
+                )
+        self.folders = tuple(folders)
+        self._database = database
+        self._lock = Lock()
+        self._known: dict[Path, OneRun] = {}
+        self._keys: set[str] = set()
+
+    def close(self) -> None:
+        """Stop reading, and close the index files."""
+        with self._lock:
+            for run in self._known.values():
+                run.close()
+            self._known.clear()
+            self._keys.clear()
+
+    def all(self) -> list[OneRun]:
+        """Return the runs that are there now, in no particular order."""
+        with self._lock:
+            found = {path: folder for folder in self.folders for path in _run_paths(folder)}
+            for path in [path for path in self._known if path not in found]:
+                gone = self._known.pop(path)
+                self._keys.discard(gone.key)
+                gone.close()
+            for path, folder in found.items():
+                if path not in self._known:
+                    key = self._new_key(path.name)
+                    self._known[path] = OneRun(key, path, folder, database=self._database)
+            return list(self._known.values())
+
+    def get(self, key: str) -> OneRun:
+        """Return a run by its key; raises NotThereError."""
+        runs = {run.key: run for run in self.all()}
+        if key not in runs:
+            raise NotThereError(str(unknown_name("run", key, list(runs))))
+        return runs[key]
+
+    def _new_key(self, name: str) -> str:
+        plain = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip(".") or "run"
+        key, number = plain, 1
+        while key in self._keys:
+            number += 1
+            key = f"{plain}-{number}"
+        self._keys.add(key)
+        return key
+
+
+def _run_paths(folder: Path) -> list[Path]:
+    """Return the resolved paths of the runs in `folder`; links out of it are left out."""
+    root = Path(os.path.realpath(folder))
+    if stamp_of(root / "run.json") is not None:
+        return [root]
+    try:
+        names = sorted(entry.name for entry in os.scandir(root) if not entry.name.startswith("."))
+    except OSError:
+        return []
+    found: list[Path] = []
+    for name in names:
+        real = Path(os.path.realpath(root / name))
+        if real.is_relative_to(root) and real != root and stamp_of(real / "run.json") is not None:
+            found.append(real)
+    return list(dict.fromkeys(found))

@@ -1,0 +1,61 @@
+"""Pages and data behind the same addresses: a browser gets the front end, a program the data."""
+
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from telescope_ui.answers import as_json, error_body
+
+STATIC = Path(__file__).resolve().parent / "static"
+_ALWAYS_DATA = ("/static/", "/live")
+_TRACE = "/timeline/trace.json"
+_FORMATS = ("html", "json")
+_OF_FRONT_END = "ui."
+"""Parameters that begin so choose what a page shows of its data."""
+
+
+class Shell:
+    """Answers with the front end where a page is asked for, and hands on what asks for data.
+
+    `format` is taken out of the query, and so is what only the front end reads (`ui.view`): then an
+    address that a person shares has its data too. Paths are handed on as they came, still escaped,
+    so that a name with a slash in it stays one part.
+    """
+
+    def __init__(self, app: ASGIApp, *, static: Path = STATIC) -> None:
+        self._app = app
+        self._index = static / "index.html"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a page, or hand on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        raw = scope["raw_path"].decode("latin-1")
+        pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        formats = [value for name, value in pairs if name == "format"]
+        if any(value not in _FORMATS for value in formats):
+            message = f"format: expected one of {', '.join(_FORMATS)}, got {formats[0]!r}"
+            body = as_json(error_body(400, message))
+            await Response(body, 400, media_type="application/json")(scope, receive, send)
+            return
+        wanted = formats[-1] if formats else _accepted(Headers(scope=scope))
+        if wanted == "html" and not raw.startswith(_ALWAYS_DATA) and not raw.endswith(_TRACE):
+            await Response(self._page(), media_type="text/html")(scope, receive, send)
+            return
+        kept = urlencode([pair for pair in pairs if not _is_ours(pair[0])])
+        await self._app({**scope, "path": raw, "query_string": kept.encode()}, receive, send)
+
+    def _page(self) -> bytes:
+        return self._index.read_bytes()
+
+
+def _is_ours(name: str) -> bool:
+    return name == "format" or name.startswith(_OF_FRONT_END)
+
+
+def _accepted(headers: Headers) -> str:
+    return "json" if "application/json" in headers.get("accept", "") else "html"

@@ -1,0 +1,135 @@
+/** The frame of every page: where one is, what else there is, and the page itself. */
+
+import { useEffect, useRef } from "preact/hooks";
+import { Keys } from "./components/Keys.tsx";
+import { Link } from "./components/Link.tsx";
+import { Trouble } from "./components/States.tsx";
+import { ofRun, parseAddress, type Address } from "./lib/address.ts";
+import { useIsLive } from "./lib/live.ts";
+import { exported, href, useAddress } from "./lib/router.ts";
+import { useTheme } from "./lib/theme.ts";
+import { Compare } from "./pages/Compare.tsx";
+import { Config } from "./pages/Config.tsx";
+import { Difference } from "./pages/Difference.tsx";
+import { Eval } from "./pages/Eval.tsx";
+import { Evals } from "./pages/Evals.tsx";
+import { Example } from "./pages/Example.tsx";
+import { Group } from "./pages/Group.tsx";
+import { Infra } from "./pages/Infra.tsx";
+import { Logs } from "./pages/Logs.tsx";
+import { Overview } from "./pages/Overview.tsx";
+import { Rollout } from "./pages/Rollout.tsx";
+import { Rollouts } from "./pages/Rollouts.tsx";
+import { Runs } from "./pages/Runs.tsx";
+import { Timeline } from "./pages/Timeline.tsx";
+
+export interface PageProps {
+  /** The whole address, with its query. */
+  address: string;
+  parts: string[];
+  query: URLSearchParams;
+  /** Key of the run, "" where there is none. */
+  run: string;
+}
+
+const OF_RUN: [string, string][] = [
+  ["", "Overview"],
+  ["rollouts", "Rollouts"],
+  ["timeline", "Timeline"],
+  ["infra", "Infra"],
+  ["evals", "Evals"],
+  ["logs", "Logs"],
+  ["config", "Config"],
+];
+
+function chosen({ parts }: Address) {
+  const [first, run, kind, ...rest] = parts;
+  if (first === undefined) return Runs;
+  if (first === "compare") return Compare;
+  if (first === "difference") return Difference;
+  if (first !== "runs" || run === undefined) return null;
+  if (kind === undefined) return Overview;
+  if (kind === "rollouts") return rest.length ? Rollout : Rollouts;
+  if (kind === "evals" && rest[1] === "rollouts") return Rollout;
+  if (kind === "evals") return rest.length ? Eval : Evals;
+  const simple = { timeline: Timeline, infra: Infra, logs: Logs, config: Config };
+  const below = { groups: Group, examples: Example };
+  if (Object.hasOwn(simple, kind) && !rest.length) return simple[kind as keyof typeof simple];
+  if (Object.hasOwn(below, kind) && rest.length) return below[kind as keyof typeof below];
+  return null;
+}
+
+export function App() {
+  const address = useAddress();
+  const parsed = parseAddress(address);
+  const [first, second] = parsed.parts;
+  const run = first === "runs" ? (second ?? "") : "";
+  const Page = chosen(parsed);
+  const main = useRef<HTMLElement>(null);
+  useEffect(() => {
+    document.title = [...parsed.parts.slice(first === "runs" ? 1 : 0), "Telescope"].join(" - ");
+  }, [parsed.path]);
+  return (
+    <>
+      <button type="button" class="skip" onClick={() => main.current?.focus()}>
+        Skip to the page
+      </button>
+      <TopBar run={run} address={address} />
+      {run && <Pages run={run} parts={parsed.parts} />}
+      <main ref={main} tabIndex={-1}>
+        {Page ? (
+          <Page key={parsed.path} address={address} parts={parsed.parts} query={parsed.query} run={run} />
+        ) : (
+          <Trouble message={`There is no page at ${parsed.path}.`} />
+        )}
+      </main>
+      <Keys run={run} />
+    </>
+  );
+}
+
+function TopBar({ run, address }: { run: string; address: string }) {
+  const [theme, toggle] = useTheme();
+  const isLive = useIsLive();
+  const still = exported();
+  const json = `${address}${address.includes("?") ? "&" : "?"}format=json`;
+  return (
+    <header class="bar">
+      <Link to="/" class="brand">
+        Telescope
+      </Link>
+      {run && <Link to={ofRun(run)}>{run}</Link>}
+      <span class="at-end">
+        {still ? (
+          <span class="faint">exported {still.created_at.slice(0, 16).replace("T", " ")}</span>
+        ) : (
+          <>
+            <span class={isLive ? "live is-on" : "live"}>{isLive ? "live" : "not connected"}</span>
+            <a href={href(json)} target="_blank" rel="noreferrer">
+              JSON
+            </a>
+          </>
+        )}
+        <button type="button" onClick={toggle} aria-label={`Use ${theme === "dark" ? "light" : "dark"} colors`}>
+          {theme === "dark" ? "Light" : "Dark"}
+        </button>
+      </span>
+    </header>
+  );
+}
+
+const PARENTS: Record<string, string> = { groups: "rollouts", examples: "rollouts" };
+
+function Pages({ run, parts }: { run: string; parts: string[] }) {
+  const kind = parts[2] ?? "";
+  const now = PARENTS[kind] ?? kind;
+  return (
+    <nav class="pages" aria-label="Pages of the run">
+      {OF_RUN.map(([name, label]) => (
+        <Link key={name} to={name ? ofRun(run, name) : ofRun(run)} current={name === now}>
+          {label}
+        </Link>
+      ))}
+    </nav>
+  );
+}

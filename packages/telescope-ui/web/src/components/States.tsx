@@ -1,0 +1,68 @@
+/** What stands where data are not there: on their way, refused, or none. */
+
+import type { ComponentChildren } from "preact";
+import type { Loaded } from "../lib/data.ts";
+
+export function Empty({ children }: { children: ComponentChildren }) {
+  return <p class="empty">{children}</p>;
+}
+
+export function Trouble({ message }: { message: string }) {
+  return (
+    <p class="trouble" role="alert">
+      {message}
+    </p>
+  );
+}
+
+interface Props<T> {
+  loaded: Loaded<T>;
+  children: (data: T) => ComponentChildren;
+}
+
+/** Show data once they are there; what went wrong above what was there before. */
+export function Ready<T>({ loaded, children }: Props<T>) {
+  return (
+    <>
+      {loaded.error && <Trouble message={loaded.error.message} />}
+      {loaded.data !== null && (
+        <div class={loaded.isOld ? "is-old" : undefined} aria-busy={loaded.isOld}>
+          {children(loaded.data)}
+        </div>
+      )}
+      {loaded.data === null && !loaded.error && (
+        <p class="empty" role="status">
+          Loading...
+        </p>
+      )}
+    </>
+  );
+}
+
+interface Index {
+  files_done: number;
+  files_total: number;
+  is_complete: boolean;
+  problems: string[];
+}
+
+export function IndexNote({ index }: { index: Index }) {
+  const { files_done, files_total, is_complete, problems } = index;
+  return (
+    <>
+      {!is_complete && (
+        <p class="note" role="status">
+          Reading the run: {files_done} of {files_total} steps are in, the newest first.{" "}
+          <progress max={files_total} value={files_done} aria-label="steps that are read" />
+        </p>
+      )}
+      {problems.map((problem) => (
+        <Trouble key={problem} message={problem} />
+      ))}
+    </>
+  );
+}
+
+export function State({ state }: { state: string }) {
+  return <span class={`state state-${state}`}>{state}</span>;
+}

@@ -1,0 +1,189 @@
+/** A rollout as the trainer sees it: its tokens, colored by what is known of each. */
+
+import { useMemo, useRef, useState } from "preact/hooks";
+import { shadeClass } from "../lib/colors.ts";
+import { formatNumber, plural } from "../lib/format.ts";
+import { extent } from "../lib/scales.ts";
+import { shadesOf, valuesOf, type Shade } from "../lib/shades.ts";
+import type { Chain, Tokens as TokensData } from "../lib/types.ts";
+import { visibleToken } from "../lib/visible.ts";
+import { Facts } from "./Facts.tsx";
+
+/** Tokens that are drawn at once; more of a longer chain come by a button. */
+const PAGE = 8000;
+
+interface Props {
+  tokens: TokensData;
+  by: string;
+  onBy: (name: string) => void;
+}
+
+export function Tokens({ tokens, by, onBy }: Props) {
+  const [number, setNumber] = useState(0);
+  const chain = tokens.chains[number] ?? tokens.chains[0];
+  if (!chain) return <p class="empty">No tokens are recorded for this rollout.</p>;
+  const names = ["log-prob", "mask", ...(chain.versions ? ["version"] : []), "advantage", ...Object.keys(chain.columns)];
+  const name = names.includes(by) ? by : "log-prob";
+  return (
+    <div>
+      <div class="tools">
+        <label>
+          Color by
+          <select value={name} onChange={(event) => onBy(event.currentTarget.value)}>
+            {names.map((one) => (
+              <option key={one}>{one}</option>
+            ))}
+          </select>
+        </label>
+        {tokens.chains.length > 1 && (
+          <label>
+            Branch
+            <select value={number} onChange={(event) => setNumber(Number(event.currentTarget.value))}>
+              {tokens.chains.map((one, at) => (
+                <option key={at} value={at}>
+                  {branchName(one, at)}
+                </option>
+              ))}
+            </select>
+          </label>
+        )}
+        <Scale chain={chain} name={name} />
+      </div>
+      {tokens.is_cut && <p class="note">The rollout has more tokens than are shown here.</p>}
+      <ChainText key={`${number} ${name}`} chain={chain} name={name} />
+    </div>
+  );
+}
+
+function branchName(chain: Chain, at: number): string {
+  const shared = chain.parent === null ? "" : `, shares ${chain.num_shared} with branch ${chain.parent + 1}`;
+  return `branch ${at + 1}: ${chain.ids.length} tokens${shared}`;
+}
+
+const MEANINGS: Record<Shade, [string, string]> = {
+  surprise: ["sure", "surprised"],
+  around: ["below 0", "above 0"],
+  range: ["lowest", "highest"],
+  yes: ["not trained on", "trained on"],
+};
+
+function Scale({ chain, name }: { chain: Chain; name: string }) {
+  const shade = shadesOf(name);
+  const [low, high] = MEANINGS[shade];
+  const range = extent([valuesOf(chain, name)]);
+  const levels = shade === "around" ? [-1, -0.6, -0.3, 0, 0.3, 0.6, 1] : [0, 0.2, 0.4, 0.6, 0.8, 1];
+  return (
+    <span class="scale">
+      {low}
+      {levels.map((level) => (
+        <i key={level} class={shadeClass(level)} />
+      ))}
+      {high}
+      {range && shade !== "yes" && (
+        <span class="faint">
+          ({formatNumber(range[0], 3)} to {formatNumber(range[1], 3)})
+        </span>
+      )}
+    </span>
+  );
+}
+
+function ChainText({ chain, name }: { chain: Chain; name: string }) {
+  const [shown, setShown] = useState(PAGE);
+  const [at, setAt] = useState<number | null>(null);
+  const place = useRef<HTMLDivElement>(null);
+  const levels = useMemo(() => levelsOf(chain, name), [chain, name]);
+  const count = Math.min(shown, chain.ids.length);
+  const move = (to: number) => {
+    const next = Math.max(0, Math.min(count - 1, to));
+    setAt(next);
+    place.current?.children[next]?.scrollIntoView({ block: "nearest" });
+  };
+  const onKeyDown = (event: KeyboardEvent) => {
+    const now = at ?? -1;
+    if (event.key === "ArrowRight") move(now + 1);
+    else if (event.key === "ArrowLeft") move(now - 1);
+    else if (event.key === "Home") move(0);
+    else if (event.key === "End") move(count - 1);
+    else return;
+    event.preventDefault();
+  };
+  const onOver = (event: Event) => {
+    const number = (event.target as HTMLElement).dataset?.["at"];
+    if (number !== undefined) setAt(Number(number));
+  };
+  return (
+    <>
+      <TokenFacts chain={chain} at={at} />
+      <div
+        ref={place}
+        class="tokens mono"
+        tabIndex={0}
+        role="region"
+        aria-label={`${plural(chain.ids.length, "token")}; the arrow keys go from one to the next`}
+        onKeyDown={onKeyDown}
+        onMouseOver={onOver}
+        onClick={onOver}
+      >
+        {Array.from({ length: count }, (_, number) => (
+          <span key={number} data-at={number} class={tokenClass(chain, number, levels[number] ?? null, at === number)}>
+            {tokenText(chain, number)}
+          </span>
+        ))}
+      </div>
+      {count < chain.ids.length && (
+        <button type="button" onClick={() => setShown(shown + PAGE)}>
+          Show more of {plural(chain.ids.length - count, "further token")}
+        </button>
+      )}
+    </>
+  );
+}
+
+function tokenText(chain: Chain, at: number): string {
+  return chain.texts ? visibleToken(chain.texts[at] ?? "") : `${chain.ids[at]} `;
+}
+
+function tokenClass(chain: Chain, at: number, level: number | null, isAt: boolean): string {
+  const kind = chain.is_sampled[at] ? "is-sampled" : "is-prompt";
+  return `token ${kind}${level === null ? "" : ` ${shadeClass(level)}`}${isAt ? " is-at" : ""}`;
+}
+
+function levelsOf(chain: Chain, name: string): (number | null)[] {
+  const values = valuesOf(chain, name);
+  const shade = shadesOf(name);
+  const range = extent([values]) ?? [0, 1];
+  const size = Math.max(Math.abs(range[0]), Math.abs(range[1])) || 1;
+  return values.map((value) => {
+    if (value === null) return null;
+    // -4 nats is one in fifty: what is rarer is all of one color.
+    if (shade === "surprise") return Math.min(1, -value / 4);
+    if (shade === "around") return value / size;
+    if (shade === "yes") return value;
+    return (value - range[0]) / (range[1] - range[0]);
+  });
+}
+
+function TokenFacts({ chain, at }: { chain: Chain; at: number | null }) {
+  if (at === null) {
+    return <p class="note">Point at a token, or move with the arrow keys, to see what is known of it.</p>;
+  }
+  const logprob = chain.logprobs[at] ?? null;
+  const turn = chain.turns[at] ?? null;
+  return (
+    <div role="status">
+      <Facts
+        facts={[
+          ["Token", <code key="text">{JSON.stringify(chain.texts?.[at] ?? "")}</code>],
+          ["Id", formatNumber(chain.ids[at])],
+          ["Position", formatNumber(at)],
+          ["Written by", chain.is_sampled[at] ? `the model, turn ${(turn ?? 0) + 1}` : "the prompt"],
+          ["Log-prob", formatNumber(logprob)],
+          ["Probability", logprob === null ? "-" : formatNumber(Math.exp(logprob), 3)],
+          ["Version", formatNumber(chain.versions?.[at] ?? null)],
+          ...Object.entries(chain.columns).map(([name, values]): [string, string] => [name, formatNumber(values[at] ?? null)]),
+        ]}
+      />
+    </div>
+  );
+}

@@ -1,0 +1,68 @@
+/** Where the page is: in the path of a server, or behind # in a folder that was exported. */
+
+import { useEffect, useState } from "preact/hooks";
+
+export interface Export {
+  format: number;
+  created_at: string;
+  pages: Record<string, string>;
+  loaded: Record<string, unknown>;
+}
+
+declare global {
+  interface Window {
+    TELESCOPE_EXPORT?: Export;
+  }
+}
+
+export const exported = (): Export | undefined => window.TELESCOPE_EXPORT;
+
+export function here(): string {
+  if (exported()) return decodeURI(location.hash.slice(1)) || "/";
+  return location.pathname + location.search;
+}
+
+/** What a link has in `href`. */
+export function href(address: string): string {
+  return exported() ? `#${encodeURI(address)}` : address;
+}
+
+const listeners = new Set<() => void>();
+
+export function go(address: string, how: "push" | "replace" = "push"): void {
+  const target = exported() ? href(address) : address;
+  if (how === "push") history.pushState(null, "", target);
+  else history.replaceState(null, "", target);
+  for (const listener of listeners) listener();
+}
+
+/** The address of the page, whenever it changes. */
+export function useAddress(): string {
+  const [address, set] = useState(here);
+  useEffect(() => {
+    const changed = () => set(here());
+    listeners.add(changed);
+    addEventListener("popstate", changed);
+    addEventListener("hashchange", changed);
+    return () => {
+      listeners.delete(changed);
+      removeEventListener("popstate", changed);
+      removeEventListener("hashchange", changed);
+    };
+  }, []);
+  return address;
+}
+
+/** Follow links of our own without loading the page anew. */
+export function followLinks(): void {
+  document.addEventListener("click", (event) => {
+    if (event.defaultPrevented || event.button || event.metaKey || event.ctrlKey) return;
+    if (event.shiftKey || event.altKey || !(event.target instanceof Element)) return;
+    const link = event.target.closest("a");
+    if (!link || link.target || link.hasAttribute("download") || exported()) return;
+    if (link.origin !== location.origin || link.getAttribute("href")?.startsWith("#")) return;
+    event.preventDefault();
+    go(link.pathname + link.search);
+    scrollTo(0, 0);
+  });
+}

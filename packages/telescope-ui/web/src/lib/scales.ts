@@ -1,0 +1,93 @@
+/** Axes: from values to pixels, and where their labels stand. */
+
+export interface Scale {
+  from: number;
+  to: number;
+  /** Pixel of a value. */
+  (value: number): number;
+  /** Value of a pixel. */
+  invert: (pixel: number) => number;
+}
+
+export function linear(from: number, to: number, start: number, end: number): Scale {
+  const width = to - from || 1;
+  const scale = ((value: number) => start + ((value - from) / width) * (end - start)) as Scale;
+  scale.from = from;
+  scale.to = to;
+  scale.invert = (pixel) => from + ((pixel - start) / (end - start || 1)) * width;
+  return scale;
+}
+
+/** Round steps (1, 2 or 5 times a power of ten) so that there are about `count` labels. */
+export function ticks(from: number, to: number, count: number): number[] {
+  if (!(to > from) || count < 1) return [from];
+  const raw = (to - from) / count;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  // A step may be a little smaller than asked for: one label too many is better than a bare axis.
+  const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= raw * 0.7) ?? raw;
+  const found: number[] = [];
+  const first = Math.ceil(from / step - 1e-9);
+  for (let at = first; at * step <= to + step * 1e-9; at++) {
+    found.push(Number((at * step).toPrecision(12)));
+  }
+  return found;
+}
+
+/** Steps that are round in the unit that bytes are told in. */
+export function byteTicks(from: number, to: number, count: number): number[] {
+  const largest = Math.max(Math.abs(from), Math.abs(to), 1);
+  const unit = 1024 ** Math.floor(Math.log(largest) / Math.log(1024));
+  return ticks(from / unit, to / unit, count).map((value) => value * unit);
+}
+
+const TIME_STEPS = [
+  0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600,
+  900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800,
+];
+
+/** Moments on round clock times, and the seconds between two. */
+export function timeTicks(from: number, to: number, count: number): { step_s: number; at: number[] } {
+  const raw = (to - from) / Math.max(1, count);
+  const step_s = TIME_STEPS.find((one) => one >= raw) ?? Math.ceil(raw / 604800) * 604800;
+  // Round on the reader's clock: hours of the day, not of Greenwich.
+  const offset_s = new Date(from * 1000).getTimezoneOffset() * -60;
+  const at: number[] = [];
+  for (let n = Math.ceil((from + offset_s) / step_s); n * step_s - offset_s <= to; n++) {
+    at.push(n * step_s - offset_s);
+  }
+  return { step_s, at };
+}
+
+/** The range of values with a little room; null without any that is finite. */
+export function extent(lists: readonly (readonly (number | null)[])[]): [number, number] | null {
+  let low = Infinity;
+  let high = -Infinity;
+  for (const values of lists) {
+    for (const value of values) {
+      if (value === null || !Number.isFinite(value)) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+  }
+  if (low > high) return null;
+  if (low === high) {
+    const room = Math.abs(low) * 0.1 || 0.5;
+    return [low - room, high + room];
+  }
+  return [low, high];
+}
+
+/** Index of the value that is nearest to `wanted` in a list that grows. */
+export function nearest(values: readonly number[], wanted: number): number {
+  let low = 0;
+  let high = values.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if ((values[middle] ?? 0) < wanted) low = middle + 1;
+    else high = middle;
+  }
+  const before = values[low - 1];
+  const found = values[low];
+  if (before === undefined || found === undefined) return Math.max(0, low);
+  return wanted - before <= found - wanted ? low - 1 : low;
+}

@@ -1,0 +1,377 @@
+/** What the server sends; docs/reference/ui-addresses.md says what each means. */
+
+import type { Cell, Columns } from "./columns.ts";
+
+export interface RunOf {
+  key: string;
+  name: string;
+  state: string;
+}
+
+export interface IndexState {
+  files_done: number;
+  files_total: number;
+  is_complete: boolean;
+  problems: string[];
+}
+
+export interface RunEntry {
+  key: string;
+  name: string;
+  folder: string;
+  state: string;
+  reason: string | null;
+  started_at: string | null;
+  ended_at: string | null;
+  step: number | null;
+  number_of_steps: number | null;
+  environments: string[] | null;
+  model: string | null;
+  algorithm: string | null;
+  reward: number | null;
+  changed_s: number | null;
+  error: string | null;
+  curve: { steps: number[]; values: (number | null)[]; is_thinned: boolean } | null;
+}
+
+export interface RunsPage {
+  folders: string[];
+  runs: RunEntry[];
+}
+
+export interface ComparePage {
+  runs: (RunOf & { step: number | null })[];
+  metric_names: string[];
+  curves: Record<string, { run: string; steps: number[]; values: (number | null)[] }[]>;
+  settings: { name: string; values: Record<string, unknown> }[];
+  num_equal_settings: number;
+}
+
+export interface Tile {
+  name: string;
+  value: number | null;
+  unit: string;
+  state: "good" | "watch" | "bad" | "none";
+  explanation: string;
+  metric: string;
+  address: string;
+}
+
+export interface OverviewPage {
+  run: RunOf;
+  identity: {
+    started_at: string | null;
+    ended_at: string | null;
+    reason: string | null;
+    host: string | null;
+    step: number | null;
+    number_of_steps: number | null;
+    model: string | null;
+    algorithm: string | null;
+    last_change_s: number | null;
+    folder: string;
+    resumes: { at: string; step: number; checkpoint: string; changed: string[] }[];
+  };
+  metric_names: string[];
+  curves: { steps: number[]; metrics: Record<string, (number | null)[]>; is_thinned: boolean };
+  rewards: {
+    environment: string;
+    steps: number[];
+    mean: (number | null)[];
+    low: (number | null)[];
+    high: (number | null)[];
+    num_groups: number[];
+  }[];
+  tiles: Tile[];
+  restarts: { time_s: number; reason: string; reached: number; step: number; checkpoint: string }[];
+  eval_points: {
+    time_s: number;
+    name: string;
+    tag: string;
+    version: number;
+    state: string;
+    reward: number | null;
+    folder: string | null;
+  }[];
+  self_tests: { name: string; value: number; limit: number; unit: string; note: string }[];
+  checkpoints: { name: string; step: number; created_at: string }[];
+  index: IndexState;
+}
+
+export interface RolloutsPage {
+  run: RunOf;
+  index: IndexState;
+  total: number | null;
+  columns: Columns & { address: string[] };
+  scalar_columns: { name: string; kind: "number" | "text" | "truth" }[];
+  choices: Record<"environment" | "status" | "stop_reason" | "status_reason" | "server", string[]>;
+  steps: { first: number | null; last: number | null };
+  search?: { next_cursor: string | null; steps_searched: [number, number] | null; is_complete: boolean };
+}
+
+export interface Distribution {
+  name: string;
+  kind: "number" | "text";
+  total: number;
+  missing: number;
+  mean: number | null;
+  minimum: number | null;
+  maximum: number | null;
+  quantiles: Record<string, number> | null;
+  bins: { low?: number[]; high?: number[]; value?: Cell[]; count: number[] };
+}
+
+export interface ToolCall {
+  id?: string;
+  function?: { name?: string; arguments?: unknown };
+}
+
+export interface Message {
+  role: string;
+  content: unknown;
+  reasoning?: string | null;
+  tool_calls?: ToolCall[] | null;
+  tool_call_id?: string | null;
+  refusal?: string | null;
+}
+
+export interface RolloutRow {
+  step: number | null;
+  environment: string;
+  example_id: string;
+  group_id: string;
+  index: number;
+  attempt: number;
+  status: string;
+  status_reason: string;
+  error: string | null;
+  stop_reason: string;
+  reward: number | null;
+  advantage: number | null;
+  rewards: Record<string, number>;
+  metrics: Record<string, number>;
+  tags: Record<string, string>;
+  golden_answers: Record<string, unknown>;
+  info: { turn: number | null; key: string; value: unknown; kind: string }[];
+  num_turns: number;
+  num_prompt_tokens: number;
+  num_completion_tokens: number;
+  is_truncated: boolean;
+  is_refused: boolean;
+  finish_reasons: string[];
+  oldest_version: number | null;
+  newest_version: number | null;
+  generate_s: number | null;
+  score_s: number | null;
+}
+
+export interface Chain {
+  parent: number | null;
+  num_shared: number;
+  ids: number[];
+  texts: string[] | null;
+  is_sampled: boolean[];
+  logprobs: (number | null)[];
+  turns: (number | null)[];
+  versions: (number | null)[] | null;
+  advantage: number | null;
+  columns: Record<string, (number | null)[]>;
+}
+
+export interface Tokens {
+  num_chains: number;
+  chains: Chain[];
+  is_cut: boolean;
+}
+
+export interface RolloutPage {
+  run: RunOf;
+  row: RolloutRow;
+  messages: Message[];
+  conversations: Message[][];
+  tokens: Tokens | null;
+  calls: { columns: Columns };
+  events: { columns: Columns };
+  siblings: { columns: Columns };
+  addresses: Partial<
+    Record<"group" | "example" | "timeline" | "previous" | "next" | "eval", string | null>
+  >;
+}
+
+export interface GroupPage {
+  run: RunOf;
+  group_id: string;
+  environment: string;
+  example_id: string;
+  step: number;
+  reward: Record<"mean" | "deviation" | "minimum" | "maximum" | "count", number | null>;
+  golden_answers: Record<string, unknown>;
+  prompt: Message[];
+  rollouts: { row: RolloutRow; messages: Message[]; address: string }[];
+  is_cut: boolean;
+}
+
+export interface ExamplePage {
+  run: RunOf;
+  environment: string;
+  example_id: string;
+  columns: Columns & { address: string[] };
+  by_step: { columns: Record<"step" | "count" | "mean" | "minimum" | "maximum", number[]> };
+  evals: { folder: string; tag: string; version: number | null; rewards: number[]; num_solved: number }[];
+}
+
+export interface DifferenceSide {
+  run: RunOf;
+  row: RolloutRow;
+  messages: Message[];
+  address: string;
+}
+
+export interface DifferencePage {
+  left: DifferenceSide;
+  right: DifferenceSide;
+  settings: { name: string; values: { left?: unknown; right?: unknown } }[];
+}
+
+export interface TimelineRow {
+  source: string;
+  kind: string;
+  label: string;
+  num_lanes: number;
+  bars: {
+    columns: {
+      start_s: number[];
+      duration_s: number[];
+      lane: number[];
+      name: string[];
+      step: (number | null)[];
+      version: (number | null)[];
+      note: (string | null)[];
+      address: string[];
+    };
+  };
+  density: { bucket: number[]; busy: number[]; name: string[] } | null;
+  is_too_wide: boolean;
+}
+
+export interface TimelinePage {
+  run: RunOf;
+  extent: { from: number; to: number } | null;
+  from: number;
+  to: number;
+  bucket_s: number;
+  rows: TimelineRow[];
+  marks: { time_s: number; kind: string; label: string; address: string }[];
+  steps: { columns: { step: number[]; end_s: number[] } };
+}
+
+export interface InfraPage {
+  run: RunOf;
+  extent: { from: number; to: number } | null;
+  from: number;
+  to: number;
+  sources: { source: string; kind: string; latest: Record<string, number> }[];
+  names: string[];
+  is_fleet: boolean;
+  series: {
+    source: string;
+    name: string;
+    times_s: number[];
+    mean: (number | null)[];
+    minimum: (number | null)[];
+    maximum: (number | null)[];
+  }[];
+  fleet: { kind: string; name: string; times_s: number[]; p10: number[]; p50: number[]; p90: number[] }[];
+  outliers: { source: string; name: string; value: number; median: number; deviations: number }[];
+  servers: {
+    server: string;
+    role: string;
+    life: number;
+    state: string;
+    version: number | null;
+    since_s: number;
+    reason: string;
+    num_lives: number;
+    states: { columns: Columns };
+  }[];
+}
+
+export interface Verdict {
+  measure: string;
+  change: number;
+  is_shown: boolean;
+  sentence: string;
+}
+
+export interface EvalPoint {
+  folder: string | null;
+  tag: string;
+  version: number | null;
+  state: string;
+  reason: string;
+  time_s: number | null;
+  measure: string | null;
+  mean: number | null;
+  low: number | null;
+  high: number | null;
+  num_tasks: number | null;
+  num_scored: number | null;
+  num_failed: number | null;
+  duration_s: number | null;
+  versus_first: Verdict | null;
+  versus_previous: Verdict | null;
+  address: string | null;
+}
+
+export interface EvalsPage {
+  run: RunOf;
+  evals: { name: string; points: EvalPoint[] }[];
+}
+
+export interface EvalPage {
+  run: RunOf;
+  folder: string;
+  tag: string;
+  version: number | null;
+  environment: string;
+  result: Record<string, unknown>;
+  against: string | null;
+  verdicts: Verdict[];
+  flips: { columns: Columns };
+  num_gained: number;
+  num_lost: number;
+  tasks: { columns: Columns };
+  others: string[];
+}
+
+export interface LogsPage {
+  run: RunOf;
+  components: { name: string; file: string; bytes: number }[];
+  sources: string[];
+  lives: number[];
+  lines: {
+    columns: {
+      time_s: (number | null)[];
+      level: string[];
+      component: string[];
+      source: string[];
+      life: (number | null)[];
+      message: string[];
+    };
+  };
+  older: string | null;
+  newer: string;
+  is_cut: boolean;
+}
+
+export interface ConfigPage {
+  run: RunOf;
+  settings: { name: string; value: unknown; default: unknown; is_set: boolean | null }[];
+  versions: Record<string, string>;
+  environments: Record<string, unknown>;
+  chat_template: Record<string, unknown>;
+  python: string | null;
+  platform: string | null;
+  host: string | null;
+  resumes: { at: string; step: number; checkpoint: string; changed: string[] }[];
+}

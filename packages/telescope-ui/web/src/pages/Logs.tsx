@@ -1,0 +1,169 @@
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import type { PageProps } from "../App.tsx";
+import { Empty, Trouble } from "../components/States.tsx";
+import { withQuery } from "../lib/address.ts";
+import { rowsOf } from "../lib/columns.ts";
+import { DataError, load, useData } from "../lib/data.ts";
+import { formatBytes, formatClock, formatDate } from "../lib/format.ts";
+import { useLive } from "../lib/live.ts";
+import { exported, go } from "../lib/router.ts";
+import type { LogsPage } from "../lib/types.ts";
+import { visible } from "../lib/visible.ts";
+
+interface Line {
+  time_s: number | null;
+  level: string;
+  component: string;
+  source: string;
+  life: number | null;
+  message: string;
+}
+
+interface Held {
+  lines: Line[];
+  older: string | null;
+  newer: string;
+  isCut: boolean;
+}
+
+/** Lines that the page keeps; the oldest fall away while it follows a run. */
+const MAX_LINES = 10_000;
+const LEVELS = ["debug", "info", "warning", "error"];
+
+const linesOf = (page: LogsPage) => rowsOf<Line>(page.lines.columns as never);
+
+export function Logs({ address, query, run }: PageProps) {
+  const first = useData<LogsPage>(address);
+  const change = (changes: Record<string, string | null>) => go(withQuery(address, changes), "replace");
+  return (
+    <>
+      <h1>Logs</h1>
+      <form class="filters" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
+        <Search value={query.get("q") ?? ""} onChange={(q) => change({ q: q || null })} />
+        <Select name="level" label="Least level" all="all" values={LEVELS} query={query} onChange={change} />
+        <Select name="component" label="Component" all="all" values={(first.data?.components ?? []).map((one) => one.name)} query={query} onChange={change} />
+        <Select name="source" label="Source" all="all" values={first.data?.sources ?? []} query={query} onChange={change} />
+        <Select name="life" label="Start" all="all" values={(first.data?.lives ?? []).map(String)} query={query} onChange={change} />
+      </form>
+      {first.error && <Trouble message={first.error.message} />}
+      {first.data && !first.isOld && <Lines key={address} address={address} first={first.data} run={run} />}
+      {first.data && <Files data={first.data} />}
+    </>
+  );
+}
+
+function Lines({ address, first, run }: { address: string; first: LogsPage; run: string }) {
+  const [held, hold] = useState<Held>(() => ({
+    lines: linesOf(first),
+    older: first.older,
+    newer: first.newer,
+    isCut: first.is_cut,
+  }));
+  const [trouble, setTrouble] = useState("");
+  const [follows, setFollows] = useState(true);
+  const box = useRef<HTMLDivElement>(null);
+  const change = useLive(run, ["logs"]);
+  const ask = (cursor: string, direction: "older" | "newer") =>
+    load<LogsPage>(withQuery(address, { cursor, direction })).then(
+      (page) => {
+        setTrouble("");
+        hold((before) => merged(before, page, direction));
+      },
+      (error: unknown) => setTrouble(error instanceof DataError ? error.message : String(error)),
+    );
+  useEffect(() => {
+    if (change && follows) void ask(held.newer, "newer");
+  }, [change]);
+  useLayoutEffect(() => {
+    if (follows && box.current) box.current.scrollTop = box.current.scrollHeight;
+  }, [held.lines, follows]);
+  return (
+    <>
+      {trouble && <Trouble message={trouble} />}
+      {held.isCut && (
+        <p class="note">Not all of it was searched, or a long line is cut; ask for older lines to go on.</p>
+      )}
+      <div class="tools">
+        {held.older && !exported() && (
+          <button type="button" onClick={() => { setFollows(false); void ask(held.older ?? "", "older"); }}>
+            Older lines
+          </button>
+        )}
+        <label class="check">
+          <input type="checkbox" checked={follows} onChange={(event) => setFollows(event.currentTarget.checked)} />
+          follow the newest
+        </label>
+      </div>
+      {held.lines.length === 0 && <Empty>No line fits. Logs appear here as the run writes them.</Empty>}
+      <div class="logs" ref={box} tabIndex={0} role="log" aria-label="Lines of the logs, the newest at the end">
+        {held.lines.map((line, at) => (
+          <div key={at} class={`line level-${line.level}`}>
+            <pre class="faint" title={formatDate(line.time_s)}>{line.time_s === null ? "" : formatClock(line.time_s, 0.001)}</pre>
+            <pre>{line.level}</pre>
+            <pre class="faint">
+              {line.source || line.component}
+              {(line.life ?? 1) > 1 && ` (start ${line.life})`}
+            </pre>
+            <pre>{visible(line.message)}</pre>
+          </div>
+        ))}
+      </div>
+    </>
+  );
+}
+
+function merged(before: Held, page: LogsPage, direction: "older" | "newer"): Held {
+  const lines = linesOf(page);
+  if (direction === "older") return { ...before, lines: [...lines, ...before.lines], older: page.older, isCut: page.is_cut };
+  return { ...before, lines: [...before.lines, ...lines].slice(-MAX_LINES), newer: page.newer };
+}
+
+function Files({ data }: { data: LogsPage }) {
+  if (!data.components.length) return null;
+  return (
+    <p class="note">
+      Files in <code>logs/</code>: {data.components.map((one) => `${one.file} (${formatBytes(one.bytes)})`).join(", ")}
+    </p>
+  );
+}
+
+function Search({ value, onChange }: { value: string; onChange: (text: string) => void }) {
+  const [draft, setDraft] = useState(value);
+  return (
+    <label>
+      Text
+      <input
+        type="search"
+        value={draft}
+        onInput={(event) => setDraft(event.currentTarget.value)}
+        onChange={() => draft !== value && onChange(draft)}
+      />
+    </label>
+  );
+}
+
+interface SelectProps {
+  name: string;
+  label: string;
+  all: string;
+  values: string[];
+  query: URLSearchParams;
+  onChange: (changes: Record<string, string | null>) => void;
+}
+
+function Select({ name, label, all, values, query, onChange }: SelectProps) {
+  const value = query.get(name) ?? "";
+  const shown = value && !values.includes(value) ? [value, ...values] : values;
+  return (
+    <label>
+      {label}
+      <select value={value} onChange={(event) => onChange({ [name]: event.currentTarget.value || null })}>
+        <option value="">{all}</option>
+        {shown.map((one) => (
+          <option key={one}>{one}</option>
+        ))}
+      </select>
+    </label>
+  );
+}
+

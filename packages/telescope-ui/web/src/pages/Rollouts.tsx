@@ -1,0 +1,212 @@
+import type { PageProps } from "../App.tsx";
+import { Filters, OtherFilters } from "../components/Filters.tsx";
+import { Histogram } from "../components/Histogram.tsx";
+import { Link } from "../components/Link.tsx";
+import { Empty, IndexNote, Ready, State } from "../components/States.tsx";
+import { Table, type Column } from "../components/Table.tsx";
+import { joined, parseAddress, withQuery } from "../lib/address.ts";
+import { rowsOf, type Cell } from "../lib/columns.ts";
+import { useData } from "../lib/data.ts";
+import { formatByName, formatCell, formatNumber, plural } from "../lib/format.ts";
+import { exported, go } from "../lib/router.ts";
+import type { Distribution, RolloutsPage } from "../lib/types.ts";
+import { visible } from "../lib/visible.ts";
+
+const PAGE = 50;
+const PARTS = ["rollouts", "attempts"];
+
+type Row = Record<string, Cell> & { address: string };
+
+export function Rollouts({ address, query, run }: PageProps) {
+  const still = exported() !== undefined;
+  const loaded = useData<RolloutsPage>(address, run, PARTS);
+  const change = (changes: Record<string, string | number | null>) =>
+    go(withQuery(address, { offset: null, cursor: null, ...changes }));
+  const clear = (name: string, value: string) => {
+    const { path, query: kept } = parseAddress(address);
+    const others = kept.getAll(name).filter((one) => one !== value);
+    kept.delete(name);
+    for (const one of others) kept.append(name, one);
+    kept.delete("offset");
+    go(joined(path, kept));
+  };
+  return (
+    <>
+      <h1>Rollouts</h1>
+      <Ready loaded={loaded}>
+        {(data) => (
+          <>
+            <IndexNote index={data.index} />
+            {still ? (
+              <p class="note">This export has the newest rollouts of the run; filters need the run folder.</p>
+            ) : (
+              <>
+                <Filters query={query} choices={data.choices} onChange={change} />
+                <OtherFilters query={query} onClear={clear} />
+                <Shown address={address} data={data} run={run} onChange={change} />
+              </>
+            )}
+            <Rows address={address} data={data} onChange={change} />
+          </>
+        )}
+      </Ready>
+    </>
+  );
+}
+
+interface ShownProps {
+  address: string;
+  data: RolloutsPage;
+  run: string;
+  onChange: (changes: Record<string, string | number | null>) => void;
+}
+
+/** How a value is distributed over all rollouts that the filters leave. */
+function Shown({ address, data, run, onChange }: ShownProps) {
+  const { query } = parseAddress(address);
+  const name = query.get("ui.distribution") ?? "reward";
+  const asked = withQuery(address, { distribution: name, q: null, cursor: null, sort: null, offset: null, limit: null });
+  const loaded = useData<Distribution>(asked, run, PARTS);
+  const names = data.scalar_columns.filter((one) => one.name !== "address");
+  const range = (low: number, high: number) => {
+    if (name === "reward") onChange({ reward_from: low, reward_to: high });
+    else if (name === "step") onChange({ step_from: Math.ceil(low), step_to: Math.floor(high) });
+    else go(addWhere(address, [`${name}>=${low}`, `${name}<=${high}`]));
+  };
+  const value = (one: string) => {
+    if (name.startsWith("tags/")) go(withQuery(address, { tag: `${name.slice(5)}=${one}`, offset: null }));
+    else onChange({ [name]: one });
+  };
+  return (
+    <details open>
+      <summary>Distribution</summary>
+      <div class="tools">
+        <label>
+          Of
+          <select value={name} onChange={(event) => go(withQuery(address, { "ui.distribution": event.currentTarget.value }), "replace")}>
+            {names.map((one) => (
+              <option key={one.name}>{one.name}</option>
+            ))}
+          </select>
+        </label>
+        <span class="note">A click on a bar keeps only its rollouts.</span>
+      </div>
+      <Ready loaded={loaded}>
+        {(found) =>
+          found.total - found.missing > 0 ? (
+            <Histogram data={found} onRange={range} onValue={value} />
+          ) : (
+            <Empty>No rollout that the filters leave has a value here.</Empty>
+          )
+        }
+      </Ready>
+    </details>
+  );
+}
+
+function addWhere(address: string, conditions: string[]): string {
+  const { path, query } = parseAddress(address);
+  const name = (conditions[0] ?? "").split(">=")[0] ?? "";
+  const kept = query.getAll("where").filter((one) => !one.startsWith(`${name}>`) && !one.startsWith(`${name}<`));
+  query.delete("where");
+  for (const one of [...kept, ...conditions]) query.append("where", one);
+  query.delete("offset");
+  return joined(path, query);
+}
+
+const FIXED: { name: string; label: string; isNumber?: boolean }[] = [
+  { name: "step", label: "Step", isNumber: true },
+  { name: "environment", label: "Environment" },
+  { name: "status", label: "Status" },
+  { name: "reward", label: "Reward", isNumber: true },
+  { name: "advantage", label: "Advantage", isNumber: true },
+  { name: "num_turns", label: "Turns", isNumber: true },
+  { name: "num_completion_tokens", label: "Tokens", isNumber: true },
+  { name: "stop_reason", label: "Stopped by" },
+];
+
+function Rows({ address, data, onChange }: Omit<ShownProps, "run">) {
+  const { query } = parseAddress(address);
+  const rows = rowsOf<Row>(data.columns as never);
+  const isSearch = Boolean(data.search);
+  const named = Object.keys(data.columns).filter((name) => /^(rewards|metrics|tags)\//.test(name));
+  const columns: Column<Row>[] = [
+    { name: "Rollout", cell: (row) => <Link to={row.address} class="name">{`${visible(String(row["example_id"] || row["group_id"]))} #${String(row["index"])}`}</Link> },
+    ...(isSearch ? [{ name: "Excerpt", cell: (row: Row) => <span class="mono excerpt">{visible(String(row["excerpt"] ?? ""))}</span> }] : []),
+    ...FIXED.map(({ name, label, isNumber = false }): Column<Row> => ({
+      name,
+      label,
+      isNumber,
+      sort: name,
+      cell: (row) => (name === "status" ? <State state={String(row["status"])} /> : formatCell(row[name], name)),
+    })),
+    ...named.map((name): Column<Row> => ({
+      name,
+      label: name.replace("/", " / "),
+      isNumber: !name.startsWith("tags/"),
+      ...(name.startsWith("tags/") ? {} : { sort: name }),
+      cell: (row) => formatCell(row[name]),
+    })),
+    { name: "newest_version", label: "Version", isNumber: true, sort: "newest_version", cell: (row) => formatCell(row["newest_version"]) },
+    { name: "generate_s", label: "Generated in", isNumber: true, sort: "generate_s", cell: (row) => formatByName("generate_s", row["generate_s"] as number | null) },
+    { name: "error", label: "Error", cell: (row) => <span class="faint">{visible(String(row["error"] ?? row["status_reason"] ?? ""))}</span> },
+  ];
+  const canSort = !isSearch && !exported();
+  return (
+    <>
+      {rows.length > 0 && (
+        <Table
+          caption="Rollouts"
+          columns={columns}
+          rows={rows}
+          keyOf={(row) => row.address}
+          sorted={canSort ? (query.get("sort") ?? "-step") : ""}
+          {...(canSort ? { onSort: (sort: string) => onChange({ sort }) } : {})}
+        />
+      )}
+      {rows.length === 0 && !isSearch && (
+        <Empty>
+          {data.steps.last === null
+            ? "No step has ended yet, so there are no rollouts. They appear here by themselves."
+            : "No rollout fits these filters. Take one away, or widen it."}
+        </Empty>
+      )}
+      {data.search ? (
+        <SearchState search={data.search} address={address} count={rows.length} />
+      ) : (
+        <Pager address={address} total={data.total ?? rows.length} count={rows.length} />
+      )}
+    </>
+  );
+}
+
+function SearchState({ search, address, count }: { search: NonNullable<RolloutsPage["search"]>; address: string; count: number }) {
+  const [from, to] = search.steps_searched ?? [null, null];
+  return (
+    <div class="tools" role="status">
+      <span class="faint">
+        {plural(count, "rollout")} found
+        {from !== null && ` in steps ${formatNumber(from)} to ${formatNumber(to)}`}
+        {search.is_complete ? "; all are searched." : "."}
+      </span>
+      {search.next_cursor && (
+        <Link to={withQuery(address, { cursor: search.next_cursor })}>Search in older steps</Link>
+      )}
+    </div>
+  );
+}
+
+function Pager({ address, total, count }: { address: string; total: number; count: number }) {
+  const { query } = parseAddress(address);
+  const offset = Number(query.get("offset") ?? 0);
+  const limit = Number(query.get("limit") ?? PAGE);
+  return (
+    <nav class="tools" aria-label="Further rollouts">
+      <span class="faint number">
+        {count ? `${formatNumber(offset + 1)} to ${formatNumber(offset + count)} of ${formatNumber(total)}` : plural(total, "rollout")}
+      </span>
+      {!exported() && offset > 0 && <Link to={withQuery(address, { offset: Math.max(0, offset - limit) || null })}>Before</Link>}
+      {!exported() && offset + count < total && <Link to={withQuery(address, { offset: offset + limit })}>After</Link>}
+    </nav>
+  );
+}

@@ -1,0 +1,82 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { barAt, draw, kept, layout, RULER, zoomed, type Drawn, type Painter } from "../src/lib/gantt.ts";
+import type { TimelinePage, TimelineRow } from "../src/lib/types.ts";
+
+function row(source: string, bars: [number, number, number, string][]): TimelineRow {
+  return {
+    source,
+    kind: "rank",
+    label: source,
+    num_lanes: 2,
+    density: null,
+    is_too_wide: false,
+    bars: {
+      columns: {
+        start_s: bars.map((one) => one[0]),
+        duration_s: bars.map((one) => one[1]),
+        lane: bars.map((one) => one[2]),
+        name: bars.map((one) => one[3]),
+        step: bars.map(() => 1),
+        version: bars.map(() => 1),
+        note: bars.map(() => ""),
+        address: bars.map(() => ""),
+      },
+    },
+  };
+}
+
+function drawn(rows: TimelineRow[]): Drawn {
+  const page = {
+    rows,
+    extent: { from: 0, to: 100 },
+    from: 0,
+    to: 100,
+    bucket_s: 1,
+    marks: [{ time_s: 50, kind: "restart", label: "", address: "" }],
+    steps: { columns: { step: [1], end_s: [30] } },
+  } as unknown as TimelinePage;
+  const base = { page, view: { from: 0, to: 100 }, width: 1000, height: 300, scroll: 0 };
+  return { ...base, mark: "", selected: null, colorOf: () => "--series-0" };
+}
+
+test("rows do not overlap, and each bar is found where it is drawn", () => {
+  const rows = [row("a", [[0, 10, 0, "x"], [2, 3, 1, "inner"]]), row("b", [[50, 1, 0, "y"]])];
+  const one = drawn(rows);
+  const placed = layout(rows).rows;
+  assert.ok((placed[0]?.bottom ?? 0) <= (placed[1]?.top ?? 0));
+  assert.ok((placed[0]?.top ?? 0) >= RULER);
+  const rects: { x: number; y: number; width: number; height: number }[] = [];
+  const painter: Painter = {
+    rect: (x, y, width, height, color) => color === "--series-0" && rects.push({ x, y, width, height }),
+    text: () => undefined,
+  };
+  draw(painter, one);
+  assert.equal(rects.length, 3);
+  const names = rects.map(({ x, y, width, height }) => {
+    const bar = barAt(one, x + width / 2, y + height / 2);
+    return bar && bar.row.bars.columns.name[bar.at];
+  });
+  assert.deepEqual(names, ["x", "inner", "y"]);
+  assert.equal(barAt(one, 900, (placed[0]?.lanesTop ?? 0) + 2), null);
+});
+
+test("what is outside of the window is not drawn", () => {
+  const one = drawn([row("a", [[0, 10, 0, "x"]])]);
+  one.view = { from: 20, to: 40 };
+  let count = 0;
+  draw({ rect: (_x, _y, _w, _h, color) => color === "--series-0" && count++, text: () => undefined }, one);
+  assert.equal(count, 0);
+});
+
+test("a zoom keeps its center and has an end; a window keeps a part of the run", () => {
+  const near = zoomed({ from: 0, to: 100 }, 0.5, 25);
+  assert.deepEqual(near, { from: 12.5, to: 62.5 });
+  let view = { from: 0, to: 100 };
+  for (let round = 0; round < 200; round++) view = zoomed(view, 0.5, 30);
+  assert.ok(view.to > view.from);
+  const away = kept({ from: 500, to: 600 }, { from: 0, to: 100 });
+  assert.ok(away.from <= 100 && away.to >= 0);
+  const wide = kept({ from: -1000, to: 1000 }, { from: 0, to: 100 });
+  assert.ok(wide.to - wide.from <= 120 + 1e-9);
+});

@@ -1,0 +1,122 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { dataAddress, ofRun, parseAddress, sideOf, withQuery } from "../src/lib/address.ts";
+import { rowsOf } from "../src/lib/columns.ts";
+import { formatBytes, formatByName, formatNumber, formatSeconds } from "../src/lib/format.ts";
+import { byteTicks, extent, linear, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
+import { momentOf } from "../src/lib/moment.ts";
+import { shadesOf, valuesOf } from "../src/lib/shades.ts";
+import type { Chain } from "../src/lib/types.ts";
+import { visible, visibleToken } from "../src/lib/visible.ts";
+
+test("addresses keep odd names as one part, and repeated parameters", () => {
+  const address = ofRun("demo", "examples", "a/b c", "x?&#");
+  assert.equal(address, "/runs/demo/examples/a%2Fb%20c/x%3F%26%23");
+  assert.deepEqual(parseAddress(address).parts, ["runs", "demo", "examples", "a/b c", "x?&#"]);
+  const two = withQuery("/compare?run=old&points=5", { run: ["a", "b"], points: null });
+  assert.deepEqual(parseAddress(two).query.getAll("run"), ["a", "b"]);
+  assert.equal(parseAddress(two).query.has("points"), false);
+  assert.equal(withQuery("/x", { a: 0, b: false, c: "" }), "/x?a=0&b=false");
+  assert.deepEqual(parseAddress("/runs/%ZZ").parts, ["runs", "%ZZ"]);
+});
+
+test("what only the page knows is not asked of the server", () => {
+  assert.equal(dataAddress("/runs/a?ui.view=tokens&tokens=false"), "/runs/a?tokens=false");
+});
+
+test("a side of a difference is the four parts of a rollout's address", () => {
+  assert.equal(sideOf("/runs/a/rollouts/40-0/1/2"), "a/40-0/1/2");
+  assert.equal(sideOf("/runs/a/rollouts/g%2F1/1/2"), "a/g%2F1/1/2");
+  assert.equal(sideOf("/runs/a/evals/x/rollouts/g/0"), null);
+});
+
+test("columns become rows", () => {
+  assert.deepEqual(rowsOf({ a: [1, 2], b: ["x", "y"] } as never), [
+    { a: 1, b: "x" },
+    { a: 2, b: "y" },
+  ]);
+  assert.deepEqual(rowsOf({}), []);
+});
+
+test("numbers are short and none is hidden", () => {
+  const cases: [number | null, string][] = [
+    [null, "-"], [0, "0"], [1234567, "1,234,567"], [0.123456, "0.1235"], [1e-9, "1.00e-9"],
+    [-2.5, "-2.5"], [Number.NaN, "-"], [Infinity, "inf"], [12345.678, "12,345.7"],
+  ];
+  for (const [value, text] of cases) assert.equal(formatNumber(value), text);
+  assert.equal(formatSeconds(0.0021), "2.1 ms");
+  assert.equal(formatSeconds(3725), "1 h 2 min");
+  assert.equal(formatBytes(3 * 2 ** 30), "3 GiB");
+  assert.equal(formatByName("gpu/used_share", 0.25), "25%");
+  assert.equal(formatByName("network/sent_bytes_per_s", 2048), "2 KiB/s");
+  assert.equal(formatByName("tokens/rollout_per_s", 2048), "2,048");
+  assert.equal(formatByName("time/step_s", 0.5), "500 ms");
+});
+
+test("labels of an axis are within it, evenly apart, and not too many", () => {
+  for (const [from, to] of [[0, 1], [-3.2, 17], [1e-7, 3e-7], [5, 5.0001], [0, 123456]] as const) {
+    const found = ticks(from, to, 5);
+    assert.ok(found.length >= 2 && found.length <= 9, `${from} ${to}: ${found}`);
+    assert.ok(found.every((one) => one >= from - 1e-12 && one <= to + (to - from) * 1e-6));
+    const gap = (found[1] ?? 0) - (found[0] ?? 0);
+    found.slice(1).forEach((one, at) => assert.ok(Math.abs(one - (found[at] ?? 0) - gap) < gap * 1e-6));
+  }
+  for (const seconds of [0.01, 1, 90, 7200, 86400 * 30]) {
+    const { at, step_s } = timeTicks(1.75e9, 1.75e9 + seconds, 8);
+    assert.ok(at.length >= 1 && at.length <= 9, `${seconds}: ${at.length} of ${step_s}`);
+  }
+});
+
+test("labels of bytes are round in their unit", () => {
+  const found = byteTicks(0, 8 * 2 ** 30, 4).map((one) => one / 2 ** 30);
+  assert.deepEqual(found, [0, 2, 4, 6, 8]);
+});
+
+test("a rollout is seen on the timeline, whole or by its longest call", () => {
+  const whole = momentOf([100, 104], [2, 3]);
+  assert.ok(whole && whole.from < 100 && whole.to > 107 && whole.to - whole.from < 14);
+  const narrow = momentOf([100, 4000], [0.01, 0.02]);
+  assert.ok(narrow && narrow.from > 3990 && narrow.to < 4010);
+  assert.ok(narrow && 0.02 / (narrow.to - narrow.from) > 1 / 250);
+  assert.equal(momentOf([], []), null);
+  const none = momentOf([5], [0]);
+  assert.ok(none && none.to > none.from);
+});
+
+test("a scale and its inverse agree, also when everything is one value", () => {
+  const scale = linear(10, 30, 100, 200);
+  assert.equal(scale(20), 150);
+  assert.equal(scale.invert(150), 20);
+  assert.equal(Number.isFinite(linear(5, 5, 0, 10)(5)), true);
+  assert.equal(extent([[null, Number.NaN]]), null);
+  assert.deepEqual(extent([[null, 2], [7]]), [2, 7]);
+});
+
+test("the nearest of a growing list", () => {
+  const values = [1, 4, 9, 16];
+  for (const wanted of [-5, 1, 2.4, 2.6, 12.4, 12.6, 99]) {
+    const found = nearest(values, wanted);
+    const best = Math.min(...values.map((one) => Math.abs(one - wanted)));
+    assert.equal(Math.abs((values[found] ?? 0) - wanted), best);
+  }
+  assert.equal(nearest([], 3), 0);
+});
+
+test("characters without a shape are shown by their number", () => {
+  assert.equal(visible("a\u0000\u001b[31m\u202eb\n\t"), "a<U+0000><U+001B>[31m<U+202E>b\n\t");
+  assert.equal(visibleToken("\n"), "\u23ce\n");
+  assert.equal(visible("\u00e9\u4e2d\ud83d\ude00"), "\u00e9\u4e2d\ud83d\ude00");
+});
+
+test("colors of tokens: the advantage only where the model wrote, a ratio around 1", () => {
+  const chain = {
+    is_sampled: [false, true],
+    advantage: -0.5,
+    logprobs: [null, -1],
+    columns: { ratio: [null, 1.25] },
+  } as unknown as Chain;
+  assert.deepEqual(valuesOf(chain, "advantage"), [null, -0.5]);
+  assert.deepEqual(valuesOf(chain, "mask"), [0, 1]);
+  assert.deepEqual(valuesOf(chain, "ratio"), [null, 0.25]);
+  assert.equal(shadesOf("log-prob"), "surprise");
+});

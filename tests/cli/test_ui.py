@@ -1,0 +1,107 @@
+"""`telescope ui` as a program: it says where it is, ends when asked, and writes static folders."""
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.ui.recorded import MARKUP, write_run
+
+from telescope_ui.export import export_runs
+
+CODE = "from telescope_cli.main import main; main()"
+LIMIT_S = 60
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-c", CODE, "ui", *map(str, arguments)]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "quickstart")
+    return tmp_path
+
+
+def test_it_says_where_it_is_and_ends_when_it_is_interrupted(place):
+    with subprocess.Popen(
+        command("--json", "--port", 0), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        said = json.loads(running.stdout.readline())
+        port = int(said["address"].rpartition(":")[2])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+        headers = {"authorization": f"Bearer {said['token']}", "accept": "application/json"}
+        connection.request("GET", "/runs/quickstart/rollouts", headers=headers)
+        assert json.loads(connection.getresponse().read())["total"] == 36
+        connection.close()
+        assert said["pid"] == running.pid
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=LIMIT_S)
+    assert "Traceback" not in errors
+    assert running.returncode in (0, 130)
+    assert list((place / "cache" / "telescope" / "ui").glob("*.duckdb"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: expected a run or a folder of runs, but there is no such folder"),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1 port 0"),
+        (["--export", "runs"], "runs exists and is not an empty folder; choose another --export"),
+    ],
+)
+def test_what_cannot_be_is_told(place, arguments, message):
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_help_has_examples():
+    done = subprocess.run(
+        command("--help"), capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
+    assert "telescope ui runs/quickstart --export quickstart-page" in done.stdout
+
+
+def read_script(path: Path, before: str) -> object:
+    """Return the JSON in a script that is one assignment."""
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith(before)
+    assert text.endswith(";\n")
+    return json.loads(text[len(before) : -2])
+
+
+def test_an_export_has_every_page_as_a_script(place):
+    done = export_runs([Path("runs")], Path("page"), num_rollouts=5)
+    found = read_script(Path("page/export.js"), "window.TELESCOPE_EXPORT = ")
+    assert len(found["pages"]) == done.num_pages
+    run = "/runs/quickstart"
+    for address in ("/", run, f"{run}/timeline", f"{run}/logs", f"{run}/evals/math-after"):
+        assert address in found["pages"]
+    rollouts = read_page(found, f"{run}/rollouts")
+    assert len(rollouts["columns"]["address"]) == 5
+    for address in rollouts["columns"]["address"]:
+        rollout = read_page(found, address)
+        assert MARKUP in rollout["messages"][1]["content"]
+        assert read_page(found, rollout["addresses"]["group"])["page"] == "group"
+        assert read_page(found, rollout["addresses"]["example"])["page"] == "example"
+    page = Path("page/index.html").read_text()
+    assert "<base" not in page
+    assert re.search(r'<script src="export.js"></script>\s*<script defer src="static/app.js"', page)
+    assert Path("page/static/app.js").is_file()
+    # What a rollout says can end no script.
+    for script in Path("page/data").iterdir():
+        assert "<" not in script.read_text(encoding="utf-8")
+
+
+def read_page(found, address):
+    path = Path("page") / found["pages"][address]
+    return read_script(path, f"window.TELESCOPE_EXPORT.loaded[{json.dumps(address)}] = ")

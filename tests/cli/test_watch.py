@@ -1,0 +1,149 @@
+"""`telescope watch`: a run of another process, from its first step to its end."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from telescope_cli.main import main
+from telescope_core.records import RunFolder
+from telescope_core.records.files import write_json
+from telescope_core.records.restarts import Restart
+from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
+
+DEADLINE_S = 120.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run of this process, which goes on."""
+    monkeypatch.chdir(tmp_path)
+    config = {"run": {"number_of_steps": 4}, "environments": [{"name": "maze"}]}
+    return RunFolder.create(Path("runs/demo"), config=config, name="demo")
+
+
+def row(step: int) -> dict[str, float]:
+    return {"step": step, "reward/mean": step / 8, "reward/maze/mean": step / 8}
+
+
+@contextmanager
+def watching(place: Path, *arguments: str) -> Iterator["queue.Queue[str]"]:
+    """Watch in another process; yields the lines that it prints."""
+    code = "from telescope_cli.main import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "watch", *arguments],
+        cwd=place,
+        env={**os.environ, "COLUMNS": "80"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines: queue.Queue[str] = queue.Queue()
+    assert process.stdout is not None
+    reading = threading.Thread(
+        target=lambda stream: [lines.put(line) for line in stream], args=(process.stdout,)
+    )
+    reading.start()
+    try:
+        yield lines
+        lines.put(f"exit {process.wait(DEADLINE_S)}")
+    finally:
+        process.kill()
+        process.wait()
+        reading.join(DEADLINE_S)
+        process.stdout.close()
+
+
+def until(lines: "queue.Queue[str]", text: str) -> str:
+    """Return the first line with `text`."""
+    while text not in (line := lines.get(timeout=DEADLINE_S)):
+        pass
+    return line
+
+
+def test_a_person_sees_steps_losses_and_the_end(folder: RunFolder, tmp_path: Path):
+    folder.log_metrics(row(1))
+    with watching(tmp_path, "demo") as lines:
+        until(lines, "watching runs/demo")
+        folder.log_metrics(row(2))
+        assert "step 2/4 reward 0.250" in until(lines, "step 2")
+        lost = ServerEvent(
+            time_s=1.0,
+            server="http://a",
+            role=ServerRole.ROLLOUT,
+            life=1,
+            state=ServerState.LOST,
+            version=2,
+            reason="killed by signal 9",
+        )
+        folder.log_server(lost)
+        assert "http://a lost: killed by signal 9" in until(lines, "http://a")
+        folder.go_back(Restart(time_s=1.0, reason="rank 0 died", reached=2, step=1, checkpoint="c"))
+        until(lines, "rank 0 died")
+        folder.log_metrics(row(2) | {"reward/mean": 0.75})
+        # What was done before the restart is not told again.
+        assert "reward 0.750" in until(lines, "step 2/4")
+        folder.fail("the disk is full")
+        until(lines, "run demo failed after step 2: the disk is full")
+    until(lines, "exit 1")
+
+
+def test_a_program_gets_everything_as_objects(folder: RunFolder, tmp_path: Path):
+    folder.log_metrics(row(1))
+    with watching(tmp_path, "runs/demo", "--json") as lines:
+        assert json.loads(lines.get(timeout=DEADLINE_S)) == {"kind": "step", **row(1)}
+        folder.log_metrics(row(2))
+        assert json.loads(lines.get(timeout=DEADLINE_S)) == {"kind": "step", **row(2)}
+        folder.finish()
+        end = {"kind": "end", "state": "finished", "reason": ""}
+        assert json.loads(lines.get(timeout=DEADLINE_S)) == end
+    assert lines.get(timeout=DEADLINE_S) == "exit 0"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["watch", *arguments])
+    captured = capsys.readouterr()
+    return int(ended.value.code or 0), captured.out + captured.err
+
+
+def test_a_run_that_was_killed_is_told_as_that(folder: RunFolder, capsys):
+    folder.log_metrics(row(3))
+    info = json.loads((folder.path / "run.json").read_text())
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    write_json(folder.path / "run.json", {**info, "pid": gone.pid})
+    code, text = run(capsys, "demo")
+    assert code == 1
+    assert "run demo interrupted after step 3" in text
+
+
+def test_a_finished_run_is_shown_with_its_summary(folder: RunFolder, capsys):
+    folder.log_metrics(row(4))
+    folder.write_summary(
+        {"name": "demo", "rewards": [0.1, 0.5], "first_mean": 0.1, "last_mean": 0.5}
+    )
+    folder.finish()
+    code, text = run(capsys, "demo")
+    assert code == 0
+    assert "run demo finished" in text
+
+
+def test_a_name_that_is_misspelt_lists_the_nearest(folder: RunFolder, capsys):
+    code, text = run(capsys, "demmo")
+    assert code != 0
+    assert "did you mean 'demo'?" in text
+
+
+def test_without_any_run_the_folder_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, text = run(capsys, "demo")
+    assert code != 0
+    assert "no run in runs" in text

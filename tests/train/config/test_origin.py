@@ -1,0 +1,37 @@
+"""Which settings of a run are not as they are by default."""
+
+from telescope_train.config.origin import origin_of
+from telescope_train.plan.load import load_train_config
+from telescope_ui.pages.compare import flat_settings
+
+RUN = ["--name", "toy", "--number_of_steps", "10", "--model", "a/b"]
+MATHS = '[{"name": "math-reasoning", "weight": 2.0, "env": {"level": "digit"}}]'
+
+
+def test_what_was_chosen_and_every_default_are_known():
+    config = load_train_config([], [*RUN, "--environments", MATHS, "--group_size", "4"])
+    origin = origin_of(config)
+    assert set(origin.chosen) == {
+        *("run.name", "run.number_of_steps", "model.model", "rollout.group_size"),
+        *(f"environments.math-reasoning.{name}" for name in ("name", "weight", "env")),
+        # Decided by what the algorithm is.
+        "algorithm.use_tis",
+    }
+    assert origin.defaults["rollout.group_size"] == 8
+    assert origin.defaults["environments.math-reasoning.weight"] == 1.0
+    assert "run.number_of_steps" not in origin.defaults
+
+
+def test_every_setting_has_a_default_or_was_chosen():
+    config = load_train_config([], [*RUN, "--environments", MATHS])
+    origin = origin_of(config)
+    chosen = tuple(origin.chosen)
+    others = flat_settings(config.model_dump(mode="json"))
+    assert len(others) > 100
+    for name, value in others.items():
+        assert name.startswith(chosen) or origin.defaults[name] == value, name
+
+
+def test_a_value_that_is_the_default_was_not_changed():
+    origin = origin_of(load_train_config([], [*RUN, "--environments", MATHS, "--group_size", "8"]))
+    assert "rollout.group_size" not in origin.chosen

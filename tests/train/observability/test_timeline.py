@@ -1,0 +1,145 @@
+"""The timeline of a run: who did what when, on one clock."""
+
+import asyncio
+import time
+
+import pytest
+
+from telescope_core.errors import ProcessDiedError
+from telescope_core.records.timeline import ModelCall, TimelineSpan
+from telescope_train.observability.calls import CallEnd, Caller, CallLog, ServerTiming
+from telescope_train.observability.spans import SilentRecorder, SpanRecorder
+from telescope_train.observability.timeline import MeasuredSpan, RankSpans, TakenSpans, Timeline
+
+
+def test_a_recorder_tells_each_span_once_with_its_step():
+    recorder = SpanRecorder()
+    before_s = time.monotonic()
+    recorder.begin(3)
+    with recorder.span("forward", microbatch=0):
+        pass
+    with recorder.span("backward", microbatch=0), recorder.span("gradient reduction"):
+        pass
+    taken = recorder.take()
+    assert [(one.name, one.step, one.microbatch) for one in taken.spans] == [
+        ("forward", 3, 0),
+        ("gradient reduction", 3, None),
+        ("backward", 3, 0),
+    ]
+    forward, reduction, backward = taken.spans
+    assert before_s <= forward.begin_s <= backward.begin_s <= reduction.begin_s <= taken.now_s
+    assert reduction.duration_s <= backward.duration_s
+    assert recorder.take().spans == []
+
+
+def test_a_span_that_fails_is_told_as_well():
+    recorder = SpanRecorder()
+    with pytest.raises(MemoryError), recorder.span("forward"):
+        raise MemoryError
+    assert [one.name for one in recorder.take().spans] == ["forward"]
+
+
+def test_a_silent_recorder_tells_nothing():
+    recorder = SilentRecorder()
+    recorder.begin(1)
+    with recorder.span("forward"):
+        pass
+    assert recorder.take().spans == []
+
+
+def test_the_driver_notes_spans_and_what_ended_them():
+    found: list[TimelineSpan] = []
+    timeline = Timeline(found.append)
+    before_s = time.time()
+    with timeline.span("publish weights", step=2, version=2):
+        pass
+    with pytest.raises(KeyError), timeline.span("train", step=3):
+        raise KeyError
+    timeline.moment("worker replaced", "environment maze", "it was killed")
+    assert [(one.name, one.source, one.step, one.version, one.note) for one in found] == [
+        ("publish weights", "driver", 2, 2, ""),
+        ("train", "driver", 3, None, "ended by KeyError"),
+        ("worker replaced", "environment maze", None, None, "it was killed"),
+    ]
+    assert all(abs(one.time_s - before_s) < 60 for one in found)
+
+
+class SkewedRank:
+    """A rank whose clock is wrong, and which may have died."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self.ahead_s = ahead_s
+        self.done: list[tuple[str, float, float]] = []
+        """(name, begin on the true clock, seconds)"""
+        self.is_dead = False
+
+    async def taken_spans(self) -> TakenSpans:
+        if self.is_dead:
+            raise ProcessDiedError("trainer rank 1 does not answer")
+        done, self.done = self.done, []
+        spans = [
+            MeasuredSpan(name, begin_s + self.ahead_s, duration_s, 1, None)
+            for name, begin_s, duration_s in done
+        ]
+        return TakenSpans(time.monotonic() + self.ahead_s, spans)
+
+
+def test_spans_of_ranks_are_placed_on_the_drivers_clock():
+    async def main() -> None:
+        found: list[TimelineSpan] = []
+        timeline = Timeline(found.append)
+        ranks = [SkewedRank(1e6), SkewedRank(-50.0)]
+        asking = RankSpans(lambda: ranks, timeline)
+        begun_s = time.monotonic()
+        for rank in ranks:
+            rank.done.append(("forward", begun_s, 0.5))
+        await asking.ask()
+        assert [(one.source, one.name, one.duration_s) for one in found] == [
+            ("rank 0", "forward", 0.5),
+            ("rank 1", "forward", 0.5),
+        ]
+        # Half of what an answer took is the largest error; the machine may be busy.
+        limit_s = time.monotonic() - begun_s
+        assert all(abs(one.time_s - timeline.clock.at(begun_s)) <= limit_s for one in found)
+
+        ranks[1].is_dead = True
+        ranks[0].done.append(("backward", begun_s + 1, 0.5))
+        await asking.ask()
+        assert [one.name for one in found] == ["forward", "forward", "backward"]
+        ranks[1] = SkewedRank(7.0)
+        ranks[1].done.append(("forward", begun_s + 2, 0.5))
+        await asking.ask()
+        again_s = found[-1].time_s - timeline.clock.at(begun_s + 2)
+        assert abs(again_s) < 5, "the clock of the rank that is gone was used"
+
+    asyncio.run(main())
+
+
+def test_a_call_is_recorded_with_what_the_server_measured():
+    found: list[ModelCall] = []
+    log = CallLog(found.append)
+    caller = Caller(environment="maze", group_id="b0p1", index=2, attempt=1, call=3, step=1)
+    timing = ServerTiming(
+        queue_s=0.1, first_token_s=0.4, prefill_s=0.25, decode_s=1.5, num_cached_tokens=16
+    )
+    sent_s = time.monotonic()
+    end = CallEnd(
+        server="http://a",
+        version=4,
+        sent_s=sent_s,
+        ended_s=sent_s + 2,
+        num_prompt_tokens=20,
+        num_completion_tokens=7,
+        timing=timing,
+    )
+    log.ended(caller, end)
+    (call,) = found
+    assert (call.group_id, call.index, call.call, call.step, call.version) == ("b0p1", 2, 3, 1, 4)
+    assert (call.queue_s, call.prefill_s, call.decode_s) == (0.1, 0.25, 1.5)
+    assert (call.num_prompt_tokens, call.num_cached_tokens, call.num_completion_tokens) == (
+        20,
+        16,
+        7,
+    )
+    assert call.duration_s == pytest.approx(2)
+    assert abs(call.time_s - time.time()) < 60

@@ -1,0 +1,191 @@
+"""Traces: what servers tell is taken, what the run did is sent, and nobody is held up."""
+
+import asyncio
+import gzip
+
+import aiohttp
+import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from tests.collector import collector, spans_of
+
+from telescope_core.errors import ConfigError
+from telescope_core.records.events import AttemptEvent, Stage
+from telescope_core.records.timeline import ModelCall, TimelineSpan
+from telescope_train.observability import genai_names as names
+from telescope_train.observability.otlp_export import TraceExport
+from telescope_train.observability.otlp_receiver import OtlpReceiver, Row
+from telescope_train.observability.traces import Traces
+
+SERVER = "http://127.0.0.1:8100"
+
+
+def server_that_exports(endpoint: str) -> TracerProvider:
+    """Return what emits spans as vLLM does: with the official exporter, each at its end."""
+    provider = TracerProvider(resource=Resource.create({names.SERVER: SERVER}))
+    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    return provider
+
+
+def test_requests_of_others_and_spans_of_a_server_are_recorded():
+    rows: list[Row] = []
+
+    async def main() -> None:
+        async with OtlpReceiver(rows.append, Traces.new(), host="127.0.0.1") as receiver:
+            tracer = server_that_exports(receiver.endpoint).get_tracer("vllm")
+
+            def emit() -> None:
+                request = tracer.start_span(names.VLLM_REQUEST, start_time=5 * 10**18)
+                request.set_attributes(
+                    {
+                        names.VLLM_REQUEST_ID: "chat-7",
+                        names.VLLM_QUEUE_S: 0.25,
+                        names.VLLM_PREFILL_S: 0.5,
+                        names.VLLM_PROMPT_TOKENS: 12,
+                        names.VLLM_COMPLETION_TOKENS: 3,
+                    }
+                )
+                request.end(end_time=5 * 10**18 + 2 * 10**9)
+                tracer.start_span("load weights", start_time=10**18).end(end_time=10**18 + 10**9)
+
+            await asyncio.to_thread(emit)
+
+    asyncio.run(main())
+    request, loading = rows
+    assert request == ModelCall(
+        time_s=5e9,
+        duration_s=2.0,
+        server=SERVER,
+        group_id="chat-7",
+        queue_s=0.25,
+        prefill_s=0.5,
+        num_prompt_tokens=12,
+        num_completion_tokens=3,
+    )
+    assert loading == TimelineSpan(time_s=1e9, duration_s=1.0, name="load weights", source=SERVER)
+
+
+def test_requests_of_the_run_are_not_recorded_twice():
+    rows: list[Row] = []
+    traces = Traces.new()
+    passed_on: list[bytes] = []
+
+    async def main() -> None:
+        receiver = OtlpReceiver(rows.append, traces, host="127.0.0.1", forward=passed_on.append)
+        async with receiver:
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+            tracer = server_that_exports(receiver.endpoint).get_tracer("vllm")
+            carrier = {"traceparent": traces.traceparent("b0p1", 2, 1, 3)}
+            context = TraceContextTextMapPropagator().extract(carrier)
+            await asyncio.to_thread(
+                lambda: tracer.start_span(names.VLLM_REQUEST, context=context).end()
+            )
+            assert receiver.num_of_run == 1
+
+    asyncio.run(main())
+    assert rows == []
+    (content,) = passed_on
+    message = ExportTraceServiceRequest.FromString(content)
+    (span,) = message.resource_spans[0].scope_spans[0].spans
+    assert span.trace_id == traces.trace_id("b0p1", 2, 1)
+    assert span.parent_span_id == traces.call_id("b0p1", 2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"\xff\xff not protobuf", "application/x-protobuf", 400),
+        (b"{}", "application/json", 415),
+    ],
+)
+def test_what_is_no_trace_is_refused_and_the_receiver_goes_on(content, kind, status):
+    async def main() -> None:
+        rows: list[Row] = []
+        async with (
+            OtlpReceiver(rows.append, Traces.new(), host="127.0.0.1") as receiver,
+            aiohttp.ClientSession() as session,
+        ):
+            headers = {"content-type": kind}
+            async with session.post(receiver.endpoint, data=content, headers=headers) as answer:
+                assert answer.status == status
+                assert "expected" in await answer.text()
+            empty = gzip.compress(ExportTraceServiceRequest().SerializeToString())
+            headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip"}
+            async with session.post(receiver.endpoint, data=empty, headers=headers) as answer:
+                assert answer.status == 200
+        assert rows == []
+
+    asyncio.run(main())
+
+
+def test_a_port_that_is_taken_is_named():
+    async def main() -> None:
+        async with OtlpReceiver(lambda row: None, Traces.new(), host="127.0.0.1") as first:
+            port = int(first.endpoint.split(":")[2].split("/")[0])
+            second = OtlpReceiver(lambda row: None, Traces.new(), host="127.0.0.1", port=port)
+            with pytest.raises(ConfigError, match=f"free port {port}.*otlp_receiver_port"):
+                await second.__aenter__()
+
+    asyncio.run(main())
+
+
+def event(stage: Stage, time_s: float, **more) -> AttemptEvent:
+    return AttemptEvent(
+        time_s=time_s,
+        step=4,
+        environment="maze",
+        group_id="b3p0",
+        index=1,
+        attempt=1,
+        stage=stage,
+        **more,
+    )
+
+
+def test_a_collector_gets_the_attempt_with_its_calls_in_one_trace():
+    traces = Traces.new()
+    with collector() as (endpoint, got):
+        export = TraceExport(endpoint, traces, run="demo", model="tiny")
+        export.attempt(event(Stage.DRAWN, 10.0))
+        export.attempt(event(Stage.GENERATING, 11.0, call=1))
+        call = ModelCall(
+            time_s=1e9,
+            duration_s=2.0,
+            server=SERVER,
+            environment="maze",
+            group_id="b3p0",
+            index=1,
+            call=1,
+            step=4,
+            version=3,
+            num_prompt_tokens=5,
+            num_completion_tokens=7,
+        )
+        export.call(call)
+        export.attempt(event(Stage.FAILED, 15.0, reason="environment_error"))
+        export.close()
+    spans = {span.name: span for span in spans_of(got)}
+    chat, attempt = spans["chat tiny"], spans["invoke_agent maze"]
+    assert chat.trace_id == attempt.trace_id == traces.trace_id("b3p0", 1, 1)
+    assert chat.parent_span_id == attempt.span_id
+    assert chat.span_id == traces.call_id("b3p0", 1, 1, 1)
+    assert attempt.end_time_unix_nano - attempt.start_time_unix_nano == 5 * 10**9
+    assert attempt.status.message == "environment_error"
+    attributes = {one.key: one.value for one in chat.attributes}
+    assert attributes["gen_ai.usage.output_tokens"].int_value == 7
+    assert attributes["telescope.weight_version"].int_value == 3
+
+
+def test_a_collector_that_does_not_answer_stops_nothing(caplog):
+    with collector() as (endpoint, _):
+        pass  # it is gone now
+    export = TraceExport(endpoint, Traces.new(), run="demo", model="tiny")
+    for number in range(3):
+        export.attempt(event(Stage.DRAWN, float(number)))
+        export.attempt(event(Stage.DONE, number + 1.0))
+    export.forward(b"anything")
+    export.close()

@@ -1,0 +1,80 @@
+"""A server of pages in this process, asked over loopback as any program would."""
+
+import http.client
+import json
+import socket
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+
+import uvicorn
+
+from telescope_ui.app import create_app
+from telescope_ui.index.database import Database
+from telescope_ui.live import Watcher
+from telescope_ui.runs import Runs
+
+TOKEN = "the token of the tests"
+LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Served:
+    port: int
+    token: str = TOKEN
+
+    def ask(self, target: str, *, method: str = "GET", **headers: str) -> Answer:
+        """Send exactly this target and these headers; `_` in their names stands for `-`."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        connection.putrequest(method, target, skip_host="host" in headers)
+        for name, value in headers.items():
+            connection.putheader(name.replace("_", "-"), value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        body = answer.read()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        connection.close()
+        return Answer(answer.status, found, body)
+
+    def get(self, address: str, status: int = 200):
+        """Return the data of a page as a program gets it."""
+        answer = self.ask(address, authorization=f"Bearer {self.token}", accept="application/json")
+        assert answer.status == status, answer.body[:2000]
+        return answer.json
+
+
+@contextmanager
+def served(folders: Sequence[Path], cache: Path) -> Generator[Served]:
+    """Show the runs in `folders` until the block ends."""
+    database = Database(cache)
+    runs = Runs(folders, database)
+    watcher = Watcher(runs)
+    listening = socket.create_server(("127.0.0.1", 0))
+    app = create_app(runs, database, watcher, token=TOKEN, host="127.0.0.1")
+    config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield Served(listening.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(LIMIT_S)
+        watcher.close()
+        runs.close()
+        listening.close()
+        database.close()
+        assert not thread.is_alive()

@@ -1,0 +1,196 @@
+"""Every page in a real Chromium: without errors, by keys and clicks, small, dark and exported."""
+
+import pytest
+from tests.chromium import browser
+from tests.ui.browsing import SETTLED, all_pages, enter, show
+from tests.ui.recorded import MARKUP, write_run, write_steps
+from tests.ui.served import served
+
+from telescope_core.records import RunFolder
+from telescope_ui.export import export_runs
+
+pytestmark = pytest.mark.engine
+
+IS_WIDER_THAN_THE_WINDOW = "document.documentElement.scrollWidth > innerWidth"
+FIRST_ROLLOUT = "td a.name"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory, ui):
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        page.resize(1280, 900)
+        enter(page, ui)
+        yield page
+
+
+def test_every_page_is_shown_without_errors(page, ui):
+    for address in ["/", "/compare?run=first&run=second", *all_pages(ui, "first")]:
+        page.complaints.clear()
+        show(page, ui, address)
+        assert not page.complaints, (address, page.complaints)
+        assert not page.evaluate("!!document.querySelector('.trouble[role=alert]')"), page.text()
+
+
+def test_every_page_fits_a_phone_in_the_dark(page, ui):
+    page.resize(360, 780)
+    page.prefer("dark")
+    try:
+        for address in ["/", "/compare?run=first&run=second", *all_pages(ui, "first")]:
+            show(page, ui, address)
+            assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+            assert not page.evaluate(IS_WIDER_THAN_THE_WINDOW), address
+    finally:
+        page.resize(1280, 900)
+        page.prefer("light")
+
+
+def test_from_a_metric_to_the_server_and_the_moment_in_four_clicks(page, ui):
+    show(page, ui, "/runs/first")
+    page.click(".plot.can-pick")
+    page.until("location.pathname.endsWith('/rollouts') && location.search.includes('step_from=')")
+    page.until(f"{SETTLED} && !!document.querySelector('{FIRST_ROLLOUT}')")
+    page.click(FIRST_ROLLOUT)
+    page.until(f"!location.pathname.endsWith('/rollouts') && {SETTLED}")
+    page.click("button[aria-pressed]:nth-of-type(2)")
+    page.until("document.querySelectorAll('.token.is-sampled').length > 0")
+    page.click(".head a[href*='/timeline']")
+    page.until(f"location.pathname.endsWith('/timeline') && {SETTLED}")
+    page.until("!!document.querySelector('section.card')")
+    chosen = page.evaluate("document.querySelector('section.card').innerText")
+    assert "call" in chosen
+    assert "http://127.0.0.1:8000" in chosen
+    assert "Version" in chosen
+    assert "Open the rollout" in chosen
+    page.evaluate("history.back()")
+    page.until("document.querySelectorAll('.token.is-sampled').length > 0")
+
+
+def test_what_a_model_wrote_stays_text(page, ui):
+    address = ui.get("/runs/first/rollouts?limit=1")["columns"]["address"][0]
+    for view in ("conversation", "tokens", "record"):
+        page.complaints.clear()
+        show(page, ui, f"{address}?ui.view={view}")
+        assert not page.complaints
+        assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+    show(page, ui, address)
+    shown = MARKUP.replace("\x00", "<U+0000>").replace("\x1b", "<U+001B>")
+    assert shown in page.text()
+
+
+def test_filters_are_in_the_address_and_can_be_taken_back(page, ui):
+    show(page, ui, "/runs/first/rollouts")
+    total = ui.get("/runs/first/rollouts?reward_from=1")["total"]
+    page.evaluate("document.querySelectorAll('.filters input[type=number]')[2].focus()")
+    page.type("1")
+    page.until("location.search.includes('reward_from=1')")
+    page.until(f"{SETTLED} && document.querySelector('main').innerText.includes('of {total}')")
+    page.evaluate("history.back()")
+    page.until(f"location.search === '' && {SETTLED}")
+    page.click("rect.bar")
+    page.until(f"location.search.includes('reward_to=') && {SETTLED}")
+    show(page, ui, "/runs/first/rollouts?reward_from=nothing")
+    assert "reward_from" in page.evaluate("document.querySelector('.trouble').innerText")
+
+
+def test_search_shows_what_it_found(page, ui):
+    show(page, ui, "/runs/first/rollouts")
+    page.key("/")
+    page.until("document.activeElement.type === 'search'")
+    page.type("Step 2 says")
+    page.until(f"location.search.includes('q=') && {SETTLED}")
+    page.until("!!document.querySelector('.excerpt')")
+    assert "Step 2 says" in page.evaluate("document.querySelector('.excerpt').innerText")
+
+
+def test_keys_lead_to_pages_and_are_listed(page, ui):
+    show(page, ui, "/runs/first")
+    page.key("g")
+    page.key("t")
+    page.until(f"location.pathname === '/runs/first/timeline' && {SETTLED}")
+    page.key("?")
+    page.until("document.querySelector('dialog').open")
+    page.key("?")
+    page.until("!document.querySelector('dialog').open")
+    address = ui.get("/runs/first/rollouts?limit=1&sort=step")["columns"]["address"][0]
+    show(page, ui, address)
+    page.key("j")
+    page.until(f"location.pathname !== {address!r} && {SETTLED}")
+
+
+def test_the_timeline_is_zoomed_by_keys_and_asks_for_its_window_only(page, ui):
+    show(page, ui, "/runs/first/timeline")
+    page.evaluate("document.querySelector('canvas').focus()")
+    for _ in range(6):
+        page.key("w")
+    page.until(f"location.search.includes('from=') && {SETTLED}")
+    first, last = page.evaluate(
+        "['from', 'to'].map(name => Number(new URLSearchParams(location.search).get(name)))"
+    )
+    whole = ui.get("/runs/first/timeline")["extent"]
+    assert 0 < last - first < (whole["to"] - whole["from"]) / 2
+    page.key("0")
+    page.until(f"location.search.includes('from={whole['from']:.4f}') && {SETTLED}")
+    page.click("details summary")
+    assert page.evaluate("document.querySelectorAll('details table tbody tr').length") > 0
+
+
+def test_the_tokens_can_be_read_by_keys(page, ui):
+    address = ui.get("/runs/first/rollouts?limit=1")["columns"]["address"][0]
+    show(page, ui, f"{address}?ui.view=tokens")
+    page.evaluate("document.querySelector('.tokens').focus()")
+    page.key("ArrowRight")
+    page.key("End")
+    page.until("!!document.querySelector('.token.is-at')")
+    assert "Log-prob" in page.text()
+    page.evaluate(
+        "(() => { const s = document.querySelector('main select'); s.value = 'advantage';"
+        " s.dispatchEvent(new Event('change', {bubbles: true})); })()"
+    )
+    page.until("location.search.includes('ui.by=advantage')")
+
+
+def test_a_chart_can_be_saved_with_its_styles(page, ui):
+    show(page, ui, "/runs/first")
+    page.evaluate(
+        "(() => { URL.createObjectURL = blob => { blob.text().then(t => { window.saved = t; });"
+        " return '#'; }; })()"
+    )
+    page.click("figure button.quiet")
+    page.until("!!window.saved")
+    saved = page.evaluate("window.saved")
+    assert saved.startswith("<svg")
+    assert "var(" not in saved
+    assert 'class="' not in saved
+
+
+def test_a_new_step_is_on_the_page_by_itself(tmp_path, page):
+    write_run(tmp_path / "runs" / "live")
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        show(page, ui, "/runs/live")
+        page.until("document.querySelector('.live').innerText === 'live'")
+        assert "3 of 10" in page.text()
+        write_steps(RunFolder.open(tmp_path / "runs" / "live"), range(4, 5))
+        page.until("document.querySelector('main').innerText.includes('4 of 10')")
+
+
+def test_an_exported_folder_opens_without_a_server(tmp_path, page, recorded_folder):
+    exported = export_runs([recorded_folder], tmp_path / "still", num_rollouts=8)
+    # The page before may complain that its server is gone.
+    page.open("about:blank")
+    page.complaints.clear()
+    page.open(exported.page.as_uri())
+    page.until(SETTLED)
+    for address in (
+        *("/runs/first", "/runs/first/rollouts", "/runs/first/timeline", "/runs/first/infra"),
+        *("/runs/first/evals", "/runs/first/logs", "/runs/first/config"),
+        "/compare?run=first&run=second",
+    ):
+        page.evaluate(f"location.hash = {'#' + address!r}")
+        page.until(f"document.title !== '' && {SETTLED}")
+        assert not page.evaluate("!!document.querySelector('.trouble[role=alert]')"), page.text()
+    page.evaluate("location.hash = '#/runs/first/rollouts'")
+    page.until(f"!!document.querySelector('{FIRST_ROLLOUT}')")
+    page.click("a.name")
+    page.until(f"{SETTLED} && document.querySelector('main h1').innerText.startsWith('Rollout ')")
+    assert not page.complaints

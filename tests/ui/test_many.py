@@ -1,0 +1,168 @@
+"""Runs with more of something than a page can draw, and files of earlier versions."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from tests.ui.recorded import BEGAN_S, STEP_S, row, write_steps
+from tests.ui.served import served
+
+from telescope_core.records import RunFolder
+from telescope_core.records.blocks import BlockLog
+from telescope_core.records.parquet import read_row, write_rows
+from telescope_core.records.timeline import GaugeSample, ModelCall, TimelineSpan
+
+SERVER = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "runs" / "r", config={})
+
+
+def bars_of(number):
+    """Return (start, duration) of calls that overlap each other, in seconds from the beginning."""
+    return [(0.01 * at, 0.5 + 0.001 * (at % 700)) for at in range(number)]
+
+
+def test_more_bars_than_can_be_drawn_become_their_mean_number_at_once(tmp_path, run):
+    bars = bars_of(3000)
+    with BlockLog(run.path / "calls", ModelCall, block_rows=1000) as log:
+        for at, (start_s, length_s) in enumerate(bars):
+            log.add(
+                ModelCall(
+                    **{"time_s": BEGAN_S + start_s, "duration_s": length_s, "server": SERVER},
+                    **{"group_id": "1.0", "index": at, "step": 1},
+                )
+            )
+    first_s, last_s = 5.0, 25.0
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get(f"/runs/r/timeline?from={BEGAN_S + first_s}&to={BEGAN_S + last_s}&width=400")
+    (shown,) = page["rows"]
+    assert shown["bars"]["columns"]["name"] == []
+    assert page["bucket_s"] == pytest.approx((last_s - first_s) / 100)
+    found = dict(zip(shown["density"]["bucket"], shown["density"]["busy"], strict=True))
+    for bucket in range(100):
+        low = first_s + bucket * page["bucket_s"]
+        high = low + page["bucket_s"]
+        total_s = sum(max(0.0, min(a + b, high) - max(a, low)) for a, b in bars)
+        assert found.get(bucket, 0.0) == pytest.approx(total_s / page["bucket_s"], abs=0.01)
+
+
+def test_nested_spans_of_a_rank_keep_their_depth_in_any_window(tmp_path, run):
+    with BlockLog(run.path / "timeline", TimelineSpan) as log:
+        for name, start_s, length_s in (("a", 0, 10), ("b", 1, 8), ("c", 2, 1), ("d", 20, 0)):
+            about = {"name": name, "source": "rank 1", "step": 1}
+            log.add(TimelineSpan(time_s=BEGAN_S + start_s, duration_s=float(length_s), **about))
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get(f"/runs/r/timeline?from={BEGAN_S + 2.5}&to={BEGAN_S + 21}")
+    (shown,) = page["rows"]
+    columns = shown["bars"]["columns"]
+    assert list(zip(columns["name"], columns["lane"], strict=True)) == [
+        *(("a", 0), ("b", 1), ("c", 2), ("d", 0))
+    ]
+
+
+def test_stages_of_many_steps_need_a_smaller_window(tmp_path, run):
+    write_steps(run, range(1, 71), groups=1)
+    for step in range(1, 71):
+        about = {"step": step, "environment": "math", "group_id": f"{step}.0", "index": 0}
+        at_s = BEGAN_S + STEP_S * (step - 1)
+        events = [
+            {**about, "attempt": 1, "time_s": at_s + second, "stage": stage}
+            for second, stage in enumerate(("environment", "generating", "done"))
+        ]
+        events[1]["server"] = SERVER
+        path = run.path / "events" / f"step-{step:06d}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        whole = ui.get(f"/runs/r/timeline?from={BEGAN_S}&to={BEGAN_S + 700}")
+        assert [(one["source"], one["is_too_wide"]) for one in whole["rows"]] == [
+            ("environments", True)
+        ]
+        near = ui.get(f"/runs/r/timeline?from={BEGAN_S + 100}&to={BEGAN_S + 200}")
+        rows = {one["source"]: one["bars"]["columns"] for one in near["rows"]}
+        # Without model calls on record, the stages say when servers worked.
+        assert set(rows) == {"environment math", SERVER}
+        assert rows[SERVER]["start_s"] == [BEGAN_S + 101 + 10 * at for at in range(10)]
+        assert rows[SERVER]["address"][0] == "/runs/r/rollouts/11.0/0/1"
+
+
+def test_a_fleet_is_shown_by_its_quantiles_and_outliers(tmp_path, run):
+    with BlockLog(run.path / "gauges", GaugeSample) as log:
+        for gpu in range(72):
+            for at in range(5):
+                value = 0.2 if gpu == 40 else 0.9 + 0.001 * (gpu % 7)
+                source = f"node n{gpu // 8} gpu {gpu % 8}"
+                log.add(
+                    GaugeSample(
+                        time_s=BEGAN_S + at, source=source, name="gpu/used_share", value=value
+                    )
+                )
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/runs/r/infra")
+        assert page["is_fleet"]
+        assert [one["source"] for one in page["outliers"]] == ["node n5 gpu 0"]
+        assert [one["source"] for one in page["series"]] == ["node n5 gpu 0"]
+        (fleet,) = page["fleet"]
+        assert fleet["p50"] == pytest.approx([0.903] * len(fleet["p50"]))
+        chosen = ui.get("/runs/r/infra?source=node%20n1%20gpu%201")["series"]
+        assert [one["source"] for one in chosen] == ["node n1 gpu 1"]
+
+
+def test_logs_are_tailed(tmp_path, run):
+    log = run.logs_path / "a.log"
+    log.write_text("one\ntwo\n")
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/runs/r/logs")
+        with log.open("a") as stream:
+            stream.write("three\nfou")
+        (run.logs_path / "b.log").write_text("from another\n")
+        newer = ui.get(f"/runs/r/logs?direction=newer&cursor={page['newer']}")
+        assert sorted(newer["lines"]["columns"]["message"]) == ["from another", "three"]
+        with log.open("a") as stream:
+            stream.write("r\n")
+        newest = ui.get(f"/runs/r/logs?direction=newer&cursor={newer['newer']}")
+        assert newest["lines"]["columns"]["message"] == ["four"]
+        log.write_text("new\n")
+        anew = ui.get(f"/runs/r/logs?direction=newer&cursor={newest['newer']}")
+        assert anew["lines"]["columns"]["message"] == ["new"]
+
+
+def test_a_log_of_many_blocks_is_read_backwards_line_by_line(tmp_path, run):
+    lines = [f"2026-01-01 00:00:{at % 60:02d} line {at} {'x' * (at % 900)}" for at in range(2000)]
+    (run.logs_path / "a.log").write_text("\n".join(lines) + "\n")
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        seen, cursor = [], ""
+        while cursor is not None:
+            page = ui.get(f"/runs/r/logs?limit=450&cursor={cursor}")
+            seen = page["lines"]["columns"]["message"] + seen
+            cursor = page["older"]
+    assert seen == lines
+
+
+def test_files_without_columns_that_came_later_are_read_beside_others(tmp_path, run):
+    write_steps(run, range(1, 3), groups=1)
+    path = run.rollouts_path / "step-000001.parquet"
+    older = pq.read_table(path).drop_columns(
+        ["attempt", "tags", "num_http_retries", "status_reason", "chains", "turns"]
+    )
+    pq.write_table(older, path)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/runs/r/rollouts?sort=step")
+        assert page["index"]["problems"] == []
+        assert page["columns"]["attempt"] == [1] * 8
+        rollout = ui.get("/runs/r/rollouts/1.0/0/1")
+        assert rollout["tokens"] is None
+        assert rollout["row"]["step"] == 1
+
+
+def test_a_row_of_a_large_row_group_is_found(tmp_path):
+    path = tmp_path / "step-000001.parquet"
+    rows = [row(1, group, index) for group in range(60) for index in range(4)]
+    write_rows(path, rows)
+    assert pq.ParquetFile(path).num_row_groups == 1
+    assert [read_row(path, at) for at in (0, 63, 64, 65, 239)] == [
+        rows[at] for at in (0, 63, 64, 65, 239)
+    ]

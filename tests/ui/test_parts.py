@@ -1,0 +1,162 @@
+"""The parts that need no server: thinning, lanes, densities, lines of logs, texts of tokens."""
+
+import json
+import math
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telescope_core.errors import ConfigError
+from telescope_ui.curves import thinned
+from telescope_ui.index.database import Database
+from telescope_ui.lanes import Bar, Change, depths_of, lanes_of, mean_numbers
+from telescope_ui.line_tail import LineTail
+from telescope_ui.log_lines import FileFacts, parsed
+from telescope_ui.runs import Runs
+from telescope_ui.token_texts import texts_for
+
+NUMBERS = st.floats(-1e6, 1e6) | st.just(math.nan)
+
+
+@given(values=st.lists(NUMBERS, max_size=300), points=st.integers(10, 60))
+def test_thinning_keeps_the_ends_and_the_extremes(values, points):
+    column = array("d", values)
+    kept = thinned([column], len(column), points=points)
+    assert len(kept.positions) <= points or not kept.is_thinned
+    assert kept.positions == sorted(set(kept.positions))
+    known = [value for value in column if not math.isnan(value)]
+    shown = [column[at] for at in kept.positions if not math.isnan(column[at])]
+    if known:
+        assert (min(shown), max(shown)) == (min(known), max(known))
+    if values:
+        assert (kept.positions[0], kept.positions[-1]) == (0, len(values) - 1)
+
+
+BARS = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(0, 20)).map(lambda b: Bar(b[0], b[0] + b[1])),
+    max_size=40,
+).map(sorted)
+
+
+@given(bars=BARS)
+def test_no_two_bars_of_a_lane_overlap_and_lanes_are_as_few_as_can_be(bars):
+    lanes = lanes_of(bars)
+    for at, one in enumerate(bars):
+        for before in range(at):
+            if lanes[before] == lanes[at]:
+                assert bars[before].end_s <= one.start_s
+    most = max((sum(o.start_s <= b.start_s < o.end_s for o in bars) for b in bars), default=0)
+    empty = sum(bar.start_s == bar.end_s for bar in bars)
+    assert max(lanes, default=-1) + 1 <= most + empty
+
+
+def test_depths_follow_nesting():
+    bars = [Bar(0, 10), Bar(0, 4), Bar(1, 2), Bar(5, 9), Bar(10, 12)]
+    assert depths_of(bars) == [0, 1, 2, 1, 0]
+
+
+def test_bars_that_follow_each_other_are_not_nested_by_rounding():
+    assert depths_of([Bar(0.0, 1.0), Bar(0.9999, 2.0), Bar(1.5, 2.0002), Bar(2.0, 3.0)]) == [
+        *(0, 0, 1, 0)
+    ]
+    assert depths_of([Bar(0.0, 2.0), Bar(1.0, 1.0), Bar(2.0, 2.0)]) == [0, 1, 0]
+
+
+@given(bars=BARS, num_buckets=st.integers(1, 30))
+def test_a_density_is_the_mean_number_of_bars_at_once(bars, num_buckets):
+    width = 71 / num_buckets
+    changes = []
+    for bar in bars:
+        changes.append(Change(int(bar.start_s // width), 1, bar.start_s))
+        changes.append(Change(int(bar.end_s // width), -1, -bar.end_s))
+    found = mean_numbers(changes, num_buckets=num_buckets, bucket_s=width)
+    for bucket in range(num_buckets):
+        low, high = bucket * width, (bucket + 1) * width
+        total = sum(max(0.0, min(bar.end_s, high) - max(bar.start_s, low)) for bar in bars)
+        assert found.get(bucket, 0.0) == pytest.approx(total / width, abs=1e-5)
+
+
+@given(parts=st.lists(st.binary(max_size=30), max_size=12))
+def test_a_tail_gives_each_whole_line_once(parts, tmp_path_factory):
+    path = tmp_path_factory.mktemp("tail") / "file"
+    tail, found = LineTail(path), []
+    for part in parts:
+        with path.open("ab") as stream:
+            stream.write(part)
+        assert not tail.is_rewritten()
+        found += tail.lines()
+    assert found == b"".join(parts).split(b"\n")[:-1]
+
+
+@pytest.mark.parametrize("content", [b"other\nlines\n", b"a\n", b"", b"x\ny\n"])
+def test_a_file_that_was_rewritten_is_read_again(tmp_path, content):
+    path = tmp_path / "file"
+    path.write_bytes(b"a\nb\n")
+    tail = LineTail(path)
+    assert list(tail.lines()) == [b"a", b"b"]
+    path.write_bytes(content)
+    assert tail.is_rewritten()
+    assert list(tail.lines()) == content.split(b"\n")[:-1]
+
+
+def test_a_line_without_an_end_fills_no_memory(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"first\n" + b"x" * (20 * 2**20) + b"\nlast\n")
+    tail = LineTail(path)
+    assert list(tail.lines()) == [b"first", b"last"]
+    assert tail.num_skipped == 1
+
+
+FACTS = FileFacts(component="server", mtime_s=9e8, year=2026, utc_offset_s=0)
+
+
+@pytest.mark.parametrize(
+    ("line", "time_s", "level"),
+    [
+        (b"INFO 11-23 15:18:34 [api.py:1] ready", 1795447114.0, "info"),
+        (b"2026-11-23T15:18:34.5+01:00 ERROR lost", 1795443514.5, "error"),
+        (b"2026-11-23 15:18:34,250 - WARNING - slow", 1795447114.25, "warning"),
+        (b"(EngineCore pid=7) DEBUG 11-23 15:18:34 x", 1795447114.0, "debug"),
+        (b"[2026/11/23 15:18:34Z] hello", 1795447114.0, "info"),
+        (b"nothing known 99-99 99:99:99", 9e8, "info"),
+        (b"\xff\xfe\x00", 9e8, "info"),
+    ],
+)
+def test_times_and_levels_are_found_as_programs_write_them(line, time_s, level):
+    (found,) = parsed([line], 0, FACTS, is_json=False)
+    assert (found.time_s, found.level) == (time_s, level)
+
+
+def test_lines_without_a_time_follow_the_line_before():
+    lines = [b"before", b"2026-11-23 15:18:34 ERROR a", b"  Traceback", b"2026-11-23 15:18:35 b"]
+    found = parsed(lines, 100, FACTS, is_json=False)
+    assert [line.time_s - 1795447114.0 for line in found] == [0, 0, 0, 1]
+    assert [line.level for line in found] == ["info", "error", "error", "info"]
+    assert [(line.start, line.end) for line in found][:2] == [(100, 107), (107, 135)]
+
+
+def test_texts_of_tokens_come_from_the_vocabulary_of_a_checkpoint(tmp_path):
+    folder = tmp_path / "checkpoints" / "final" / "model"
+    folder.mkdir(parents=True)
+    # In byte-level vocabularies, the character U+0120 stands for a space, and these two for the
+    # bytes of an e with an accent.
+    vocabulary = {"a": 0, "\u0120b": 1, "\u00c3": 2, "\u00a9": 3}
+    content = {
+        "model": {"vocab": vocabulary},
+        "decoder": {"type": "ByteLevel"},
+        "added_tokens": [{"id": 4, "content": "<|end|>"}],
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    texts = texts_for(tmp_path)
+    assert texts.pieces([0, 1, 2, 3, 4, 5]) == ["a", " b", "", "\u00e9", "<|end|>", "<5>"]
+    (folder / "tokenizer.json").write_text("{}")
+    assert texts_for(tmp_path) is None
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    database = Database(tmp_path / "cache")
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        Runs([tmp_path / "nothing"], database)
+    database.close()
