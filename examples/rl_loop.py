@@ -31,7 +31,7 @@ from telescope_train.batches.packing import pack
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.batches.weighting import token_weights
 from telescope_train.chat.renderer import load_renderer
-from telescope_train.cluster.ports import free_port
+from telescope_train.cluster.ports import HeldPort, free_port
 from telescope_train.config.schema import ModelSection
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.policy import TokenPolicySource
@@ -144,10 +144,10 @@ class Learner:
     def __init__(self, model: Path) -> None:
         loaded = load_model(str(model))
         self.lm = loaded.model
-        # It answers a packed row with the log-probs of its trained tokens, without ever holding the
-        # logits of all; samples that share a row do not see each other.
+        # Gives the log-probs of the trained tokens of a row whose samples do not see each other.
         self.policy = PackedPolicy(loaded.model, chunk_size=256, vocab_size=loaded.vocab_size)
         self.optimizer = torch.optim.AdamW(self.lm.parameters(), lr=LEARNING_RATE)
+        self.held_port = HeldPort()
 
     def step(self, samples: Sequence[TrainingSample]) -> float:
         """Take one step; returns the largest gap to the server's log-probs before it, in nats."""
@@ -180,12 +180,12 @@ class Learner:
 
     async def meeting_point(self) -> tuple[str, int]:
         """Return where servers find this process."""
-        return "127.0.0.1", free_port()
+        return "127.0.0.1", self.held_port.hold()
 
     async def connect(self, host: str, port: int, world_size: int) -> None:
         """Wait, in a thread, until every server has joined."""
-        where = {"host": host, "port": port, "world_size": world_size}
-        self.publisher = await asyncio.to_thread(GlooPublisher, **where)
+        where = {"host": host, "port": port, "listen_fd": self.held_port.hand_over(port)}
+        self.publisher = await asyncio.to_thread(GlooPublisher, world_size=world_size, **where)
 
     async def send_weights(self) -> str:
         """Send every tensor once; returns a digest, which every server must find as well."""

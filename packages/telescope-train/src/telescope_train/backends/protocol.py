@@ -259,7 +259,7 @@ class Ranks(Protocol):
         ...
 
     async def meeting_point(self) -> tuple[str, int]:
-        """Return (host, free port) of rank 0's machine, where servers can connect to it."""
+        """Return (host, port) of rank 0's machine, where servers can connect to it."""
         ...
 
     async def connect(self, host: str, port: int, world_size: int) -> None:

@@ -34,6 +34,35 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
+class HeldPort:
+    """A port that nothing else can take between the moment it is told and the first listener."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+
+    def hold(self) -> int:
+        """Return a port that connections reach from now on; one that was held before is let go."""
+        self.close()
+        self._socket = socket.create_server(("", 0))
+        return int(self._socket.getsockname()[1])
+
+    def hand_over(self, port: int) -> int | None:
+        """Return the descriptor of the listening socket, which the caller owns from now on.
+
+        None when `port` is not the one that is held.
+        """
+        if self._socket is None or self._socket.getsockname()[1] != port:
+            return None
+        held, self._socket = self._socket, None
+        return held.detach()
+
+    def close(self) -> None:
+        """Let the port go. Idempotent."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
 def require_free_port(host: str, port: int) -> None:
     """Raise ConfigError when something already listens on `port`."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

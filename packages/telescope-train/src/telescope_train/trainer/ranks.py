@@ -22,7 +22,7 @@ from telescope_core.errors import ProcessDiedError
 from telescope_core.records.logs import Logs, telling_failure
 from telescope_train.backends.protocol import BackendSettings, RankDiedError, TensorHeader
 from telescope_train.batches.batch import Shards, StepPlan
-from telescope_train.cluster.ports import free_port
+from telescope_train.cluster.ports import HeldPort
 from telescope_train.cluster.ray_cluster import answer
 from telescope_train.diagnostics.rank_checks import SelfTest
 from telescope_train.observability.timeline import TakenSpans, TimedRank
@@ -58,7 +58,7 @@ class Rank(Protocol):
         ...
 
     async def address(self) -> tuple[str, int]:
-        """Return (host, free port) of its machine, for others to meet at."""
+        """Return (host, port) of its machine, held for others to meet at."""
         ...
 
 
@@ -195,6 +195,7 @@ class RankActor:
         logs.begin("trainer", f"rank {number}")
         self._worker: TrainerWorker | None = None
         self._progress = Progress()
+        self._held_port = HeldPort()
 
     # In a thread of its own, so that it answers while a call computes.
     @ray.method(concurrency_group=WATCHING)
@@ -210,14 +211,18 @@ class RankActor:
         return self._worker.spans.take()
 
     def address(self) -> tuple[str, int]:
-        """Return (host, free port) of this node."""
-        return ray.util.get_node_ip_address(), free_port()
+        """Return (host, port) of this node, where nothing else can listen from now on."""
+        return ray.util.get_node_ip_address(), self._held_port.hold()
 
     def open(self, settings: BackendSettings, *, meeting: Meeting, num_threads: int) -> RankFacts:
         """Load the model."""
         with telling_failure(_LOGGER, "loading the model"):
             self._worker = TrainerWorker(
-                settings, meeting=meeting, num_threads=num_threads, progress=self._progress
+                settings,
+                meeting=meeting,
+                num_threads=num_threads,
+                progress=self._progress,
+                held_port=self._held_port,
             )
         facts = RankFacts.of(self._worker)
         for test in facts.self_tests:
@@ -384,7 +389,7 @@ class _LocalRank:
         return await asyncio.get_running_loop().run_in_executor(self._thread, method, *arguments)
 
     async def address(self) -> tuple[str, int]:
-        return "127.0.0.1", free_port()
+        return "127.0.0.1", self._worker.held_port.hold()
 
     def close(self) -> None:
         self._thread.shutdown()  # a call in progress ends first

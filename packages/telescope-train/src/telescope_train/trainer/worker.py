@@ -36,6 +36,7 @@ from telescope_train.backends.protocol import (
 from telescope_train.backends.seeding import seed_everything
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.chat.tokenizer import vocabulary_size
+from telescope_train.cluster.ports import HeldPort
 from telescope_train.diagnostics.rank_checks import Tolerance, check_rank
 from telescope_train.observability.spans import SpanRecorder
 from telescope_train.trainer.old_logprobs import with_old_logprobs
@@ -71,7 +72,7 @@ class Meeting:
     address: str = "127.0.0.1"
     """The machine of rank 0."""
     port: int | None = None
-    """A free port there; needed for more than one rank."""
+    """A port there that is free or held for rank 0; needed for more than one rank."""
     wait_s: float = COLLECTIVE_TIMEOUT_S
     """Seconds; no less than `COLLECTIVE_TIMEOUT_S`."""
 
@@ -133,11 +134,13 @@ class TrainerWorker:
         meeting: Meeting = ALONE,
         num_threads: int = 1,
         progress: Progress | None = None,
+        held_port: HeldPort | None = None,
     ) -> None:
         """Join the other ranks, load the model and run the self-tests.
 
         `num_threads` limits CPU threads, because ranks and inference servers share the cores.
-        `progress` is read in another thread.
+        `progress` is read in another thread. `held_port` is where others are told to meet this
+        rank.
         """
         self._progress = progress or Progress()
         self._algorithm = settings.algorithm
@@ -146,10 +149,12 @@ class TrainerWorker:
         self._accumulated: list[_Accumulated] = []
         self._publisher: GlooPublisher | None = None
         self._sent = Digests()
+        self.held_port = held_port or HeldPort()
+        """Holds a port from when others are told of it to when this rank listens there."""
         if self._device.type == "cpu":
             torch.set_num_threads(num_threads)
             keep_freed_memory()
-        _join(self._device, meeting)
+        _join(self._device, meeting, self.held_port)
         try:
             seed_everything(settings.seed + meeting.rank)
             backend_class = load_backend(settings.trainer.train_backend)
@@ -287,7 +292,12 @@ class TrainerWorker:
         """
         self._leave_group()
         try:
-            self._publisher = GlooPublisher(host=host, port=port, world_size=world_size)
+            self._publisher = GlooPublisher(
+                host=host,
+                port=port,
+                world_size=world_size,
+                listen_fd=self.held_port.hand_over(port),
+            )
         except RuntimeError as error:
             raise TransferError(f"not all inference servers have joined: {error}") from error
 
@@ -354,6 +364,7 @@ class TrainerWorker:
 
     def close(self) -> None:
         """Leave the process group. Idempotent."""
+        self.held_port.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -387,7 +398,7 @@ def _device(settings: BackendSettings) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def _join(device: torch.device, meeting: Meeting) -> None:
+def _join(device: torch.device, meeting: Meeting, held_port: HeldPort) -> None:
     """Create the process group; a single rank needs no port."""
     rank, world_size = meeting.rank, meeting.world_size
     address, port = meeting.address, meeting.port
@@ -402,7 +413,12 @@ def _join(device: torch.device, meeting: Meeting) -> None:
         assert port is not None, "more than one rank needs a port to meet at"
         try:
             store = dist.TCPStore(
-                address, port, world_size, is_master=rank == 0, timeout=timedelta(seconds=120)
+                address,
+                port,
+                world_size,
+                is_master=rank == 0,
+                timeout=timedelta(seconds=120),
+                master_listen_fd=held_port.hand_over(port),
             )
         except dist.DistError as error:
             raise ProcessDiedError(

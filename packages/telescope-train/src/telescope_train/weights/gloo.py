@@ -28,8 +28,13 @@ rank 0 reports a lost server before the others take it for dead.
 class GlooPublisher:
     """Sends every tensor of the model to all servers at once."""
 
-    def __init__(self, *, host: str, port: int, world_size: int) -> None:
-        self._group = GlooGroup(host=host, port=port, rank=0, world_size=world_size)
+    def __init__(
+        self, *, host: str, port: int, world_size: int, listen_fd: int | None = None
+    ) -> None:
+        """Join the servers at `port`; `listen_fd` is a socket that already listens there."""
+        self._group = GlooGroup(
+            host=host, port=port, rank=0, world_size=world_size, listen_fd=listen_fd
+        )
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Digests:
         """Broadcast the tensors in order; returns when rank 0 has sent them all.
@@ -58,15 +63,26 @@ def add_digests(digests: Digests, flat: torch.Tensor, sizes: Sequence[tuple[str,
 class GlooGroup:
     """Broadcasts from rank 0 to all other ranks. Every wait ends after `TRANSFER_DEADLINE_S`."""
 
-    def __init__(self, *, host: str, port: int, rank: int, world_size: int) -> None:
-        """Join the group; returns when all of its `world_size` members have joined."""
+    def __init__(
+        self, *, host: str, port: int, rank: int, world_size: int, listen_fd: int | None = None
+    ) -> None:
+        """Join the group; returns when all of its `world_size` members have joined.
+
+        Rank 0 listens at `port`, or goes on with the socket `listen_fd` that does so already.
+        """
         timeout = timedelta(seconds=JOIN_DEADLINE_S)
         # Put together by hand, as torch does inside: init_process_group allows one world per
         # process, and both sides have theirs already, the trainer's ranks and vLLM's workers.
         # No wait for workers here, because the group below waits for all members itself.
         # The tcp store must outlive the group: gloo keeps no reference to it.
         self._tcp_store = TCPStore(
-            host, port, world_size, is_master=rank == 0, timeout=timeout, wait_for_workers=False
+            host,
+            port,
+            world_size,
+            is_master=rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listen_fd,
         )
         store = PrefixStore("telescope-weights", self._tcp_store)
         backend = ProcessGroupGloo(store, rank, world_size, timeout=timeout)

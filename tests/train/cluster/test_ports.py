@@ -1,0 +1,53 @@
+"""A port that is held cannot be taken by another program before its first listener."""
+
+import socket
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore
+
+from telescope_train.cluster.ports import HeldPort
+
+
+def bind(port: int) -> None:
+    """Bind as another program of this machine would."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:
+        other.bind(("127.0.0.1", port))
+
+
+def store(port: int, **settings) -> TCPStore:
+    deadline = timedelta(seconds=60)
+    return TCPStore("127.0.0.1", port, 2, timeout=deadline, wait_for_workers=False, **settings)
+
+
+def test_nothing_else_can_listen_where_others_were_told_to_meet() -> None:
+    held = HeldPort()
+    port = held.hold()
+    with pytest.raises(OSError, match="in use"):
+        bind(port)
+    held.close()
+    bind(port)
+
+
+def test_who_comes_before_the_listener_is_heard_by_it() -> None:
+    held = HeldPort()
+    port = held.hold()
+    early = socket.create_connection(("127.0.0.1", port), timeout=60)
+    leader = store(port, is_master=True, master_listen_fd=held.hand_over(port))
+    with pytest.raises(OSError, match="in use"):
+        bind(port)
+    member = store(port, is_master=False)
+    leader.set("version", "3")
+    assert member.get("version") == b"3"
+    early.close()
+
+
+def test_one_port_is_held_at_a_time() -> None:
+    held = HeldPort()
+    first, second = held.hold(), held.hold()
+    bind(first)
+    assert held.hand_over(first) is None
+    descriptor = held.hand_over(second)
+    assert descriptor is not None
+    assert held.hand_over(second) is None
+    socket.socket(fileno=descriptor).close()
