@@ -143,7 +143,7 @@ class EndlessReward(Echo):
 
 
 class Hungry(Echo):
-    """Example 1 asks for far too much at once; example 2 grows without end."""
+    """Example 1 asks for far too much at once; example 2 grows to 384 MiB and keeps them."""
 
     @reward
     def fills_memory(self, rollout, example):
@@ -151,7 +151,8 @@ class Hungry(Echo):
             return float(len(bytearray(1 << 40)))
         kept = []
         while example.answer == "2":
-            kept.append(bytearray(8 << 20))
+            if len(kept) < 48:  # less than the limit of addresses, which would raise instead
+                kept.append(b"x" * (8 << 20))
             time.sleep(0.002)
         return 0.0
 
