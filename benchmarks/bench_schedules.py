@@ -1,7 +1,8 @@
 """Schedules compared by simulation: the same GPUs, rollouts and model of servers and ranks.
 
 The run's own loop, sampler, pool and publisher work in virtual time. Each schedule divides the GPUs
-between servers and ranks as suits it best. Beside them stand two rules of other systems, by the
+between servers and ranks as suits it best; rules that keep lanes full have as many as suit them
+best. Beside them stand two rules of other systems, by the
 same simulator: lanes that are always full with too old samples dropped, and one-step-off.
 Run: python benchmarks/bench_schedules.py [--quick]
 """
@@ -22,15 +23,19 @@ from telescope_train.simulation.trainer import TrainerSpeed
 NUM_GPUS, STEPS, GROUPS, GROUP_SIZE, SEEDS = 16, 16, 48, 8, (0,)
 SPLITS = (8, 11, 13, 14)
 """Servers among the GPUs; the others are trainer ranks."""
+BATCHES_OPEN = (1, 2, 3, 5, 8)
+"""Batches for which a rule that keeps lanes full has lanes; ours opens what its bound admits."""
 COMMAND = "python benchmarks/bench_schedules.py"
 PAGE = """# Schedules, simulated
 
 {facts}
 
 {gpus} GPUs, batches of {groups} groups x {size} rollouts, {steps} steps, seed 0; the best
-division of the GPUs for each schedule. Speed is relative to the synchronous schedule on the same
-GPUs. "Length" is the mean length of trained over drawn rollouts: below 1, long answers are trained
-on too rarely. "Waste" is the share of sampled tokens that were dropped because they were too old.
+division of the GPUs for each schedule; for the rules that keep lanes full also the best number of
+lanes, of those for {open} batches. "Steps" and "tokens" are optimizer steps and trained tokens per
+hour, relative to the synchronous schedule on the same GPUs. "Length" is the mean length of trained
+over drawn rollouts: below 1, long answers are trained on too rarely, and steps are shorter for that
+alone. "Waste" is the share of sampled tokens that were dropped because they were too old.
 The last three rules are those of other systems.
 
 {tables}
@@ -46,6 +51,11 @@ class Schedule:
     streams: bool = False
     rule: type | None = None
 
+    @property
+    def keeps_lanes_full(self) -> bool:
+        """Whether lanes, and not batches, decide how much is sampled."""
+        return self.rule is not None and issubclass(self.rule, KeepLanesFull)
+
 
 SCHEDULES = (
     Schedule("synchronous", 0),
@@ -60,11 +70,26 @@ SCHEDULES = (
 )
 
 
-def scenario(workload: str, schedule: Schedule, servers: int, seed: int, steps: int) -> Scenario:
+@dataclass(frozen=True)
+class Job:
+    """One run to simulate."""
+
+    workload: str
+    schedule: int
+    """Which of `SCHEDULES`."""
+    servers: int
+    steps: int
+    seed: int = 0
+    batches_open: int | None = None
+
+
+def scenario(job: Job) -> Scenario:
     """Return one run."""
+    schedule = SCHEDULES[job.schedule]
+    lanes_of = job.batches_open * GROUPS // job.servers if job.batches_open else 32
     config = TrainConfig.model_validate(
         {
-            "run": {"name": "simulated", "number_of_steps": steps, "seed": seed},
+            "run": {"name": "simulated", "number_of_steps": job.steps, "seed": job.seed},
             "model": {"model": "none"},
             "environments": [{"name": "simulated"}],
             "rollout": {
@@ -76,30 +101,26 @@ def scenario(workload: str, schedule: Schedule, servers: int, seed: int, steps: 
             "scheduling": {
                 "max_async_rollout": schedule.ahead,
                 "stream_gradients": "auto" if schedule.streams else False,
-                # The rule that drops keeps lanes for two batches; more would only drop more.
-                "max_concurrent_prompts_per_server": max(1, 2 * GROUPS // servers)
-                if schedule.rule in (KeepLanesFull, KeepLanesFullShort)
-                else 32,
+                "max_concurrent_prompts_per_server": max(1, lanes_of),
             },
             "trainer": {"seq_len": 40_960},
         }
     )
     found = Scenario(
         config=config,
-        workload=WORKLOADS[workload],
-        num_servers=servers,
-        num_ranks=NUM_GPUS - servers,
+        workload=WORKLOADS[job.workload],
+        num_servers=job.servers,
+        num_ranks=NUM_GPUS - job.servers,
         trainer=TrainerSpeed(tokens_per_s=8_000.0),
     )
     return replace(found, adapt=with_rule(schedule.rule)) if schedule.rule else found
 
 
-def measured(job: tuple[str, int, int, int, int]) -> dict[str, object]:
+def measured(job: Job) -> dict[str, object]:
     """Return the numbers of one run."""
-    workload, index, servers, seed, steps = job
-    schedule = SCHEDULES[index]
+    schedule = SCHEDULES[job.schedule]
     dropped = []
-    one = scenario(workload, schedule, servers, seed, steps)
+    one = scenario(job)
 
     def adapt(parts):
         parts = (with_rule(schedule.rule) if schedule.rule else lambda same: same)(parts)
@@ -109,13 +130,14 @@ def measured(job: tuple[str, int, int, int, int]) -> dict[str, object]:
     run = simulate(replace(one, adapt=adapt))
     # The first steps fill the pipeline and are left out.
     ends = np.cumsum([row["time/step_s"] for row in run.rows])
-    skip = steps // 4
+    skip = job.steps // 4
     return {
-        "workload": workload,
+        "workload": job.workload,
         "schedule": schedule.name,
-        "servers": servers,
-        "seed": seed,
-        "step_s": float((ends[-1] - ends[skip - 1]) / (steps - skip)),
+        "servers": job.servers,
+        "seed": job.seed,
+        "batches_open": job.batches_open,
+        "step_s": float((ends[-1] - ends[skip - 1]) / (job.steps - skip)),
         "length": run.length_bias,
         "waste": getattr(dropped[0], "num_dropped_tokens", 0) / run.num_tokens,
         "staleness": max(row["staleness/max"] for row in run.rows),
@@ -125,15 +147,15 @@ def measured(job: tuple[str, int, int, int, int]) -> dict[str, object]:
 
 
 def best(rows: list[dict]) -> dict:
-    """Return the mean over seeds of the fastest division of the GPUs."""
-    by_split: dict[int, list[dict]] = {}
+    """Return the mean over seeds of the fastest division of the GPUs, with the best lanes."""
+    by_split: dict[tuple[int, int | None], list[dict]] = {}
     for row in rows:
-        by_split.setdefault(row["servers"], []).append(row)
+        by_split.setdefault((row["servers"], row["batches_open"]), []).append(row)
     numbers = ("step_s", "length", "waste", "staleness", "server_busy", "trainer_busy")
     means = [
         {name: float(np.mean([one[name] for one in some])) for name in numbers}
-        | {"servers": servers}
-        for servers, some in by_split.items()
+        | {"servers": servers, "batches_open": batches_open}
+        for (servers, batches_open), some in by_split.items()
     ]
     return min(means, key=lambda one: one["step_s"])
 
@@ -143,9 +165,10 @@ def main() -> None:
     is_quick = "--quick" in sys.argv
     steps, splits, seeds = (8, (8, 12), (0,)) if is_quick else (STEPS, SPLITS, SEEDS)
     jobs = [
-        (workload, index, servers, seed, steps)
+        Job(workload, index, servers, steps, seed, batches_open)
         for workload in WORKLOADS
-        for index in range(len(SCHEDULES))
+        for index, schedule in enumerate(SCHEDULES)
+        for batches_open in (BATCHES_OPEN if schedule.keeps_lanes_full else (None,))
         for servers in splits
         for seed in seeds
     ]
@@ -160,21 +183,25 @@ def main() -> None:
             [
                 name,
                 f"{base / one['step_s']:.2f}x",
+                f"{base / one['step_s'] * one['length']:.2f}x",
                 f"{one['length']:.3f}",
                 f"{one['waste']:.0%}",
                 f"{one['staleness']:.0f}",
                 f"{one['servers']} + {NUM_GPUS - one['servers']}",
+                str(one["batches_open"] or ""),
                 f"{one['server_busy']:.0%}, {one['trainer_busy']:.0%}",
             ]
             for name, one in chosen.items()
         ]
-        head = ("schedule", "speed", "length", "waste", "most behind", "servers + ranks", "busy")
+        head = ("schedule", "steps", "tokens", "length", "waste", "most behind", "servers + ranks")
+        head += ("batches open", "busy")
         tables.append(f"## {workload}\n\n{table(head, lines)}")
         print(tables[-1], flush=True)
     if is_quick:
         return
     page = PAGE.replace("{tables}", "\n\n".join(tables))
     numbers = {"gpus": NUM_GPUS, "groups": GROUPS, "size": GROUP_SIZE, "steps": STEPS}
+    numbers["open"] = ", ".join(map(str, BATCHES_OPEN))
     for name, value in numbers.items():
         page = page.replace(f"{{{name}}}", str(value))
     write_results("schedules", page, facts_of_run(COMMAND, "telescope-train"), rows)

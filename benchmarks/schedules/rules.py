@@ -17,7 +17,8 @@ from telescope_train.rollouts.sampler import RolloutSampler
 class KeepLanesFull(RolloutSampler):
     """Samples all the time; a batch is the groups that ended first, without those that are too old.
 
-    A group is too old if the weights have been updated more than `max_behind` times since it began.
+    A group begins as soon as fewer rollouts are open than there are lanes. It is too old if the
+    weights have been updated more than `max_behind` times since it began.
     """
 
     max_behind = 8
@@ -26,9 +27,18 @@ class KeepLanesFull(RolloutSampler):
     def __init__(self, *args, **settings) -> None:
         super().__init__(*args, **settings)
         self._begun = 0
+        self._num_open = 0
         self._playing: dict[asyncio.Task[Group], int] = {}
         self._ready: list[tuple[int, Group]] = []
         self._is_closed = False
+        leave = self.seats._open.leave
+
+        def leave_and_refill() -> None:
+            leave()
+            self._num_open -= 1
+            self._refill()
+
+        self.seats._open.leave = leave_and_refill
 
     def advance(self, version: int) -> None:
         """Note the new weights, and fill the lanes."""
@@ -69,8 +79,8 @@ class KeepLanesFull(RolloutSampler):
 
     def _refill(self) -> None:
         group_size = next(iter(self._player.environments.values())).group_size
-        lanes = self.seats.lanes.limit // group_size
-        while not self._is_closed and len(self._playing) < lanes:
+        while not self._is_closed and self._num_open < self.seats.lanes.limit:
+            self._num_open += group_size
             # Batch 0 in every id, since a group belongs to no batch before it has ended.
             place = Place(batch=0, position=self._begun, drawn=self._examples.next())
             task = asyncio.create_task(self._player.play(place, lambda: None))
