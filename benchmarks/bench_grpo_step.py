@@ -53,6 +53,7 @@ WORKLOADS = (
 )
 THREADS: dict[Side, tuple[int, int]] = {
     "ours-sync": (2, 2),
+    "ours-sync-whole": (2, 2),
     "ours-async": (1, 1),
     "ours-async-2": (1, 2),
     "trl": (2, 0),
@@ -64,7 +65,8 @@ Whole steps: generating, scoring, training and, for ours, sending the new weight
 `tokens/s` is all completion tokens trained on after {WARM_UP} steps of warm-up over the wall
 clock of those steps, all seeds together: one step ahead, steps that wait alternate with steps that
 do not, and a median would leave the waiting out. `ours-sync` is `max_async_rollout = 0`,
-`ours-async` is 1, the default, and `ours-async-2` is 2.
+`ours-async` is 1, the default, and `ours-async-2` is 2. `ours-sync-whole` is `ours-sync` without
+streamed gradients: training begins when the last answer of the batch has ended.
 TRL generates with transformers in the training process; ours with a vLLM server over HTTP.
 `counting` answers `37+5` with `38,39,40,41,42`, up to 90 tokens; `sum` with `42`; `long` counts
 too, in answer to `12+63=75` and up to 240 tokens.

@@ -15,6 +15,7 @@ import psutil
 
 from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
+from telescope_core.records.servers import ServerState
 from telescope_train.checkpoints.folders import complete_checkpoints
 
 TELESCOPE = (sys.executable, "-c", "from telescope_cli.main import main; main()")
@@ -39,6 +40,7 @@ seq_len = 128
 trainer_num_workers = {ranks}
 [inference]
 inference_base_port = {port}
+inference_num_workers = {servers}
 max_model_len = 64
 [checkpoint]
 checkpoint_every = 4
@@ -72,6 +74,7 @@ class Place:
     port: int
     num_steps: int = 100_000
     num_ranks: int = 1
+    num_servers: int = 1
 
     @property
     def settings(self) -> str:
@@ -83,6 +86,7 @@ class Place:
             group_size=GROUP_SIZE,
             groups=GROUPS,
             ranks=self.num_ranks,
+            servers=self.num_servers,
             port=self.port,
         )
 
@@ -152,6 +156,27 @@ class Victim:
         if any(self.folder.checkpoints_path.glob(".*.partial")):
             doing += ", writing a checkpoint"
         return doing
+
+    def num_told(self, kind: str) -> float:
+        """Return how many deaths of a kind of process the records tell of."""
+        if kind == "driver":
+            return len(self.folder.info().resumes)
+        if kind == "rank":
+            return len(self.folder.restarts())
+        if kind == "server":
+            states = [event.state for event in self.folder.server_events()]
+            return states.count(ServerState.LOST)
+        rows = list(self.folder.metrics())
+        # It counts from the start of the driver on.
+        return rows[-1].get("workers/math-reasoning/restarts", 0) if rows else 0
+
+    def is_told_within(self, num_steps: int, kind: str, num_told: float) -> bool:
+        """Whether the records tell of one more death of a kind at most `num_steps` steps later."""
+        last = self.num_steps + num_steps
+        self.until(
+            lambda: self.num_told(kind) > num_told or self.num_steps >= last, "the records tell"
+        )
+        return self.num_told(kind) > num_told
 
     def kill_driver(self) -> None:
         """Kill the driver; returns once every process that the run needs again has ended."""

@@ -14,7 +14,7 @@ from telescope_train.plan.checks.config import check_config
 from telescope_train.plan.prepared import prepare
 from telescope_train.run import run_training
 
-AHEAD: dict[Side, int] = {"ours-sync": 0, "ours-async": 1, "ours-async-2": 2}
+AHEAD: dict[Side, int] = {"ours-sync": 0, "ours-sync-whole": 0, "ours-async": 1, "ours-async-2": 2}
 TIMES = ("generate_s", "train_s", "sync_s", "wait_s")
 
 
@@ -38,7 +38,10 @@ def config_of(block: Block) -> TrainConfig:
                 # TRL trains on groups of equal rewards too; leaving them out would be faster.
                 "discard_group_zero_advantage": False,
             },
-            "scheduling": {"max_async_rollout": AHEAD[block.side]},
+            "scheduling": {
+                "max_async_rollout": AHEAD[block.side],
+                "stream_gradients": False if block.side == "ours-sync-whole" else "auto",
+            },
             "trainer": {
                 "learning_rate": workload.learning_rate,
                 "adam_betas": workload.adam_betas,

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-Side = Literal["ours-sync", "ours-async", "ours-async-2", "trl"]
+Side = Literal["ours-sync", "ours-sync-whole", "ours-async", "ours-async-2", "trl"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ def test_a_run_goes_on_exactly_whatever_is_killed(
     # One of each, because a start of the driver takes half a minute; the benchmark kills many.
     place = Place(folder=tmp_path, model=tiny_model, port=free_port(), num_ranks=2)
     kills, found = kill_many(place, ["driver", "rank", "environment"], times=1, seed=1)
-    assert [one.lost for one in kills] == ["", "", ""]
+    assert [(one.lost, one.is_told) for one in kills] == [("", True)] * 3
     assert [one.repeated for one in kills if one.kind == "environment"] == [0]
     assert all(one.repeated <= 9 for one in kills)
     shared = min(len(found), len(examples))
