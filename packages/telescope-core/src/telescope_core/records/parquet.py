@@ -164,6 +164,7 @@ def _fields(row: RolloutRow) -> dict[str, Any]:
         fields[name] = _as_json(fields[name])
     for message in fields["messages"]:
         message["tool_calls"] = _as_json(message.get("tool_calls", []))
+    fields["version_spans"] = [[one._asdict() for one in turn] for turn in row.version_spans]
     return fields
 
 
@@ -185,12 +186,18 @@ def _from_columns(fields: dict[str, Any]) -> RolloutRow:
             fields[name] = json.loads(fields[name])
     for message in fields["messages"]:
         message["tool_calls"] = json.loads(message["tool_calls"])
+    # Files of earlier versions have no such column.
+    fields["version_spans"] = [
+        [(one["version"], one["num_tokens"]) for one in turn]
+        for turn in fields.get("version_spans") or ()
+    ]
     return row_from_json(fields)
 
 
 def _schema() -> Any:
     arrow, _ = arrow_modules()
     text, number, count = arrow.string(), arrow.float64(), arrow.int32()
+    span = arrow.struct([("version", count), ("num_tokens", count)])
     message = arrow.struct(
         [
             ("role", text),
@@ -231,6 +238,7 @@ def _schema() -> Any:
             ("num_http_retries", count),
             ("oldest_version", count),
             ("newest_version", count),
+            ("version_spans", arrow.list_(arrow.list_(span))),
             ("generate_s", number),
             ("score_s", number),
             *token_fields(),
@@ -239,11 +247,16 @@ def _schema() -> Any:
 
 
 def _leaves(schema: Any) -> list[str]:
-    """Return the names of the Parquet columns, with the fields of messages and turns apart."""
+    """Return the names of the Parquet columns, with the fields of lists of structures apart."""
     nested = ("messages", "chains", "turns")
     inside = [
         f"{name}.list.element.{field.name}"
         for name in nested
         for field in schema.field(name).type.value_type
     ]
-    return [name for name in schema.names if name not in nested] + inside
+    spans = [
+        f"version_spans.list.element.list.element.{name}" for name in ("version", "num_tokens")
+    ]
+    return (
+        [name for name in schema.names if name not in (*nested, "version_spans")] + inside + spans
+    )

@@ -18,6 +18,7 @@ from telescope_core.types import (
     Message,
     Rollout,
     RolloutStatus,
+    Span,
     StopReason,
     TurnInfo,
 )
@@ -70,6 +71,9 @@ class RolloutRow:
     """Requests to the model's endpoint that were sent again after a failure."""
     oldest_version: int | None = None
     newest_version: int | None = None
+    version_spans: tuple[tuple[Span, ...], ...] = ()
+    """Which weights sampled the tokens of each turn, in their order. A turn has none if only its
+    oldest and newest version are known."""
     generate_s: float = 0.0
     """Seconds spent in model calls."""
     score_s: float = 0.0
@@ -160,6 +164,7 @@ def row_of(
         num_http_retries=sum(c.num_retries for c in completions),
         oldest_version=min((c.oldest_version for c in completions), default=None),
         newest_version=max((c.newest_version for c in completions), default=None),
+        version_spans=tuple(c.spans for c in completions),
         generate_s=sum(turn.ended_s - turn.started_s for turn in rollout.turns),
         score_s=rollout.score_s,
         tokens=tuple(c.tokens for c in completions) if with_tokens else None,

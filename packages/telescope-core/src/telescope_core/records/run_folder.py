@@ -53,6 +53,13 @@ from telescope_core.records.timeline import (
     ModelCall,
     TimelineSpan,
 )
+from telescope_core.records.token_facts import (
+    TOKEN_FACTS_FOLDER,
+    TurnFacts,
+    facts_path,
+    read_facts,
+    write_facts,
+)
 from telescope_core.types import JsonValue, RolloutStatus
 
 SETTINGS_FILE = "settings.json"
@@ -270,6 +277,17 @@ class RunFolder:
         write_rows(path, rows)
         return path
 
+    def write_token_facts(self, step: int, rows: Iterable[TurnFacts]) -> Path:
+        """Write what the trainer measured of the tokens of `step`, and return the file's path."""
+        path = facts_path(self.path, step)
+        write_facts(path, rows)
+        return path
+
+    def token_facts(self, step: int) -> Iterator[TurnFacts]:
+        """Yield what the trainer measured of the tokens of `step`; none if not recorded."""
+        path = facts_path(self.path, step)
+        return read_facts(path) if path.is_file() else iter(())
+
     def attempts(self, *, with_tokens: bool = True) -> list[RolloutRow]:
         """Return every attempt that a later one replaced, or that the end of the run cut short.
 
@@ -348,9 +366,10 @@ class RunFolder:
         )
         for path in self._rollout_files([s for s in self.rollout_steps() if s > step]):
             path.unlink()
-        for path in self.attempts_path.glob("step-*.parquet"):
-            if int(path.stem.removeprefix("step-")) > step:
-                path.unlink()
+        for folder in (self.attempts_path, self.path / TOKEN_FACTS_FOLDER):
+            for path in folder.glob("step-*.parquet"):
+                if int(path.stem.removeprefix("step-")) > step:
+                    path.unlink()
         for folder in self.eval_folders():
             tag = re.search(r"-(?:step-(\d+)|after)$", folder.name)
             if tag is not None and (tag[1] is None or int(tag[1]) > step):

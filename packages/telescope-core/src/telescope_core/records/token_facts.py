@@ -1,0 +1,166 @@
+"""`TurnFacts`: what the trainer measured of the tokens of a turn, beside the rollouts of a step.
+
+One Parquet file for each step has a row for each turn that was trained on. So a turn that has no
+row in the file of its step was not trained on.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from telescope_core.errors import ConfigError
+from telescope_core.records.arrow import arrow_modules
+from telescope_core.records.folders import whole_file
+
+TOKEN_FACTS_FOLDER = "token_facts"
+CHUNK_TOKENS = 2**18
+"""About how many tokens make a row group. One rollout is read from few of them."""
+_KEY = ("group_id", "index", "attempt")
+_VALUES = ("logprobs", "entropy", "effective_advantages")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFacts:
+    """One row of `token_facts/step-*.parquet`. C = tokens that the policy wrote in the turn.
+
+    Everything is from the first time that the step went over the tokens, so it is under the weights
+    that they were first trained from. `effective_advantages` and `entropy` are rounded to float16,
+    which holds three digits and takes half of the room.
+    """
+
+    group_id: str
+    index: int
+    attempt: int
+    turn: int
+    """Number of the turn in its rollout, 0 first."""
+    weight: float
+    """Share of each token in the loss of its optimizer step."""
+    logprobs: "array[float]"
+    """[C] the trainer's log-prob of each token, nats, at the temperature of the turn."""
+    entropy: "array[float]"
+    """[C] entropy of the trainer's distribution at each token, nats."""
+    effective_advantages: "array[float]"
+    """[C] how hard the loss pushed the log-prob of each token up: minus its derivative by it,
+    without the weight. Of a plain policy gradient it is the advantage. Ratios and corrections scale
+    it, and it is 0 where a clip or a mask took the token out of the gradient."""
+
+
+def facts_path(run: Path, step: int) -> Path:
+    """Return where the facts of `step` are."""
+    return run / TOKEN_FACTS_FOLDER / f"step-{step:06d}.parquet"
+
+
+def write_facts(path: Path, rows: Iterable[TurnFacts], *, chunk_tokens: int = CHUNK_TOKENS) -> None:
+    """Write `rows` to `path` atomically; they are taken one by one."""
+    arrow, parquet = arrow_modules()
+    schema = _schema()
+    leaves = [f"{name}.list.element" for name in _VALUES]
+    options = {
+        "compression": "zstd",
+        "use_dictionary": [name for name in schema.names if name not in _VALUES],
+        # Bytes of one kind beside each other: those that the rounding left 0 take no room.
+        "use_byte_stream_split": leaves,
+    }
+    with whole_file(path) as temporary, parquet.ParquetWriter(temporary, schema, **options) as out:
+        for chunk in _chunks(rows, chunk_tokens):
+            out.write_table(arrow.Table.from_arrays(_columns(chunk, schema), schema=schema))
+
+
+def read_facts(path: Path) -> Iterator[TurnFacts]:
+    """Yield the rows of `path`; raises ConfigError that names an unreadable file."""
+    arrow, parquet = arrow_modules()
+    try:
+        with parquet.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                yield from _rows(file.read_row_group(group))
+    except (arrow.ArrowException, OSError) as error:
+        raise ConfigError(f"{path} is not a readable file of token facts: {error}") from None
+
+
+def facts_of_rollout(path: Path, key: tuple[str, int, int]) -> list[TurnFacts]:
+    """Return the rows of one rollout: group, index, attempt; reads little more than those.
+
+    Raises ConfigError that names an unreadable file.
+    """
+    arrow, parquet = arrow_modules()
+    found: list[TurnFacts] = []
+    try:
+        with parquet.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                keys = file.read_row_group(group, columns=list(_KEY)).to_pydict()
+                every = zip(*(keys[name] for name in _KEY), strict=True)
+                chosen = [number for number, one in enumerate(every) if one == key]
+                if chosen:
+                    found += _rows(file.read_row_group(group).take(chosen))
+    except (arrow.ArrowException, OSError) as error:
+        raise ConfigError(f"{path} is not a readable file of token facts: {error}") from None
+    return found
+
+
+def _chunks(rows: Iterable[TurnFacts], chunk_tokens: int) -> Iterator[list[TurnFacts]]:
+    """Yield `rows` in lists of about `chunk_tokens` tokens; no list is empty."""
+    chunk: list[TurnFacts] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += len(row.logprobs)
+        if size >= chunk_tokens:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _columns(chunk: Sequence[TurnFacts], schema: Any) -> list[Any]:
+    arrow, _ = arrow_modules()
+    return [
+        _lists([getattr(row, name) for row in chunk])
+        if name in _VALUES
+        else arrow.array([getattr(row, name) for row in chunk], schema.field(name).type)
+        for name in schema.names
+    ]
+
+
+def _lists(values: Sequence["array[float]"]) -> Any:
+    """Return a column of lists, copied as bytes without an object per token."""
+    arrow, _ = arrow_modules()
+    offsets = [0, *accumulate(map(len, values))]
+    content = arrow.py_buffer(b"".join(values))
+    every = arrow.Array.from_buffers(arrow.float32(), offsets[-1], [None, content])
+    return arrow.LargeListArray.from_arrays(arrow.array(offsets, arrow.int64()), every)
+
+
+def _rows(table: Any) -> list[TurnFacts]:
+    rows: list[dict[str, Any]] = table.drop_columns(list(_VALUES)).to_pylist()
+    for name in _VALUES:
+        for row, values in zip(rows, _arrays(table.column(name)), strict=True):
+            row[name] = values
+    return [TurnFacts(**row) for row in rows]
+
+
+def _arrays(column: Any) -> "list[array[float]]":
+    found: list[array[float]] = []
+    for number in range(len(column)):
+        one: array[float] = array("f")
+        part = column[number].values
+        one.frombytes(memoryview(part.buffers()[1] or b"")[4 * part.offset :][: 4 * len(part)])
+        found.append(one)
+    return found
+
+
+def _schema() -> Any:
+    arrow, _ = arrow_modules()
+    count, values = arrow.int32(), arrow.large_list(arrow.float32())
+    return arrow.schema(
+        [
+            ("group_id", arrow.string()),
+            ("index", count),
+            ("attempt", count),
+            ("turn", count),
+            ("weight", arrow.float32()),
+            *((name, values) for name in _VALUES),
+        ]
+    )
