@@ -17,7 +17,7 @@ from telescope_core.errors import ConfigError
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.records.parquet import read_rows, write_rows
 from telescope_core.records.rows import row_from_json, row_to_json
-from telescope_core.types import Message, RolloutStatus
+from telescope_core.types import Message, RolloutStatus, ToolCall, TurnInfo
 
 VOCAB = 150_000
 
@@ -120,10 +120,36 @@ def test_a_row_larger_than_a_part_is_a_part_of_its_own(tmp_path):
     assert [row.tokens for row in read_rows([path])] == [tokens] * 3
 
 
-def test_text_counts_too(tmp_path):
+LONG = "x" * 1000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": (Message(role="assistant", content=LONG),)},
+        {"messages": (Message(role="assistant", content="", reasoning=LONG),)},
+        {"messages": (Message(role="assistant", content="", refusal=LONG),)},
+        {
+            "messages": (
+                Message(
+                    role="assistant",
+                    content="",
+                    tool_calls=(ToolCall(id="1", name="run", arguments=LONG),),
+                ),
+            )
+        },
+        {"conversations": ((Message(role="user", content=LONG),),)},
+        {"info": (TurnInfo(turn=0, key="out", value=LONG),)},
+        {"golden_answers": {"answer": LONG}},
+        {"tags": {LONG: "yes"}},
+        {"error": LONG},
+        {"metrics": {f"number_{index:03d}": 1.0 for index in range(65)}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_text_of_every_kind_counts_too(tmp_path, fields):
     """Arrow's texts have offsets of 32 bits, so a part must not hold too many of them."""
-    said = (Message(role="assistant", content="x" * 1000),)
-    rows = [row_with(None, index, messages=said) for index in range(8)]
+    rows = [row_with(None, index, **fields) for index in range(8)]
     write_rows(tmp_path / "rows.parquet", rows, chunk_bytes=4000)
     assert pyarrow.parquet.ParquetFile(tmp_path / "rows.parquet").num_row_groups == 4
 

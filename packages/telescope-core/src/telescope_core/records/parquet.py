@@ -6,9 +6,10 @@ Rows are written and read in chunks of bounded size, each a row group of the fil
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields as fields_of
+from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 from telescope_core.chains import chains_of
 from telescope_core.errors import ConfigError
@@ -20,9 +21,10 @@ from telescope_core.records.tokens import PER_TURN
 from telescope_core.types import RolloutStatus
 
 CHUNK_BYTES = 64 * 2**20
-"""About how many bytes of tokens and text are copied at a time, and make a row group."""
+"""About how many bytes of tokens, texts and numbers are copied at a time, and make a row group."""
 _BATCH_ROWS = 64
 """Rows that are decoded to get one of them."""
+_Fields: TypeAlias = Mapping[object, object]
 _JSON_COLUMNS = ("rewards", "metrics", "tags", "golden_answers", "info", "conversations")
 
 
@@ -131,8 +133,21 @@ def _chunks(rows: Iterable[RolloutRow], chunk_bytes: int) -> Iterator[list[Rollo
 def _size(row: RolloutRow) -> int:
     """Return about how many bytes the row takes."""
     chains = chains_of(row.tokens or ())
-    text = sum(len(message.content) + len(message.reasoning) for message in row.messages)
-    return 1000 + text + 4 * sum(len(one.own_ids) + len(one.logprobs) for one in chains)
+    tokens = 4 * sum(len(one.own_ids) + len(one.logprobs) for one in chains)
+    return 1000 + _length(replace(row, tokens=None)) + tokens
+
+
+def _length(value: object) -> int:
+    """Return about how many bytes a value takes, with all texts and numbers inside it."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_length(part) for item in cast(_Fields, value).items() for part in item)
+    if isinstance(value, list | tuple):
+        return sum(map(_length, cast(Sequence[object], value)))
+    if is_dataclass(value):
+        return sum(_length(getattr(value, one.name)) for one in fields_of(value))
+    return 8
 
 
 def count_rows(paths: Iterable[Path]) -> Counter[tuple[str, RolloutStatus]]:
