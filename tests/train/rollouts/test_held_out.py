@@ -1,5 +1,6 @@
 """`separate_eval_samples`: an example of an eval is never sampled for training."""
 
+import asyncio
 import random
 
 import pytest
@@ -249,6 +250,47 @@ def test_what_was_trained_on_cannot_be_held_out_when_a_run_goes_on():
     require_untrained(held_out, {("a", "z"), ("b", "x")})
     with pytest.raises(ConfigError, match=r"trained on 1 of them, such as 'y'"):
         require_untrained(held_out, {("a", "y"), ("b", "x")})
+
+
+def test_nothing_is_held_out_from_a_checkpoint_of_which_nobody_knows_what_it_was_trained_on():
+    require_untrained({"a": HeldOut()}, None)
+    with pytest.raises(ConfigError, match="no longer in the folder of its run"):
+        require_untrained({"a": HeldOut(ids=frozenset({"x"}))}, None)
+
+
+@pytest.mark.parametrize("order", ["drawn", "finished"])
+async def test_what_a_checkpoint_holds_is_not_trained_on_if_evals_hold_it_out_now(order, tmp_path):
+    def ahead(config):
+        scheduling = config.scheduling.model_copy(
+            update={"max_async_rollout": 1, "batch_order": order}
+        )
+        return config.model_copy(update={"scheduling": scheduling})
+
+    async def sampler_of(config):
+        clients = {"toy:Toy": InProcessEnvironment(OneList(), name="toy:Toy")}
+        mix = await training_environments(config, clients, clients, records_of(config))
+        seats = Seats.of(config, EventList(), num_servers=1)
+        return make_sampler(config, mix, ScriptedClient(["yes"]), seats), mix
+
+    before = ahead(config_of(tmp_path, num_samples=1))
+    first, _ = await sampler_of(before)
+    first.advance(0)
+    await first.take(0)
+    # Both batches that are under way have ended when the state is taken.
+    for _ in range(10_000):
+        state = await first.settled(1)
+        if groups := list(state.groups):
+            break
+        await asyncio.sleep(0)
+    await first.close()
+    again, _ = await sampler_of(before)
+    again.restore(state)
+    await again.close()
+    other, mix = await sampler_of(ahead(config_of(tmp_path, num_samples=11)))
+    assert {group.example_id for group in groups} & mix.held_out["toy:Toy"].ids
+    with pytest.raises(ConfigError, match="sampled and are not trained on yet, such as 'row-"):
+        other.restore(state)
+    await other.close()
 
 
 async def test_without_the_setting_one_source_is_used_for_both(tmp_path):

@@ -70,7 +70,7 @@ from telescope_train.step.credit import credit_rules
 from telescope_train.step.records import record_unfinished
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
-from telescope_train.summary import make_summary
+from telescope_train.summary import make_summary, require_disjoint
 from telescope_train.trainer.ranks import RayRanks
 from telescope_train.weights.publish import WeightPublisher
 
@@ -112,6 +112,11 @@ def run_training(prepared: Prepared) -> dict[str, Any]:
         log.close()
     summary = make_summary(config, folder)
     folder.write_summary(summary)
+    try:
+        require_disjoint(summary)
+    except TelescopeError as error:
+        folder.fail(str(error))
+        raise
     folder.finish()
     write_train_report(folder)
     print_summary(summary)
@@ -281,7 +286,13 @@ def _evals(opened: Opened) -> EvalsBeside:
         folder=opened.folder,
         concurrency=prepared.config.inference.max_num_seqs,
     )
-    return EvalsBeside(live, policies.eval_servers, policies.publisher, say=opened.view.note)
+    return EvalsBeside(
+        live,
+        policies.eval_servers,
+        policies.publisher,
+        say=opened.view.note,
+        on_result=policies.recording.evaluated,
+    )
 
 
 def _after_step(
@@ -310,7 +321,7 @@ def _note_examples(prepared: Prepared, folder: RunFolder, mix: Mix) -> None:
     before = set[tuple[str, str]]() if point is None else trained_before(point, folder)
     require_untrained(mix.held_out, before)
     held_out = [(name, one) for name, held in mix.held_out.items() for one in held.ids]
-    folder.write_examples(held_out=held_out, trained_before=before)
+    folder.write_examples(held_out=held_out, trained_before=before or ())
 
 
 async def _restore(

@@ -1,10 +1,11 @@
 """The summary of a finished run, computed from its folder alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
+from telescope_core.errors import TelescopeError
 from telescope_core.evals import Comparison, EvalResult, read_result
 from telescope_core.records import RunFolder
 from telescope_core.reports.before_after import compared
@@ -43,6 +44,19 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
         "export": str(checkpoints_folder(config) / FINAL / "hf"),
         "report": str(folder.report_path),
     }
+
+
+def require_disjoint(summary: Mapping[str, Any]) -> None:
+    """Raise TelescopeError if an example that evals hold out was trained on.
+
+    What is played is checked before it is trained on, so this is a defect, and the evals of such a
+    run must not be believed.
+    """
+    if num_both := summary["examples"]["in_both"]:
+        raise TelescopeError(
+            f"{num_both} examples of evals were trained on, though separate_eval_samples holds "
+            f"them out, so the evals of {summary['run_folder']} say too much; please report this"
+        )
 
 
 def first_and_last(values: Sequence[float]) -> dict[str, float | int | None]:

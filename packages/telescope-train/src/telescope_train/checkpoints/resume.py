@@ -126,10 +126,13 @@ def open_run_folder(config: TrainConfig, point: ResumePoint | None, records: Rec
     return folder
 
 
-def trained_before(point: ResumePoint, folder: RunFolder) -> set[tuple[str, str]]:
-    """Return (environment, example id) of all that the checkpoint's weights were trained on."""
+def trained_before(point: ResumePoint, folder: RunFolder) -> set[tuple[str, str]] | None:
+    """Return (environment, example id) of all that the checkpoint's weights were trained on.
+
+    None if nobody knows, because the checkpoint is no longer in the folder of its run.
+    """
     source = folder if point.is_same_run else _run_of(point.checkpoint)
-    return set() if source is None else source.trained_examples(point.checkpoint.step)
+    return None if source is None else source.trained_examples(point.checkpoint.step)
 
 
 def _opened(config: TrainConfig, point: ResumePoint | None) -> RunFolder:

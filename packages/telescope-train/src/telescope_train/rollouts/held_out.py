@@ -6,7 +6,7 @@ example is held out even if both splits come from one source, or if training use
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -73,6 +73,23 @@ class TrainingExamples:
         self._prefetch = prefetch
         self._clients = clients
         self._held_out = held_out
+
+    def require_free(self, groups: Iterable[Group]) -> None:
+        """Raise ConfigError if evals hold out an example of `groups`, which are yet to be trained.
+
+        They were sampled before the run was resumed, when evals may have held out others.
+        """
+        saved = {
+            (group.environment, example_id)
+            for group in groups
+            for example_id in (group.example_id, *(one.example_id for one in group.rollouts))
+        }
+        if both := _in_both(self._held_out, saved):
+            raise ConfigError(
+                f"the checkpoint holds {len(both)} examples that were sampled and are not trained "
+                f"on yet, such as {both[0][1]!r} of {both[0][0]!r}, and evals hold them out now; "
+                "evaluate on the same examples as before, or turn separate_eval_samples off"
+            )
 
     def next(self) -> Drawn:
         """Return the next draw in order; `cleared` makes it one that may be played."""
@@ -153,19 +170,39 @@ async def hold_out(
     return found
 
 
-def require_untrained(held_out: Mapping[str, HeldOut], trained: Set[tuple[str, str]]) -> None:
+def require_untrained(
+    held_out: Mapping[str, HeldOut], trained: Set[tuple[str, str]] | None
+) -> None:
     """Raise ConfigError if evals hold out what `trained` has: (entry, example id) of earlier steps.
 
-    This happens when a resumed run evaluates on other examples than before.
+    This happens when a resumed run evaluates on other examples than before. None: nobody knows what
+    was trained on, so nothing can be held out.
     """
-    for name, held in held_out.items():
-        both = sorted(one for one in held.ids if (name, one) in trained)
-        if both:
+    if trained is None:
+        if any(held.ids for held in held_out.values()):
             raise ConfigError(
-                f"evals hold out {len(held.ids)} examples of {name!r}, but the run that is resumed "
-                f"has trained on {len(both)} of them, such as {both[0]!r}; evaluate on the same "
-                "examples as before, or turn separate_eval_samples off"
+                "evals hold out examples, but the checkpoint is no longer in the folder of its "
+                "run, which says what was trained on; put it back there, or turn "
+                "separate_eval_samples off"
             )
+    elif both := _in_both(held_out, trained):
+        name, example_id = both[0]
+        raise ConfigError(
+            f"evals hold out {len(held_out[name].ids)} examples of {name!r}, but the run that is "
+            f"resumed has trained on {sum(one[0] == name for one in both)} of them, such as "
+            f"{example_id!r}; evaluate on the same examples as before, or turn "
+            "separate_eval_samples off"
+        )
+
+
+def _in_both(
+    held_out: Mapping[str, HeldOut], examples: Set[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    return sorted(
+        (name, example_id)
+        for name, example_id in examples
+        if name in held_out and example_id in held_out[name].ids
+    )
 
 
 def _num_played(entry: EvalEntry, size: int | None) -> int:

@@ -118,6 +118,15 @@ class SamplerState:
         return is_repeated
 
     @property
+    def groups(self) -> Iterator[Group]:
+        """The groups that are yet to be trained on."""
+        for batch in self.batches.values():
+            yield from batch.groups
+        for place in self.open_places:
+            if place.ready is not None:
+                yield place.ready.group
+
+    @property
     def all_rollouts(self) -> Iterator[Rollout]:
         """Every attempt in the state."""
         for batch in self.batches.values():

@@ -178,8 +178,12 @@ class RolloutSampler:
         )
 
     def restore(self, state: SamplerState) -> None:
-        """Continue from `state`; only before the first `advance`."""
+        """Continue from `state`; only before the first `advance`.
+
+        Raises ConfigError if evals hold out what is in it and yet to be trained on.
+        """
         assert self._next_batch == 0, "restore comes before advance"
+        self._examples.require_free(state.groups)
         drawn = self._examples.draw.numbered({one.number for one in state.open_places})
         self._examples.draw.skip_to(state.draw_position)
         self._next_batch = state.next_batch
