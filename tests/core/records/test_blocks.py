@@ -126,3 +126,37 @@ def test_the_rows_of_a_run_survive_packing(tmp_path: Path, row: object):
         log.add(row)
     assert [path.suffix for path in block_files(tmp_path)] == [".parquet"]
     assert list(read_blocks(tmp_path, type(row))) == [row]
+
+
+def test_a_block_that_cannot_be_packed_stays_as_lines_and_the_log_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    too_large = Row(time_s=1.0, name="x", step=2**70)
+    rows = [*_rows(3), too_large, *_rows(5, 3)]
+    with BlockLog(tmp_path, Row, block_rows=4) as log:
+        for row in rows:
+            log.add(row)
+            log.flush()
+    assert [path.name for path in block_files(tmp_path)] == [
+        "000001.jsonl",
+        "000002.parquet",
+        "000003.jsonl",
+    ]
+    assert list(read_blocks(tmp_path, Row)) == rows
+    assert log.num_lost == 0
+    assert caplog.text.count("stays as lines of text") == 1
+    # The next writer goes on with the open block, and not with the one that is full.
+    with BlockLog(tmp_path, Row, block_rows=4) as log:
+        log.extend(_rows(1, 8))
+    assert list(read_blocks(tmp_path, Row)) == [*rows, *_rows(1, 8)]
+
+
+def test_a_row_that_has_no_line_is_dropped_and_counted_and_holds_up_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    strange = Row(time_s=1.0, name="x", note=object())  # type: ignore[arg-type]
+    with BlockLog(tmp_path, Row) as log:
+        log.extend([*_rows(2), strange, strange, *_rows(2, 2)])
+    assert list(read_blocks(tmp_path, Row)) == _rows(4)
+    assert log.num_lost == 2
+    assert caplog.text.count("are dropped") == 1

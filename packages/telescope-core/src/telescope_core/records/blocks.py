@@ -4,7 +4,8 @@
     timeline/000002.jsonl     the newest rows, one line each
 
 Lines are there after a kill; once a block is full, it becomes one Parquet file, which is about 20
-times smaller and quick to search. A log has one writer and any number of readers.
+times smaller and quick to search. A block that cannot be packed stays as lines, which readers take
+as well. A log has one writer and any number of readers.
 """
 
 import json
@@ -48,7 +49,9 @@ class BlockLog(Generic[Row]):
         """Held by who writes files."""
         self._number, self._num_lines = _go_on(folder)
         self.num_lost = 0
-        """Rows that were dropped because the disk did not take them for long."""
+        """Rows that were dropped: the disk did not take them for long, or they have no line."""
+        self._is_loss_said = False
+        self._is_plain_said = False
         self._ends = Event()
         self._thread = Thread(target=self._write_often, name=f"log {folder.name}", daemon=True)
         self._thread.start()
@@ -74,18 +77,19 @@ class BlockLog(Generic[Row]):
         with self._writing:
             with self._keeping:
                 rows, self._rows = self._rows, []
+            lines = self._lines(rows)
             try:
-                while rows:
+                while lines:
                     room = max(1, self._block_rows - self._num_lines)
-                    append_lines(self._open_file, map(self._line, rows[:room]))
-                    self._num_lines += len(rows[:room])
-                    del rows[:room]
+                    append_lines(self._open_file, (line for _, line in lines[:room]))
+                    self._num_lines += len(lines[:room])
+                    del lines[:room]
                     if self._num_lines >= self._block_rows:
-                        _pack(self._open_file, self._kind)
+                        self._pack_or_leave()
                         self._number, self._num_lines = self._number + 1, 0
             finally:
                 with self._keeping:
-                    self._rows[:0] = rows
+                    self._rows[:0] = [row for row, _ in lines]
 
     def close(self) -> None:
         """Write what is kept, and end; an open block is gone on with by the next writer."""
@@ -96,6 +100,33 @@ class BlockLog(Generic[Row]):
     @property
     def _open_file(self) -> Path:
         return self._folder / f"{self._number:06d}.jsonl"
+
+    def _lines(self, rows: list[Row]) -> list[tuple[Row, str]]:
+        """Return each row with its line; drops those that have none, such as one with a tensor."""
+        lines: list[tuple[Row, str]] = []
+        for row in rows:
+            try:
+                lines.append((row, self._line(row)))
+            except (TypeError, ValueError) as error:
+                self._lose(1, f"{row!r:.500} cannot be written: {error}")
+        return lines
+
+    def _pack_or_leave(self) -> None:
+        arrow, _ = arrow_modules()
+        try:
+            _pack(self._open_file, self._kind)
+        # A number that Parquet's types have no room for is an OverflowError of Python's.
+        except (arrow.ArrowException, OSError, NoRoomError, OverflowError, TypeError) as error:
+            if not self._is_plain_said:
+                self._is_plain_said = True
+                why = f"{type(error).__name__}: {error}"
+                _LOGGER.warning("%s stays as lines of text: %s", self._open_file, why)
+
+    def _lose(self, num_rows: int, why: str) -> None:
+        self.num_lost += num_rows
+        if not self._is_loss_said:
+            self._is_loss_said = True
+            _LOGGER.warning("rows for %s are dropped: %s", self._folder, why)
 
     def _line(self, row: Row) -> str:
         # Most fields of most rows have their default, which is left out.
@@ -116,9 +147,8 @@ class BlockLog(Generic[Row]):
             with self._keeping:
                 surplus = max(0, len(self._rows) - _MOST_KEPT_ROWS)
                 del self._rows[:surplus]
-            if surplus and not self.num_lost:
-                _LOGGER.warning("rows for %s are dropped: %s", self._folder, error)
-            self.num_lost += surplus
+            if surplus:
+                self._lose(surplus, str(error))
 
 
 def read_blocks(folder: Path, kind: type[Row]) -> Iterator[Row]:
