@@ -7,22 +7,17 @@ Run: python benchmarks/bench_simulation.py
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from machine import facts_of_run, table, write_results
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from small_run import ENVIRONMENT, command, make_model
 
 from telescope_core.records import RunFolder
 from telescope_train.cluster.ports import free_port
-from telescope_train.models.tiny import character_tokenizer
 
-TELESCOPE = (sys.executable, "-c", "from telescope_cli.main import main; main()")
 WARM_UP = 5
 SCHEDULES = {
     "lockstep": {"max_async_rollout": 0, "stream_gradients": "false"},
@@ -50,20 +45,6 @@ seq_len = 1024
 inference_base_port = {port}
 max_model_len = 512
 """
-ENVIRONMENT = '''
-from telescope_core import Example, SingleTurnEnvironment, reward
-
-class Share(SingleTurnEnvironment):
-    """Rewards the share of vowels: no two answers earn the same, so that all are trained on."""
-
-    def draw(self, random):
-        return Example(id=str(random.random()), prompt=f"{random.randrange(10**8):08d}")
-
-    @reward
-    def vowels(self, rollout):
-        text = rollout.completion_text or "."
-        return sum(one in "aeiou" for one in text) / len(text)
-'''
 
 
 @dataclass(frozen=True)
@@ -78,44 +59,6 @@ class Found:
     def ratio(self) -> float:
         """Simulated over real."""
         return self.simulated / self.real
-
-
-def make_model(folder: Path) -> Path:
-    """Write a random model of about 2M parameters, which ends an answer by chance."""
-    tokenizer = character_tokenizer()
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=576,
-        num_hidden_layers=4,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        head_dim=64,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        dtype="float32",
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def command(verb: str, folder: Path, flags: list[str]) -> str:
-    """Run a command of Telescope; returns what it printed."""
-    done = subprocess.run(
-        [*TELESCOPE, verb, "run.toml", *flags],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"{verb} {' '.join(flags)} failed:\n{done.stdout[-2000:]}{done.stderr}")
-    return done.stdout
 
 
 def compare(folder: Path, *, steps: int) -> list[Found]:
