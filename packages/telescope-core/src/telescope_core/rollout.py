@@ -1,30 +1,39 @@
 """Play one rollout: setup, prompt, turns, reward, cleanup.
 
 This is the only place that handles failures of environment code. An exception from an environment,
-its reward functions or the endpoint becomes a failed rollout with the reason in `error`. It never
-becomes a reward. A limit is no failure: a rollout for which the policy's context has no more room,
+its reward functions or the endpoint becomes a failed rollout with the reason in `error`, also one
+that would end the program, or pass for a cancellation that nobody asked for. It never becomes a
+reward. A limit is no failure: a rollout for which the policy's context has no more room,
 or, on request, whose deadline passes while it is played, is scored as it stands.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, SupportsFloat, cast
+from typing import Any, cast
 
 from telescope_core.attempts import is_too_long
 from telescope_core.chat.trouble import Watch, watching
+from telescope_core.code_places import is_authors, location_of
 from telescope_core.environments.base import Environment
-from telescope_core.environments.calls import is_authors, location_of
 from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.episode import Episode
+from telescope_core.environments.escapes import as_failure, contained
 from telescope_core.environments.hooks import EpisodeStopped, Hook, of_kind
-from telescope_core.environments.outcomes import as_floats, started_play, stop_reason_of
+from telescope_core.environments.outcomes import (
+    as_floats,
+    finite,
+    gold_replies,
+    started_play,
+    stop_reason_of,
+)
 from telescope_core.environments.turns import MultiTurnEnvironment
 from telescope_core.environments.usage import counting
 from telescope_core.errors import ConfigError, ContextLengthError, EndpointError, TelescopeError
 from telescope_core.protocols import LATE_SCORE_S, PlayRequest, Policy
+from telescope_core.scoring_news import scoring_begins
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import (
     Example,
@@ -92,8 +101,8 @@ class _Playing:
             for note in getattr(error, "__notes__", ()):
                 ended.add_note(note)
             return self._failed(StopReason.TIMEOUT, ended)
-        except Exception as error:  # noqa: BLE001 - a boundary: a failed rollout has a reason
-            failed = self._failed(StopReason.ERROR, error)
+        except BaseException as error:  # noqa: BLE001 - a boundary: a failed rollout has a reason
+            failed = self._failed(StopReason.ERROR, as_failure(error))
             return replace(failed, tags={**failed.tags, "failed_in": self._stage})
 
     async def clean_up(self) -> list[str]:
@@ -139,6 +148,7 @@ class _Playing:
         episode.metrics = as_floats(episode.metrics, play=self._environment.play)
         self._rollout = replace(self._snapshot(), stop_reason=stop_reason)
         self._stage = "reward"
+        scoring_begins()
         scored = await score_rollout(
             self._environment, self._rollout, episode.example, episode=episode
         )
@@ -161,8 +171,8 @@ class _Playing:
                 f"was there could not be scored within {LATE_SCORE_S:g} s"
             )
             return self._failed(StopReason.TIMEOUT, TimeoutError(text))
-        except Exception as error:  # noqa: BLE001 - a boundary: a failed rollout has a reason
-            failed = self._failed(StopReason.TIMEOUT, error)
+        except BaseException as error:  # noqa: BLE001 - a boundary: a failed rollout has a reason
+            failed = self._failed(StopReason.TIMEOUT, as_failure(error))
             return replace(failed, tags={**failed.tags, "failed_in": self._stage})
 
     def _snapshot(self) -> Rollout:
@@ -174,7 +184,7 @@ class _Playing:
             messages=tuple(episode.messages),
             turns=tuple(episode.turns),
             tags=_as_texts(episode.tags),
-            metrics={k: float(v) for k, v in _numbers(episode.metrics)},
+            metrics=_numbers(episode.metrics),
             info=tuple(episode.info),
         )
 
@@ -207,15 +217,20 @@ class _Playing:
         return f"example {example_id!r}; to make it shorter, look at {writer}"
 
 
-def _as_texts(tags: Mapping[str, object]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in tags.items()}
+def _as_texts(tags: object) -> dict[str, str]:
+    if not isinstance(tags, Mapping):
+        return {}
+    return {str(name): str(value) for name, value in cast(Mapping[object, object], tags).items()}
 
 
-def _numbers(metrics: Mapping[str, object]) -> Iterator[tuple[str, SupportsFloat]]:
-    """Yield the metrics of an unfinished rollout that can be sent and saved."""
-    for name, value in metrics.items():
-        if isinstance(value, SupportsFloat):
-            yield name, value
+def _numbers(metrics: object) -> dict[str, float]:
+    """Return the metrics of an unfinished rollout that can be sent and saved."""
+    if not isinstance(metrics, Mapping):
+        return {}
+    numbers = {
+        str(name): finite(value) for name, value in cast(Mapping[object, object], metrics).items()
+    }
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 async def score_rollout(
@@ -244,9 +259,9 @@ async def play_gold(
     """Play the gold answer in place of the policy, turn by turn; None when there is none."""
     example = await environment.fetcher.get(split, index)
     gold = await environment.caller.one("gold_answer", environment.gold_answer, example)
-    if gold is None:
+    replies = gold_replies(gold, method=environment.gold_answer)
+    if replies is None:
         return None
-    replies = [gold] if isinstance(gold, str) else [*cast(Sequence[str], gold)]
     request = PlayRequest(
         split=split,
         example_index=index,
@@ -264,7 +279,8 @@ async def play_gold(
 async def _played(play: Callable[[Episode[Any]], Any], episode: Episode[Any]) -> StopReason:
     """Run the author's `play`, which a `@stop` method may end early."""
     try:
-        value: object = await started_play(play, episode)
+        with contained():
+            value: object = await started_play(play, episode)
         return stop_reason_of(value, play=play, episode=episode)
     except EpisodeStopped:
         return StopReason.COMPLETED

@@ -142,6 +142,16 @@ class EndlessReward(Echo):
         return 0.0
 
 
+class EndlessScore(Echo):
+    """The reward of example 1 never comes, and blocks nothing."""
+
+    @reward
+    async def endless(self, rollout, example):
+        if example.answer == "1":
+            await asyncio.Event().wait()
+        return 0.0
+
+
 class Hungry(Echo):
     """Example 1 asks for far too much at once; example 2 grows to 384 MiB and keeps them."""
 

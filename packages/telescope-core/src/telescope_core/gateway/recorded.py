@@ -71,8 +71,13 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
     return rollout
 
 
-def canceled_attempt(name: str, request: PlayRequest, policy: Policy, *, attempt: int) -> Rollout:
-    """Return what is known of an attempt that was canceled: the turns so far, if they are kept."""
+def canceled_attempt(
+    name: str, request: PlayRequest, policy: Policy | None, *, attempt: int
+) -> Rollout:
+    """Return what is known of an attempt that was canceled: the turns so far, if they are kept.
+
+    `policy`: None = it was canceled before it had one.
+    """
     is_recorded = isinstance(policy, RecordingPolicy)
     return replace(
         request.rollout(name),

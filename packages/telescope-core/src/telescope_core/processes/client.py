@@ -16,7 +16,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from telescope_core.chat.trouble import relay
-from telescope_core.errors import EndpointError, EnvironmentProcessError, TelescopeError
+from telescope_core.environments.escapes import stray_cancel
+from telescope_core.errors import (
+    EndpointError,
+    EnvironmentProcessError,
+    StrayCancelError,
+    TelescopeError,
+)
+from telescope_core.in_process import stray_cancelled
 from telescope_core.processes.connection import Connection
 from telescope_core.processes.frames import (
     Beat,
@@ -31,6 +38,7 @@ from telescope_core.processes.frames import (
     Refused,
     Reply,
     Request,
+    Scoring,
     Stopped,
     Welcome,
     Withdraw,
@@ -42,6 +50,7 @@ from telescope_core.processes.launch import Lifeline, WorkerPlace
 from telescope_core.processes.settings import StageDeadlines
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_core.protocols import LATE_SCORE_S, PlayRequest, Policy
+from telescope_core.scoring_news import Listener, who_hears_of_scoring
 from telescope_core.types import Completion, Rollout, RolloutStatus, StopReason, Turn
 
 T = TypeVar("T")
@@ -67,10 +76,14 @@ class _Call:
     """The value of the reply; None when the worker stopped the request after a Cancel."""
     rollout_id: str = ""
     policy: Policy | None = None
+    on_scoring: Listener | None = None
+    """Is called when the rollout begins to be scored."""
     turns: list[Turn] = field(default_factory=list[Turn])
     completing: dict[int, "asyncio.Task[Completion]"] = field(
         default_factory=dict[int, "asyncio.Task[Completion]"]
     )
+    is_stopped: bool = False
+    """Whether this side asked the worker to stop the rollout."""
     blame: str = ""
     """Error text when this rollout is the reason that its worker must end; empty otherwise."""
 
@@ -175,15 +188,19 @@ class WorkerClient:
             raise
         finally:
             self._calls.pop(call.id, None)
-        assert value is not None, "only rollouts are stopped"
+        if value is None:
+            what = type(request).__name__.lower()
+            raise StrayCancelError(f"{self.label}, {what}: {stray_cancel('')}")
         return answer.decode(value)
 
     async def play(self, name: str, request: PlayRequest, policy: Policy) -> Rollout:
         """Play one rollout; a failure is returned as a failed rollout."""
-        frame = Play(request=request, endpoint=policy.endpoint)
+        hears = who_hears_of_scoring()
+        frame = Play(request=request, endpoint=policy.endpoint, tells_scoring=hears is not None)
         late_s = LATE_SCORE_S if request.scores_at_deadline else 0.0
         limit_s = request.deadline_s + late_s + self._deadlines.grace_s
         call = self._begin(frame, rollout_id=request.rollout_id, policy=policy)
+        call.on_scoring = hears
         try:
             async with asyncio.timeout(limit_s):
                 # Shielded, because after a cancellation `ended` still tells when the worker stops.
@@ -211,8 +228,11 @@ class WorkerClient:
             self._calls.pop(call.id, None)
             call.withdraw_all()
         self.num_finished += 1
-        if value is None:
+        if value is None and call.is_stopped:
             return _cancelled(name, request, call)
+        if value is None:
+            stray = stray_cancelled(name, request)
+            return replace(stray, turns=tuple(call.turns))
         rollout = without_tokens(_ROLLOUT.decode(value))
         return replace(
             rollout,
@@ -226,6 +246,7 @@ class WorkerClient:
         """Stop a rollout; its `play` returns a cancelled rollout."""
         for call in self._calls.values():
             if call.rollout_id == rollout_id:
+                call.is_stopped = True
                 call.withdraw_all()
                 self._connection.send(Cancel(id=call.id))
 
@@ -292,6 +313,10 @@ class WorkerClient:
                 self._greeted(frame)
             case Complete():
                 self._complete(frame)
+            case Scoring():
+                call = self._calls.get(frame.id)
+                if call is not None and call.on_scoring is not None:
+                    call.on_scoring()
             case Withdraw():
                 task = self._completing.get(frame.id)
                 if task is not None:

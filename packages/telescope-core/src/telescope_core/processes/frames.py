@@ -115,6 +115,8 @@ class Play(_Frame, tag="play"):
     request: PlayRequest
     endpoint: ChatEndpoint | None
     id: int = UNNUMBERED
+    tells_scoring: bool = False
+    """Whether the worker sends Scoring; hosts of earlier versions do not know that frame."""
 
 
 class ScoreGroup(_Frame, tag="score_group"):
@@ -162,6 +164,12 @@ class Failure(_Frame, tag="failure"):
 
 class Stopped(_Frame, tag="stopped"):
     """Worker: request `id` was cancelled and has ended."""
+
+    id: int
+
+
+class Scoring(_Frame, tag="scoring"):
+    """Worker: play request `id` has been played, and its rewards begin to be computed."""
 
     id: int
 
@@ -223,7 +231,9 @@ HostFrame: TypeAlias = (
     | Failure
 )
 """Frames that a host sends."""
-WorkerFrame: TypeAlias = Welcome | Refused | Reply | Failure | Stopped | Complete | Withdraw | Beat
+WorkerFrame: TypeAlias = (
+    Welcome | Refused | Reply | Failure | Stopped | Scoring | Complete | Withdraw | Beat
+)
 """Frames that a worker sends."""
 Request: TypeAlias = Open | Describe | FetchExample | Gold | Play | ScoreGroup | Health | Close
 

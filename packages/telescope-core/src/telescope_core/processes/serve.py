@@ -10,11 +10,13 @@ import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
 from telescope_core.environments.base import Environment
-from telescope_core.errors import EndpointError
+from telescope_core.environments.escapes import contained, stray_cancel
+from telescope_core.errors import EndpointError, StrayCancelError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.processes.connection import Connection
 from telescope_core.processes.frames import (
@@ -39,6 +41,7 @@ from telescope_core.processes.frames import (
     Reply,
     Request,
     ScoreGroup,
+    Scoring,
     Stopped,
     Withdraw,
     as_raw,
@@ -46,6 +49,7 @@ from telescope_core.processes.frames import (
 )
 from telescope_core.processes.handshake import Identity, error_from, objection, welcome
 from telescope_core.records.logs import hide_in_logs
+from telescope_core.scoring_news import hearing_of_scoring
 from telescope_core.types import (
     ChatEndpoint,
     Completion,
@@ -158,10 +162,10 @@ class Serving:
     def _reply(self, call: ServedCall, task: asyncio.Task[object]) -> None:
         call.has_ended = True
         self._tasks.pop(call.id, None)
-        if task.cancelled():
+        if task.cancelled() and task.cancelling():
             self.connection.send(Stopped(id=call.id))
             return
-        error = task.exception()
+        error = StrayCancelError(stray_cancel("")) if task.cancelled() else task.exception()
         if error is None:
             try:
                 self.connection.send(Reply(id=call.id, value=as_raw(task.result())))
@@ -172,6 +176,10 @@ class Serving:
         self.connection.send(Failure(id=call.id, kind=kind, message=str(error)))
 
     async def _answer(self, request: Request) -> object:
+        with contained():
+            return await self._answered(request)
+
+    async def _answered(self, request: Request) -> object:
         if isinstance(request, Open):
             return await asyncio.to_thread(self._open, request)
         client = self._client
@@ -210,9 +218,14 @@ class Serving:
 
     async def _play(self, client: InProcessEnvironment, request: Play) -> Rollout:
         policy = _HostPolicy(self, request.id, request.endpoint)
-        rollout = await client.play(request.request, policy)
+        with hearing_of_scoring(partial(self._note_scoring, request)):
+            rollout = await client.play(request.request, policy)
         # The host has recorded the turns of its policy.
         return replace(rollout, turns=()) if policy.num_answers else without_tokens(rollout)
+
+    def _note_scoring(self, request: Play) -> None:
+        if request.tells_scoring:
+            self.connection.send(Scoring(id=request.id))
 
     async def complete(
         self,

@@ -15,8 +15,17 @@ from dataclasses import dataclass, field, replace
 from telescope_core.attempts import has_no_access, play_with_attempts
 from telescope_core.errors import EndpointAccessError
 from telescope_core.gateway import canceled_attempt
-from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
-from telescope_core.types import Group, Rollout, Sampling, Split, WeightVersion
+from telescope_core.protocols import EnvironmentClient, PlayRequest, Policy, PolicySource
+from telescope_core.scoring_news import hearing_of_scoring
+from telescope_core.types import (
+    Group,
+    Rollout,
+    RolloutStatus,
+    Sampling,
+    Split,
+    StopReason,
+    WeightVersion,
+)
 from telescope_train.inference.seeds import derived_seed
 from telescope_train.rollouts.accept import AcceptFn, discarded, is_scored, rejection
 from telescope_train.rollouts.draw import Drawn
@@ -98,8 +107,9 @@ class Player:
         """
         for playing in self._playing:
             oldest = playing.oldest_version()
-            if oldest is not None and oldest < version:
-                playing.task = asyncio.create_task(self._again(playing, playing.task))
+            if oldest is not None and oldest < version and playing.stopping is None:
+                playing.stop()
+                playing.task = asyncio.create_task(self._again(playing))
 
     def stats(self) -> dict[str, float]:
         """Return the state of the processes of each environment, as `environment/number`."""
@@ -142,8 +152,9 @@ class Player:
             return [one.task.result() for one in group]
         finally:
             self._playing.difference_update(group)
-            await _cancel([one.task for one in group])
+            await _cancel([task for one in group for task in (one.stopping, one.task) if task])
             for one in group:
+                one.has_stopped()
                 if not one.task.cancelled() and one.task.exception() is None:
                     one.place.ended.append(one.task.result())
 
@@ -158,13 +169,14 @@ class Player:
             scores_at_deadline=True,
         )
 
-    async def _again(self, playing: "_Playing", before: asyncio.Task[Rollout]) -> Rollout:
-        """Stop the task `before`, or give up what it returned, and play the rollout again."""
-        if playing.seat is not None:
-            playing.seat.reason = OFF_POLICY
+    async def _again(self, playing: "_Playing") -> Rollout:
+        """Play the rollout again, once the task that is being stopped has really ended."""
+        before = playing.stopping
+        assert before is not None, "something is being stopped"
         await _cancel([before])
+        playing.has_stopped()
         if not before.cancelled():
-            playing.place.replaced.append(off_policy(before.result()))
+            before.result()  # raises what ends the run
         return await self._rollout(playing)
 
     async def _rollout(self, playing: "_Playing") -> Rollout:
@@ -175,6 +187,7 @@ class Player:
             place.failed[boundary_of(failed)] += 1
             playing.num_lost += failed.is_lost
             if has_no_access(failed):
+                place.ended.append(failed)
                 raise EndpointAccessError(f"environment {name}: {failed.error}")
 
         # The lane is given back between attempts, so that others go on while a server recovers.
@@ -198,22 +211,25 @@ class Player:
             attempt=attempt,
         )
         priority = to_begin(place.batch, place.position, request.index)
-        async with self.seats.taken(request.rollout_id, key, playing.holding, priority) as seat:
-            playing.seat = seat
-            self._examples.begins(place.drawn)
-            policy = self._policies.policy(request.rollout_id, request.sampling)
-            try:
-                rollout = await playing.client.play(request, policy)
-            except asyncio.CancelledError:
-                ended = canceled_attempt(playing.client.name, request, policy, attempt=attempt)
-                is_replaced = seat.reason == OFF_POLICY
-                ended = replace(ended, status_reason=seat.reason)
-                (place.replaced if is_replaced else place.ended).append(ended)
-                raise
-            finally:
+        taken = self.seats.taken(request.rollout_id, key, playing.holding, priority)
+        seat: Seat | None = None
+        policy: Policy | None = None
+        try:
+            async with taken as seat:
+                playing.seat = seat
+                self._examples.begins(place.drawn)
+                policy = self._policies.policy(request.rollout_id, request.sampling)
+                with hearing_of_scoring(seat.life.is_scored):
+                    rollout = await playing.client.play(request, policy)
+                seat.life.ends(rollout)
+                return rollout
+        except BaseException as error:
+            ended = canceled_attempt(playing.client.name, request, policy, attempt=attempt)
+            playing.leaves(ended, error, seat)
+            raise
+        finally:
+            if playing.seat is seat:
                 playing.seat = None
-            seat.life.ends(rollout)
-            return rollout
 
     def _seeded(self, request: PlayRequest, number: int) -> PlayRequest:
         if self._settings.seed is None:
@@ -233,6 +249,8 @@ class _Playing:
     request: PlayRequest
     task: asyncio.Task[Rollout] = field(init=False)
     """Ends with the attempt that is final."""
+    stopping: asyncio.Task[Rollout] | None = None
+    """The task before, which is too old and may take a while to end."""
     seat: Seat | None = None
     """That of the attempt that is being played now."""
     num_attempts: int = field(init=False)
@@ -255,12 +273,58 @@ class _Playing:
             return oldest_version(self.task.result())
         return None
 
+    def stop(self) -> None:
+        """Stop what is played now, or give up what it returned, because it is too old."""
+        if self.seat is not None:
+            self.seat.reason = OFF_POLICY
+        self.stopping = self.task
+        self.task.cancel()
+
+    def has_stopped(self) -> None:
+        """Note what became of the task that was stopped, if there is one."""
+        before, self.stopping = self.stopping, None
+        if before is not None and not before.cancelled() and before.exception() is None:
+            self.place.replaced.append(off_policy(before.result()))
+
+    def leaves(self, ended: Rollout, error: BaseException, seat: Seat | None) -> None:
+        """Keep a record of an attempt that `error` has ended; `ended`: what is known of it."""
+        place = self.place
+        if isinstance(error, asyncio.CancelledError):
+            # Without a seat it waited for a lane, and nothing of it was too old.
+            reason = ended.status_reason if seat is None else seat.reason
+            is_replaced = reason == OFF_POLICY
+            kept = place.replaced if is_replaced else place.ended
+            kept.append(replace(ended, status_reason=reason))
+            return
+        name = type(error).__name__
+        place.ended.append(
+            replace(
+                ended,
+                status=RolloutStatus.FAILED,
+                status_reason=name,
+                stop_reason=StopReason.ERROR,
+                error=f"{name}: {error}",
+            )
+        )
+
 
 async def _cancel(tasks: Sequence[asyncio.Task[Rollout]]) -> None:
-    """Cancel what is not done, and return when all of it has really ended."""
+    """Cancel what is not done, and return when all of it has really ended.
+
+    That holds if this is canceled as well: nothing may be left behind that nobody waits for.
+    """
     running = [task for task in tasks if not task.done()]
     for task in running:
-        task.cancel()
-    if running:
-        # Servers free the slot of a request once its task has ended.
-        await asyncio.wait(running)
+        # A second time would break off what the first one began to clean up.
+        if not task.cancelling():
+            task.cancel()
+    canceled: asyncio.CancelledError | None = None
+    while running:
+        try:
+            # Servers free the slot of a request once its task has ended.
+            await asyncio.wait(running)
+        except asyncio.CancelledError as error:
+            canceled = error
+        running = [task for task in running if not task.done()]
+    if canceled is not None:
+        raise canceled

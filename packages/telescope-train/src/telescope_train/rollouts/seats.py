@@ -107,11 +107,15 @@ class Seats:
                 self._taken[rollout_id] = seat
                 yield seat
             finally:
-                self._taken.pop(rollout_id, None)
+                if self._taken.get(rollout_id) is seat:
+                    del self._taken[rollout_id]
                 seat.close()
                 self._open.leave()
         except CancelledError:
             life.is_cancelled(seat.reason)
+            raise
+        except Exception as error:
+            life.fails(type(error).__name__)
             raise
 
     def seat_of(self, rollout_id: str) -> "Seat | None":

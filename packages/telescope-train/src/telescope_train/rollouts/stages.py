@@ -5,6 +5,9 @@
                            v    |
                  waiting -> generating        cancelled and failed from anywhere but an end
 
+The environment tells when scoring begins; of one that does not, it is known once the attempt has
+ended, from how long it took. A reward may ask the model, too, and goes on scoring then.
+
 A program that runs in an environment may ask the model several things at once. The attempt is then
 `generating` while any server works for it, and `waiting` while it only waits.
 """
@@ -25,7 +28,7 @@ _NEXT = {
     Stage.WAITING: _FROM_PLAY,
     Stage.GENERATING: _FROM_PLAY,
     Stage.ENVIRONMENT: _FROM_PLAY,
-    Stage.SCORING: frozenset({Stage.DONE}),
+    Stage.SCORING: frozenset({Stage.WAITING, Stage.GENERATING, Stage.DONE}),
 }
 """Stage -> what may follow, besides `cancelled` and `failed`."""
 
@@ -67,6 +70,7 @@ class AttemptLife:
         self._log = log
         self._num_waiting = 0
         self._num_generating = 0
+        self._is_scored = False
         self._last_s = 0.0
         self._emit(Stage.DRAWN)
 
@@ -110,15 +114,21 @@ class AttemptLife:
         self._num_generating -= 1
         self._settle()
 
+    def is_scored(self) -> None:
+        """The environment begins to score it; nothing happens if it has ended already."""
+        self._is_scored = True
+        self._settle()
+
     def ends(self, rollout: Rollout) -> None:
         """The environment returned `rollout`."""
+        has_score = rollout.status not in (RolloutStatus.FAILED, RolloutStatus.CANCELLED)
+        if has_score or rollout.tags.get("failed_in") == "reward":
+            self._was_scored(rollout.score_s)
         if rollout.status is RolloutStatus.FAILED:
             self._move(Stage.FAILED, _Detail(reason=rollout.status_reason or rollout.stop_reason))
         elif rollout.status is RolloutStatus.CANCELLED:
             self._move(Stage.CANCELLED, _Detail(reason=rollout.status_reason))
         else:
-            # The environment says how long it scored, not when it began to.
-            self._move(Stage.SCORING, ago_s=rollout.score_s)
             self._move(Stage.DONE)
 
     def is_cancelled(self, reason: str) -> None:
@@ -126,12 +136,24 @@ class AttemptLife:
         if not self.is_over:
             self._move(Stage.CANCELLED, _Detail(reason=reason))
 
+    def fails(self, reason: str) -> None:
+        """Playing it raised an error; nothing happens if it has ended already."""
+        if not self.is_over:
+            self._move(Stage.FAILED, _Detail(reason=reason))
+
+    def _was_scored(self, score_s: float) -> None:
+        """Note the scoring of an attempt that ends now; `score_s`: how long it took."""
+        if self.stage is not Stage.SCORING:
+            # When it began is what the environment told, if a call of its own goes on until now.
+            self._move(Stage.SCORING, ago_s=0.0 if self._is_scored else score_s)
+
     def _settle(self) -> None:
         """Move to the stage that the calls under way make."""
         # A call may end after its attempt, when both are canceled.
         if self.is_over or self._num_generating:
             return
-        stage = Stage.WAITING if self._num_waiting else Stage.ENVIRONMENT
+        at_rest = Stage.SCORING if self._is_scored else Stage.ENVIRONMENT
+        stage = Stage.WAITING if self._num_waiting else at_rest
         if stage is not self.stage:
             self._move(stage)
 

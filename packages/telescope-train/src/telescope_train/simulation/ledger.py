@@ -117,9 +117,7 @@ class Ledger(History):
             if len(ends) != 1 or life[0].stage is not Stage.DRAWN or life[-1].stage != ends[0]:
                 yield f"{key} has the life {[str(event.stage) for event in life]}"
             elif key not in by_key:
-                # One that was canceled before it began has nothing to record.
-                if any(event.stage is Stage.ENVIRONMENT for event in life):
-                    yield f"{key} was played and left no row"
+                yield f"{key} left no row"
             elif _END_OF[by_key[key].status] is not ends[0] and not _was_given_up(by_key[key]):
                 yield f"{key} ended as {ends[0]} and is recorded as {by_key[key].status}"
 

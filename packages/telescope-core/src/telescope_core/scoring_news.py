@@ -1,0 +1,37 @@
+"""Whoever has a rollout played can hear when it begins to be scored, also from another process.
+
+The listener is known to the task that plays the rollout and to the tasks that this one starts, so
+that no interface between them has to pass it on.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+Listener = Callable[[], None]
+_current: ContextVar[Listener | None] = ContextVar("telescope_scoring_news", default=None)
+
+
+@contextmanager
+def hearing_of_scoring(listener: Listener) -> Generator[None, None, None]:
+    """Have `listener` called when the rollout that is played inside the block is scored.
+
+    It is not called by workers of an earlier version, nor for rollouts that are never scored.
+    """
+    token = _current.set(listener)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def who_hears_of_scoring() -> Listener | None:
+    """Return the listener of the rollout that the current task plays; None = nobody listens."""
+    return _current.get()
+
+
+def scoring_begins() -> None:
+    """Tell the listener, if there is one, that the rollout begins to be scored now."""
+    listener = _current.get()
+    if listener is not None:
+        listener()
