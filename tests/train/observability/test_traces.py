@@ -2,6 +2,8 @@
 
 import asyncio
 import gzip
+import socket
+import threading
 
 import aiohttp
 import pytest
@@ -15,11 +17,14 @@ from tests.collector import collector, spans_of
 from telescope_core.errors import ConfigError
 from telescope_core.records.events import AttemptEvent, Stage
 from telescope_core.records.timeline import ModelCall, TimelineSpan
+from telescope_train.observability import forwarding as forwarding_module
 from telescope_train.observability import genai_names as names
+from telescope_train.observability.forwarding import Forwarding
 from telescope_train.observability.otlp_export import TraceExport
 from telescope_train.observability.otlp_receiver import OtlpReceiver, Row
 from telescope_train.observability.traces import Traces
 
+DEADLINE_S = 60.0
 SERVER = "http://127.0.0.1:8100"
 
 
@@ -180,12 +185,51 @@ def test_a_collector_gets_the_attempt_with_its_calls_in_one_trace():
     assert attributes["telescope.weight_version"].int_value == 3
 
 
-def test_a_collector_that_does_not_answer_stops_nothing(caplog):
+def test_a_collector_that_does_not_answer_stops_nothing_and_is_said_once():
     with collector() as (endpoint, _):
         pass  # it is gone now
-    export = TraceExport(endpoint, Traces.new(), run="demo", model="tiny")
+    told: list[str] = []
+    export = TraceExport(endpoint, Traces.new(), run="demo", model="tiny", say=told.append)
     for number in range(3):
         export.attempt(event(Stage.DRAWN, float(number)))
         export.attempt(event(Stage.DONE, number + 1.0))
-    export.forward(b"anything")
+        export.forward(b"anything")
     export.close()
+    (text,) = told
+    assert f"collector at {endpoint} does not take all spans of inference servers" in text
+    assert "ConnectError" in text
+    assert (export.forwarding.num_sent, export.forwarding.num_lost) == (0, 3)
+
+
+def test_what_servers_send_is_passed_on_as_it_came_and_counted():
+    with collector() as (endpoint, got):
+        forwarding = Forwarding(endpoint)
+        for _ in range(20):
+            forwarding.put(ExportTraceServiceRequest().SerializeToString())
+        forwarding.close(within_s=DEADLINE_S)
+        assert len(got) == forwarding.num_sent == 20
+    assert forwarding.num_lost == 0
+
+
+def test_a_collector_that_hangs_costs_one_thread_and_a_bounded_number_of_requests(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(forwarding_module, "MOST_WAITING", 4)
+    told: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces"
+        forwarding = Forwarding(endpoint, say=told.append)
+        num_threads = threading.active_count()
+        forwarding.put(b"first")
+        connection, _ = silent.accept()  # and no answer is ever given
+        for _ in range(30):
+            forwarding.put(b"more")
+        assert threading.active_count() <= num_threads
+        assert forwarding.num_lost == 26
+        forwarding.close(within_s=0.0)
+        connection.close()
+    (text,) = told
+    assert "4 requests behind" in text
+    # Those that waited are lost with the run; the first one may still be on its way.
+    assert forwarding.num_lost >= 30
+    assert "requests with spans of servers were not passed on" in caplog.text

@@ -3,6 +3,8 @@
 import gzip
 import json
 import logging
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +20,7 @@ from telescope_core.types import Message, Rollout
 from telescope_train.observability.trackers import tracking as tracking_module
 from telescope_train.observability.trackers.log_uploads import LogUploads
 from telescope_train.observability.trackers.tracker import TrackedRun, load_tracker
-from telescope_train.observability.trackers.tracking import Tracking, without_secrets
+from telescope_train.observability.trackers.tracking import LOGS_SHARE, Tracking, without_secrets
 from telescope_train.plan.load import load_train_config
 
 DEADLINE_S = 60.0
@@ -63,8 +65,9 @@ def track(
         uploads={} if uploads is None else dict.fromkeys(names, uploads),
     )
     for step in steps:
-        for value in (1.0, 3.0):
-            tracking.meter(GaugeSample(time_s=0.0, source="a", name="cpu/used_share", value=value))
+        for source, value in (("node a", 1.0), ("node a", 3.0), ("node b", 6.0)):
+            for name in ("cpu/used_share", "vllm/generation_tokens_per_s"):
+                tracking.meter(GaugeSample(time_s=0.0, source=source, name=name, value=value))
         tracking.row({"step": step, "reward/mean": step / 8, "text": "no number", "done": True})
     tracking.close("finished")
     return told
@@ -81,7 +84,14 @@ def test_tensorboard_reads_back_what_the_run_had(run: TrackedRun):
             else:
                 found.setdefault(value.tag, {})[event.step] = value.simple_value
     assert found["reward/mean"] == {1: 0.125, 2: 0.25, 3: 0.375}
-    assert found["meter/cpu/used_share"] == {1: 2.0, 2: 2.0, 3: 2.0}
+    meters = {name: values for name, values in found.items() if name.startswith("meter/cpu")}
+    assert meters == {
+        "meter/cpu/used_share/mean": dict.fromkeys(range(1, 4), 4.0),
+        "meter/cpu/used_share/max": dict.fromkeys(range(1, 4), 6.0),
+        "meter/cpu/used_share/node_a": dict.fromkeys(range(1, 4), 2.0),
+        "meter/cpu/used_share/node_b": dict.fromkeys(range(1, 4), 6.0),
+    }
+    assert found["meter/vllm/generation_tokens_per_s/sum"] == dict.fromkeys(range(1, 4), 8.0)
     assert "text" not in found
     (text,) = texts
     assert "&lt;script&gt;" in text
@@ -109,24 +119,21 @@ def test_wandb_keeps_offline_what_the_run_had_and_goes_on_with_its_id(
     assert track(["wandb"], run, range(1, 3)) == []
     assert track(["wandb"], run, range(3, 4)) == []
     records = whole_files(run.folder, num_files=2)
-    runs = [one.run for one in records if one.WhichOneof("record_type") == "run"]
-    assert len({one.run_id for one in runs}) == 1
-    assert {one.project for one in runs} == {"telescope"}
-    assert list(runs[0].tags) == ["small"]
-    assert runs[0].display_name == "demo"
-    config = {item.key: item.value_json for item in runs[0].config.update}
-    assert "0.1" in config["trainer"]
-    assert not any("s3cret" in value for value in config.values())
-    found: dict[str, list[str]] = {}
-    for record in records:
-        if record.WhichOneof("record_type") == "history":
-            for item in record.history.item:
-                name = item.key or "/".join(item.nested_key)
-                found.setdefault(name, []).append(item.value_json)
-    assert found["reward/mean"] == ["0.125", "0.25", "0.375"]
+    runs = [one["run"] for one in records if one["type"] == "run"]
+    assert len({one["run_id"] for one in runs}) == 1
+    assert {one["project"] for one in runs} == {"telescope"}
+    assert runs[0]["tags"] == ["small"]
+    assert runs[0]["display_name"] == "demo"
+    config = runs[0]["config"]["update"]
+    assert config["trainer"] == {"learning_rate": 0.1}
+    assert config["env"] == {"api_key": "(left out)"}
+    history = [one["history"]["item"] for one in records if one["type"] == "history"]
+    rows = [one for one in history if "reward/mean" in one]
+    assert [one["reward/mean"] for one in rows] == [0.125, 0.25, 0.375]
+    assert [one["meter/cpu/used_share/max"] for one in rows] == [6.0, 6.0, 6.0]
     # W&B drops what comes with a lower number than it had.
-    assert found["_step"] == ["1", "2", "3"]
-    assert found["rollouts/nrows"] == ["1"]
+    assert [one["_step"] for one in rows] == [1, 2, 3]
+    assert [one["rollouts.nrows"] for one in history if "rollouts.nrows" in one] == [1]
 
 
 @pytest.fixture
@@ -152,7 +159,9 @@ def test_wandb_gets_the_logs_that_are_asked_for(
     )
     assert track(["wandb"], run, range(1, 2), uploads) == []
     records = whole_files(run.folder, num_files=1)
-    listed = {item.path for one in records for item in one.files.files}
+    listed = {
+        item["path"] for one in records if one["type"] == "files" for item in one["files"]["files"]
+    }
     assert {"logs/driver.jsonl.gz", "logs/inference-0.log.gz"} <= listed
     (files,) = run.folder.glob("wandb/offline-run-*/files/logs")
     packed = {path.name: gzip.decompress(path.read_bytes()) for path in files.iterdir()}
@@ -164,13 +173,105 @@ def test_wandb_gets_the_logs_that_are_asked_for(
 
 def test_which_logs_are_packed_is_chosen(logged: Path, tmp_path: Path):
     def packed(**chosen: bool) -> dict[str, int]:
-        paths = LogUploads(folder=logged, **chosen).pack(tmp_path)
+        paths = LogUploads(folder=logged, **chosen).pack(tmp_path).paths
         return {path.name: gzip.decompress(path.read_bytes()).count(b"\n") for path in paths}
 
     assert packed() == {}
     assert packed(has_logs=True) == {"driver.jsonl.gz": 3}
     assert packed(has_debug=True) == {"driver.jsonl.gz": 6}
     assert packed(has_output=True) == {"inference-0.log.gz": 2}
+
+
+def test_logs_are_packed_again_only_when_there_is_more_in_them(logged: Path, tmp_path: Path):
+    uploads = LogUploads(folder=logged, has_logs=True, has_output=True)
+    first = uploads.pack(tmp_path)
+    assert [path.name for path in first.paths] == ["driver.jsonl.gz", "inference-0.log.gz"]
+    assert uploads.pack(tmp_path, first.sizes).paths == []
+    with (logged / "inference-0.log").open("a") as log:
+        log.write("more\n")
+    again = uploads.pack(tmp_path, first.sizes)
+    assert [path.name for path in again.paths] == ["inference-0.log.gz"]
+
+
+def test_logs_are_sent_while_the_run_goes_on(
+    run: TrackedRun, logged: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What a run that is killed has sent is all that there is."""
+    monkeypatch.setattr(tracking_module, "LOGS_EVERY_S", 0.01)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracking = Tracking(
+        {"wandb": load_tracker("wandb")},
+        run,
+        say=lambda text: None,
+        uploads={"wandb": LogUploads(folder=logged, has_logs=True)},
+    )
+
+    def sent() -> int:
+        """Return the lines of the driver's log that W&B has."""
+        files = list(run.folder.glob("wandb/offline-run-*/files/logs/driver.jsonl.gz"))
+        return sum(gzip.decompress(path.read_bytes()).count(b"\n") for path in files)
+
+    give_up_s = time.monotonic() + DEADLINE_S
+    while sent() < 3:
+        assert time.monotonic() < give_up_s
+    with (logged / "driver.jsonl").open("a") as log:
+        log.write('{"time_s":1.0,"level":"info","message":"later"}\n')
+    while sent() < 4:
+        assert time.monotonic() < give_up_s
+    tracking.close("finished")
+
+
+class SetClock:
+    """A clock that tells what it is told."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        """Return its time."""
+        return self.now_s
+
+
+def test_logs_that_take_long_are_sent_rarely(
+    run: TrackedRun, logged: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock, took_s = SetClock(), 100.0
+    monkeypatch.setattr(tracking_module, "time", clock)
+    monkeypatch.setattr(tracking_module, "LOGS_EVERY_S", 1000.0)
+    sent = threading.Semaphore(0)
+    tracker = Failing()
+
+    def take(paths: Any) -> None:
+        clock.now_s += took_s
+        with (logged / "driver.jsonl").open("a") as log:
+            log.write("{}\n")
+        sent.release()
+
+    tracker.log_files = take  # type: ignore[method-assign]
+    uploads = {"one": LogUploads(folder=logged, has_logs=True)}
+    tracking = Tracking({"one": tracker}, run, say=print, uploads=uploads)
+
+    def step(number: int) -> None:
+        tracking.row({"step": number})
+        give_up_s = time.monotonic() + DEADLINE_S
+        while number not in tracker.steps:
+            assert time.monotonic() < give_up_s
+
+    def after(seconds: float, number: int) -> None:
+        clock.now_s += seconds
+        # The second one comes once the logs would have been sent after the first.
+        step(number)
+        step(number + 1)
+
+    after(999.0, 11)
+    assert not sent.acquire(blocking=False)
+    after(1.0, 21)
+    assert sent.acquire(timeout=DEADLINE_S)
+    after(took_s / LOGS_SHARE - 1, 31)
+    assert not sent.acquire(blocking=False)
+    after(1.0, 41)
+    assert sent.acquire(timeout=DEADLINE_S)
+    tracking.close("finished")
 
 
 def test_logs_that_are_not_taken_are_said_once_and_the_tracker_ends(run: TrackedRun, logged: Path):
@@ -180,52 +281,36 @@ def test_logs_that_are_not_taken_are_said_once_and_the_tracker_ends(run: Tracked
     tracking = Tracking({"one": failing, "other": other}, run, say=told.append, uploads=uploads)
     tracking.row({"step": 1})
     tracking.close("failed")
-    (text,) = told
+    (text,) = told  # though it is asked again at the end
     assert "the tracker one did not take the logs of the run: ConnectionError: no room" in text
     assert str(logged) in text
     assert (failing.steps, failing.ended, other.ended) == ([1], "failed", "failed")
 
 
-def whole_files(folder: Path, *, num_files: int) -> list[Any]:
+def whole_files(folder: Path, *, num_files: int) -> list[dict[str, Any]]:
     """Return the records of a run's files, once W&B's own process has written their ends."""
     give_up_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < give_up_s:
         files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
         records = [record for path in files for record in read(path)]
-        ends = [one for one in records if one.WhichOneof("record_type") == "exit"]
+        ends = [one for one in records if one["type"] == "exit"]
         if len(ends) == num_files:
             return records
     raise AssertionError(f"after {DEADLINE_S} s there are {len(ends)} ends in {len(files)} files")
 
 
-BLOCK_BYTES = 32 * 1024
-HEADER_BYTES = 7
-
-
-def read(path: Path) -> list[Any]:
-    """Return the records of a W&B file: a log in LevelDB's format, behind a header of 7 bytes.
-
-    Each piece of a record has a checksum, its length and what it is: 1 = a whole record, 2 = the
-    first piece, 3 = one in between, 4 = the last one.
-    """
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    content, found, pieces = path.read_bytes(), [], b""
-    position = HEADER_BYTES
-    while position + HEADER_BYTES <= len(content):
-        left = BLOCK_BYTES - position % BLOCK_BYTES
-        if left < HEADER_BYTES:
-            position += left
-            continue
-        size = int.from_bytes(content[position + 4 : position + 6], "little")
-        kind = content[position + 6]
-        position += HEADER_BYTES
-        pieces += content[position : position + size]
-        position += size
-        if kind in (1, 4):
-            found.append(Record.FromString(pieces))
-            pieces = b""
-    return found
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a W&B file, as W&B's own reader tells them."""
+    wandb = (sys.executable, "-m", "wandb")
+    done = subprocess.run(
+        [*wandb, "leet", "inspect", "--json", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 class Failing:

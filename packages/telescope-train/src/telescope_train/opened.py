@@ -5,9 +5,9 @@ Each is a context that closes what it opened; `run` puts them one into the other
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.cluster.node_meters import metered_nodes
 from telescope_train.cluster.placement import place_processes
-from telescope_train.cluster.supervision import supervised
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import ServerGroup, server_settings
@@ -31,7 +30,7 @@ from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
 from telescope_train.models.served_adapter import served_adapter
-from telescope_train.observability.meters import Meters
+from telescope_train.observability.meters import Meters, show_nobody
 from telescope_train.observability.prometheus import ServerStanding
 from telescope_train.observability.recording import Recording
 from telescope_train.observability.terminal import LiveView
@@ -54,6 +53,8 @@ class Processes:
 
     servers: ServerGroup
     ranks: RayRanks
+    failed_servers: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Why the servers with these numbers have not started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,10 @@ async def open_gateway(prepared: Prepared) -> AsyncIterator[Gateway]:
 async def open_processes(
     prepared: Prepared, folder: RunFolder, traces_endpoint: str | None
 ) -> AsyncIterator[Processes]:
-    """Start servers and ranks where there is room; they are healthy when the context begins."""
+    """Start servers and ranks where there is room; they are healthy when the context begins.
+
+    Servers that have not started are named: one of those that rollouts ask is enough to begin.
+    """
     config = prepared.config
     places = place_processes(config, prepared.device)
     settings = server_settings(
@@ -140,11 +144,13 @@ async def open_processes(
         sharing=config.trainer.fsdp_context_parallel_size,
     )
     try:
-        await asyncio.gather(
-            supervised(servers.wait_until_healthy(), [servers.watch()]),
+        # One that dies after it was healthy is noticed by who keeps them, once all have started.
+        num_needed = len(settings) - config.evals.eval_num_servers
+        failed, _ = await asyncio.gather(
+            servers.wait_until_healthy(num_needed=num_needed),
             ranks.open(rank_settings(prepared), num_threads=threads_of(prepared)),
         )
-        yield Processes(servers=servers, ranks=ranks)
+        yield Processes(servers=servers, ranks=ranks, failed_servers=failed)
     finally:
         await servers.close()
         await ranks.close()
@@ -165,6 +171,8 @@ async def open_policies(
     num_rollout_servers = len(clients) - prepared.config.evals.eval_num_servers
     pool = ServerPool(clients[:num_rollout_servers], on_event=folder.log_server, is_kept=True)
     eval_servers = EvalServers(pool, _eval_pool(clients[num_rollout_servers:], folder))
+    for number, reason in processes.failed_servers.items():
+        _lose(number, reason, pool, eval_servers.own)
     log, calls = recording.events, recording.calls
     if recording.shown is not None:
         recording.shown.servers = lambda: [
@@ -231,6 +239,15 @@ def _eval_pool(clients: Sequence[TokenClient], folder: RunFolder) -> ServerPool 
     return ServerPool(clients, on_event=folder.log_server, role=role) if clients else None
 
 
+def _lose(number: int, reason: str, pool: ServerPool, own: ServerPool | None) -> None:
+    """Leave out server `number` of the run until it has been started again."""
+    place = number - len(pool.leases)
+    if place >= 0 and own is not None:
+        own.lose(own.leases[place], reason)
+    else:
+        pool.lose(pool.leases[number], reason)
+
+
 def keeping(opened: Opened) -> Sequence[Coroutine[Any, Any, None]]:
     """Return what brings lost servers back."""
     policies, fleet, say = opened.policies, opened.processes.servers, opened.view.warn
@@ -257,11 +274,13 @@ def run_meters(opened: Opened) -> Meters | None:
     policies, section = opened.policies, opened.prepared.config.observability
     if not section.system_metrics_collection_interval_seconds:
         return None
+    shown = policies.recording.shown
     return Meters(
         metered_nodes(opened.folder.path),
         lambda: policies.clients,
         policies.recording.meter,
         interval_s=section.system_metrics_collection_interval_seconds,
+        show=show_nobody if shown is None else shown.meters,
     )
 
 

@@ -1,9 +1,14 @@
-"""The machines of a run, as far as their meters go: this one, and the others over Ray."""
+"""The machines of a run, as far as their meters go: this one, and the others over Ray.
+
+Machines join a cluster, leave it and come back, so that Ray is asked again and again which there
+are.
+"""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError
@@ -12,24 +17,82 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from telescope_train.observability.meters import MeteredNode
 from telescope_train.observability.system import NodeMeters, Reading
 
+LIST_EVERY_S = 10.0
+"""Seconds between two questions to Ray which machines there are."""
 
-def metered_nodes(folder: Path) -> list[MeteredNode]:
-    """Return every machine of the cluster; `folder` is where this one writes."""
+
+class RayNode(MeteredNode, Protocol):
+    """A machine of the cluster whose meters are read."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether what read there has ended."""
+        ...
+
+
+class ClusterNodes:
+    """The machines that there are; call it before each reading."""
+
+    def __init__(
+        self,
+        list_nodes: Callable[[], Sequence[Mapping[str, Any]]],
+        open_node: Callable[[str, str], RayNode],
+        *,
+        list_every_s: float = LIST_EVERY_S,
+    ) -> None:
+        """`list_nodes` returns what `ray.nodes` does; it may take a while.
+
+        `open_node` is given the name of a machine and its id, and returns the way to its meters.
+        """
+        self._list_nodes = list_nodes
+        self._open_node = open_node
+        self._list_every_s = list_every_s
+        self._listed_s: float | None = None
+        self._known: dict[str, RayNode] = {}
+        """By id: a machine that comes back has another one."""
+
+    async def __call__(self) -> Sequence[MeteredNode]:
+        """Return every machine of the cluster; those known before if Ray does not say."""
+        now_s = asyncio.get_running_loop().time()
+        if self._listed_s is None or now_s - self._listed_s >= self._list_every_s:
+            self._listed_s = now_s
+            # Ray's library raises a RuntimeError too where its head does not answer: others notice
+            # that, and say what it means for the run.
+            with suppress(RayError, RuntimeError, OSError):
+                self._take(await asyncio.to_thread(self._list_nodes))
+        return list(self._known.values())
+
+    def _take(self, listed: Sequence[Mapping[str, Any]]) -> None:
+        alive = {node["NodeID"]: node["NodeManagerHostname"] for node in listed if node["Alive"]}
+        kept = {
+            node_id: node
+            for node_id, node in self._known.items()
+            if node_id in alive and not node.is_gone
+        }
+        names = {node.name for node in kept.values()}
+        for node_id, host in alive.items():
+            if node_id not in kept:
+                # Two containers may say the same name.
+                name = host if host not in names else f"{host} {node_id[:6]}"
+                names.add(name)
+                kept[node_id] = self._open_node(name, node_id)
+        self._known = kept
+
+
+def metered_nodes(folder: Path) -> ClusterNodes:
+    """Return the machines of the cluster; `folder` is where this one writes."""
     here = ray.get_runtime_context().get_node_id()
-    nodes: list[MeteredNode] = []
-    for node in ray.nodes():
-        if not node["Alive"]:
-            continue
-        name = node["NodeManagerHostname"]
-        if node["NodeID"] == here:
-            nodes.insert(0, _ThisNode(name, folder))
-        else:
-            nodes.append(_OtherNode(name, node["NodeID"]))
-    return nodes
+
+    def open_node(name: str, node_id: str) -> RayNode:
+        return _ThisNode(name, folder) if node_id == here else _OtherNode(name, node_id)
+
+    return ClusterNodes(ray.nodes, open_node)
 
 
 class _ThisNode:
     """The driver's machine, read in a thread."""
+
+    is_gone = False
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -45,13 +108,15 @@ class _OtherNode:
 
     def __init__(self, name: str, node_id: str) -> None:
         self.name = name
+        self.is_gone = False
         place = NodeAffinitySchedulingStrategy(node_id, soft=False)
         actor: Any = ray.remote(NodeMeters)
         self._actor = actor.options(num_cpus=0, scheduling_strategy=place).remote()
 
     async def read(self) -> Sequence[Reading]:
-        """Return what its meters show; none once the machine is gone."""
+        """Return what its meters show; none once the machine, or what reads there, is gone."""
         try:
             return await self._actor.read.remote()
         except RayError:
+            self.is_gone = True
             return []

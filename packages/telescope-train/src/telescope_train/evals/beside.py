@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from telescope_core.errors import TelescopeError
+from telescope_core.evals.result import EvalResult
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
@@ -45,12 +46,14 @@ class EvalsBeside:
         publisher: WeightPublisher,
         *,
         say: Callable[[str], None],
+        on_result: Callable[[EvalPoint, EvalResult], None] = lambda point, result: None,
     ) -> None:
-        """`say` tells a person what became of each eval."""
+        """`say` tells a person what became of each eval; `on_result` gets each that has numbers."""
         self._evals = evals
         self._servers = servers
         self._publisher = publisher
         self._say = say
+        self._on_result = on_result
         self._step: WeightVersion = 0
         self._playing: asyncio.Task[None] | None = None
         self._begun_tag = ""
@@ -173,23 +176,24 @@ class EvalsBeside:
             state = EvalPointState.MIXED
             reason = f"tokens are of the weights {', '.join(map(str, versions))}"
         passed = {k: estimate.mean for k, estimate in result.pass_at.items() if estimate}
-        self._note(
-            EvalPoint(
-                time_s=time.time(),
-                name=entry.name,
-                tag=due.tag,
-                version=due.version,
-                state=state,
-                reason=reason,
-                lag_steps=self._step - due.version,
-                versions=versions,
-                num_scored=result.num_scored,
-                num_failed=result.num_failed,
-                reward=None if result.reward is None else result.reward.mean,
-                pass_at=passed,
-                duration_s=result.duration_s,
-            )
+        point = EvalPoint(
+            time_s=time.time(),
+            name=entry.name,
+            tag=due.tag,
+            version=due.version,
+            state=state,
+            reason=reason,
+            lag_steps=self._step - due.version,
+            versions=versions,
+            num_scored=result.num_scored,
+            num_failed=result.num_failed,
+            reward=None if result.reward is None else result.reward.mean,
+            pass_at=passed,
+            duration_s=result.duration_s,
         )
+        self._note(point)
+        if result.num_scored:
+            self._on_result(point, result)
 
     def _skip(self, due: _Round, reason: str) -> None:
         for entry in due.entries:

@@ -1,9 +1,10 @@
 """Reads the meters of all machines and servers of a run again and again, into `gauges/`.
 
     every machine  --NodeMeters, asked by Ray--.
-    every server   --GET /metrics--------------+-->  Meters  -->  gauges/, Prometheus
+    every server   --GET /metrics--------------+-->  Meters  -->  gauges/, Prometheus, trackers
 
-Who does not answer in time is left out of that reading and holds up nobody.
+Who is there is asked before each reading: machines and servers come and go. Who does not answer in
+time is left out of that reading and holds up nobody.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from telescope_core.records.timeline import GaugeSample
-from telescope_train.observability.system import Reading
+from telescope_train.observability.system import LEAST_S, Reading
 from telescope_train.observability.timeline import Clock
 from telescope_train.observability.vllm_metrics import Page, meters, parse_page
 
@@ -47,64 +48,90 @@ class MeteredNode(Protocol):
         ...
 
 
+def show_nobody(source: str, samples: Sequence[GaugeSample]) -> None:
+    """Show it nowhere."""
+
+
 class Meters:
     """Reads all meters and hands on what they show."""
 
     def __init__(
         self,
-        nodes: Sequence[MeteredNode],
+        nodes: Callable[[], Awaitable[Sequence[MeteredNode]]],
         servers: Callable[[], Sequence[MeteredServer]],
         add: Callable[[GaugeSample], None],
         *,
         interval_s: float,
+        show: Callable[[str, Sequence[GaugeSample]], None] = show_nobody,
     ) -> None:
-        """`servers` returns those that there are now; `add` must be quick and must not fail."""
+        """`nodes` and `servers` return those that there are now.
+
+        `add` gets each reading. `show` gets all that a machine or a server shows now, which is
+        nothing if it does not answer or is gone. Both must be quick and must not fail.
+        """
         self._nodes = nodes
         self._servers = servers
         self._add = add
+        self._show = show
         self._interval_s = interval_s
         self._clock = Clock()
         self._pages: dict[str, Page] = {}
+        self._shown: set[str] = set()
 
     async def run(self) -> None:
         """Read again and again, until canceled."""
         loop = asyncio.get_running_loop()
         while True:
             begun_s = loop.time()
-            await self.read()
-            asked = len(self._nodes) + len(self._servers())
+            asked = await self.read()
             interval_s = max(self._interval_s, asked / READ_PER_S)
             await asyncio.sleep(max(0.0, begun_s + interval_s - loop.time()))
 
-    async def read(self) -> None:
-        """Read all meters once."""
+    async def read(self) -> int:
+        """Read all meters once; returns how many machines and servers were asked."""
+        nodes, servers = await self._nodes(), self._servers()
         await asyncio.gather(
-            *(_in_time(self._read_node(node)) for node in self._nodes),
-            *(_in_time(self._read_server(server)) for server in self._servers()),
+            *(self._note(f"node {node.name}", _in_time(_node(node))) for node in nodes),
+            *(self._note(one.base_url, _in_time(self._server(one))) for one in servers),
         )
+        there = {*(f"node {node.name}" for node in nodes), *(one.base_url for one in servers)}
+        for source in self._shown - there:
+            self._show(source, ())
+            self._pages.pop(source, None)
+        self._shown = there
+        return len(nodes) + len(servers)
 
-    async def _read_node(self, node: MeteredNode) -> None:
-        for part, name, value in await node.read():
-            self._note(f"node {node.name} {part}".rstrip(), [(name, value)])
-
-    async def _read_server(self, server: MeteredServer) -> None:
+    async def _server(self, server: MeteredServer) -> Iterable[Reading]:
         text = await server.metrics_page()
+        before = self._pages.pop(server.base_url, None)
         if text is None:
-            self._pages.pop(server.base_url, None)
-            return
+            return ()
         page = parse_page(text, asyncio.get_running_loop().time())
-        before, self._pages[server.base_url] = self._pages.get(server.base_url), page
-        self._note(server.base_url, meters(page, before))
+        if before is not None and page.time_s - before.time_s < LEAST_S:
+            self._pages[server.base_url], before = before, None
+        else:
+            self._pages[server.base_url] = page
+        return [Reading("", name, value) for name, value in meters(page, before)]
 
-    def _note(self, source: str, shown: Iterable[tuple[str, float]]) -> None:
+    async def _note(self, source: str, answer: Awaitable[Iterable[Reading]]) -> None:
+        shown = await answer
         time_s = self._clock.now_s()
-        for name, value in shown:
-            self._add(GaugeSample(time_s=time_s, source=source, name=name, value=value))
+        samples = [
+            GaugeSample(time_s=time_s, source=f"{source} {part}".rstrip(), name=name, value=value)
+            for part, name, value in shown
+        ]
+        for sample in samples:
+            self._add(sample)
+        self._show(source, samples)
 
 
-async def _in_time(reading: Awaitable[None]) -> None:
+async def _node(node: MeteredNode) -> Iterable[Reading]:
+    return await node.read()
+
+
+async def _in_time(reading: Awaitable[Iterable[Reading]]) -> Iterable[Reading]:
     try:
         async with asyncio.timeout(ANSWER_S):
-            await reading
+            return await reading
     except (TimeoutError, OSError):
-        return
+        return ()

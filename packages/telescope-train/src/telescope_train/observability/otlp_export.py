@@ -9,9 +9,9 @@ Names are those of `genai_names`. A collector that does not answer loses spans a
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
-import httpx
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -21,27 +21,38 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from telescope_core.records.events import AttemptEvent, Stage
 from telescope_core.records.timeline import ModelCall
 from telescope_train.observability import genai_names as names
+from telescope_train.observability.forwarding import Forwarding
 from telescope_train.observability.timeline import Clock
 from telescope_train.observability.traces import Traces
 
-_FORWARD_S = 10.0
+_SEND_S = 10.0
 _CLOSE_S = 2.0
-_PROTOBUF = {"content-type": "application/x-protobuf"}
-_LOGGER = logging.getLogger(__name__)
 
 
 class TraceExport:
-    """Sends spans in a thread of its own. Call `close` at the end."""
+    """Sends spans in threads of its own. Call `close` at the end."""
 
-    def __init__(self, endpoint: str, traces: Traces, *, run: str, model: str) -> None:
-        """`endpoint`: the whole address, such as `http://localhost:4318/v1/traces`."""
-        self._endpoint = endpoint
+    def __init__(
+        self,
+        endpoint: str,
+        traces: Traces,
+        *,
+        run: str,
+        model: str,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`endpoint`: the whole address, such as `http://localhost:4318/v1/traces`.
+
+        `say` tells a person that spans of servers are lost; any thread may call it.
+        """
+        self.forwarding = Forwarding(endpoint, say=say)
+        """Passes on what servers send."""
         self._traces = traces
         self._model = model
         self._clock = Clock()
         self._resource = Resource.create({"service.name": "telescope", "telescope.run": run})
         self._begun: dict[tuple[str, int, int], float] = {}
-        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_FORWARD_S)
+        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_S)
         self._processor = BatchSpanProcessor(self._exporter)
         # It is said once that the collector does not answer, and not with every batch.
         logging.getLogger(type(self._exporter).__module__).addFilter(_Once())
@@ -102,24 +113,17 @@ class TraceExport:
 
     def forward(self, content: bytes) -> None:
         """Pass on what a server has sent, as it is."""
-        threading.Thread(target=self._post, args=(content,), daemon=True).start()
+        self.forwarding.put(content)
 
     def close(self) -> None:
         """Send what is left, within seconds."""
         sending = threading.Thread(target=self._processor.shutdown, daemon=True)
         sending.start()
+        self.forwarding.close(within_s=_CLOSE_S)
         sending.join(_CLOSE_S)
         # A collector that is away is otherwise tried again for a minute.
         self._exporter.shutdown()
         sending.join()
-
-    def _post(self, content: bytes) -> None:
-        try:
-            httpx.post(
-                self._endpoint, content=content, headers=_PROTOBUF, timeout=_FORWARD_S
-            ).raise_for_status()
-        except httpx.HTTPError as error:
-            _LOGGER.debug("spans of a server were not passed on: %s", error)
 
     def _send(self, *, attributes: dict[str, Any], error: str, **fields: Any) -> None:
         """Send a span with these `fields` of `ReadableSpan`."""

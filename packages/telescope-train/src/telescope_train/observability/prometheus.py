@@ -1,6 +1,8 @@
 """Metrics, meters and servers of a run, for Prometheus to scrape.
 
-What is shown is the newest: of each meter the last reading, of metrics the row of the last step.
+What is shown is the newest: of metrics the row of the last step, of meters what their machine or
+server showed when it was asked last, which is nothing if it did not answer, and of each eval the
+last point that has a result.
 """
 
 import re
@@ -47,8 +49,10 @@ class PrometheusEndpoint:
         self._environments = sorted(environments, key=len, reverse=True)
         self.servers: Callable[[], Sequence[ServerStanding]] = tuple
         """Returns the inference servers; set once there are any."""
-        self._meters: dict[tuple[str, str], float] = {}
+        self._meters: dict[str, Sequence[GaugeSample]] = {}
+        """By the machine or server that they are of."""
         self._row: dict[str, float] = {}
+        self._evals: dict[str, Mapping[str, float]] = {}
         self._holding = Lock()
         self._server: Any = None
 
@@ -74,10 +78,17 @@ class PrometheusEndpoint:
         self._server.shutdown()
         self._server.server_close()
 
-    def meter(self, sample: GaugeSample) -> None:
-        """Show a reading."""
+    def meters(self, source: str, samples: Sequence[GaugeSample]) -> None:
+        """Show what a machine or a server shows now, in place of what it did; none = it is gone."""
         with self._holding:
-            self._meters[sample.source, sample.name] = sample.value
+            self._meters.pop(source, None)
+            if samples:
+                self._meters[source] = tuple(samples)
+
+    def eval_point(self, name: str, numbers: Mapping[str, float]) -> None:
+        """Show the numbers of an eval in place of those before."""
+        with self._holding:
+            self._evals[name] = dict(numbers)
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Show the metrics of a step in place of those of the step before."""
@@ -92,7 +103,8 @@ class PrometheusEndpoint:
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield everything; `prometheus_client` calls it for each scrape."""
         with self._holding:
-            meters, row = dict(self._meters), dict(self._row)
+            meters = [one for samples in self._meters.values() for one in samples]
+            row, evals = dict(self._row), dict(self._evals)
         families: dict[str, GaugeMetricFamily] = {}
 
         def add(name: str, help_text: str, labels: dict[str, str], value: float) -> None:
@@ -104,8 +116,12 @@ class PrometheusEndpoint:
         for key, value in row.items():
             name, environment = self._parts(key)
             add(_metric(name), f"{name} of the last step", {"environment": environment}, value)
-        for (source, name), value in meters.items():
-            add(f"{_metric(name)}_meter", f"{name}, last reading", {"source": source}, value)
+        for name, numbers in evals.items():
+            for key, value in numbers.items():
+                add(_metric(f"eval/{key}"), f"{key} of the last eval", {"eval": name}, value)
+        for one in meters:
+            label = {"source": one.source}
+            add(f"{_metric(one.name)}_meter", f"{one.name}, last reading", label, one.value)
         for one in self.servers():
             label = {"server": one.address}
             add(f"{_PREFIX}server_serving", "1 = it samples", label, float(one.is_serving))

@@ -7,10 +7,13 @@ model calls   --> CallLog  --> calls/           all of them  --> collector of th
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from telescope_core.evals.result import EvalResult
 from telescope_core.records.blocks import BlockLog
+from telescope_core.records.eval_points import EvalPoint
 from telescope_core.records.events import AttemptEvent, EventLog
 from telescope_core.records.timeline import (
     CALLS_FOLDER,
@@ -21,6 +24,7 @@ from telescope_core.records.timeline import (
     TimelineSpan,
 )
 from telescope_train.observability.calls import CallLog
+from telescope_train.observability.eval_numbers import eval_numbers
 from telescope_train.observability.otlp_export import TraceExport
 from telescope_train.observability.otlp_receiver import OtlpReceiver
 from telescope_train.observability.prometheus import PrometheusEndpoint
@@ -53,7 +57,7 @@ class RecordingSettings:
     trackers: Mapping[str, Tracker] = field(default_factory=dict[str, Tracker])
     """By name."""
     uploads: Mapping[str, LogUploads] = field(default_factory=dict[str, LogUploads])
-    """The logs that trackers get at the end, by their names."""
+    """The logs that trackers get, by their names."""
     tracked: TrackedRun | None = None
     """What trackers are told of the run; needed if there are any."""
     prometheus: PrometheusEndpoint | None = None
@@ -71,6 +75,8 @@ class Recording:
     """Records what a meter shows."""
     row: Callable[[Mapping[str, Any]], None]
     """Hears of the metrics of each step."""
+    evaluated: Callable[[EvalPoint, EvalResult], None]
+    """Hears of each eval that has a result."""
     shown: PrometheusEndpoint | None
     """What Prometheus finds."""
     traces_endpoint: str | None
@@ -89,21 +95,23 @@ async def recording(
     async with AsyncExitStack() as stack:
         for log in (spans, calls, gauges):
             stack.callback(log.close)
-        meter, row = gauges.add, _nowhere
+        meter, row, tracking = gauges.add, _nowhere, None
         if (shown := settings.prometheus) is not None:
             stack.enter_context(shown)
-            meter, row = _both(gauges.add, shown.meter), shown.row
+            row = shown.row
         if settings.tracked is not None and settings.trackers:
             tracking = Tracking(
                 settings.trackers, settings.tracked, say=say, uploads=settings.uploads
             )
-            stack.push(lambda kind, *_: tracking.close("failed" if kind else "finished"))
+            stack.push(partial(_close, tracking))
             meter, row = _both(meter, tracking.meter), _both(row, tracking.row)
         add_call: Callable[[ModelCall], None] = calls.add
         hear: Callable[[AttemptEvent], None] = _nowhere
         forward: Callable[[bytes], None] = _nowhere
         if settings.export_to is not None:
-            export = TraceExport(settings.export_to, traces, run=settings.run, model=settings.model)
+            export = TraceExport(
+                settings.export_to, traces, run=settings.run, model=settings.model, say=say
+            )
             stack.callback(export.close)
             add_call, hear, forward = _both(calls.add, export.call), export.attempt, export.forward
         endpoint = None
@@ -129,9 +137,27 @@ async def recording(
             timeline=Timeline(spans.add),
             meter=meter,
             row=row,
+            evaluated=partial(_evaluated, settings.prometheus, tracking),
             shown=settings.prometheus,
             traces_endpoint=endpoint,
         )
+
+
+def _close(tracking: Tracking, kind: type[BaseException] | None, *_: object) -> None:
+    tracking.close("failed" if kind else "finished")
+
+
+def _evaluated(
+    shown: PrometheusEndpoint | None,
+    tracking: Tracking | None,
+    point: EvalPoint,
+    result: EvalResult,
+) -> None:
+    numbers = eval_numbers(point, result)
+    if shown is not None:
+        shown.eval_point(point.name, numbers)
+    if tracking is not None:
+        tracking.eval_point(point.version, point.name, numbers)
 
 
 def _both(first: Callable[[Row], None], second: Callable[[Row], None]) -> Callable[[Row], None]:

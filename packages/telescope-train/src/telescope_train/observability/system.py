@@ -1,7 +1,8 @@
 """The meters of one machine: processors, memory, disk, network, and its GPUs.
 
-Rates are over the time since the reading before. A machine without NVIDIA's library has no rows for
-GPUs.
+Rates and the share of the processors are over the time since the reading before. They are computed
+from counters that the meters keep themselves: psutil keeps its own for each thread, and a reading
+may be made in any. A machine without NVIDIA's library has no rows for GPUs.
 """
 
 import shutil
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+
+LEAST_S = 0.2
+"""Seconds that rates must cover: processors count in hundredths of a second."""
 
 
 class Reading(NamedTuple):
@@ -30,22 +34,19 @@ class NodeMeters:
         self._folder = folder if folder is not None and folder.exists() else Path.cwd()
         self._gpus = _Gpus()
         self._before = _counters()
-        psutil.cpu_percent()  # the first call measures nothing
 
     def read(self) -> list[Reading]:
-        """Return what all meters show."""
-        memory, before, now = psutil.virtual_memory(), self._before, _counters()
-        self._before = now
-        seconds = max(1e-3, now.time_s - before.time_s)
+        """Return what all meters show; rates only if there was time since the reading before."""
+        memory = psutil.virtual_memory()
         found = [
-            Reading("", "cpu/used_share", psutil.cpu_percent() / 100),
             Reading("", "memory/used_bytes", float(memory.total - memory.available)),
             Reading("", "memory/total_bytes", float(memory.total)),
             Reading("", "disk/free_bytes", float(shutil.disk_usage(self._folder).free)),
         ]
-        for name, newer, older in zip(_RATES, now.totals, before.totals, strict=True):
-            # A counter that is begun anew, such as that of a network card, is no negative rate.
-            found.append(Reading("", name, max(0.0, newer - older) / seconds))
+        before, now = self._before, _counters()
+        if now.time_s - before.time_s >= LEAST_S:
+            self._before = now
+            found += _rates(before, now)
         found += self._gpus.read()
         return found
 
@@ -60,14 +61,21 @@ _RATES = (
 
 class _Counters(NamedTuple):
     time_s: float
+    busy_s: float
+    """Of all processors together, since the machine was started."""
+    processors_s: float
+    """Time that the processors had in all."""
     totals: tuple[float, float, float, float]
     """In the order of `_RATES`."""
 
 
 def _counters() -> _Counters:
     disk, network = psutil.disk_io_counters(), psutil.net_io_counters()
+    processors_s, busy_s = _processor_times(psutil.cpu_times())
     return _Counters(
         time.monotonic(),
+        busy_s,
+        processors_s,
         (
             float(disk.read_bytes) if disk else 0.0,
             float(disk.write_bytes) if disk else 0.0,
@@ -75,6 +83,25 @@ def _counters() -> _Counters:
             float(network.bytes_sent) if network else 0.0,
         ),
     )
+
+
+def _processor_times(times: Any) -> tuple[float, float]:
+    """Return (all seconds, busy seconds) of what psutil's `cpu_times` says."""
+    # Linux counts the time of guests in that of users as well.
+    guests_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    all_s = sum(times) - guests_s
+    return all_s, all_s - times.idle - getattr(times, "iowait", 0.0)
+
+
+def _rates(before: _Counters, now: _Counters) -> Iterator[Reading]:
+    all_s = now.processors_s - before.processors_s
+    if all_s > 0:
+        share = (now.busy_s - before.busy_s) / all_s
+        yield Reading("", "cpu/used_share", min(1.0, max(0.0, share)))
+    seconds = now.time_s - before.time_s
+    for name, newer, older in zip(_RATES, now.totals, before.totals, strict=True):
+        # A counter that is begun anew, such as that of a network card, is no negative rate.
+        yield Reading("", name, max(0.0, newer - older) / seconds)
 
 
 class _Gpus:

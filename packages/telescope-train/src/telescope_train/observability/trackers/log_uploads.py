@@ -1,14 +1,17 @@
-"""`LogUploads`: which logs of a run a tracker gets at its end, packed.
+"""`LogUploads`: which logs of a run a tracker gets, packed, while it goes on and at its end.
 
-Each log becomes one gzip file: those of its files that were full first, oldest first.
+Each log becomes one gzip file: those of its files that were full first, oldest first. A log that
+has not changed since it was packed is left out.
 """
 
 import gzip
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from telescope_core.records.logs import LogFiles, log_files
 from telescope_core.secret_names import hidden
@@ -16,6 +19,17 @@ from telescope_core.secret_names import hidden
 _LEVEL = 1
 """Of compression: logs shrink to a tenth, and a run waits for it."""
 _DEBUG = re.compile(rb'^\{"time_s":[^,]*,"level":"debug"')
+LogSizes = Mapping[str, tuple[tuple[str, int], ...]]
+"""Log -> the names and sizes of its files."""
+NOTHING: LogSizes = {}
+
+
+class Packed(NamedTuple):
+    """What has been packed."""
+
+    paths: list[Path]
+    sizes: LogSizes
+    """Of all logs that have been packed so far, for the next call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +47,21 @@ class LogUploads:
     secrets: frozenset[str] = frozenset()
     """Values that stay here."""
 
-    def pack(self, into: Path) -> list[Path]:
-        """Write what is sent to the folder `into`; returns its files."""
+    def pack(self, into: Path, known: LogSizes = NOTHING) -> Packed:
+        """Write to the folder `into` what has changed since it had the sizes `known`."""
         suffixes = [".jsonl"] if self.has_logs or self.has_debug else []
         suffixes += [".log"] if self.has_output else []
         found = log_files(path for path in self.folder.glob("*") if path.suffix in suffixes)
-        return [self._packed(log, into) for log in found]
+        paths: list[Path] = []
+        sizes = dict(known)
+        for log in found:
+            # A log that is full just now has its turn the next time.
+            with suppress(FileNotFoundError):
+                now = tuple((path.name, path.stat().st_size) for path in log.paths)
+                if known.get(log.name) != now:
+                    paths.append(self._packed(log, into))
+                    sizes[log.name] = now
+        return Packed(paths, sizes)
 
     def _packed(self, log: LogFiles, into: Path) -> Path:
         path = into / f"{log.name}.gz"

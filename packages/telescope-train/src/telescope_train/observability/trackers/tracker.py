@@ -38,7 +38,11 @@ class Tracker(Protocol):
         ...
 
     def log_metrics(self, step: int, row: Mapping[str, float]) -> None:
-        """Take the numbers of a step. A step may come again, after a run went back."""
+        """Take numbers of a step.
+
+        A step may come again, after a run went back, and numbers of an eval after those of later
+        steps.
+        """
         ...
 
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
@@ -46,9 +50,11 @@ class Tracker(Protocol):
         ...
 
     def log_files(self, paths: Sequence[Path]) -> None:
-        """Take files of the run, such as its logs, before `end`; they are removed afterwards.
+        """Take files of the run, such as its logs; they are removed afterwards.
 
-        Only called where a setting asks for it. What it raises does not end the tracker.
+        Files come again, with the same names, when there is more in them. Only called where a
+        setting asks for it. What it raises does not end the tracker, which is asked once more at
+        the end.
         """
         ...
 

@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock, Thread
+from threading import Thread
 from typing import Any
 
 from telescope_core.records import RunFolder
 from telescope_core.records.timeline import GaugeSample
-from telescope_train.observability.trackers.log_uploads import LogUploads
+from telescope_train.observability.trackers.log_uploads import NOTHING, LogUploads
+from telescope_train.observability.trackers.samples import spread
+from telescope_train.observability.trackers.step_meters import StepMeters
 from telescope_train.observability.trackers.tracker import TrackedRun, Tracker
 
 MOST_WAITING = 1000
@@ -28,6 +30,10 @@ END_S = 30.0
 SAMPLES_EVERY = 10
 """Steps between two samples of rollouts."""
 NUM_SAMPLES = 8
+LOGS_EVERY_S = 300.0
+"""Seconds between two times that the logs of a run that goes on are sent."""
+LOGS_SHARE = 0.05
+"""Share of its time that a tracker's thread spends on the logs of a run that goes on."""
 _NOTHING: Mapping[str, LogUploads] = {}
 _SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
 _MASK = "(left out)"
@@ -46,27 +52,22 @@ class Tracking:
     ) -> None:
         """`trackers` by name. `say` tells a person that one has failed; any thread may call it.
 
-        `uploads`: the logs that a tracker gets at the end, by its name.
+        `uploads`: the logs that a tracker gets while the run goes on and at its end, by its name.
         """
         masked = replace(run, config=without_secrets(run.config))
         self._threads = [
             _Tracked(name, one, masked, say, uploads.get(name)) for name, one in trackers.items()
         ]
-        self._meters: dict[str, tuple[float, int]] = {}
-        self._holding = Lock()
+        self._meters = StepMeters()
 
     def meter(self, sample: GaugeSample) -> None:
-        """Take a reading; its mean since the step before goes with the next step."""
-        with self._holding:
-            total, count = self._meters.get(sample.name, (0.0, 0))
-            self._meters[sample.name] = (total + sample.value, count + 1)
+        """Take a reading, which counts in what goes with the next step."""
+        self._meters.add(sample)
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Take the metrics of a step."""
-        with self._holding:
-            meters, self._meters = self._meters, {}
         numbers = {
-            **{f"meter/{name}": total / count for name, (total, count) in meters.items()},
+            **self._meters.take(),
             **{
                 name: float(value)
                 for name, value in row.items()
@@ -75,6 +76,12 @@ class Tracking:
         }
         for one in self._threads:
             one.row(int(row["step"]), numbers)
+
+    def eval_point(self, step: int, name: str, numbers: Mapping[str, float]) -> None:
+        """Take the numbers of an eval of the weights of `step`, which may be an earlier one."""
+        named = {f"eval/{name}/{key}": value for key, value in numbers.items()}
+        for one in self._threads:
+            one.numbers(step, named)
 
     def close(self, state: str) -> None:
         """Tell the end of the run, and wait for what is still to be sent."""
@@ -103,6 +110,9 @@ class _Tracked:
         self._uploads = uploads
         self._waiting: queue.Queue[Callable[[], None]] = queue.Queue(MOST_WAITING)
         self._has_failed = False
+        self._logs_due_s = time.monotonic() + LOGS_EVERY_S
+        self._has_refused_logs = False
+        self._sent_logs = NOTHING
         self._thread = Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._ends = False
         self._put(lambda: tracker.begin(run))
@@ -110,9 +120,13 @@ class _Tracked:
 
     def row(self, step: int, numbers: Mapping[str, float]) -> None:
         """Take the numbers of a step, and sometimes its rollouts."""
-        self._put(lambda: self._tracker.log_metrics(step, numbers))
+        self.numbers(step, numbers)
         if step == 1 or step % SAMPLES_EVERY == 0:
             self._put(lambda: self._samples(step))
+
+    def numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Take numbers that belong to a step."""
+        self._put(lambda: self._tracker.log_metrics(step, numbers))
 
     def end(self, state: str) -> None:
         """Take the end of the run."""
@@ -140,28 +154,51 @@ class _Tracked:
 
     def _work(self) -> None:
         while not self._ends and not self._has_failed:
-            work = self._waiting.get()
+            work = self._next()
             try:
                 work()
             except Exception as error:  # noqa: BLE001 - whatever a tracker's library raises
                 self._fail(f"{type(error).__name__}: {error}")
+
+    def _next(self) -> Callable[[], None]:
+        """Return what is to be done next: what waits, or the logs once they are due."""
+        if self._uploads is None or self._has_refused_logs:
+            return self._waiting.get()
+        left_s = self._logs_due_s - time.monotonic()
+        if left_s <= 0:
+            return self._send_logs_so_far
+        try:
+            return self._waiting.get(timeout=left_s)
+        except queue.Empty:
+            return self._send_logs_so_far
+
+    def _send_logs_so_far(self) -> None:
+        begun_s = time.monotonic()
+        self._send_logs()
+        now_s = time.monotonic()
+        # Logs grow, and are sent as a whole: the rarer, the longer that takes.
+        self._logs_due_s = now_s + max(LOGS_EVERY_S, (now_s - begun_s) / LOGS_SHARE)
 
     def _send_logs(self) -> None:
         if self._uploads is None:
             return
         try:
             with TemporaryDirectory() as place:
-                if paths := self._uploads.pack(Path(place)):
-                    self._tracker.log_files(paths)
+                packed = self._uploads.pack(Path(place), self._sent_logs)
+                if packed.paths:
+                    self._tracker.log_files(packed.paths)
+                self._sent_logs = packed.sizes
         except Exception as error:  # noqa: BLE001 - whatever a tracker's library raises
-            self._say(
-                f"the tracker {self._name} did not take the logs of the run: "
-                f"{type(error).__name__}: {error}. They are in {self._uploads.folder}"
-            )
+            if not self._has_refused_logs:
+                self._has_refused_logs = True
+                self._say(
+                    f"the tracker {self._name} did not take the logs of the run: "
+                    f"{type(error).__name__}: {error}. They are in {self._uploads.folder}"
+                )
 
     def _samples(self, step: int) -> None:
         rows = RunFolder(self._run.folder).rollouts([step], with_tokens=False)
-        self._tracker.log_rollouts(step, rows[:NUM_SAMPLES])
+        self._tracker.log_rollouts(step, spread(rows, NUM_SAMPLES))
 
     def _fail(self, why: str) -> None:
         if not self._has_failed:

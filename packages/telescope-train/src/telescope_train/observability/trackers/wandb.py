@@ -50,7 +50,7 @@ class WeightsAndBiases:
     def log_metrics(self, step: int, row: Mapping[str, float]) -> None:
         """Send the numbers of a step."""
         # W&B's own count only grows, and drops what comes with a lower one. A step that is taken
-        # again is therefore counted on; curves are drawn over `step`.
+        # again, or evaluated, is therefore counted on; curves are drawn over `step`.
         self._count = max(step, self._count + 1)
         self._run.log({**row, "step": step}, step=self._count)
 
@@ -74,7 +74,10 @@ class WeightsAndBiases:
         place = files / LOGS
         place.mkdir(parents=True, exist_ok=True)
         for path in paths:
-            shutil.copy(path, place / path.name)
+            # Renamed when it is whole: what was there before may be on its way.
+            partial = files / f"{path.name}.part"
+            shutil.copy(path, partial)
+            partial.replace(place / path.name)
         self._run.save(str(place / "*"), base_path=str(files), policy="now")
 
     def end(self, state: str) -> None:

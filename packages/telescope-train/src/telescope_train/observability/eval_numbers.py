@@ -1,0 +1,21 @@
+"""The numbers of an eval for those who draw curves: rewards and pass@k with their 95% intervals."""
+
+from telescope_core.evals.result import EvalResult
+from telescope_core.evals.stats import Estimate
+from telescope_core.records.eval_points import EvalPoint
+
+
+def eval_numbers(point: EvalPoint, result: EvalResult) -> dict[str, float]:
+    """Return name -> number; what cannot be said, such as an interval of one task, is left out."""
+    estimates: dict[str, Estimate | None] = {"reward": result.reward}
+    estimates |= {f"pass@{k}": estimate for k, estimate in sorted(result.pass_at.items())}
+    numbers: dict[str, float | None] = {
+        "version": float(point.version),
+        "scored": float(result.num_scored),
+        "failed": float(result.num_failed),
+    }
+    for name, estimate in estimates.items():
+        if estimate is not None:
+            numbers[name] = estimate.mean
+            numbers[f"{name}/low"], numbers[f"{name}/high"] = estimate.low, estimate.high
+    return {name: value for name, value in numbers.items() if value is not None}

@@ -1,0 +1,87 @@
+"""`Forwarding`: passes on what servers send of their traces, in one thread that nobody waits for.
+
+receiver  -->  a bounded queue  -->  thread  -->  collector of the user's
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from threading import Lock, Thread
+
+import httpx
+
+MOST_WAITING = 256
+"""Requests that the collector may be behind; further ones are dropped."""
+SEND_S = 10.0
+"""Seconds in which the collector has to take one."""
+_PROTOBUF = {"content-type": "application/x-protobuf"}
+_LOGGER = logging.getLogger(__name__)
+
+
+class Forwarding:
+    """Sends requests on as they came. Call `close` at the end."""
+
+    def __init__(self, endpoint: str, *, say: Callable[[str], None] = lambda text: None) -> None:
+        """`say` tells a person, once, that something is lost; any thread may call it."""
+        self._endpoint = endpoint
+        self._say = say
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
+        self._holding = Lock()
+        self._closes_s: float | None = None
+        self.num_sent = 0
+        self.num_lost = 0
+        """Requests that the collector did not take."""
+        self._thread = Thread(target=self._work, name="traces of servers", daemon=True)
+        self._thread.start()
+
+    def put(self, content: bytes) -> None:
+        """Pass `content` on, from any thread; returns at once."""
+        try:
+            self._waiting.put_nowait(content)
+        except queue.Full:
+            self._lose(f"it is {MOST_WAITING} requests behind")
+
+    def close(self, *, within_s: float) -> None:
+        """Send what waits, for `within_s` seconds at most; what is left is lost, and counted."""
+        self._closes_s = time.monotonic() + within_s
+        while self._thread.is_alive():
+            try:
+                self._waiting.put(None, timeout=0.05)
+                break
+            except queue.Full:
+                if time.monotonic() > self._closes_s:
+                    break
+        self._thread.join(max(0.0, self._closes_s - time.monotonic()))
+        while not self._waiting.empty():
+            if self._waiting.get_nowait() is not None:
+                self._lose("the run has ended")
+        if self.num_lost:
+            _LOGGER.warning(
+                "%d requests with spans of servers were not passed on to %s, %d were",
+                self.num_lost,
+                self._endpoint,
+                self.num_sent,
+            )
+
+    def _work(self) -> None:
+        with httpx.Client(headers=_PROTOBUF, timeout=SEND_S) as client:
+            while (content := self._waiting.get()) is not None:
+                try:
+                    client.post(self._endpoint, content=content).raise_for_status()
+                    self.num_sent += 1
+                except httpx.HTTPError as error:
+                    self._lose(f"{type(error).__name__}: {error}")
+                if self._closes_s is not None and time.monotonic() > self._closes_s:
+                    return
+
+    def _lose(self, why: str) -> None:
+        with self._holding:
+            self.num_lost += 1
+            is_first = self.num_lost == 1
+        if is_first:
+            self._say(
+                f"the collector at {self._endpoint} does not take all spans of inference servers: "
+                f"{why}. The run goes on, and further ones that are lost are only counted in its "
+                "log"
+            )
