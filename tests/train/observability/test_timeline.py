@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+import torch
 
 from telescope_core.errors import ProcessDiedError
 from telescope_core.records.timeline import ModelCall, TimelineSpan
@@ -37,6 +38,25 @@ def test_a_span_that_fails_is_told_as_well():
     with pytest.raises(MemoryError), recorder.span("forward"):
         raise MemoryError
     assert [one.name for one in recorder.take().spans] == ["forward"]
+
+
+def test_without_events_the_time_to_start_work_on_a_gpu_is_no_span():
+    """Made without a GPU: a recorder that times nothing there must not touch it either."""
+    recorder = SpanRecorder(torch.device("cuda"), times_gpu=False)
+    recorder.begin(1)
+    with recorder.span("forward", microbatch=0):
+        pass
+    with recorder.span("metrics", on_cpu=True):
+        pass
+    (metrics,) = recorder.take().spans
+    assert (metrics.name, metrics.step) == ("metrics", 1)
+
+
+def test_before_its_first_step_a_recorder_of_a_gpu_has_no_clock_to_tell_by():
+    recorder = SpanRecorder(torch.device("cuda"))
+    with recorder.span("forward"):
+        pass
+    assert recorder.take().spans == []
 
 
 def test_a_silent_recorder_tells_nothing():

@@ -15,7 +15,7 @@ class ObservabilitySection(Section):
     not read."""
     track_gpu_events: bool = True
     """Time the parts of a step on a GPU by events in its stream, so that they are as long as they
-    were there."""
+    were there. Without, the timeline has no parts of a step on a GPU but those that wait for it."""
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port at which Prometheus finds metrics and meters; 0 = a free one, which is shown at the
     start; null = none."""

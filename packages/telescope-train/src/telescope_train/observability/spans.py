@@ -1,7 +1,9 @@
 """What one trainer rank did and when, for the timeline of the run.
 
 Work on a GPU runs behind the calls that start it, so it is timed by events in its stream, which
-cost microseconds and make nobody wait. On a CPU, a call returns when its work is done.
+cost microseconds and make nobody wait. Without these events, what runs there has no spans: the time
+that it takes to start work says nothing of its length. On a CPU, a call returns when its work is
+done.
 """
 
 import time
@@ -21,11 +23,12 @@ _MOST_KEPT = 100_000
 class SpanRecorder:
     """Measures the spans of one rank. `take` may be called from another thread."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        """`device`: a GPU, whose work is to be timed by its own clock."""
+    def __init__(self, device: torch.device | None = None, *, times_gpu: bool = True) -> None:
+        """`device`: where the rank computes. `times_gpu`: time the work of a GPU by its clock."""
         self.step: int | None = None
         """The step that the rank works on."""
-        self._device = device if device is not None and device.type == "cuda" else None
+        self._is_gpu = device is not None and device.type == "cuda"
+        self._device = device if self._is_gpu and times_gpu else None
         self._ended: deque[MeasuredSpan] = deque(maxlen=_MOST_KEPT)
         self._on_gpu: deque[_GpuSpan] = deque(maxlen=_MOST_KEPT)
         self._base: _Base | None = None
@@ -45,7 +48,10 @@ class SpanRecorder:
     def span(
         self, name: str, *, microbatch: int | None = None, on_cpu: bool = False
     ) -> Generator[None]:
-        """Measure the block; `on_cpu`: also where there is a GPU, as the block waits for it."""
+        """Measure the block; `on_cpu`: by the CPU's clock, as the block waits for a GPU."""
+        if self._is_gpu and self._base is None and not on_cpu:
+            yield
+            return
         if self._base is None or on_cpu:
             begin_s = time.monotonic()
             try:

@@ -158,7 +158,7 @@ class TrainerWorker:
         try:
             seed_everything(settings.seed + meeting.rank)
             backend_class = load_backend(settings.trainer.train_backend)
-            self.spans = SpanRecorder(self._device if settings.track_gpu_events else None)
+            self.spans = SpanRecorder(self._device, times_gpu=settings.track_gpu_events)
             self.backend = backend_class(settings, _loss(settings), self._device, self.spans)
             self.self_tests = check_rank(
                 self.backend,
