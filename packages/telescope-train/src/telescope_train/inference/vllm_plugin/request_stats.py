@@ -6,6 +6,7 @@ to the token plane is measured here, with vLLM's classes, so that it counts in t
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.tracing import SpanAttributes, SpanKind, extract_trace_context, instrument_manual
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
@@ -111,21 +112,30 @@ def _between(begin_s: float, end_s: float) -> float:
 def emit_span(request_id: str, measured: MeasuredRequest, request: EngineCoreRequest) -> None:
     """Emit the span that vLLM's output processor would have emitted."""
     stats, timing = measured.stats, measured.timing
-    inference_s = timing.prefill_s + timing.decode_s
+    attributes: dict[str, Any] = {
+        SpanAttributes.GEN_AI_LATENCY_TIME_TO_FIRST_TOKEN: timing.first_token_s,
+        SpanAttributes.GEN_AI_LATENCY_E2E: time.time() - stats.arrival_time,
+        SpanAttributes.GEN_AI_LATENCY_TIME_IN_QUEUE: timing.queue_s,
+        SpanAttributes.GEN_AI_LATENCY_TIME_IN_MODEL_PREFILL: timing.prefill_s,
+        SpanAttributes.GEN_AI_LATENCY_TIME_IN_MODEL_DECODE: timing.decode_s,
+        SpanAttributes.GEN_AI_LATENCY_TIME_IN_MODEL_INFERENCE: timing.prefill_s + timing.decode_s,
+        SpanAttributes.GEN_AI_USAGE_PROMPT_TOKENS: measured.num_prompt_tokens,
+        SpanAttributes.GEN_AI_USAGE_COMPLETION_TOKENS: stats.num_generation_tokens,
+        SpanAttributes.GEN_AI_REQUEST_ID: request_id,
+    }
+    if (params := request.sampling_params) is not None:
+        asked = {
+            SpanAttributes.GEN_AI_REQUEST_TOP_P: params.top_p,
+            SpanAttributes.GEN_AI_REQUEST_MAX_TOKENS: params.max_tokens,
+            SpanAttributes.GEN_AI_REQUEST_TEMPERATURE: params.temperature,
+            SpanAttributes.GEN_AI_REQUEST_N: params.n,
+        }
+        # As vLLM does, which leaves a temperature of 0 out.
+        attributes |= {name: value for name, value in asked.items() if value}
     instrument_manual(
         span_name="llm_request",
         start_time=int(stats.arrival_time * 1e9),
-        attributes={
-            SpanAttributes.GEN_AI_LATENCY_TIME_TO_FIRST_TOKEN: timing.first_token_s,
-            SpanAttributes.GEN_AI_LATENCY_E2E: time.time() - stats.arrival_time,
-            SpanAttributes.GEN_AI_LATENCY_TIME_IN_QUEUE: timing.queue_s,
-            SpanAttributes.GEN_AI_LATENCY_TIME_IN_MODEL_PREFILL: timing.prefill_s,
-            SpanAttributes.GEN_AI_LATENCY_TIME_IN_MODEL_DECODE: timing.decode_s,
-            SpanAttributes.GEN_AI_LATENCY_TIME_IN_MODEL_INFERENCE: inference_s,
-            SpanAttributes.GEN_AI_USAGE_PROMPT_TOKENS: measured.num_prompt_tokens,
-            SpanAttributes.GEN_AI_USAGE_COMPLETION_TOKENS: stats.num_generation_tokens,
-            SpanAttributes.GEN_AI_REQUEST_ID: request_id,
-        },
+        attributes=attributes,
         context=extract_trace_context(request.trace_headers),
         kind=SpanKind.SERVER,
     )
