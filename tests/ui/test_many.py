@@ -2,6 +2,7 @@
 
 import json
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.ui.recorded import BEGAN_S, STEP_S, row, write_steps
@@ -166,3 +167,49 @@ def test_a_row_of_a_large_row_group_is_found(tmp_path):
     assert [read_row(path, at) for at in (0, 63, 64, 65, 239)] == [
         rows[at] for at in (0, 63, 64, 65, 239)
     ]
+
+
+def test_one_that_differs_is_named_where_all_others_are_the_same(tmp_path, run):
+    """As clocks are: their median distance from the median is 0."""
+    with BlockLog(run.path / "gauges", GaugeSample) as log:
+        for gpu in range(64):
+            meters = {
+                "gpu/sm_clock_hertz": 1.2e9 if gpu == 7 else 1.98e9,
+                "gpu/temperature_celsius": 60.5 if gpu == 8 else 60.0,
+                "gpu/used_share": 1.0 if gpu % 2 else 0.5,
+            }
+            for name, value in meters.items():
+                source = f"node n{gpu // 8} gpu {gpu % 8}"
+                log.add(GaugeSample(time_s=BEGAN_S, source=source, name=name, value=value))
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        found = ui.get("/runs/r/infra")["outliers"]
+    assert [(one["source"], one["name"]) for one in found] == [
+        ("node n0 gpu 7", "gpu/sm_clock_hertz")
+    ]
+
+
+def test_a_trace_that_is_cut_has_all_sources_up_to_a_moment_and_says_it(tmp_path, run):
+    number = 200_300
+    columns = {
+        "time_s": [BEGAN_S + 0.001 * (at // 2) for at in range(number)],
+        "duration_s": [0.5] * number,
+        "server": [f"http://127.0.0.1:{at % 2}" for at in range(number)],
+        "group_id": ["1.0"] * number,
+        **{name: [1] * number for name in ("index", "attempt", "call", "step")},
+    }
+    names = [field for field in ModelCall.__dataclass_fields__ if field not in columns]
+    nothing = {name: [None] * number for name in names}
+    (run.path / "calls").mkdir()
+    pq.write_table(pa.table({**columns, **nothing}), run.path / "calls" / "000001.parquet")
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        trace = ui.get("/runs/r/timeline/trace.json")
+        page = ui.get("/runs/r/timeline")
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len(spans) == 200_000
+    about = trace["otherData"]
+    assert about["is_cut"]
+    assert about["to"] == pytest.approx(BEGAN_S + 100.0)
+    assert "ask for the rest with from=" in about["notes"][0]
+    by_source = [sum(one["pid"] == pid for one in spans) for pid in (1, 2)]
+    assert by_source == [100_000, 100_000]
+    assert (page["num_spans"], page["max_trace_spans"]) == (number, 200_000)

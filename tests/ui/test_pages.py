@@ -107,7 +107,9 @@ def test_two_rollouts_of_two_runs_are_laid_beside_each_other(ui):
 def test_the_timeline_has_ranks_servers_and_environments(ui):
     page = ui.get(f"{RUN}/timeline?from={BEGAN_S}&to={BEGAN_S + 10}")
     rows = {one["source"]: one for one in page["rows"]}
-    assert set(rows) == {"rank 0", *SERVERS, "environment math", "evals"}
+    waiting = "environment math: waiting"
+    assert set(rows) == {"rank 0", *SERVERS, "environment math", waiting, "evals"}
+    assert set(rows[waiting]["bars"]["columns"]["name"]) == {"drawn"}
     rank = rows["rank 0"]["bars"]["columns"]
     assert rank["name"] == ["train", "forward", "backward"]
     assert rank["lane"] == [0, 1, 1]

@@ -60,6 +60,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _told_parameter)
     app.add_exception_handler(HTTPException, _told_status)
     app.add_exception_handler(FileNotFoundError, _told_gone)
+    app.add_exception_handler(OSError, _told_disk)
     app.add_exception_handler(duckdb.Error, _told_unreadable)
     _add_lists(app, runs)
     _add_run(app, runs, database)
@@ -190,6 +191,10 @@ def _told(_: Request, error: Exception) -> Response:
 
 def _told_gone(_: Request, error: Exception) -> Response:
     return _refusal(404, "a file of the run was deleted while it was read; load the page again")
+
+
+def _told_disk(_: Request, error: Exception) -> Response:
+    return _refusal(409, f"the disk of the run does not answer, load the page again: {error}")
 
 
 def _told_unreadable(_: Request, error: Exception) -> Response:

@@ -5,11 +5,9 @@ Full blocks are Parquet files. The open block, which is lines of JSON, is read w
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from telescope_core.records.arrow import arrow_modules
 from telescope_core.records.timeline import (
     CALLS_FOLDER,
     GAUGES_FOLDER,
@@ -18,8 +16,9 @@ from telescope_core.records.timeline import (
     ModelCall,
     TimelineSpan,
 )
-from telescope_ui.index.database import literal_paths, quoted
-from telescope_ui.run_files import Listed, listed
+from telescope_ui.damage import MAX_LINE_BYTES, Damage
+from telescope_ui.index.database import quoted
+from telescope_ui.run_files import Listed, listed, literal_paths
 
 _KINDS: Mapping[str, type[Any]] = {
     CALLS_FOLDER: ModelCall,
@@ -27,8 +26,6 @@ _KINDS: Mapping[str, type[Any]] = {
     GAUGES_FOLDER: GaugeSample,
 }
 _TYPES = {float: "DOUBLE", int: "BIGINT", str: "VARCHAR"}
-_MAX_LINES_BYTES = 512 * 2**20
-_MAX_LINE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,38 +36,42 @@ class Source:
     values: tuple[object, ...]
 
 
-def block_source(run: Path, folder: str, columns: Sequence[str]) -> Source | None:
+def block_source(damage: Damage, run: Path, folder: str, columns: Sequence[str]) -> Source | None:
     """Return `columns` of a block log as a source of rows; None if the run has no such log.
 
-    A file that cannot be read is left out.
+    A file that cannot be read is left out; `block_problems` names it.
     """
-    return source_of(folder, block_files(run, folder), columns)
+    return source_of(damage, folder, block_files(run, folder), columns)
 
 
-def source_of(folder: str, files: Sequence[Listed], columns: Sequence[str]) -> Source | None:
+def block_problems(damage: Damage, run: Path, *folders: str) -> list[str]:
+    """Return what is against files of block logs that are left out, each as a sentence."""
+    files = [one for folder in folders for one in block_files(run, folder)]
+    return [problem for one in files if (problem := damage.problem(one))]
+
+
+def source_of(
+    damage: Damage, folder: str, files: Sequence[Listed], columns: Sequence[str]
+) -> Source | None:
     """Return `columns` of some files of a block log; None if none of them can be read."""
     names = list(dict.fromkeys(columns))
     types = _column_types(_KINDS[folder])
-    packed = [one for one in files if one.name.endswith(".parquet") and one.stamp.size]
-    lines = [
-        one
-        for one in files
-        if one.name.endswith(".jsonl") and 0 < one.stamp.size <= _MAX_LINES_BYTES
-    ]
+    whole = [one for one in files if one.stamp.size and not damage.problem(one)]
+    packed = [one for one in whole if one.name.endswith(".parquet")]
+    lines = [one for one in whole if one.name.endswith(".jsonl")]
     parts: list[str] = []
     values: list[object] = []
     chosen = ", ".join(f"CAST({quoted(n)} AS {types[n]}) AS {quoted(n)}" for n in names)
-    readable = [one for one in packed if _is_parquet(one)]
-    if readable:
+    if packed:
         parts.append(f"SELECT {chosen} FROM read_parquet(?, union_by_name = true)")
-        values.append(literal_paths([one.path for one in readable]))
+        values.append(literal_paths([one.path for one in packed]))
     if lines:
         schema = ", ".join(f"{quoted(n)}: '{kind}'" for n, kind in types.items())
         filled = ", ".join(_filled(n, types[n], _KINDS[folder]) for n in names)
         parts.append(
             f"SELECT {filled} FROM read_json(?, format = 'newline_delimited', "
             f"columns = {{{schema}}}, ignore_errors = true, "
-            f"maximum_object_size = {_MAX_LINE_BYTES}) WHERE time_s IS NOT NULL"
+            f"maximum_object_size = {MAX_LINE_BYTES}) WHERE time_s IS NOT NULL"
         )
         values.append(literal_paths([one.path for one in lines]))
     if not parts:
@@ -83,17 +84,6 @@ def block_files(run: Path, folder: str) -> list[Listed]:
     found = listed(run, folder, suffixes=(".parquet", ".jsonl"))
     packed = {one.path.stem for one in found if one.name.endswith(".parquet")}
     return [one for one in found if one.name.endswith(".parquet") or one.path.stem not in packed]
-
-
-@lru_cache(maxsize=4096)
-def _is_parquet(file: Listed) -> bool:
-    """Whether a file can be read as Parquet; its stamp makes another content another question."""
-    arrow, parquet = arrow_modules()
-    try:
-        parquet.read_metadata(file.path)
-    except (arrow.ArrowException, OSError):
-        return False
-    return True
 
 
 def _column_types(kind: type[Any]) -> dict[str, str]:

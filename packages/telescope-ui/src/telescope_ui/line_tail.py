@@ -19,8 +19,16 @@ _KNOWN_BYTES = 64
 class LineTail:
     """Reads a file line by line as it grows; not for several threads at once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        max_file_bytes: int = MAX_FILE_BYTES,
+    ) -> None:
         self.path = path
+        self._max_line_bytes = max_line_bytes
+        self._max_file_bytes = max_file_bytes
         self._offset = 0
         """Behind the last complete line."""
         self._inode = 0
@@ -32,12 +40,29 @@ class LineTail:
     @property
     def is_cut(self) -> bool:
         """Whether the file is longer than what is read of it."""
-        return self._offset >= MAX_FILE_BYTES
+        return self._offset >= self._max_file_bytes
+
+    @property
+    def problems(self) -> list[str]:
+        """What of the file is left out, each as a sentence."""
+        name, found = self.path.name, list[str]()
+        if self.num_skipped or self._is_skipping:
+            long = f"a line of more than {self._max_line_bytes // 2**20} MiB"
+            found.append(f"{name} has {long}, which is left out")
+        if self.is_cut:
+            found.append(
+                f"{name} is read up to {self._max_file_bytes // 2**20} MiB; the rest is not"
+            )
+        return found
 
     def is_rewritten(self) -> bool:
         """Whether what was read is no longer what the file begins with; forgets it then."""
         if self._offset and not self._is_the_same():
-            self.__init__(self.path)
+            self.__init__(
+                self.path,
+                max_line_bytes=self._max_line_bytes,
+                max_file_bytes=self._max_file_bytes,
+            )
             return True
         return False
 
@@ -62,14 +87,14 @@ class LineTail:
             self._inode = os.fstat(stream.fileno()).st_ino
             stream.seek(self._offset)
             rest = b""
-            while self._offset < MAX_FILE_BYTES and (chunk := stream.read(_CHUNK_BYTES)):
+            while not self.is_cut and (chunk := stream.read(_CHUNK_BYTES)):
                 *whole, rest = (rest + chunk).split(b"\n")
                 if self._is_skipping and whole:
                     del whole[0]
                     self.num_skipped += 1
                     self._is_skipping = False
                 yield from whole
-                if self._is_skipping or len(rest) > MAX_LINE_BYTES:
+                if self._is_skipping or len(rest) > self._max_line_bytes:
                     rest, self._is_skipping = b"", True
                 self._offset = stream.tell() - len(rest)
             start = max(0, self._offset - _KNOWN_BYTES)

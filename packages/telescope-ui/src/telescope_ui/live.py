@@ -40,6 +40,8 @@ _READY = ""
 """What tells a listener that changes from now on are told."""
 
 State = Mapping[str, object]
+_OF_FILES = (OSError, TelescopeError, ValueError)
+"""What looking at files that somebody else writes and deletes can raise."""
 
 
 @dataclass(eq=False, slots=True)
@@ -102,12 +104,16 @@ class Watcher:
                 if self._is_closed:
                     return
                 fresh = [one for one in self._listeners if not one.is_known]
-            now = self._look(before, look)
+            try:
+                now = self._look(before, look)
+            except _OF_FILES:
+                # Files come and go under the look, and disks fail for a while. The next look tells.
+                now = before
             if not is_first:
                 self._tell_differences(before, now)
             for listener in fresh:
                 listener.is_known = True
-                listener.loop.call_soon_threadsafe(_put, listener.queue, _READY, _NOTHING)
+                self._hand(listener, _READY, _NOTHING)
             before, is_first, look = now, False, look + 1
             time.sleep(LOOK_S)
 
@@ -119,7 +125,10 @@ class Watcher:
             if known is not None and is_over and look % _SLOW_LOOKS:
                 found[run.key] = known
             else:
-                found[run.key] = state_of(run)
+                try:
+                    found[run.key] = state_of(run)
+                except _OF_FILES:
+                    found[run.key] = {"state": "unreadable", "step": 0} if known is None else known
         return found
 
     def _tell_differences(self, before: Mapping[str, State], now: Mapping[str, State]) -> None:
@@ -139,7 +148,14 @@ class Watcher:
                 one for one in self._listeners if not (key and one.runs) or key in one.runs
             ]
         for listener in listeners:
+            self._hand(listener, event, data)
+
+    def _hand(self, listener: Listener, event: str, data: JsonObject) -> None:
+        try:
             listener.loop.call_soon_threadsafe(_put, listener.queue, event, data)
+        except RuntimeError:
+            # Its event loop is closed, and so is its page.
+            self.remove(listener)
 
 
 def _put(queue: "asyncio.Queue[tuple[str, JsonObject]]", event: str, data: JsonObject) -> None:
@@ -161,7 +177,7 @@ def state_of(run: OneRun) -> State:
     try:
         found["state"] = run.info().observed_state.value
         found["step"] = run.metrics.last_step()
-    except (TelescopeError, OSError):
+    except _OF_FILES:
         found["state"], found["step"] = "unreadable", 0
     return found
 

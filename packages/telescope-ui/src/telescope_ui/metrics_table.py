@@ -16,6 +16,8 @@ from telescope_ui.run_files import inside
 
 MAX_NAMES = 5000
 """Metrics of a run; further names are left out."""
+MAX_VALUES = 2**25
+"""Steps times metrics; further steps are left out."""
 _IDENTITY = ("step",)
 
 
@@ -36,6 +38,20 @@ class MetricsTable:
         self._lock = Lock()
         self._steps: array[int] = array("q")
         self._columns: dict[str, array[float]] = {}
+        self._num_cut = 0
+        """Steps that are left out."""
+
+    def problems(self) -> list[str]:
+        """Return what of the file is left out, each as a sentence."""
+        with self._lock:
+            self._refresh()
+            found = self._tail.problems
+            if self._num_cut:
+                found.append(
+                    f"{self._name} has {self._num_cut:,} further steps, which are left out: at "
+                    f"most {MAX_VALUES:,} values of all metrics are kept"
+                )
+            return found
 
     def names(self) -> list[str]:
         """Return the names of all metrics, sorted."""
@@ -61,6 +77,7 @@ class MetricsTable:
             for name in names:
                 if name not in self._columns:
                     raise NotThereError(str(unknown_name("metric", name, list(self._columns))))
+                _fill(self._columns[name], len(self._steps))
             kept = [
                 at
                 for at, step in enumerate(self._steps)
@@ -82,7 +99,7 @@ class MetricsTable:
 
     def _refresh(self) -> None:
         if self._tail.is_rewritten():
-            self._steps, self._columns = array("q"), {}
+            self._steps, self._columns, self._num_cut = array("q"), {}, 0
         if inside(self._run, self._name) is None:
             return
         for line in self._tail.lines():
@@ -98,6 +115,9 @@ class MetricsTable:
         if not isinstance(step, int) or isinstance(step, bool) or abs(step) >= 2**62:
             return
         num = len(self._steps)
+        if (num + 1) * max(1, len(self._columns)) > MAX_VALUES:
+            self._num_cut += 1
+            return
         for name, value in row.items():
             if name in _IDENTITY or not isinstance(value, int | float | None):
                 continue
@@ -105,12 +125,16 @@ class MetricsTable:
             if column is None:
                 if len(self._columns) >= MAX_NAMES:
                     continue
-                column = self._columns[name] = array("d", [math.nan]) * num
+                column = self._columns[name] = array("d")
+            _fill(column, num)
             column.append(_number(value))
         self._steps.append(step)
-        for column in self._columns.values():
-            if len(column) == num:
-                column.append(math.nan)
+
+
+def _fill(column: "array[float]", num: int) -> None:
+    """Append what a column lacks of `num` steps: those without a value of it."""
+    if len(column) < num:
+        column.extend(array("d", [math.nan]) * (num - len(column)))
 
 
 def _number(value: float | None) -> float:

@@ -12,6 +12,7 @@ from telescope_core.records.run_folder import SETTINGS_FILE, RunFolder
 from telescope_ui.answers import JsonObject
 from telescope_ui.index.database import Database
 from telescope_ui.index.run_index import RunIndex
+from telescope_ui.json_lines import JsonLines
 from telescope_ui.metrics_table import MetricsTable
 from telescope_ui.run_files import Stamp, inside, object_in, stamp_of
 
@@ -32,6 +33,10 @@ class OneRun:
         self.folder = RunFolder(path)
         self.metrics = MetricsTable(path)
         self.index = RunIndex(path, database)
+        self.restarts = JsonLines(path, "restarts.jsonl")
+        self.eval_points = JsonLines(path, "eval_points.jsonl")
+        self.server_events = JsonLines(path, "servers.jsonl")
+        self.json_lines = (self.restarts, self.eval_points, self.server_events)
         self._lock = Lock()
         self._info: tuple[Stamp, RunInfo] | None = None
         self._config: tuple[Stamp | None, dict[str, Any]] | None = None
@@ -76,6 +81,10 @@ class OneRun:
                 return default
             value = cast(dict[str, Any], value).get(part)
         return default if value is None else value
+
+    def line_problems(self) -> list[str]:
+        """Return what is left out of the small files of JSON lines, each as a sentence."""
+        return [problem for lines in self.json_lines for problem in lines.problems()]
 
     def brief(self) -> JsonObject:
         """Return what every page says of its run."""

@@ -5,13 +5,14 @@ Whoever can write into a run folder can put links into it, so every path is reso
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from telescope_core.records.files import read_json
 from telescope_ui.answers import NotThereError
 
-MAX_JSON_BYTES = 128 * 2**20
+MAX_JSON_BYTES = 32 * 2**20
 """Size of a file of JSON that is read as a whole."""
 
 
@@ -71,37 +72,45 @@ def stamp_of_folder(root: Path, name: str) -> Stamp | None:
 def listed(root: Path, *parts: str, suffixes: tuple[str, ...]) -> list[Listed]:
     """Return the regular files with one of `suffixes` in a folder of `root`, sorted by name.
 
-    Links are left out, and so are names that begin with a dot.
+    Links are left out, and so are names that begin with a dot. A folder that is gone is empty.
+    Raises OSError if the file system does not answer.
     """
     folder = inside(root, *parts)
-    if folder is None or not folder.is_dir():
-        return []
     found: list[Listed] = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(".") or not entry.name.endswith(suffixes):
-                continue
-            try:
-                if entry.is_file(follow_symlinks=False):
-                    stamp = _stamp(entry.stat(follow_symlinks=False))
-                    found.append(Listed(entry.name, folder / entry.name, stamp))
-            except FileNotFoundError:
-                continue
+    for entry in _entries(folder):
+        if entry.name.startswith(".") or not entry.name.endswith(suffixes):
+            continue
+        try:
+            if folder is not None and entry.is_file(follow_symlinks=False):
+                stamp = _stamp(entry.stat(follow_symlinks=False))
+                found.append(Listed(entry.name, folder / entry.name, stamp))
+        except FileNotFoundError:
+            continue
     return sorted(found)
 
 
 def folders(root: Path, *parts: str) -> list[Path]:
     """Return the folders in a folder of `root`, sorted by name, without links and hidden ones."""
     folder = inside(root, *parts)
-    if folder is None or not folder.is_dir():
+    if folder is None:
         return []
-    with os.scandir(folder) as entries:
-        names = [
-            entry.name
-            for entry in entries
-            if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
-        ]
+    names = [
+        entry.name
+        for entry in _entries(folder)
+        if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+    ]
     return [folder / name for name in sorted(names)]
+
+
+def _entries(folder: Path | None) -> list[os.DirEntry[str]]:
+    """Return what is in a folder; nothing if there is none any more."""
+    if folder is None:
+        return []
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def object_in(root: Path, *parts: str) -> dict[str, Any] | None:
@@ -125,6 +134,12 @@ def step_of(name: str) -> int | None:
     """Return the step in a name such as `step-000012.parquet`; None for any other name."""
     number = name.removeprefix("step-").partition(".")[0]
     return int(number) if name.startswith("step-") and number.isdecimal() else None
+
+
+def literal_paths(paths: Sequence[Path]) -> list[str]:
+    """Return paths in which DuckDB sees no pattern."""
+    special = str.maketrans({"[": "[[]", "*": "[*]", "?": "[?]"})
+    return [str(path).translate(special) for path in paths]
 
 
 def _stamp(found: os.stat_result) -> Stamp:

@@ -41,7 +41,7 @@ class Runs:
     def all(self) -> list[OneRun]:
         """Return the runs that are there now, in no particular order."""
         with self._lock:
-            found = {path: folder for folder in self.folders for path in _run_paths(folder)}
+            found = {path: folder for folder in self.folders for path in self._paths(folder)}
             for path in [path for path in self._known if path not in found]:
                 gone = self._known.pop(path)
                 self._keys.discard(gone.key)
@@ -59,6 +59,13 @@ class Runs:
             raise NotThereError(str(unknown_name("run", key, list(runs))))
         return runs[key]
 
+    def _paths(self, folder: Path) -> list[Path]:
+        try:
+            return _run_paths(folder)
+        except OSError:
+            # A disk that does not answer for a moment has not lost its runs.
+            return [path for path, run in self._known.items() if run.opened == folder]
+
     def _new_key(self, name: str) -> str:
         plain = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip(".") or "run"
         key, number = plain, 1
@@ -70,13 +77,16 @@ class Runs:
 
 
 def _run_paths(folder: Path) -> list[Path]:
-    """Return the resolved paths of the runs in `folder`; links out of it are left out."""
+    """Return the resolved paths of the runs in `folder`; links out of it are left out.
+
+    Raises OSError if the file system does not answer.
+    """
     root = Path(os.path.realpath(folder))
     if stamp_of(root / "run.json") is not None:
         return [root]
     try:
         names = sorted(entry.name for entry in os.scandir(root) if not entry.name.startswith("."))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     found: list[Path] = []
     for name in names:

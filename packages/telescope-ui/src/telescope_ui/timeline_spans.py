@@ -4,17 +4,26 @@ Model calls, spans of ranks and driver, and stages of attempts become rows of th
 """
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from telescope_ui.block_tables import Source, block_files, block_source, source_of
-from telescope_ui.index.database import Database, literal_paths
+from telescope_ui.answers import JsonObject, ParameterError
+from telescope_ui.block_tables import (
+    Source,
+    block_files,
+    block_problems,
+    block_source,
+    source_of,
+)
+from telescope_ui.damage import answering
+from telescope_ui.event_tables import StepEvents, all_files, events_by_step, events_source, usable
+from telescope_ui.index.database import Database
 from telescope_ui.one_run import OneRun, seconds_of
 from telescope_ui.pages.overview import eval_points, server_events
-from telescope_ui.pages.rollout import event_lines
-from telescope_ui.run_files import Listed, listed, step_of
+from telescope_ui.parameters import WindowParameters
+from telescope_ui.run_files import Listed
 
 COLUMNS = (
     *("source", "time_s", "duration_s", "name", "step", "version", "note"),
@@ -24,7 +33,15 @@ MAX_STEP_FILES = 48
 """Files of `events/` that are read for one answer."""
 _STEPS_AHEAD = 16
 """Steps that rollouts are sampled ahead of their training, at most."""
+_KEYS = ("environment", "group_id", "index", "attempt")
 _KEY = 'group_id, "index", attempt'
+SHOWN_STAGES = ("drawn", "waiting", "environment", "scoring")
+"""Stages of attempts that are drawn; `generating` is too, where no calls of models are recorded."""
+STAGE_SOURCE = (
+    "CASE WHEN stage = 'generating' THEN server WHEN stage IN ('drawn', 'waiting') "
+    "THEN 'environment ' || environment || ': waiting' ELSE 'environment ' || environment END"
+)
+"""The row of a stage, in SQL: what waits is not among what is played."""
 _NO_KEY = "'' AS environment, '' AS group_id, 0 AS \"index\", 0 AS attempt"
 
 
@@ -51,6 +68,8 @@ class Spans:
     """Which records there are: `timeline`, `calls`, `events`."""
     is_too_wide: bool
     """Whether stages of attempts are left out, because they are in too many files."""
+    problems: tuple[str, ...] = ()
+    """Files that could not be read, each with the reason."""
 
 
 def spans_of(run: OneRun, database: Database, window: Window) -> Spans:
@@ -58,13 +77,14 @@ def spans_of(run: OneRun, database: Database, window: Window) -> Spans:
     parts: list[str] = []
     values: list[object] = []
     kinds: list[str] = []
-    spans = block_source(run.path, "timeline", COLUMNS[:7])
+    damage = database.damage
+    spans = block_source(damage, run.path, "timeline", COLUMNS[:7])
     if spans is not None:
         kinds.append("timeline")
         parts.append(f"SELECT {', '.join(COLUMNS[:7])}, {_NO_KEY} FROM {spans.sql}")
         values += spans.values
     names = ("time_s", "duration_s", "server", "step", "version", "error")
-    calls = block_source(run.path, "calls", (*names, "environment", "group_id", "index", "attempt"))
+    calls = block_source(damage, run.path, "calls", (*names, *_KEYS))
     if calls is not None:
         kinds.append("calls")
         parts.append(
@@ -72,18 +92,57 @@ def spans_of(run: OneRun, database: Database, window: Window) -> Spans:
             f"error AS note, environment, {_KEY} FROM {calls.sql}"
         )
         values += calls.values
-    files = listed(run.path, "events", suffixes=(".parquet", ".jsonl"))
-    chosen = _event_files(run, files, window)
+    by_step = events_by_step(run.path)
+    chosen = _in_window(run, by_step, window)
+    problems = block_problems(damage, run.path, "timeline", "calls")
     is_too_wide = len(chosen) > MAX_STEP_FILES
-    if files:
+    if by_step:
         kinds.append("events")
     if chosen and not is_too_wide:
-        stages = _stages(chosen, with_generating=calls is None)
-        parts.append(stages.sql)
-        values += stages.values
+        found = usable(damage, chosen)
+        problems += found.problems
+        stages = stages_of(found.files, with_generating=calls is None)
+        if stages is not None:
+            parts.append(stages.sql)
+            values += stages.values
     joined = " UNION ALL ".join(parts)
-    source = Source(sql=f"({joined})", values=tuple(values)) if parts else None
-    return Spans(source=source, kinds=tuple(kinds), is_too_wide=is_too_wide)
+    # A line that somebody else wrote may say of nobody.
+    named = f"(SELECT * FROM ({joined}) WHERE source IS NOT NULL)"
+    source = Source(sql=named, values=tuple(values)) if parts else None
+    return Spans(
+        source=source, kinds=tuple(kinds), is_too_wide=is_too_wide, problems=tuple(problems)
+    )
+
+
+def answering_in(
+    run: OneRun, database: Database, asked: WindowParameters, answer: Callable[[], JsonObject]
+) -> JsonObject:
+    """Return `answer()`, which reads the spans of a window, without files that fail it."""
+
+    def blocks() -> list[Listed]:
+        return [one for folder in ("timeline", "calls") for one in block_files(run.path, folder)]
+
+    def events() -> list[Listed]:
+        window = window_of(extent_of(run, database), asked.first_s, asked.last_s)
+        chosen = _in_window(run, events_by_step(run.path), window)
+        return all_files(chosen) if len(chosen) <= MAX_STEP_FILES else []
+
+    damage = database.damage
+    return answering(damage, blocks, lambda: answering(damage, events, answer))
+
+
+def window_of(extent: Window | None, first_s: float | None, last_s: float | None) -> Window:
+    """Return the window that is asked for, by default all of `extent`."""
+    base = extent or Window(first_s=0.0, last_s=1.0)
+    found = Window(
+        first_s=base.first_s if first_s is None else first_s,
+        last_s=base.last_s if last_s is None else last_s,
+    )
+    if found.last_s < found.first_s:
+        raise ParameterError(
+            f"to: expected a time after from ({found.first_s:.3f}), got {found.last_s:.3f}"
+        )
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -92,21 +151,15 @@ def _extent(database: Database, folder: str, file: Listed) -> tuple[float | None
 
     The stamp in `file` makes another content another question.
     """
-    source = source_of(folder, [file], ("time_s", "duration_s"))
+    source = source_of(database.damage, folder, [file], ("time_s", "duration_s"))
     if source is None:
         return None, None
     sql = f"SELECT min(time_s), max(time_s + duration_s) FROM {source.sql}"
     return database.rows(sql, source.values)[0]
 
 
-def _event_files(run: OneRun, files: Sequence[Listed], window: Window) -> list[Listed]:
+def _in_window(run: OneRun, by_step: Mapping[int, StepEvents], window: Window) -> list[StepEvents]:
     """Return the files of the steps whose rollouts may have been played in `window`."""
-    by_step: dict[int, Listed] = {}
-    for one in files:
-        step = step_of(one.name)
-        # Of a step in two forms, the packed one, which sorts last, is complete.
-        if step is not None and one.stamp.size:
-            by_step[step] = one
     ends = step_ends(run)
     steps = [step for step, _ in ends]
     times = [time_s for _, time_s in ends]
@@ -115,7 +168,7 @@ def _event_files(run: OneRun, files: Sequence[Listed], window: Window) -> list[L
     last = bisect.bisect_right(times, window.last_s)
     low = steps[first] if first < len(steps) else (steps[-1] + 1 if steps else 0)
     high = steps[last] + _STEPS_AHEAD if last < len(steps) else 2**31
-    return [one for step, one in sorted(by_step.items()) if low <= step <= high]
+    return [one for step, one in by_step.items() if low <= step <= high]
 
 
 def step_ends(run: OneRun) -> list[tuple[int, float]]:
@@ -129,29 +182,22 @@ def step_ends(run: OneRun) -> list[tuple[int, float]]:
     )
 
 
-def _stages(files: Sequence[Listed], *, with_generating: bool) -> Source:
-    """Return the stages of attempts: each lasts until the next stage of its attempt."""
-    names = f"time_s, step, environment, {_KEY}, stage, server, version, reason"
-    parts: list[str] = []
-    values: list[object] = []
-    for suffix, reader in (
-        (".parquet", "read_parquet(?, union_by_name = true)"),
-        (".jsonl", event_lines()),
-    ):
-        paths = [one.path for one in files if one.name.endswith(suffix)]
-        if paths:
-            parts.append(f"SELECT {names} FROM {reader}")
-            values.append(literal_paths(paths))
-    shown = "('environment', 'scoring'" + (", 'generating')" if with_generating else ")")
-    ended = f"lead(time_s) OVER (PARTITION BY {_KEY} ORDER BY time_s)"
+def stages_of(files: Sequence[Listed], *, with_generating: bool) -> Source | None:
+    """Return the stages of attempts as spans: each lasts until the next stage of its attempt."""
+    names = ("time_s", "step", *_KEYS, "stage", "server", "version", "reason", "filename")
+    events = events_source(files, names)
+    if events is None:
+        return None
+    shown = [*SHOWN_STAGES, *(("generating",) if with_generating else ())]
+    ended = f"lead(time_s) OVER (PARTITION BY filename, {_KEY} ORDER BY time_s)"
     sql = (
-        "SELECT CASE WHEN stage = 'generating' THEN server ELSE 'environment ' || environment END "
-        "AS source, time_s, until_s - time_s AS duration_s, "
+        f"SELECT {STAGE_SOURCE} AS source, time_s, until_s - time_s AS duration_s, "
         "CASE WHEN stage = 'generating' THEN 'call' ELSE stage END AS name, step, version, "
         f"coalesce(reason, '') AS note, environment, {_KEY} FROM (SELECT *, {ended} AS until_s "
-        f"FROM ({' UNION ALL '.join(parts)})) WHERE until_s IS NOT NULL AND stage IN {shown}"
+        f"FROM {events.sql}) WHERE until_s IS NOT NULL AND stage IN "
+        f"({', '.join(repr(one) for one in shown)})"
     )
-    return Source(sql=sql, values=tuple(values))
+    return Source(sql=sql, values=events.values)
 
 
 def extent_of(run: OneRun, database: Database) -> Window | None:

@@ -18,8 +18,8 @@ from telescope_ui.index.columns import (
     Column,
     named_columns,
 )
-from telescope_ui.index.database import literal_paths, quoted
-from telescope_ui.run_files import Listed, step_of
+from telescope_ui.index.database import quoted
+from telescope_ui.run_files import Listed, literal_paths, step_of
 
 FOLDERS = {"rollouts": False, "attempts": True}
 """Folder -> whether its rows were replaced by later attempts."""

@@ -15,6 +15,7 @@ from typing import Any
 import duckdb
 
 from telescope_core.errors import ConfigError
+from telescope_ui.damage import Damage
 
 VERSION = 1
 """Of the tables; files of another version are not opened."""
@@ -36,6 +37,8 @@ class Database:
         _make(cache)
         self.cache = cache
         self._lock = Lock()
+        self.damage = Damage(self.cursor)
+        """Files of all runs that cannot be read."""
         self._connection = duckdb.connect(
             ":memory:",
             config={
@@ -128,9 +131,3 @@ def cache_folder() -> Path:
 def quoted(column: str) -> str:
     """Return `column` as a name in SQL, whatever is in it."""
     return '"' + column.replace('"', '""') + '"'
-
-
-def literal_paths(paths: Sequence[Path]) -> list[str]:
-    """Return paths in which DuckDB sees no pattern."""
-    special = str.maketrans({"[": "[[]", "*": "[*]", "?": "[?]"})
-    return [str(path).translate(special) for path in paths]

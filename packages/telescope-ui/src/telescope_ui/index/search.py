@@ -10,11 +10,11 @@ import duckdb
 
 from telescope_ui.answers import JsonObject, ParameterError
 from telescope_ui.index.building import STEP_OF_FILE
-from telescope_ui.index.database import literal_paths, quoted
+from telescope_ui.index.database import quoted
 from telescope_ui.index.filters import Condition
 from telescope_ui.index.queries import as_columns
 from telescope_ui.index.run_index import RunIndex
-from telescope_ui.run_files import inside
+from telescope_ui.run_files import inside, literal_paths
 
 LIMIT_S = 0.5
 """How long one answer searches."""

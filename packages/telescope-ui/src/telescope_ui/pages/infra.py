@@ -4,26 +4,39 @@ from collections.abc import Sequence
 from typing import Any
 
 from telescope_ui.answers import JsonObject
-from telescope_ui.block_tables import Source, block_source
+from telescope_ui.block_tables import Source, block_files, block_problems, block_source
+from telescope_ui.damage import answering
 from telescope_ui.index import queries
 from telescope_ui.index.database import Database
 from telescope_ui.one_run import OneRun
 from telescope_ui.pages.overview import server_events
-from telescope_ui.pages.timeline import window_of
 from telescope_ui.parameters import InfraParameters
-from telescope_ui.timeline_spans import Window
+from telescope_ui.timeline_spans import Window, window_of
 
 FLEET = 64
 """With more GPUs than this, not all of them are drawn."""
 _MAX_SERIES = 2000
 _MAX_OUTLIERS = 24
 _LEAST_DEVIATIONS = 3.5
+_LEAST_OF_MEAN = 3.0
+"""One of four, or fewer, that differ from the others by the same."""
+_LEAST_SHARE = 0.02
 _STATES = ("time_s", "state", "life", "version", "reason")
 
 
 def infra_page(run: OneRun, database: Database, asked: InfraParameters) -> JsonObject:
     """Return the meters of a run in a window, and the states of its servers."""
-    gauges = block_source(run.path, "gauges", ("time_s", "source", "name", "value"))
+    return answering(
+        database.damage,
+        lambda: block_files(run.path, "gauges"),
+        lambda: _page(run, database, asked),
+    )
+
+
+def _page(run: OneRun, database: Database, asked: InfraParameters) -> JsonObject:
+    gauges = block_source(
+        database.damage, run.path, "gauges", ("time_s", "source", "name", "value")
+    )
     empty: JsonObject = {
         **{"sources": [], "names": [], "is_fleet": False, "series": [], "fleet": []},
         "outliers": [],
@@ -38,6 +51,10 @@ def infra_page(run: OneRun, database: Database, asked: InfraParameters) -> JsonO
         **{"from": window.first_s, "to": window.last_s},
         **found,
         "servers": _servers(run),
+        "problems": [
+            *block_problems(database.damage, run.path, "gauges"),
+            *run.line_problems(),
+        ],
     }
 
 
@@ -148,13 +165,27 @@ def _outliers(rows: Sequence[tuple[Any, ...]]) -> list[JsonObject]:
         if len(values) < 4:
             continue
         middle = _median([value for _, value in values])
-        spread = 1.4826 * _median([abs(value - middle) for _, value in values])
+        spread, least = _spread([value for _, value in values], middle)
         for source, value in values:
-            if spread > 0 and abs(value - middle) / spread >= _LEAST_DEVIATIONS:
+            if spread > 0 and abs(value - middle) >= least:
                 deviations = (value - middle) / spread
                 about = {"source": source, "name": name, "value": value, "median": middle}
                 found.append({**about, "deviations": deviations})
     return sorted(found, key=lambda one: -abs(one["deviations"]))[:_MAX_OUTLIERS]
+
+
+def _spread(values: Sequence[float], middle: float) -> tuple[float, float]:
+    """Return how far values lie from their median, as a standard deviation, and what is too far.
+
+    If more than half of them are the same, as clocks are, their median distance is 0. Then the mean
+    distance stands for it, and what is far is also far in relation to the value itself.
+    """
+    distances = [abs(value - middle) for value in values]
+    spread = 1.4826 * _median(distances)
+    if spread > 0:
+        return spread, _LEAST_DEVIATIONS * spread
+    spread = 1.2533 * sum(distances) / len(distances)
+    return spread, max(_LEAST_OF_MEAN * spread, _LEAST_SHARE * abs(middle))
 
 
 def _median(values: Sequence[float]) -> float:

@@ -6,14 +6,14 @@ from typing import Any
 
 from telescope_core.evals.distributions import t_quantile
 from telescope_core.evals.stats import CONFIDENCE
-from telescope_core.records.files import read_json_lines
 from telescope_ui.answers import JsonObject
 from telescope_ui.curves import shared_curves, thinned
 from telescope_ui.one_run import OneRun
+from telescope_ui.pages.checkpoints import SmallFiles, checkpoints
 from telescope_ui.pages.health import tiles
 from telescope_ui.pages.runs import settings_of
 from telescope_ui.parameters import OverviewParameters
-from telescope_ui.run_files import folders, inside, object_in
+from telescope_ui.run_files import folders
 
 USUAL = (
     *("task_reward/mean", "reward/mean", "entropy", "loss/total", "grad_norm"),
@@ -21,7 +21,6 @@ USUAL = (
     *("time/step_s", "tokens/rollout_per_s"),
 )
 """Metrics that are shown where none is asked for."""
-_MAX_CHECKPOINTS = 1000
 _INDEX_WAIT_S = 0.1
 """Most of the page does not need the index."""
 
@@ -32,6 +31,7 @@ def overview_page(run: OneRun, asked: OverviewParameters) -> JsonObject:
     chosen = asked.metric or [name for name in USUAL if name in names]
     columns = run.metrics.columns(chosen, first=asked.first, last=asked.last)
     index = run.index.refresh(_INDEX_WAIT_S)
+    small = SmallFiles(run.path)
     return {
         "page": "overview",
         "run": run.brief(),
@@ -42,10 +42,15 @@ def overview_page(run: OneRun, asked: OverviewParameters) -> JsonObject:
         "tiles": tiles(run),
         "restarts": restarts(run),
         "eval_points": eval_points(run),
-        "self_tests": (object_in(run.path, "self_tests.json") or {}).get("tests", []),
-        "checkpoints": checkpoints(run),
-        "summary": object_in(run.path, "summary.json"),
+        "self_tests": (small.read("self_tests.json") or {}).get("tests", []),
+        "checkpoints": checkpoints(run, small),
+        "summary": small.read("summary.json"),
         "index": index,
+        "problems": [
+            *run.metrics.problems(),
+            *run.line_problems(),
+            *small.problems,
+        ],
     }
 
 
@@ -100,14 +105,13 @@ def _reach(num: int, deviation: float | None) -> float | None:
 
 def restarts(run: OneRun) -> list[JsonObject]:
     """Return when trainer ranks were started again."""
-    return _lines(run, "restarts.jsonl")
+    return run.restarts.rows()
 
 
 def eval_points(run: OneRun) -> list[JsonObject]:
     """Return what became of each eval, with the folder that it is in, if it is there."""
-    points = _lines(run, "eval_points.jsonl")
     there = {path.name for path in folders(run.path, "evals")}
-    return [{**point, "folder": _folder(point, there)} for point in points]
+    return [{**point, "folder": _folder(point, there)} for point in run.eval_points.rows()]
 
 
 def _folder(point: JsonObject, there: set[str]) -> str | None:
@@ -115,25 +119,9 @@ def _folder(point: JsonObject, there: set[str]) -> str | None:
     return name if name in there else None
 
 
-def checkpoints(run: OneRun) -> list[JsonObject]:
-    """Return the checkpoints of the run, by step."""
-    found: list[JsonObject] = []
-    for folder in folders(run.path, "checkpoints")[:_MAX_CHECKPOINTS]:
-        manifest = object_in(run.path, "checkpoints", folder.name, "checkpoint.json")
-        if manifest is not None:
-            about = {name: manifest.get(name) for name in ("step", "created_at")}
-            found.append({"name": folder.name, **about})
-    return sorted(found, key=lambda one: str(one["created_at"]))
-
-
-def _lines(run: OneRun, name: str) -> list[JsonObject]:
-    path = inside(run.path, name)
-    return [] if path is None else list(read_json_lines(path))
-
-
 def server_events(run: OneRun) -> list[JsonObject]:
     """Return what happened to servers, oldest first; lines without a time are left out."""
-    rows = _lines(run, "servers.jsonl")
+    rows = run.server_events.rows()
     return [_complete(row) for row in rows if isinstance(row.get("time_s"), int | float)]
 
 

@@ -8,24 +8,27 @@ from telescope_core.records.parquet import read_row
 from telescope_core.records.rows import RolloutRow
 from telescope_core.types import JsonValue, Message
 from telescope_ui.answers import JsonObject, NotThereError
-from telescope_ui.block_tables import block_source
+from telescope_ui.block_tables import block_files, block_problems, block_source
+from telescope_ui.damage import answering
+from telescope_ui.event_tables import all_files, events_by_step, events_source, usable
 from telescope_ui.index import queries
-from telescope_ui.index.database import Database, literal_paths
+from telescope_ui.index.database import Database
 from telescope_ui.one_run import OneRun
 from telescope_ui.pages.rollout_tokens import tokens_of
-from telescope_ui.run_files import inside, listed
+from telescope_ui.run_files import Listed, inside
 
 _NOT_SCALAR = ("tokens", "messages", "conversations")
 _CALL = (
     *("call", "time_s", "duration_s", "server", "version", "queue_s", "first_token_s"),
     *("prefill_s", "decode_s", "num_prompt_tokens", "num_cached_tokens"),
-    *("num_completion_tokens", "error"),
+    *("num_completion_tokens", "error", "step"),
 )
 _KEY = ("group_id", "index", "attempt")
 _EVENT = ("time_s", "stage", "call", "server", "version", "reason")
 _MAX_ROWS = 10_000
 _STEPS_APART = 100
 """Between the step that a rollout was drawn for and the one that it is recorded in, at most."""
+_NEAR = 8
 _AROUND_S = 5.0
 
 
@@ -36,20 +39,40 @@ def rollout_page(
     run.index.refresh()
     place = queries.place_of(run.index, *key)
     row = row_at(run, place, with_tokens=with_tokens)
-    steps = (row.step - _STEPS_APART, row.step + _STEPS_APART)
-    # Rows are in order of time, so that most of them are passed over by their steps.
-    calls = calls_of(run, database, row, within=("step BETWEEN ? AND ?", steps))
-    events = _events(run, database, row)
+    moments = answering(
+        database.damage, lambda: _files_of(run, row), lambda: _moments(run, database, row)
+    )
     siblings = queries.group_places(run.index, row.group_id)
+    extent = extent_of_moments(moments["calls"], moments["events"])
     return {
         "page": "rollout",
         "run": run.brief(),
         **row_answer(run, row, with_tokens=with_tokens),
-        "calls": {"columns": calls},
-        "events": {"columns": events},
+        "calls": {"columns": moments["calls"]},
+        "events": {"columns": moments["events"]},
         "siblings": {"columns": _siblings(run, row.group_id, [about for _, about in siblings])},
-        "addresses": _addresses(run, key, siblings, _extent(calls, events)),
+        "addresses": _addresses(run, key, siblings, extent),
+        "problems": moments["problems"],
     }
+
+
+def _moments(run: OneRun, database: Database, row: RolloutRow) -> JsonObject:
+    """Return the calls and the stages of a rollout, and which files could not be read."""
+    steps = (row.step - _STEPS_APART, row.step + _STEPS_APART)
+    # Rows are in order of time, so that most of them are passed over by their steps.
+    calls = calls_of(run, database, row, within=("step BETWEEN ? AND ?", steps))
+    events, problems = _events(run, database, row, drawn=calls["step"])
+    problems = [*block_problems(database.damage, run.path, "calls"), *problems]
+    return {"calls": calls, "events": events, "problems": problems}
+
+
+def _files_of(run: OneRun, row: RolloutRow) -> list[Listed]:
+    near = [
+        files
+        for step, files in events_by_step(run.path).items()
+        if abs(step - row.step) <= _STEPS_APART
+    ]
+    return [*block_files(run.path, "calls"), *all_files(near)]
 
 
 def row_answer(run: OneRun, row: RolloutRow, *, with_tokens: bool) -> JsonObject:
@@ -96,8 +119,8 @@ def calls_of(
     run: OneRun, database: Database, row: RolloutRow, *, within: tuple[str, Sequence[object]]
 ) -> JsonObject:
     """Return the model calls of a rollout; `within` is a condition in SQL and its values."""
-    names = (*_KEY, *_CALL, "step", "environment")
-    source = block_source(run.path, "calls", names)
+    names = (*_KEY, *_CALL, "environment")
+    source = block_source(database.damage, run.path, "calls", names)
     if source is None:
         return queries.as_columns(_CALL, [])
     sql = (
@@ -108,42 +131,40 @@ def calls_of(
     return queries.as_columns(_CALL, database.rows(sql, values))
 
 
-def _events(run: OneRun, database: Database, row: RolloutRow) -> JsonObject:
-    stem = f"step-{row.step:06d}"
-    files = {
-        one.name: one
-        for one in listed(run.path, "events", suffixes=(".parquet", ".jsonl"))
-        if one.path.stem == stem
-    }
-    packed, lines = files.get(f"{stem}.parquet"), files.get(f"{stem}.jsonl")
-    key = [row.group_id, row.index, row.attempt]
-    where = 'group_id = ? AND "index" = ? AND attempt = ?'
-    end = f"WHERE {where} ORDER BY time_s LIMIT {_MAX_ROWS}"
-    if packed is not None:
-        sql = f"SELECT {', '.join(_EVENT)} FROM read_parquet(?) {end}"
-        return queries.as_columns(_EVENT, database.rows(sql, [literal_paths([packed.path]), *key]))
-    if lines is not None and lines.stamp.size:
-        sql = f"SELECT {', '.join(_EVENT)} FROM {event_lines()} {end}"
-        return queries.as_columns(_EVENT, database.rows(sql, [literal_paths([lines.path]), *key]))
-    return queries.as_columns(_EVENT, [])
+def _events(
+    run: OneRun, database: Database, row: RolloutRow, *, drawn: Sequence[int | None]
+) -> tuple[JsonObject, list[str]]:
+    """Return the stages of a rollout, and which files could not be read.
 
-
-def event_lines() -> str:
-    """Return the source in SQL of events that are lines of JSON; the paths are bound to it."""
-    texts = ("environment", "group_id", "stage", "server", "reason")
-    types = {
-        **{"time_s": "DOUBLE", "step": "INTEGER", "index": "INTEGER", "attempt": "INTEGER"},
-        **{"call": "INTEGER", "version": "INTEGER"},
-        **dict.fromkeys(texts, "VARCHAR"),
-    }
-    schema = ", ".join(f"\"{name}\": '{kind}'" for name, kind in types.items())
-    return (
-        f"read_json(?, format = 'newline_delimited', columns = {{{schema}}}, "
-        "ignore_errors = true, maximum_object_size = 1048576)"
+    They lie under the step that it was drawn for, which its calls tell. Without calls on record,
+    that of its training is tried, and then those around it, the nearest first.
+    """
+    by_step = events_by_step(run.path)
+    likely = dict.fromkeys([*(step for step in drawn if step is not None), row.step])
+    others = sorted(
+        (step for step in by_step if step not in likely and abs(step - row.step) <= _STEPS_APART),
+        key=lambda step: abs(step - row.step),
     )
+    problems: list[str] = []
+    for steps in (list(likely), others[:_NEAR], others[_NEAR:]):
+        found = usable(database.damage, [by_step[step] for step in steps if step in by_step])
+        problems += found.problems
+        source = events_source(found.files, (*_EVENT, *_KEY))
+        if source is None:
+            continue
+        sql = (
+            f'SELECT {", ".join(_EVENT)} FROM {source.sql} WHERE group_id = ? AND "index" = ? '
+            f"AND attempt = ? ORDER BY time_s LIMIT {_MAX_ROWS}"
+        )
+        values = [*source.values, row.group_id, row.index, row.attempt]
+        rows = database.rows(sql, values)
+        if rows:
+            return queries.as_columns(_EVENT, rows), problems
+    return queries.as_columns(_EVENT, []), problems
 
 
-def _extent(calls: JsonObject, events: JsonObject) -> tuple[float, float] | None:
+def extent_of_moments(calls: JsonObject, events: JsonObject) -> tuple[float, float] | None:
+    """Return when the first of some calls and stages began, and the last one ended."""
     times: list[float] = [time_s for time_s in calls["time_s"] if time_s is not None]
     times += [
         time_s + (duration_s or 0.0)
@@ -176,17 +197,22 @@ def _addresses(
         "AND attempt = ? LIMIT 1"
     )
     environment, example_id = run.index.rows(sql, key)[0]
-    around = ""
-    if extent is not None:
-        margin_s = _AROUND_S + 0.1 * (extent[1] - extent[0])
-        around = f"?from={extent[0] - margin_s:.3f}&to={extent[1] + margin_s:.3f}"
     return {
         "group": run.address("groups", key[0]),
         "example": run.address("examples", environment, example_id) if example_id else None,
-        "timeline": run.address("timeline") + around if around else None,
+        "timeline": timeline_around(run, extent),
         "previous": run.address("rollouts", *keys[at - 1]) if at > 0 else None,
         "next": run.address("rollouts", *keys[at + 1]) if at + 1 < len(keys) else None,
     }
+
+
+def timeline_around(run: OneRun, extent: tuple[float, float] | None) -> str | None:
+    """Return the address of the timeline around `extent`; None without one."""
+    if extent is None:
+        return None
+    margin_s = _AROUND_S + 0.1 * (extent[1] - extent[0])
+    around = f"?from={extent[0] - margin_s:.3f}&to={extent[1] + margin_s:.3f}"
+    return run.address("timeline") + around
 
 
 def key_of(group_id: str, index: str, attempt: str) -> tuple[str, int, int]:

@@ -85,7 +85,9 @@ def _of_servers(
     run: OneRun, database: Database, condition: Condition, servers: Sequence[str]
 ) -> Condition:
     """Return `condition` and that one of `servers` sampled some of the rollout."""
-    calls = block_source(run.path, "calls", ("group_id", "index", "attempt", "server"))
+    calls = block_source(
+        database.damage, run.path, "calls", ("group_id", "index", "attempt", "server")
+    )
     if calls is None:
         return Condition(sql="false", values=())
     marks = ", ".join("?" * len(servers))
@@ -109,7 +111,7 @@ def servers_of(run: OneRun, database: Database) -> list[str]:
 @lru_cache(maxsize=4096)
 def _servers_in(database: Database, file: Listed) -> tuple[str, ...]:
     """Return the servers in a file; its stamp makes another content another question."""
-    calls = source_of(CALLS_FOLDER, [file], ("server",))
+    calls = source_of(database.damage, CALLS_FOLDER, [file], ("server",))
     if calls is None:
         return ()
     sql = f"SELECT DISTINCT server FROM {calls.sql} WHERE server != '' LIMIT {_MAX_SERVERS}"

@@ -4,17 +4,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from telescope_ui.answers import JsonObject, ParameterError
+from telescope_ui.answers import JsonObject
 from telescope_ui.block_tables import Source
 from telescope_ui.index.database import Database
 from telescope_ui.lanes import Bar, Change, depths_of, lanes_of, mean_numbers
 from telescope_ui.one_run import OneRun, seconds_of
-from telescope_ui.pages.overview import checkpoints, eval_points, restarts, server_events
+from telescope_ui.pages.checkpoints import checkpoints
+from telescope_ui.pages.overview import eval_points, restarts, server_events
 from telescope_ui.parameters import TimelineParameters
-from telescope_ui.timeline_spans import COLUMNS, Window, extent_of, spans_of, step_ends
+from telescope_ui.timeline_spans import (
+    COLUMNS,
+    Window,
+    answering_in,
+    extent_of,
+    spans_of,
+    step_ends,
+    window_of,
+)
 
 MAX_BARS = 2000
 """Bars of one row; with more, all of them become a density."""
+MAX_TRACE_SPANS = 200_000
+"""Spans of a trace for Perfetto; it ends earlier if there are more."""
 _MAX_ALL_BARS = 10_000
 _MAX_ROWS = 2000
 _MAX_STEPS = 2000
@@ -46,11 +57,18 @@ class _Scale:
 
 def timeline_page(run: OneRun, database: Database, asked: TimelineParameters) -> JsonObject:
     """Return the rows of the timeline in a window."""
+    return answering_in(run, database, asked, lambda: _page(run, database, asked))
+
+
+def _page(run: OneRun, database: Database, asked: TimelineParameters) -> JsonObject:
     extent = extent_of(run, database)
     window = window_of(extent, asked.first_s, asked.last_s)
     scale = _Scale(window=window, width=asked.width)
     spans = spans_of(run, database, window)
-    rows = {} if spans.source is None else _rows(run, database, spans.source, scale)
+    rows: dict[str, JsonObject] = {}
+    num_spans = 0
+    if spans.source is not None:
+        rows, num_spans = _rows(run, database, spans.source, scale)
     states = server_events(run)
     for server, bars in _state_bars(states, scale).items():
         row = rows.setdefault(server, _empty_row(server, "server"))
@@ -75,22 +93,10 @@ def timeline_page(run: OneRun, database: Database, asked: TimelineParameters) ->
         "steps": {
             "columns": {"step": [one[0] for one in steps], "end_s": [one[1] for one in steps]}
         },
+        **{"num_spans": num_spans, "max_trace_spans": MAX_TRACE_SPANS},
         "sources": [*spans.kinds, *(["servers"] if states else [])],
+        "problems": [*spans.problems, *run.line_problems()],
     }
-
-
-def window_of(extent: Window | None, first_s: float | None, last_s: float | None) -> Window:
-    """Return the window that is asked for, by default all of `extent`."""
-    base = extent or Window(first_s=0.0, last_s=1.0)
-    found = Window(
-        first_s=base.first_s if first_s is None else first_s,
-        last_s=base.last_s if last_s is None else last_s,
-    )
-    if found.last_s < found.first_s:
-        raise ParameterError(
-            f"to: expected a time after from ({found.first_s:.3f}), got {found.last_s:.3f}"
-        )
-    return found
 
 
 def _row_order(row: JsonObject) -> tuple[Any, ...]:
@@ -124,7 +130,10 @@ def _in_window(source: Source) -> str:
     )
 
 
-def _rows(run: OneRun, database: Database, source: Source, scale: _Scale) -> dict[str, JsonObject]:
+def _rows(
+    run: OneRun, database: Database, source: Source, scale: _Scale
+) -> tuple[dict[str, JsonObject], int]:
+    """Return the rows of what is in the window, and how many spans they are of."""
     shown = _in_window(source)
     values = (*source.values, scale.window.last_s, scale.window.first_s)
     found = _narrow(database, Source(sql=shown, values=values), scale)
@@ -146,7 +155,7 @@ def _rows(run: OneRun, database: Database, source: Source, scale: _Scale) -> dic
     if crowded:
         chosen = f"(SELECT * FROM {shown} WHERE source IN (SELECT unnest(?)))"
         _add_density(database, rows, Source(sql=chosen, values=(*values, crowded)), scale)
-    return rows
+    return rows, sum(one.num_all for one in found.values())
 
 
 @dataclass(slots=True)
@@ -155,6 +164,7 @@ class _Narrow:
 
     density: JsonObject
     num_wide: int = 0
+    num_all: int = 0
     is_called: bool = False
 
 
@@ -177,6 +187,7 @@ def _narrow(database: Database, shown: Source, scale: _Scale) -> dict[str, _Narr
         empty: JsonObject = {"bucket": [], "busy": [], "name": []}
         one = found.setdefault(source, _Narrow(empty))
         one.is_called |= is_called
+        one.num_all += count
         if number < 0:
             one.num_wide = count
             continue

@@ -1,0 +1,217 @@
+"""Files of a run that are torn or too large: the others are shown, and these are named."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from threading import Event
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.ui.recorded import BEGAN_S, STEP_S, write_steps
+from tests.ui.served import LIMIT_S, served
+from tests.ui.test_live import Events
+
+from telescope_core.records import RunFolder
+from telescope_core.records.blocks import BlockLog
+from telescope_core.records.timeline import ModelCall
+
+SERVER = "http://127.0.0.1:1"
+STAGES = ("drawn", "waiting", "environment", "generating", "scoring", "done")
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunFolder.create(tmp_path / "runs" / "r", config={})
+    write_steps(run, range(1, 4), groups=1)
+    for step in range(1, 4):
+        write_events(run, step)
+    return run
+
+
+def write_events(run, step, *, groups=(), packed=False):
+    """Write the stages of one rollout of each group, a second apart, into the file of `step`."""
+    events = [
+        {
+            **{"step": step, "environment": "math", "group_id": group, "index": 0, "attempt": 1},
+            **{"time_s": BEGAN_S + STEP_S * (step - 1) + at, "stage": stage},
+        }
+        for group in groups or (f"{step}.0",)
+        for at, stage in enumerate(STAGES)
+    ]
+    path = run.path / "events" / f"step-{step:06d}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    if packed:
+        table = pa.Table.from_pylist(
+            [{"call": 0, "server": "", "version": None, "reason": "", **one} for one in events]
+        )
+        pq.write_table(table, path.with_suffix(".parquet"))
+    else:
+        path.write_text("".join(f"{json.dumps(one)}\n" for one in events))
+
+
+@pytest.mark.parametrize("has_calls", [False, True])
+def test_stages_are_found_under_the_step_that_a_rollout_was_drawn_for(tmp_path, run, has_calls):
+    """With batch_order = "finished", a rollout may be trained on in another step."""
+    write_steps(run, range(4, 8), groups=2)
+    for step in range(4, 8):
+        write_events(run, step, groups=("drawn.early",) if step == 4 else ())
+    write_events(run, 4, groups=("4.0", "7.1"), packed=True)
+    if has_calls:
+        with BlockLog(run.path / "calls", ModelCall) as log:
+            about = {"group_id": "7.1", "index": 0, "step": 4, "server": SERVER}
+            log.add(ModelCall(time_s=BEGAN_S + 33, duration_s=1.0, **about))
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/runs/r/rollouts/7.1/0/1")
+        assert page["row"]["step"] == 7
+        assert page["events"]["columns"]["stage"] == list(STAGES)
+        shown = ui.get(page["addresses"]["timeline"])
+        assert "/runs/r/rollouts/7.1/0/1" in [
+            address for one in shown["rows"] for address in one["bars"]["columns"]["address"]
+        ]
+
+
+def damage_footer(path):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def damage_pages(path):
+    content = path.read_bytes()
+    footer = 8 + int.from_bytes(content[-8:-4], "little")
+    path.write_bytes(b"PAR1" + b"\xff" * (len(content) - footer - 4) + content[-footer:])
+
+
+@pytest.mark.parametrize("damage", [damage_footer, damage_pages])
+def test_a_torn_file_of_events_is_named_and_the_others_are_shown(tmp_path, run, damage):
+    write_events(run, 2, packed=True)
+    (run.path / "events" / "step-000002.jsonl").unlink()
+    damage(run.path / "events" / "step-000002.parquet")
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get(f"/runs/r/timeline?from={BEGAN_S}&to={BEGAN_S + 40}")
+        (row,) = (one for one in page["rows"] if one["source"] == "environment math")
+        assert set(row["bars"]["columns"]["step"]) == {1, 3}
+        assert [one[:26] for one in page["problems"]] == ["events/step-000002.parquet"]
+        rollout = ui.get("/runs/r/rollouts/2.0/0/1")
+        assert rollout["events"]["columns"]["stage"] == []
+        assert [one[:26] for one in rollout["problems"]] == ["events/step-000002.parquet"]
+        assert ui.get("/runs/r/rollouts/1.0/0/1")["events"]["columns"]["stage"] == list(STAGES)
+        assert ui.get("/runs/r/timeline/trace.json")["otherData"]["problems"]
+
+
+def test_the_lines_of_a_step_are_read_where_its_packed_file_is_torn(tmp_path, run):
+    (run.path / "events" / "step-000002.parquet").write_bytes(b"PAR1 and no more")
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        assert ui.get("/runs/r/rollouts/2.0/0/1")["events"]["columns"]["stage"] == list(STAGES)
+
+
+@pytest.mark.parametrize("folder", ["events", "calls", "timeline"])
+def test_a_line_that_is_too_long_for_a_block_log_is_named(tmp_path, run, folder):
+    name = "step-000002.jsonl" if folder == "events" else "000001.jsonl"
+    path = run.path / folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"x" * (40 * 2**20) + b'\n{"time_s": 1.0}\n')
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/runs/r/timeline")
+        assert any(one.startswith(f"{folder}/{name}") for one in page["problems"])
+        assert "environment math" in [one["source"] for one in page["rows"]]
+
+
+def test_events_of_ten_gigabytes_are_named(tmp_path, run):
+    with (run.path / "events" / "step-000002.jsonl").open("ab") as stream:
+        stream.truncate(10 * 2**30)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/runs/r/timeline")
+        assert [one[:24] for one in page["problems"]] == ["events/step-000002.jsonl"]
+        assert ui.get("/runs/r/rollouts/2.0/0/1")["problems"] == page["problems"]
+
+
+LINES = {
+    "servers.jsonl": {"server": "s", "state": "serving", "life": 1},
+    "restarts.jsonl": {"reason": "a", "reached": 2, "step": 1},
+    "eval_points.jsonl": {"name": "e", "tag": "after", "state": "done"},
+    "metrics.jsonl": {"step": 4, "entropy": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_of_a_gigabyte_fills_no_memory_and_is_told(tmp_path, run, name):
+    path = run.path / name
+    with path.open("ab") as stream:
+        stream.truncate(stream.tell() + 2**30)
+        stream.seek(0, os.SEEK_END)
+        stream.write(f"\n{json.dumps({'time_s': BEGAN_S, **LINES[name]})}\n".encode())
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        before = _now_bytes()
+        page = ui.get("/runs/r")
+        assert any(name in one for one in page["problems"])
+        assert any(name in one for one in ui.get("/runs/r/timeline")["problems"]) or (
+            name == "metrics.jsonl"
+        )
+        assert _peak_bytes() - before < 300 * 2**20
+
+
+def _now_bytes():
+    """Return the peak of memory from now on, which is what is in use."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _peak_bytes()
+
+
+def _peak_bytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def test_metrics_of_many_names_and_steps_have_a_bound(tmp_path, run):
+    path = run.path / "metrics.jsonl"
+    many = {f"m{number}": 1.0 for number in range(4000)}
+    with path.open("a") as stream:
+        stream.write(json.dumps({"step": 4, **many}) + "\n")
+        stream.write('{"step":5}\n' * 40_000)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        before = _now_bytes()
+        page = ui.get("/runs/r")
+        assert any("metrics.jsonl" in one for one in page["problems"])
+        assert _peak_bytes() - before < 600 * 2**20
+
+
+@pytest.mark.parametrize(
+    "name", ["summary.json", "self_tests.json", "checkpoints/a/checkpoint.json"]
+)
+def test_a_file_that_is_too_large_is_told_and_the_page_is_there(tmp_path, run, name):
+    path = run.path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as stream:
+        stream.truncate(10 * 2**30)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/runs/r")
+        assert [one.partition(" ")[0] for one in page["problems"]] == [name]
+        assert page["curves"]["steps"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("folder", ["logs", "events", "runs"])
+def test_a_file_system_that_fails_for_a_moment_does_not_end_the_watch(
+    tmp_path, run, monkeypatch, folder
+):
+    bad = tmp_path / "runs" if folder == "runs" else run.path / folder
+    left: list[int] = []
+    has_failed = Event()
+    real = os.scandir
+
+    def scandir(path):
+        if left and os.fspath(path) == str(bad.resolve()):
+            if left.pop() == 0:
+                has_failed.set()
+            raise OSError(errno.EIO, "the disk does not answer", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        events = Events(ui, "/live?run=r")
+        left += [0, 1, 2]
+        assert has_failed.wait(LIMIT_S), "the watch has ended"
+        write_steps(run, range(9, 10), groups=1)
+        while events.next("metrics")["step"] != 9:
+            pass
+        events.close()
