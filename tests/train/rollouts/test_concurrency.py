@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
 from tests.train.simulation.test_simulated_runs import scenario
 
 from telescope_train.inference.load import ServerLoad, parse_load
@@ -105,6 +106,76 @@ async def test_the_lanes_of_a_run_are_those_of_all_its_servers() -> None:
     assert lanes.limit == 3 + 1
     for task in waiting:
         task.cancel()
+
+
+class Reader:
+    """A server: whether it serves, and what it reports."""
+
+    def __init__(self, use: float | None = 0.2) -> None:
+        self.serves = True
+        self.use = use
+        self.num_asked = 0
+
+    async def load(self) -> ServerLoad | None:
+        self.num_asked += 1
+        return None if self.use is None else load(self.use)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+async def test_a_server_that_is_lost_takes_its_lanes_with_it_and_brings_them_back(
+    follows: bool,
+) -> None:
+    """Otherwise those that are left would work for twice as many rollouts as they may."""
+    servers, lanes = [Reader(None), Reader(None)], Lanes(64)
+    following = Concurrency(
+        lanes,
+        [one.load for one in servers],
+        serves=lambda index: servers[index].serves,
+        follows_load=follows,
+    )
+    await following.read_once()
+    assert lanes.limit == 64
+    held = [lanes.enter_now() for _ in range(64)]
+    assert all(held)
+    servers[0].serves = False
+    await following.read_once()
+    assert lanes.limit == 32
+    assert servers[0].num_asked == (1 if follows else 0), (
+        "a dead one would only keep others waiting"
+    )
+    for _ in range(32):
+        lanes.leave()
+        assert not lanes.enter_now(), "what the lost server did is done by nobody else at first"
+    lanes.leave()
+    assert lanes.enter_now()
+    servers[1].serves = False
+    await following.read_once()
+    assert lanes.limit == 1, "requests wait for a server to come back"
+    servers[0].serves = servers[1].serves = True
+    await following.read_once()
+    assert lanes.limit == 64
+
+
+async def test_lanes_of_many_servers_follow_those_that_are_lost_in_their_turn() -> None:
+    servers = [Reader(None) for _ in range(MOST_READ + 2)]
+    lanes = Lanes(2 * len(servers))
+    following = Concurrency(
+        lanes,
+        [one.load for one in servers],
+        serves=lambda index: servers[index].serves,
+        follows_load=False,
+    )
+    servers[-1].serves = False
+    await following.read_once()
+    await following.read_once()
+    assert lanes.limit == 2 * (len(servers) - 1)
+
+
+async def test_a_run_whose_settings_do_not_follow_caches_has_all_lanes_at_once() -> None:
+    lanes, server = Lanes(40), Reader(0.99)
+    following = Concurrency(lanes, [server.load], follows_load=False)
+    await following.read_once()
+    assert (lanes.limit, server.num_asked) == (40, 0)
 
 
 async def test_many_servers_are_asked_in_turns() -> None:

@@ -146,9 +146,7 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
                 prepared=prepared, folder=folder, view=view, processes=processes, policies=policies
             )
             watches = [*keeping(opened), timing_ranks(opened)]
-            if config.scheduling.follow_kv_cache_use:
-                following = Concurrency.of(config, policies.seats.lanes, policies.pool)
-                watches.append(following.run())
+            watches.append(Concurrency.of(config, policies.seats.lanes, policies.pool).run())
             if (meters := run_meters(opened)) is not None:
                 watches.append(meters.run())
             await supervised(_train(opened), watches)

@@ -2,11 +2,11 @@
 
 A request that finds the cache full throws another one out, which is later computed again from its
 first token. Too few requests leave a server idle. So the number of lanes grows while there is room,
-and shrinks as soon as a cache is nearly full or somebody was thrown out.
+and shrinks as soon as a cache is nearly full or somebody was thrown out, or a server is lost.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.load import ServerLoad
@@ -32,6 +32,15 @@ MOST_READ = 256
 """Servers that are asked in one reading; if there are more, they take turns."""
 _FIRST_SHARE = 0.25
 """Share of all lanes that a run begins with: the cache fills as answers become longer."""
+
+Reader = Callable[[], Awaitable[ServerLoad | None]]
+"""Asks one server how busy it is."""
+ReadAll = Callable[[Sequence[Reader]], Awaitable[Sequence[ServerLoad | None]]]
+
+
+async def read_at_once(readers: Sequence[Reader]) -> Sequence[ServerLoad | None]:
+    """Ask all servers at the same time."""
+    return await asyncio.gather(*(reader() for reader in readers))
 
 
 class LaneLimit:
@@ -70,31 +79,59 @@ class LaneLimit:
 
 
 class Concurrency:
-    """Sets the lanes of a run by what its servers report."""
+    """Sets the lanes of a run: those of each server that serves, by what it reports.
+
+    A server that is lost takes its lanes with it until it comes back. The others would else be
+    given its share, too, beyond what one server may work for at a time.
+    """
 
     def __init__(
         self,
         lanes: Lanes,
-        readers: Sequence[Callable[[], Awaitable[ServerLoad | None]]],
+        readers: Sequence[Reader],
         *,
+        serves: Callable[[int], bool] = lambda index: True,
+        follows_load: bool = True,
         calls_per_lane: int = 1,
+        read_all: ReadAll = read_at_once,
     ) -> None:
-        """`readers`: one for each server."""
+        """`readers`: one for each server; `serves`: whether the server at that place does.
+
+        Without `follows_load`, each server has all its lanes, whatever it would report.
+        """
         self._lanes = lanes
         self._readers = readers
-        share = lanes.limit // len(readers)
-        self._limits = [LaneLimit(share, calls_per_lane=calls_per_lane) for _ in readers]
+        self._serves = serves
+        self._follows_load = follows_load
+        self._read_all = read_all
+        self._share = lanes.limit // len(readers)
+        self._limits = [LaneLimit(self._share, calls_per_lane=calls_per_lane) for _ in readers]
         self._next = 0
-        """The server that is asked first in the next reading."""
-        lanes.resize(sum(one.limit for one in self._limits))
+        """The server that is looked at first in the next reading."""
+        self._counted = [0 for _ in readers]
+        """Lanes of each server that are part of the sum."""
+        self._sum = 0
+        self._count(range(len(readers)))
 
     @classmethod
-    def of(cls, config: TrainConfig, lanes: Lanes, pool: ServerPool) -> "Concurrency":
+    def of(
+        cls,
+        config: TrainConfig,
+        lanes: Lanes,
+        pool: ServerPool,
+        *,
+        read_all: ReadAll = read_at_once,
+    ) -> "Concurrency":
         """Return what the settings ask for."""
-        is_per_rollout = config.scheduling.enable_individual_sample_lanes
-        group_size = 1 if is_per_rollout else largest_group(config)
-        readers = [client.load for client in pool.clients]
-        return cls(lanes, readers, calls_per_lane=group_size)
+        section, leases = config.scheduling, pool.leases
+        return cls(
+            lanes,
+            [lease.client.load for lease in leases],
+            serves=lambda index: leases[index].takes_requests,
+            follows_load=section.follow_kv_cache_use,
+            calls_per_lane=1 if section.enable_individual_sample_lanes else largest_group(config),
+            read_all=read_all,
+        )
 
     async def run(self) -> None:
         """Follow the servers without end."""
@@ -103,11 +140,25 @@ class Concurrency:
             await asyncio.sleep(READING_S)
 
     async def read_once(self) -> None:
-        """Ask the servers whose turn it is, and set the lanes."""
-        asked = range(self._next, min(self._next + MOST_READ, len(self._readers)))
-        self._next = asked.stop if asked.stop < len(self._readers) else 0
-        loads = await asyncio.gather(*(self._readers[index]() for index in asked))
+        """Look at the servers whose turn it is, and set the lanes."""
+        turn = range(self._next, min(self._next + MOST_READ, len(self._readers)))
+        self._next = turn.stop if turn.stop < len(self._readers) else 0
+        # Before anybody is asked: an answer may take seconds.
+        self._count(turn)
+        if not self._follows_load:
+            return
+        asked = [index for index in turn if self._serves(index)]
+        loads = await self._read_all([self._readers[index] for index in asked])
         is_used_up = self._lanes.num_waiting > 0
         for index, load in zip(asked, loads, strict=True):
             self._limits[index].follow(load, is_used_up=is_used_up)
-        self._lanes.resize(sum(one.limit for one in self._limits))
+        self._count(turn)
+
+    def _count(self, servers: Iterable[int]) -> None:
+        """Bring the sum of the lanes up to date for these servers."""
+        for index in servers:
+            limit = self._limits[index].limit if self._follows_load else self._share
+            now = limit if self._serves(index) else 0
+            self._sum += now - self._counted[index]
+            self._counted[index] = now
+        self._lanes.resize(self._sum)
