@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.batches.batch import PackedBatch, TrainingSample
+from telescope_train.batches.batch import PackedBatch, TrainingSample, TurnPart
 from telescope_train.batches.packing import pack
 from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
@@ -21,7 +21,9 @@ VOCAB = 103
 RANK_SCRIPT = Path(__file__).parent / "rank_script.py"
 
 
-def backend_settings(model, *, dtype="float32", algorithm=True, **trainer) -> BackendSettings:
+def backend_settings(
+    model, *, dtype="float32", algorithm=True, records=False, **trainer
+) -> BackendSettings:
     return BackendSettings(
         model=ModelSection.model_construct(
             **{**ModelSection(model=str(model)).model_dump(), "model_dtype": dtype},
@@ -31,6 +33,7 @@ def backend_settings(model, *, dtype="float32", algorithm=True, **trainer) -> Ba
         algorithm=AlgorithmSection(use_tis=True) if algorithm else None,
         seed=0,
         number_of_steps=10,
+        record_token_facts=records,
     )
 
 
@@ -43,6 +46,7 @@ def samples(num=8, seed=0) -> list[TrainingSample]:
 def _sample(generator, index) -> TrainingSample:
     length = int(generator.integers(3, 40))
     mask = np.arange(length) >= int(generator.integers(1, length - 1))
+    num_first = (int(mask.sum()) + 1) // 2
     return TrainingSample(
         token_ids=generator.integers(VOCAB, size=length, dtype=np.int32),
         mask=mask,
@@ -54,6 +58,7 @@ def _sample(generator, index) -> TrainingSample:
         group_id=f"g{index // 4}",
         rollout_index=index % 4,
         environment="toy",
+        turns=(TurnPart(0, num_first), TurnPart(2, int(mask.sum()) - num_first)),
     )
 
 
@@ -86,6 +91,39 @@ def slow_gradient(tiny) -> dict[str, np.ndarray]:
         loss = -(ratio * np.float32(sample.advantage) * logprobs[mask]).sum() / num_tokens
         loss.backward()
     return {name: value.grad.numpy() for name, value in model.named_parameters()}
+
+
+def slow_facts(tiny, chosen) -> dict[tuple[str, int, int], list[np.ndarray]]:
+    """Log-prob, entropy and effective advantage of the tokens of each turn, as `slow_gradient`.
+
+    By (group, rollout, turn); the effective advantage is that of use_tis.
+    """
+    model, found = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64), {}
+    for sample in chosen:
+        ids = torch.tensor(sample.token_ids, dtype=torch.long)
+        with torch.no_grad():
+            logits = model(ids[None], use_cache=False).logits[0] / np.float32(sample.temperature)
+        every = logits[:-1].log_softmax(-1)
+        logprobs = every.gather(1, ids[1:, None])[:, 0].numpy()[sample.mask[1:]]
+        entropy = -(every.exp() * every).sum(-1).numpy()[sample.mask[1:]]
+        ratio = np.exp(logprobs - sample.behavior_logprobs[sample.mask]).clip(max=2.0)
+        columns, first = (logprobs, entropy, ratio * sample.advantage), 0
+        for turn, size in sample.turns:
+            own = [column[first : first + size] for column in columns]
+            found[sample.group_id, sample.rollout_index, turn] = own
+            first += size
+    return found
+
+
+def require_facts(rows, expected) -> None:
+    """Assert that `rows` (`TurnFacts`) are those of `slow_facts`, each turn once."""
+    assert sorted((row.group_id, row.index, row.turn) for row in rows) == sorted(expected)
+    for row in rows:
+        logprobs, entropy, effective = expected[row.group_id, row.index, row.turn]
+        assert np.abs(np.array(row.logprobs) - logprobs).max(initial=0) < 1e-5
+        # Both are rounded to float16.
+        np.testing.assert_allclose(row.entropy, entropy, rtol=1e-3)
+        np.testing.assert_allclose(row.effective_advantages, effective, rtol=1e-3, atol=1e-6)
 
 
 def run_ranks(world_size, job, folder, *, script=RANK_SCRIPT) -> None:

@@ -15,6 +15,8 @@ from backend_cases import VOCAB, backend_settings, grpo_batches
 from telescope_train.diagnostics.rank_checks import Tolerance, check_packing
 from telescope_train.trainer.worker import Meeting, TrainerWorker
 
+FACTS = ("logprobs_M", "entropy_M", "effective_advantages_M")
+
 
 def main() -> None:
     rank, world_size, port = (int(text) for text in sys.argv[1:4])
@@ -22,7 +24,7 @@ def main() -> None:
     output, options = Path(job["output"]), job.get("trainer", {})
     sharing = options.get("fsdp_context_parallel_size", 1)
     worker = TrainerWorker(
-        backend_settings(job["model"], dtype="float64", **options),
+        backend_settings(job["model"], dtype="float64", records=True, **options),
         meeting=Meeting(rank=rank, world_size=world_size, port=port),
     )
     shards = grpo_batches(seq_len=job["seq_len"], num_ranks=world_size // sharing)
@@ -32,6 +34,9 @@ def main() -> None:
     packing = check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance(1e-6, 1e-6))
     logprobs = worker.logprobs(batches)
     result = worker.backend.accumulate_gradient(batches, version=0)
+    columns = [[getattr(one, name) for name in FACTS] for one in result.token_facts]
+    for number, one in enumerate(columns):
+        np.savez(output / f"facts-{rank}-{number}.npz", *one)
     gradient = {name: value.numpy() for name, value in worker.backend.export_gradient()}
     update = worker.backend.apply_gradient()
     weights = {name: value.numpy() for name, value in worker.export_weights()}

@@ -1,6 +1,7 @@
 """Whole steps of the real loop and a real rank over scripted rollouts."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -38,14 +39,15 @@ def start():
         worker.close()
 
 
+async def no_step(step, row):
+    return None
+
+
 async def run(config, folder, start):
     """Return the parts after all steps, and the rows of metrics."""
     parts = await toy_parts(config, folder, start)
 
-    async def after_step(step, row):
-        return None
-
-    await train(parts, after_step=after_step)
+    await train(parts, after_step=no_step)
     await parts.sampler.close()
     return parts, parts.folder.metrics()
 
@@ -97,8 +99,44 @@ async def test_filtered_rollouts_are_recorded_with_the_reason(tiny, start, tmp_p
     overlong = [one for one in recorded if one.status_reason == "overlong"]
     assert len(overlong) == row["filtered/overlong"] > 0
     assert all(one.is_truncated and one.advantage is not None for one in overlong)
-    trained = sum(one.num_completion_tokens for one in recorded if one.status == "kept")
-    assert row["tokens/trained"] == trained
+    kept = [one for one in recorded if one.status == "kept"]
+    assert row["tokens/trained"] == sum(one.num_completion_tokens for one in kept)
+    facts = list(parts.folder.token_facts(1))
+    # What was filtered or discarded was not trained on, so there is nothing about its tokens.
+    assert [(one.group_id, one.index, len(one.logprobs)) for one in facts] == [
+        (one.group_id, one.index, one.num_completion_tokens) for one in kept
+    ]
+    assert row["entropy"] == pytest.approx(
+        np.concatenate([one.entropy for one in facts]).mean(), 1e-3
+    )
+
+
+async def test_nothing_about_tokens_is_written_without_the_setting(tiny, start, tmp_path):
+    config = toy_config(tiny, steps=1)
+    quiet = config.observability.model_copy(update={"record_token_facts": False})
+    parts, _ = await run(
+        config.model_copy(update={"observability": quiet}), tmp_path / "run", start
+    )
+    assert not (parts.folder.path / "token_facts").exists()
+
+
+async def test_a_step_that_trains_on_nothing_has_a_file_that_says_so(tiny, start, tmp_path):
+    """A folder without the file is of a run that did not record tokens."""
+
+    # Every rollout is cut off by its limit, and those are left out.
+    class Endless(ToyPolicies):
+        @staticmethod
+        def _reply(generator, messages):
+            return replace(ToyPolicies._reply(generator, messages), finish_reason="length")
+
+    config = toy_config(tiny, steps=1, filter_overlong=True)
+    parts = await toy_parts(config, tmp_path / "run", start, policies=Endless())
+    await train(parts, after_step=no_step)
+    await parts.sampler.close()
+    (row,) = parts.folder.metrics()
+    assert "loss/total" not in row
+    assert (parts.folder.path / "token_facts" / "step-000001.parquet").is_file()
+    assert list(parts.folder.token_facts(1)) == []
 
 
 async def test_attempts_that_were_replaced_are_recorded_apart(tiny, start, tmp_path):

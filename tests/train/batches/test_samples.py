@@ -170,6 +170,14 @@ def test_any_tree_of_turns_trains_each_token_once_under_its_own_prompt(turns):
         len(one.completion.completion_ids) for one in turns
     )
     assert {s.advantage for s in samples} == {0.25}
+    # The turns of all samples are those of the rollout, each once, with its own log-probs.
+    by_turn = {}
+    for sample in samples:
+        trained = iter(sample.behavior_logprobs[sample.mask].tolist())
+        by_turn |= {number: [next(trained) for _ in range(n)] for number, n in sample.turns}
+        assert not list(trained)
+    assert sum(len(sample.turns) for sample in samples) == len(by_turn)
+    assert by_turn == {number: list(one.completion.logprobs) for number, one in enumerate(turns)}
 
 
 @settings(max_examples=50, deadline=None)

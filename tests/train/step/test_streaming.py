@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telescope_core.errors import ConfigError
+from telescope_core.records import RunFolder
+from telescope_core.types import RolloutStatus
 from telescope_train.algorithms import known_algorithms, load_algorithm
 from telescope_train.algorithms.record import Algorithm
 from telescope_train.batches.packing import Packing
@@ -92,6 +94,22 @@ async def trained(config, folder, start, *, streams: bool):
     return gradients, parts.folder.metrics()
 
 
+def require_same_facts(streamed, whole, step) -> None:
+    """Assert that the records of tokens do not tell how the gradient was taken."""
+    found = {(row.group_id, row.index, row.turn): row for row in streamed.token_facts(step)}
+    expected = list(whole.token_facts(step))
+    assert [(row.group_id, row.index, row.turn) for row in expected] == list(found)
+    for row in expected:
+        other = found[row.group_id, row.index, row.turn]
+        assert other.weight == pytest.approx(row.weight)
+        assert list(other.logprobs) == pytest.approx(list(row.logprobs), rel=1e-5)
+        for name in ("entropy", "effective_advantages"):
+            assert list(getattr(other, name)) == pytest.approx(list(getattr(row, name)), rel=2e-3)
+    trained = {(row.group_id, row.index) for row in expected}
+    kept = [row for row in whole.rollouts([step]) if row.status is RolloutStatus.KEPT]
+    assert trained == {(row.group_id, row.index) for row in kept}
+
+
 CASES = [
     *({"algorithm": name} for name in STREAMED),
     {"use_ppo_clip": True, "ppo_clip_ref_logprobs": "batch"},
@@ -118,6 +136,10 @@ async def test_gradient_and_metrics_are_those_of_the_whole_batch(tiny, start, tm
             if not name.startswith(left_out):
                 assert row[name] == pytest.approx(other[name], rel=1e-5, abs=1e-7), name
         assert row["tokens/trained"] == other["tokens/trained"]
+    for step in (1, 2):
+        require_same_facts(
+            *(RunFolder.open(tmp_path / name) for name in ("streamed", "whole")), step
+        )
 
 
 async def test_parts_of_the_gradient_are_taken_before_the_batch_is_complete(tiny, start, tmp_path):

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from telescope_core.errors import ConfigError
+from telescope_train.backends.protocol import BatchFacts
+from telescope_train.batches.batch import StepPlan
+from telescope_train.step.token_facts import turn_facts
 from telescope_train.trainer.worker import TrainerWorker
 
 HERE = Path(__file__).parents[1]
@@ -17,9 +20,13 @@ from backend_cases import (  # noqa: E402
     backend_settings,
     grpo_batches,
     relative_difference,
+    require_facts,
     run_ranks,
+    samples,
+    slow_facts,
     slow_gradient,
 )
+from rank_script import FACTS  # noqa: E402
 
 
 def taken(folder, name) -> dict[str, np.ndarray]:
@@ -30,6 +37,23 @@ def step_on(world_size, tiny, folder, **job) -> dict[str, float]:
     folder.mkdir(exist_ok=True)
     run_ranks(world_size, {"model": str(tiny), "seq_len": 64, **job}, folder)
     return json.loads((folder / "numbers.json").read_text())
+
+
+def facts_of_ranks(folder, num_shards, sharing) -> list[list[BatchFacts]]:
+    """Return what the ranks found, by [shard][batch]; those that share rows found the same."""
+    found = []
+    for rank in range(num_shards * sharing):
+        files = sorted(folder.glob(f"facts-{rank}-*.npz"), key=lambda path: path.stem)
+        found.append([BatchFacts(**dict(zip(FACTS, _arrays(path), strict=True))) for path in files])
+    for rank, batches in enumerate(found):
+        for one, first in zip(batches, found[rank - rank % sharing], strict=True):
+            assert np.array_equal(one.logprobs_M, first.logprobs_M)
+    return found[::sharing]
+
+
+def _arrays(path) -> list[np.ndarray]:
+    with np.load(path) as file:
+        return [file[name] for name in file.files]
 
 
 CLIP = {"grad_clip": 1e-3}
@@ -67,6 +91,11 @@ def test_any_ranks_give_the_gradient_and_norm_of_one(tiny, tmp_path, one_rank, w
     assert many["count"] == one["count"]
     assert many["entropy"] == pytest.approx(one["entropy"], rel=1e-6)
     assert many["packing_difference"] < 1e-6
+    sharing = options.get("fsdp_context_parallel_size", 1)
+    num_shards = world_size // sharing
+    plan = StepPlan(minibatches=[grpo_batches(seq_len=64, num_ranks=num_shards)], order=[0])
+    facts = facts_of_ranks(tmp_path / "many", num_shards, sharing)
+    require_facts(list(turn_facts(plan, facts, samples())), slow_facts(tiny, samples()))
     weights = taken(folder, "weights")
     assert relative_difference(taken(tmp_path / "many", "weights"), weights) < 1e-6
     if world_size == options.get("fsdp_context_parallel_size"):

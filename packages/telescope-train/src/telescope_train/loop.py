@@ -39,6 +39,7 @@ from telescope_train.step.records import StepRecords, record_attempts, record_ro
 from telescope_train.step.reference_kl import kl_penalties
 from telescope_train.step.streaming import GradientStream
 from telescope_train.step.throughput import Machine
+from telescope_train.step.token_facts import turn_facts
 
 
 class Publisher(Protocol):
@@ -82,6 +83,8 @@ class _Trained:
     plan: StepPlan
     learned: dict[str, float]
     """Metrics of the ranks."""
+    weight_scale: float = 1.0
+    """What the weights of tokens in the plan were multiplied by."""
 
 
 async def train(
@@ -108,6 +111,7 @@ async def train(
         row = step_row(result, parts.machine, version=version)
         row |= trained.learned | {"step": step, "version": step, "time_s": time.time()}
         with parts.timeline.span("after the step", step=step):
+            await _record_token_facts(parts, step, trained)
             await asyncio.to_thread(parts.folder.log_metrics, row)
             await after_step(step, row)
 
@@ -153,7 +157,13 @@ async def _as_groups_end(parts: LoopParts, version: WeightVersion, clock: StepCl
     )
     await parts.publisher.weights_change()
     learned, _ = await asyncio.gather(stream.apply(credit), _record(parts, version, batch, credit))
-    return _Trained(batch=batch, credit=credit, plan=stream.plan, learned=learned)
+    return _Trained(
+        batch=batch,
+        credit=credit,
+        plan=stream.plan,
+        learned=learned,
+        weight_scale=stream.weight_scale,
+    )
 
 
 async def _record(
@@ -164,6 +174,22 @@ async def _record(
     await asyncio.to_thread(record_attempts, parts.folder, step, batch.replaced)
     for ended in batch.ended_steps:
         await asyncio.to_thread(parts.sampler.seats.log.pack, ended)
+
+
+async def _record_token_facts(parts: LoopParts, step: int, trained: _Trained) -> None:
+    """Write what the ranks found of the tokens of a step: no row if it trained on none."""
+    if not parts.config.observability.record_token_facts:
+        return
+    facts = await parts.trainer.take_token_facts() if trained.plan.order else []
+    if trained.plan.order and not any(facts):
+        return  # the backend finds none
+    samples = trained.credit.samples
+
+    def write() -> None:
+        rows = turn_facts(trained.plan, facts, samples, scale=trained.weight_scale)
+        parts.folder.write_token_facts(step, rows)
+
+    await asyncio.to_thread(write)
 
 
 async def take_steps(trainer: Ranks, plan: StepPlan, version: WeightVersion) -> dict[str, float]:

@@ -1,4 +1,7 @@
-"""From a PackedBatch and a forward pass to the inputs of a loss, for the trained tokens only."""
+"""From a PackedBatch and a forward pass to the inputs of a loss, for the trained tokens only.
+
+And after the backward pass, to what it found of each of these tokens.
+"""
 
 from typing import NamedTuple
 
@@ -7,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from telescope_train.algorithms.terms import Terms
+from telescope_train.backends.protocol import BatchFacts
 from telescope_train.batches.batch import PackedBatch
 
 
@@ -48,3 +52,21 @@ def loss_inputs(
         reference_logprobs_T=optional(batch.reference_logprobs_T),
     )
     return LossInputs(terms, column(batch.weights_T), column(batch.versions_T == version))
+
+
+def batch_facts(inputs: LossInputs) -> BatchFacts:
+    """Return what forward and backward found; the log-probs have retained their gradient."""
+    terms, gradient_M = inputs.terms, inputs.terms.logprobs_T.grad
+    assert gradient_M is not None, "retain_grad and backward come first"
+    # A row of padding has one token that is trained only so that all ranks run backward.
+    kept_M = terms.mask_T
+    # The weights multiply what follows from the advantage, and are known without the ranks.
+    pushed_M = -gradient_M[kept_M] / inputs.weights_M[kept_M]
+    limit = float(np.finfo(np.float16).max)
+    rounded_2M = torch.stack([terms.entropy_T.detach()[kept_M], pushed_M]).clamp(-limit, limit)
+    entropy_M, effective_M = rounded_2M.half().cpu().numpy()
+    return BatchFacts(
+        logprobs_M=terms.logprobs_T.detach()[kept_M].float().cpu().numpy(),
+        entropy_M=entropy_M,
+        effective_advantages_M=effective_M,
+    )

@@ -59,6 +59,8 @@ class BackendSettings:
     """The device that the ranks compute on; the driver decides it once."""
     sends_adapter: bool = False
     """Servers get a LoRA adapter, and not the matrices with the adapter added."""
+    record_token_facts: bool = False
+    """Keep what each forward and backward pass finds of each trained token, for the records."""
     track_gpu_events: bool = True
     """Time the work of a GPU by events in its stream."""
 
@@ -78,8 +80,21 @@ class BackendSettings:
             number_of_steps=config.num_optimizer_steps,
             device=device,
             sends_adapter=served_adapter(config) is not None,
+            record_token_facts=config.observability.record_token_facts,
             track_gpu_events=config.observability.track_gpu_events,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchFacts:
+    """What a pass over a batch found of its M trained tokens, in their order in the batch."""
+
+    logprobs_M: NDArray[np.float32]
+    """[M] nats."""
+    entropy_M: NDArray[np.float16]
+    """[M] nats."""
+    effective_advantages_M: NDArray[np.float16]
+    """[M] minus the derivative of the loss of each token by its log-prob, without its weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +105,8 @@ class GradientResult:
     """The weighted sum whose gradient was taken."""
     metrics: dict[str, MetricSum]
     """Sums over all trained tokens, by metric."""
+    token_facts: Sequence[BatchFacts] = ()
+    """Of each batch of this rank; empty if they are not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +257,14 @@ class Ranks(Protocol):
 
     async def apply_gradient(self, scale: float) -> dict[str, float]:
         """Take one optimizer step with `scale` times what was accumulated; returns metrics."""
+        ...
+
+    async def take_token_facts(self) -> list[list[BatchFacts]]:
+        """Return what the last step found of its tokens, by [rank][batch], and forget it.
+
+        Batches are in the order in which the step first went over them. Each rank has none if facts
+        are not recorded.
+        """
         ...
 
     async def logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:

@@ -7,12 +7,31 @@ model predicts from position t-1. So the first token of a sequence is never trai
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from telescope_core.types import Span
+
+
+class TurnPart(NamedTuple):
+    """The tokens of a sample that the policy wrote in one turn."""
+
+    turn: int
+    """Number of the turn in its rollout, 0 first."""
+    num_tokens: int
+
+
+class Origin(NamedTuple):
+    """Which rollout a sample is of, and which of its turns are in it."""
+
+    group_id: str
+    index: int
+    """Position of the rollout in its group."""
+    attempt: int
+    turns: tuple[TurnPart, ...]
+    """In their order: together they are all trained tokens of the sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,6 +58,10 @@ class TrainingSample:
     environment: str
     spans: tuple[Span, ...] = ()
     """Which weights sampled its trained tokens, in their order; empty = only the ends are known."""
+    attempt: int = 1
+    """Which attempt at the rollout it is of."""
+    turns: tuple[TurnPart, ...] = ()
+    """The turns in which its trained tokens were written, in their order; empty = not known."""
 
     def __post_init__(self) -> None:
         """Refuse arrays that do not describe one sequence of at least one trained token."""
@@ -66,6 +89,11 @@ class TrainingSample:
     def rollout_key(self) -> tuple[str, int]:
         """The rollout it came from, as (group id, index); all chains of a rollout share it."""
         return self.group_id, self.rollout_index
+
+    @property
+    def origin(self) -> Origin:
+        """The turns that it was made of."""
+        return Origin(self.group_id, self.rollout_index, self.attempt, self.turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,6 +124,8 @@ class PackedBatch:
     not recomputed."""
     reference_logprobs_T: NDArray[np.float32] | None = None
     """[T] nats, of the reference model; None = no reference model."""
+    origins: tuple[Origin, ...] = ()
+    """What each sample was made of, in their order; empty for padding."""
 
     @property
     def num_tokens(self) -> int:
@@ -125,6 +155,11 @@ class StepPlan:
     def packed(self) -> list[PackedBatch]:
         """All batches, each once, however many epochs there are."""
         return [batch for shards in self.minibatches for shard in shards for batch in shard]
+
+    @property
+    def first_pass(self) -> list[Shards]:
+        """The minibatches in the order in which the optimizer steps first use them."""
+        return [self.minibatches[index] for index in dict.fromkeys(self.order)]
 
     def of_rank(self, rank: int) -> list[Sequence[PackedBatch]]:
         """Return the share of `rank` in each minibatch."""

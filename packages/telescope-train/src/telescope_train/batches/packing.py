@@ -8,6 +8,7 @@ Letters: T tokens, N samples, B batches.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -118,9 +119,13 @@ def _batches(
         "versions_T": _over_tokens([s.oldest_version for s in ordered], lengths_N, np.int32),
     }
     ends_B = np.add.reduceat(lengths_N, first_B).cumsum().tolist()
+    origins = iter([sample.origin for sample in ordered])
     return [
-        PackedBatch(**{name: column_T[start:end] for name, column_T in step.items()})
-        for start, end in zip([0, *ends_B[:-1]], ends_B, strict=True)
+        PackedBatch(
+            **{name: column_T[start:end] for name, column_T in step.items()},
+            origins=tuple(islice(origins, size)),
+        )
+        for start, end, size in zip([0, *ends_B[:-1]], ends_B, sizes_B.tolist(), strict=True)
     ]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from telescope_core.chains import SampledTokens
 from telescope_core.errors import EndpointError
 from telescope_core.types import Completion, Rollout, Span, Turn
-from telescope_train.batches.batch import TrainingSample
+from telescope_train.batches.batch import TrainingSample, TurnPart
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,6 +27,7 @@ class _Line:
     places: list[SampledTokens]
     spans: list[Span]
     """Which weights sampled the tokens of its completions."""
+    turns: list[TurnPart]
 
 
 def samples_from_rollout(
@@ -43,9 +44,10 @@ def samples_from_rollout(
         sampled_at = temperature if turn.temperature is None else turn.temperature
         line = _line_of(place, sampled_at, lines)
         if line is None:
-            lines.append(line := _Line(temperature=sampled_at, places=[], spans=[]))
+            lines.append(line := _Line(temperature=sampled_at, places=[], spans=[], turns=[]))
         line.places.append(place)
         line.spans += _spans(turn.completion, place)
+        line.turns.append(TurnPart(number, place.num_completion_ids))
     return [_sample(line, rollout, advantage) for line in lines]
 
 
@@ -143,5 +145,7 @@ def _sample(line: _Line, rollout: Rollout, advantage: float) -> TrainingSample:
         spans=tuple(line.spans),
         group_id=rollout.group_id,
         rollout_index=rollout.index,
+        attempt=rollout.attempt,
+        turns=tuple(line.turns),
         environment=rollout.environment,
     )

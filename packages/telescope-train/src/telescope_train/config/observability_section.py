@@ -13,6 +13,10 @@ class ObservabilitySection(Section):
     system_metrics_collection_interval_seconds: Annotated[float, Field(ge=0)] = 1.0
     """Seconds between two readings of the meters of nodes, GPUs and inference servers; 0 = they are
     not read."""
+    record_token_facts: bool = True
+    """Write what the trainer finds of each token that it trains on beside the rollouts of the step:
+    its log-prob, the entropy, and how hard it was pushed. It takes 5 to 8 bytes on disk per
+    token."""
     track_gpu_events: bool = True
     """Time the parts of a step on a GPU by events in its stream, so that they are as long as they
     were there. Without, the timeline has no parts of a step on a GPU but those that wait for it."""

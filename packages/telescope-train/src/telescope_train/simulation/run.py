@@ -12,6 +12,7 @@ import numpy as np
 from telescope_core.records import RolloutRow
 from telescope_core.records.events import AttemptEvent
 from telescope_core.types import JsonValue, Rollout, WeightVersion
+from telescope_core.records.token_facts import TurnFacts
 from telescope_train.batches.packing import Packing
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig
@@ -117,6 +118,9 @@ class History:
         self._digest.update(f"{text} {event.time_s:.9f}\n".encode())
 
     def pack(self, step: int) -> None:
+    def write_token_facts(self, step: int, rows: Iterable[TurnFacts]) -> None:
+        """Keep nothing: tokens are not simulated."""
+
         """Do nothing: no event is kept."""
 
     def played(self, rollout: Rollout) -> None:

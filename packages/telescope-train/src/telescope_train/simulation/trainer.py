@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_train.backends.protocol import RankDiedError, TensorHeader
+from telescope_train.backends.protocol import BatchFacts, RankDiedError, TensorHeader
 from telescope_train.batches.batch import PackedBatch, Shards, StepPlan
 from telescope_train.batches.binning import sample_costs
 from telescope_train.simulation.servers import TOKENS_PER_ID
@@ -75,6 +75,10 @@ class SimulatedRanks:
         await self._work(self.speed.optimizer_s)
         self.num_steps += 1
         return {}
+
+    async def take_token_facts(self) -> list[list[BatchFacts]]:
+        """Return nothing: tokens are not simulated."""
+        return []
 
     async def logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
         """Take the time of a forward pass; the log-probs are 0."""

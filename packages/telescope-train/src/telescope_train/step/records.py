@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from telescope_core.records import RolloutRow, row_of
+from telescope_core.records.token_facts import TurnFacts
 from telescope_core.types import Group, JsonValue, Rollout, RolloutStatus
 from telescope_train.step.credit import Credit
 
@@ -18,6 +19,10 @@ class StepRecords(Protocol):
 
     def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> Any:
         """Write the rollouts of one step."""
+        ...
+
+    def write_token_facts(self, step: int, rows: Iterable[TurnFacts]) -> Any:
+        """Write what the trainer found of the tokens of one step."""
         ...
 
     def write_attempts(self, step: int, rows: Iterable[RolloutRow]) -> Any:

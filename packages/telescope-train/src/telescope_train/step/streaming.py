@@ -48,6 +48,8 @@ class GradientStream:
         self._shards: list[list[PackedBatch]] = [[] for _ in range(packing.num_ranks)]
         self._num_trained = 0
         self._num_early = 0
+        self.weight_scale = 1.0
+        """What the weights of tokens are multiplied by at the end; known after `apply`."""
 
     @property
     def kl_penalties(self) -> Mapping[RolloutKey, float]:
@@ -87,7 +89,8 @@ class GradientStream:
         if not credit.samples:
             return {}  # a batch without a gradient changes nothing
         total = denominator(credit.samples, self._weighting, max_tokens=self._packing.max_tokens)
-        learned = await self._trainer.apply_gradient(1.0 / total)
+        self.weight_scale = 1.0 / total
+        learned = await self._trainer.apply_gradient(self.weight_scale)
         return learned | {"gradient/early_fraction": self._num_early / self._num_trained}
 
     @property

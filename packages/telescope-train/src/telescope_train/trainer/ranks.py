@@ -20,7 +20,12 @@ from ray.exceptions import RayError
 
 from telescope_core.errors import ProcessDiedError
 from telescope_core.records.logs import Logs, telling_failure
-from telescope_train.backends.protocol import BackendSettings, RankDiedError, TensorHeader
+from telescope_train.backends.protocol import (
+    BackendSettings,
+    BatchFacts,
+    RankDiedError,
+    TensorHeader,
+)
 from telescope_train.batches.batch import Shards, StepPlan
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.cluster.ray_cluster import answer
@@ -108,6 +113,10 @@ class AllRanks:
     async def apply_gradient(self, scale: float) -> dict[str, float]:
         """Take one optimizer step with `scale` times what was accumulated; returns metrics."""
         return (await self._all("apply_gradient", scale))[0]
+
+    async def take_token_facts(self) -> list[list[BatchFacts]]:
+        """Return what the last step found of its tokens, by [shard][batch], and forget it."""
+        return (await self._all("take_token_facts"))[:: self._sharing]
 
     async def logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
         """Return logprobs_T, nats, of [rank][batch] under the present weights."""

@@ -27,6 +27,7 @@ from telescope_train.backends import load_backend
 from telescope_train.backends.distributed_checkpoint import Saving
 from telescope_train.backends.protocol import (
     BackendSettings,
+    BatchFacts,
     GradientResult,
     Loss,
     TensorHeader,
@@ -147,6 +148,7 @@ class TrainerWorker:
         self._device = _device(settings)
         self._saving: Saving | None = None
         self._accumulated: list[_Accumulated] = []
+        self._token_facts: list[BatchFacts] = []
         self._publisher: GlooPublisher | None = None
         self._sent = Digests()
         self.held_port = held_port or HeldPort()
@@ -203,11 +205,16 @@ class TrainerWorker:
         gradients: list[GradientResult] = []
         updates: list[UpdateResult] = []
         optimizer_s = 0.0
+        first_pass = set(order)
+        self._token_facts = []
         for number, index in enumerate(order):
             # Only the first step sees the weights that the engine sampled from.
             present = version if number == 0 else NEVER_SAMPLED
             share = self._progress.over(shares[index])
             gradients.append(self.backend.accumulate_gradient(share, version=present))
+            if index in first_pass:
+                self._token_facts += gradients[-1].token_facts
+                first_pass.remove(index)
             before_s = time.perf_counter()
             updates.append(self.backend.apply_gradient())
             optimizer_s += time.perf_counter() - before_s
@@ -229,6 +236,9 @@ class TrainerWorker:
         (share,) = with_old_logprobs([batches], self, self._algorithm)
         prepared_s = time.perf_counter()
         result = self.backend.accumulate_gradient(self._progress.over(share), version=version)
+        if not self._accumulated:
+            self._token_facts = []
+        self._token_facts += result.token_facts
         self._accumulated.append(
             _Accumulated(
                 result=result,
@@ -257,6 +267,14 @@ class TrainerWorker:
             "time/gradient_s": sum(part.gradient_s for part in parts),
             "time/optimizer_s": time.perf_counter() - started_s,
         }
+
+    def take_token_facts(self) -> list[BatchFacts]:
+        """Return what the last step found of this rank's tokens, batch by batch, and forget it.
+
+        Batches are in the order in which the step first went over them.
+        """
+        found, self._token_facts = self._token_facts, []
+        return found
 
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Return logprobs_T [T], nats, of each batch under the reference model; see `logprobs`."""

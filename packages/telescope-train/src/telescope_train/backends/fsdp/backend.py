@@ -30,9 +30,10 @@ from telescope_train.backends.fsdp.sharding import (
     time_reductions,
     whole,
 )
-from telescope_train.backends.loss_inputs import loss_inputs
+from telescope_train.backends.loss_inputs import batch_facts, loss_inputs
 from telescope_train.backends.protocol import (
     BackendSettings,
+    BatchFacts,
     GradientResult,
     Loss,
     UpdateResult,
@@ -89,11 +90,13 @@ class FsdpBackend:
     ) -> GradientResult:
         """Forward and backward over `batches`, one at a time."""
         total, parts = 0.0, []
+        facts: list[BatchFacts] = []
         with dropout_on(self._policy.lm):
             for number, batch in enumerate(batches):
-                loss, metrics = self._accumulate_one(batch, version, number)
+                loss, metrics, found = self._accumulate_one(batch, version, number)
                 total += loss
                 parts.append(metrics)
+                facts += found
         # One collective per call instead of per batch. Ranks that share rows have the same numbers,
         # so one rank of each group is counted.
         step = self._settings.trainer.fsdp_context_parallel_size
@@ -102,25 +105,29 @@ class FsdpBackend:
         return GradientResult(
             loss=sum(loss for loss, _ in per_rank),
             metrics=reduce_metrics(metrics for _, metrics in per_rank),
+            token_facts=facts,
         )
 
     def _accumulate_one(
         self, batch: PackedBatch, version: int, number: int
-    ) -> tuple[float, dict[str, MetricSum]]:
+    ) -> tuple[float, dict[str, MetricSum], list[BatchFacts]]:
         row = self._row(batch)
         with self._spans.span("forward", microbatch=number):
             logprobs_M, entropy_M = self._policy(row)
-            terms, weights_M, same_version_M = loss_inputs(
+            inputs = loss_inputs(
                 batch, row.trained_M.cpu().numpy(), logprobs_M, entropy_M, version=version
             )
-            token_loss: TokenLoss = self._loss(terms)
+            if self._settings.record_token_facts:
+                logprobs_M.retain_grad()
+            token_loss: TokenLoss = self._loss(inputs.terms)
             # A sum: FSDP adds up gradients over ranks and autograd over batches, both without
             # dividing.
-            loss = (token_loss.loss_T * weights_M).sum()
+            loss = (token_loss.loss_T * inputs.weights_M).sum()
         with self._spans.span("backward", microbatch=number):
             loss.backward()
-        shared = shared_metrics(terms, same_version_T=same_version_M)
-        return loss.item(), {**token_loss.metrics, **shared}
+        shared = shared_metrics(inputs.terms, same_version_T=inputs.same_version_M)
+        facts = [batch_facts(inputs)] if self._settings.record_token_facts else []
+        return loss.item(), {**token_loss.metrics, **shared}, facts
 
     def apply_gradient(self, scale: float = 1.0) -> UpdateResult:
         """Clip to `grad_clip` by the global norm; skip the step if the norm is not finite.
