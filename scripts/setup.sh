@@ -85,10 +85,21 @@ say "installing the $stack stack (about $size on disk)"
 scripts/install_stack.sh "$stack" install --python .venv/bin/python --quiet
 
 . scripts/package_index.sh
-# The tests of 8-bit moments use torchao. It stays beside site-packages: transformers imports it at
-# every start where it finds it, which takes half a second and prints what it could not load.
-.venv/bin/uv pip install --python .venv/bin/python --quiet --no-deps \
-    --target .venv/low-bit-optimizers "torchao==$(sed -n 's/^torchao==//p' constraints/dev.txt)"
+# What only some tests use stays beside site-packages: `beside FOLDER PACKAGE...`.
+beside() {
+    folder=$1
+    shift
+    for package; do
+        set -- "$@" "$package==$(sed -n "s/^$package==//p" constraints/dev.txt)"
+        shift
+    done
+    .venv/bin/uv pip install --python .venv/bin/python --quiet --no-deps --target ".venv/$folder" "$@"
+}
+# transformers imports torchao at every start where it finds it, which takes half a second and prints
+# what it could not load.
+beside low-bit-optimizers torchao
+# trackio asks for a Pillow below the one that vLLM has. It works with that one.
+beside trackio trackio gradio-client brotli
 
 # Importing once writes the byte code that later starts read: vLLM then loads in 11 s instead of
 # 27 s. It matters most where PYTHONDONTWRITEBYTECODE is set, because there nothing else writes it.

@@ -25,4 +25,4 @@ def _in_turns(lists: Iterable[Sequence[One]]) -> list[One]:
     """Return the first of each, then the second of each, and so on."""
     left_over = object()
     rounds = zip_longest(*lists, fillvalue=left_over)
-    return [one for one in chain.from_iterable(rounds) if one is not left_over]  # pyright: ignore
+    return [one for one in chain.from_iterable(rounds) if one is not left_over]

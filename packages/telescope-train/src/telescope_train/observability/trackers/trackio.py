@@ -1,0 +1,64 @@
+"""trackio: a project `telescope` in the user's own trackio folder, for `trackio show`.
+
+`TRACKIO_DIR` is that folder. `TRACKIO_SPACE_ID` or `TRACKIO_SERVER_URL` send to a place elsewhere,
+as trackio itself has it.
+"""
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import trackio
+
+from telescope_core.records.files import write_json
+from telescope_core.records.rows import RolloutRow
+from telescope_train.observability.trackers.tracker import TrackedRun
+
+PROJECT = "telescope"
+IDENTITY = "trackio.json"
+"""File in the run folder that says that trackio has this run."""
+_SAMPLE_COLUMNS = ("environment", "group", "reward", "messages")
+
+
+class Trackio:
+    """Writes to trackio's database; see `Tracker`."""
+
+    def __init__(self) -> None:
+        self._run: Any = None
+
+    def begin(self, run: TrackedRun) -> None:
+        """Begin a run there, or go on with the one of this folder."""
+        identity = run.folder / IDENTITY
+        # The run's own meters come with its steps. trackio would read them once more.
+        self._run = trackio.init(
+            project=PROJECT,
+            name=run.name,
+            config=dict(run.config),
+            resume="allow" if identity.exists() else "never",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        write_json(identity, {"project": PROJECT, "name": run.name})
+
+    def log_metrics(self, step: int, row: Mapping[str, float]) -> None:
+        """Write the numbers of a step."""
+        self._run.log(dict(row), step=step)
+
+    def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
+        """Write rollouts as a table, whose texts trackio would otherwise take for Markdown."""
+        data: list[list[Any]] = []
+        for row in rows:
+            text = "\n\n".join(f"{one.role}: {one.content}" for one in row.messages)
+            group = f"{row.group_id}/{row.index}"
+            data.append([row.environment, group, row.reward, html.escape(text)])
+        table = trackio.Table(columns=list(_SAMPLE_COLUMNS), data=data)
+        self._run.log({"rollouts": table}, step=step)
+
+    def log_files(self, paths: Sequence[Path]) -> None:
+        """Take none: no setting sends files to trackio."""
+
+    def end(self, state: str) -> None:
+        """Write what is left."""
+        self._run.finish()
