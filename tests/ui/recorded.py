@@ -2,6 +2,7 @@
 
 import json
 import random
+from array import array
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,11 +19,13 @@ from telescope_core.records.restarts import Restart
 from telescope_core.records.rows import row_to_json
 from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_core.records.timeline import GaugeSample, ModelCall, TimelineSpan
+from telescope_core.records.token_facts import TurnFacts
 from telescope_core.types import (
     EnvironmentDescription,
     Message,
     RolloutStatus,
     Sampling,
+    Span,
     StopReason,
     TurnInfo,
 )
@@ -72,17 +75,32 @@ def row(step: int, group: int, index: int, *, seed: int = 0, attempt: int = 1) -
         finish_reasons=("stop", "stop"),
         oldest_version=step - 1,
         newest_version=step,
+        version_spans=((Span(step - 1, 1), Span(step, 1)), (Span(step, 1),)),
         generate_s=rng.random(),
         score_s=0.01,
         tokens=(first, second),
     )
 
 
+def facts_of(row: RolloutRow) -> list[TurnFacts]:
+    """Return what a trainer found of the two turns of a rollout."""
+    about = {"group_id": row.group_id, "index": row.index, "attempt": row.attempt, "weight": 0.25}
+    columns = (([-0.5, -1.0], [0.5, 1.5], [1.0, 0.0]), ([-0.5], [0.25], [-0.5]))
+    names = ("logprobs", "entropy", "effective_advantages")
+    return [
+        TurnFacts(**about, turn=turn, **{n: array("f", v) for n, v in zip(names, own, strict=True)})
+        for turn, own in enumerate(columns)
+    ]
+
+
 def write_steps(run: RunFolder, steps: range, *, groups: int = 3, seed: int = 0) -> None:
     """Write rollouts and metrics of `steps`."""
     for step in steps:
         numbers = [(group, index) for group in range(groups) for index in range(GROUP_SIZE)]
-        run.write_rollouts(step, [row(step, *one, seed=seed) for one in numbers])
+        rows = [row(step, *one, seed=seed) for one in numbers]
+        run.write_rollouts(step, rows)
+        trained = [one for one in rows if one.status is RolloutStatus.KEPT]
+        run.write_token_facts(step, [facts for one in trained for facts in facts_of(one)])
         run.log_metrics(
             {
                 **{"step": step, "version": step, "time_s": BEGAN_S + STEP_S * step},

@@ -1,12 +1,13 @@
 """Runs with more of something than a page can draw, and files of earlier versions."""
 
 import json
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.ui.recorded import BEGAN_S, STEP_S, row, write_steps
-from tests.ui.served import served
+from tests.ui.served import LIMIT_S, served
 
 from telescope_core.records import RunFolder
 from telescope_core.records.blocks import BlockLog
@@ -64,30 +65,72 @@ def test_nested_spans_of_a_rank_keep_their_depth_in_any_window(tmp_path, run):
     ]
 
 
-def test_stages_of_many_steps_need_a_smaller_window(tmp_path, run):
-    write_steps(run, range(1, 71), groups=1)
-    for step in range(1, 71):
+def write_stages(run, steps):
+    """Write one rollout for each step; it waits, plays, generates and is scored."""
+    stages = (("waiting", 0.0), ("environment", 1.5), ("generating", 2.5), ("scoring", 6.0))
+    for step in steps:
         about = {"step": step, "environment": "math", "group_id": f"{step}.0", "index": 0}
         at_s = BEGAN_S + STEP_S * (step - 1)
         events = [
-            {**about, "attempt": 1, "time_s": at_s + second, "stage": stage}
-            for second, stage in enumerate(("environment", "generating", "done"))
+            {**about, "attempt": 1, "time_s": at_s + second, "stage": stage, "server": SERVER}
+            for stage, second in (*stages, ("done", 9.0))
         ]
-        events[1]["server"] = SERVER
         path = run.path / "events" / f"step-{step:06d}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def whole_timeline(ui, address):
+    """Return a page of the timeline once all files of events are summed up."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while not (page := ui.get(address))["index"]["is_complete"]:
+        assert time.monotonic() < deadline_s, page["index"]
+    return page
+
+
+@pytest.mark.parametrize("has_calls", [False, True])
+def test_stages_of_many_steps_are_their_mean_number_at_once(tmp_path, run, has_calls):
+    write_steps(run, range(1, 71), groups=1)
+    write_stages(run, range(1, 71))
+    if has_calls:
+        with BlockLog(run.path / "calls", ModelCall) as log:
+            log.add(ModelCall(time_s=BEGAN_S, duration_s=1.0, server=SERVER))
     with served([tmp_path / "runs"], tmp_path / "cache") as ui:
-        whole = ui.get(f"/runs/r/timeline?from={BEGAN_S}&to={BEGAN_S + 700}")
-        assert [(one["source"], one["is_too_wide"]) for one in whole["rows"]] == [
-            ("environments", True)
-        ]
+        address = f"/runs/r/timeline?from={BEGAN_S + 101}&to={BEGAN_S + 695}&width=400"
+        whole = whole_timeline(ui, address)
         near = ui.get(f"/runs/r/timeline?from={BEGAN_S + 100}&to={BEGAN_S + 200}")
-        rows = {one["source"]: one["bars"]["columns"] for one in near["rows"]}
-        # Without model calls on record, the stages say when servers worked.
-        assert set(rows) == {"environment math", SERVER}
-        assert rows[SERVER]["start_s"] == [BEGAN_S + 101 + 10 * at for at in range(10)]
-        assert rows[SERVER]["address"][0] == "/runs/r/rollouts/11.0/0/1"
+        rows = {one["source"]: one for one in whole["rows"]}
+        names = {"environment math", "environment math: waiting"}
+        assert set(rows) == names | (set() if has_calls else {SERVER})
+        lasts_s = {"environment math": 1.0 + 3.0, "environment math: waiting": 1.5, SERVER: 3.5}
+        for source, row in rows.items():
+            total_s = sum(row["density"]["busy"]) * whole["bucket_s"]
+            assert total_s == pytest.approx(59.5 * lasts_s[source], rel=0.02), source
+            assert row["is_too_wide"]
+        # Zoomed in, the bars themselves are there.
+        bars = {one["source"]: one["bars"]["columns"] for one in near["rows"]}
+        assert bars["environment math: waiting"]["name"] == ["waiting"] * 10
+        assert bars["environment math"]["name"] == ["environment", "scoring"] * 10
+        if not has_calls:
+            assert bars[SERVER]["start_s"] == [BEGAN_S + 102.5 + 10 * at for at in range(10)]
+            assert bars[SERVER]["address"][0] == "/runs/r/rollouts/11.0/0/1"
+
+
+def test_the_sums_of_stages_follow_the_files(tmp_path, run):
+    write_steps(run, range(1, 71), groups=1)
+    write_stages(run, range(1, 71))
+    address = f"/runs/r/timeline?from={BEGAN_S}&to={BEGAN_S + 700}&width=400"
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        whole_timeline(ui, address)
+        (run.path / "events" / "step-000007.jsonl").unlink()
+        bad = run.path / "events" / "step-000008.parquet"
+        bad.write_bytes(b"PAR1 and no more")
+        (run.path / "events" / "step-000008.jsonl").unlink()
+        page = whole_timeline(ui, address)
+    (row,) = (one for one in page["rows"] if one["source"] == "environment math: waiting")
+    total_s = sum(row["density"]["busy"]) * page["bucket_s"]
+    assert total_s == pytest.approx(68 * 1.5, rel=0.02)
+    assert [one[:26] for one in page["index"]["problems"]] == ["events/step-000008.parquet"]
 
 
 def test_a_fleet_is_shown_by_its_quantiles_and_outliers(tmp_path, run):

@@ -1,13 +1,14 @@
 """The data of each page, of a run that has everything and was killed."""
 
+import math
 from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
-from tests.ui.recorded import BEGAN_S, ENVIRONMENTS, MARKUP, SERVERS, row
+from tests.ui.recorded import BEGAN_S, ENVIRONMENTS, MARKUP, SERVERS, facts_of, row
 
 from telescope_core.chains import ChainRecorder
-from telescope_ui.pages.rollout_tokens import tokens_of
+from telescope_ui.pages.rollout_tokens import UNKNOWN, Training, tokens_of, training_of
 
 RUN = "/runs/first"
 GROUP = [row(2, 1, index) for index in range(4)]
@@ -62,6 +63,7 @@ def test_one_rollout_has_its_text_tokens_calls_and_stages(ui):
     assert chain["is_sampled"] == [False, False, False, True, True, False, True]
     assert chain["logprobs"] == [None, None, None, -0.5, -1.5, None, -0.25]
     assert chain["turns"] == [None, None, None, 0, 0, None, 1]
+    assert chain["versions"] == [None, None, None, 1, 2, None, 2]
     assert page["calls"]["columns"]["server"] == [SERVERS[1]]
     assert page["calls"]["columns"]["queue_s"] == [0.5]
     assert page["events"]["columns"]["stage"] == [
@@ -72,6 +74,49 @@ def test_one_rollout_has_its_text_tokens_calls_and_stages(ui):
     assert ui.get(f"{RUN}/rollouts/2.0/1/1?tokens=false")["tokens"] is None
 
 
+NOTHING = [None, None, None]
+
+
+def test_tokens_have_what_the_trainer_found_of_them(ui):
+    """Of a kept one; a failed one and a replaced attempt were not trained on."""
+    kept = next(one for one in GROUP if one.status == "kept")
+    page = ui.get(f"{RUN}/rollouts/{kept.group_id}/{kept.index}/1")
+    (chain,) = page["tokens"]["chains"]
+    assert chain["mask"] == [*NOTHING, 1, 1, None, 1]
+    assert set(chain["columns"]) == {"trainer log-prob", "entropy", "ratio", "effect", "weight"}
+    assert chain["columns"]["trainer log-prob"] == [*NOTHING, -0.5, -1.0, None, -0.5]
+    assert chain["columns"]["entropy"] == [*NOTHING, 0.5, 1.5, None, 0.25]
+    ratios = [*NOTHING, 1.0, math.exp(0.5), None, math.exp(-0.25)]
+    assert chain["columns"]["ratio"] == pytest.approx(ratios)
+    assert chain["columns"]["effect"] == [*NOTHING, 1.0, 0.0, None, -0.5]
+    assert chain["columns"]["weight"] == [*NOTHING, 0.25, 0.25, None, 0.25]
+    every = [
+        row(step, group, index) for step in (1, 2, 3) for group in range(3) for index in range(4)
+    ]
+    failed = next(one for one in every if one.status == "failed")
+    for group_id, index, attempt in ((failed.group_id, failed.index, 1), ("1.0", 0, 2)):
+        page = ui.get(f"{RUN}/rollouts/{group_id}/{index}/{attempt}")
+        (chain,) = page["tokens"]["chains"]
+        assert chain["mask"] == [*NOTHING, 0, 0, None, 0]
+        assert chain["columns"] == {}
+
+
+def test_what_is_not_known_of_tokens_is_left_out(tmp_path):
+    """A run that did not record facts, one whose file is damaged, and the rollout of an eval."""
+    kept = next(one for one in GROUP if one.status == "kept")
+    unknown = tokens_of(tmp_path, replace(kept, version_spans=()))["chains"][0]
+    assert (unknown["mask"], unknown["columns"], unknown["versions"]) == (None, {}, None)
+    of_one = replace(kept, version_spans=(), oldest_version=7, newest_version=7)
+    assert tokens_of(tmp_path, of_one)["chains"][0]["versions"] == [*NOTHING, 7, 7, None, 7]
+    assert training_of(tmp_path, kept) == UNKNOWN
+    assert training_of(tmp_path, replace(kept, status="discarded")).turns == []
+    (tmp_path / "token_facts").mkdir()
+    (tmp_path / "token_facts" / f"step-{kept.step:06d}.parquet").write_bytes(b"PAR1 torn")
+    damaged = training_of(tmp_path, kept)
+    assert damaged.turns is None
+    assert "is not a readable file of token facts" in damaged.problems[0]
+
+
 def test_branches_share_their_beginning(tmp_path):
     recorder = ChainRecorder()
     turns = (recorder.record([1, 2], [3], [-1.0]), recorder.record([1, 9], [8], [-2.0]))
@@ -80,6 +125,12 @@ def test_branches_share_their_beginning(tmp_path):
     assert [chain["parent"] for chain in found["chains"]] == [None, 0]
     assert found["chains"][1]["num_shared"] == 1
     assert found["chains"][1]["logprobs"] == [None, None, -2.0]
+    # Turn 1 was trained on, turn 0 was not; what they share was written by neither.
+    training = Training([replace(facts_of(row(1, 0, 0))[1], turn=1)])
+    first, second = tokens_of(tmp_path, replace(row(1, 0, 0), tokens=turns), training)["chains"]
+    assert (first["mask"], second["mask"]) == ([None, None, 0], [None, None, 1])
+    assert first["columns"] == {}
+    assert second["columns"]["trainer log-prob"] == [None, None, -0.5]
 
 
 def test_a_group_and_an_example_lead_to_their_rollouts(ui):

@@ -14,6 +14,15 @@ _TYPES = {
     **{"call": "INTEGER", "version": "INTEGER"},
     **dict.fromkeys(("environment", "group_id", "stage", "server", "reason"), "VARCHAR"),
 }
+_KEYS = ("environment", "group_id", "index", "attempt")
+_KEY = 'group_id, "index", attempt'
+_SHOWN_STAGES = ("drawn", "waiting", "environment", "scoring")
+"""Stages of attempts that are drawn; `generating` is too, where no calls of models are recorded."""
+_STAGE_SOURCE = (
+    "CASE WHEN stage = 'generating' THEN server WHEN stage IN ('drawn', 'waiting') "
+    "THEN 'environment ' || environment || ': waiting' ELSE 'environment ' || environment END"
+)
+"""The row of a stage, in SQL: what waits is not among what is played."""
 
 
 class StepEvents(NamedTuple):
@@ -80,6 +89,25 @@ def events_source(files: Sequence[Listed], columns: Sequence[str]) -> Source | N
     if not parts:
         return None
     return Source(sql=f"({' UNION ALL '.join(parts)})", values=tuple(values))
+
+
+def stages_of(files: Sequence[Listed], *, with_generating: bool) -> Source | None:
+    """Return the stages of attempts as spans: each lasts until the next stage of its attempt."""
+    names = ("time_s", "step", *_KEYS, "stage", "server", "version", "reason", "filename")
+    events = events_source(files, names)
+    if events is None:
+        return None
+    shown = [*_SHOWN_STAGES, *(("generating",) if with_generating else ())]
+    of_file = r"CAST(regexp_extract(filename, 'step-(\d+)\.[a-z]+$', 1) AS INTEGER) AS file_step"
+    ended = f"lead(time_s) OVER (PARTITION BY filename, {_KEY} ORDER BY time_s)"
+    sql = (
+        f"SELECT {_STAGE_SOURCE} AS source, time_s, until_s - time_s AS duration_s, "
+        "CASE WHEN stage = 'generating' THEN 'call' ELSE stage END AS name, step, version, "
+        f"coalesce(reason, '') AS note, environment, {_KEY}, file_step "
+        f"FROM (SELECT *, {of_file}, {ended} AS until_s FROM {events.sql}) "
+        f"WHERE until_s IS NOT NULL AND stage IN ({', '.join(repr(one) for one in shown)})"
+    )
+    return Source(sql=f"({sql})", values=events.values)
 
 
 def _lines() -> str:

@@ -12,6 +12,7 @@ from telescope_core.records.run_folder import SETTINGS_FILE, RunFolder
 from telescope_ui.answers import JsonObject
 from telescope_ui.index.database import Database
 from telescope_ui.index.run_index import RunIndex
+from telescope_ui.index.stage_index import StageIndex
 from telescope_ui.json_lines import JsonLines
 from telescope_ui.metrics_table import MetricsTable
 from telescope_ui.run_files import Stamp, inside, object_in, stamp_of
@@ -33,6 +34,7 @@ class OneRun:
         self.folder = RunFolder(path)
         self.metrics = MetricsTable(path)
         self.index = RunIndex(path, database)
+        self.stages = StageIndex(path, self.index, database)
         self.restarts = JsonLines(path, "restarts.jsonl")
         self.eval_points = JsonLines(path, "eval_points.jsonl")
         self.server_events = JsonLines(path, "servers.jsonl")
@@ -43,6 +45,7 @@ class OneRun:
 
     def close(self) -> None:
         """Give back what the index holds."""
+        self.stages.close()
         self.index.close()
 
     def info(self) -> RunInfo:

@@ -4,7 +4,7 @@ Model calls, spans of ranks and driver, and stages of attempts become rows of th
 """
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,8 +18,8 @@ from telescope_ui.block_tables import (
     source_of,
 )
 from telescope_ui.damage import answering
-from telescope_ui.event_tables import StepEvents, all_files, events_by_step, events_source, usable
-from telescope_ui.index.database import Database
+from telescope_ui.event_tables import StepEvents, all_files, events_by_step, stages_of, usable
+from telescope_ui.index.database import Database, quoted
 from telescope_ui.one_run import OneRun, seconds_of
 from telescope_ui.pages.overview import eval_points, server_events
 from telescope_ui.parameters import WindowParameters
@@ -35,13 +35,6 @@ _STEPS_AHEAD = 16
 """Steps that rollouts are sampled ahead of their training, at most."""
 _KEYS = ("environment", "group_id", "index", "attempt")
 _KEY = 'group_id, "index", attempt'
-SHOWN_STAGES = ("drawn", "waiting", "environment", "scoring")
-"""Stages of attempts that are drawn; `generating` is too, where no calls of models are recorded."""
-STAGE_SOURCE = (
-    "CASE WHEN stage = 'generating' THEN server WHEN stage IN ('drawn', 'waiting') "
-    "THEN 'environment ' || environment || ': waiting' ELSE 'environment ' || environment END"
-)
-"""The row of a stage, in SQL: what waits is not among what is played."""
 _NO_KEY = "'' AS environment, '' AS group_id, 0 AS \"index\", 0 AS attempt"
 
 
@@ -103,7 +96,7 @@ def spans_of(run: OneRun, database: Database, window: Window) -> Spans:
         problems += found.problems
         stages = stages_of(found.files, with_generating=calls is None)
         if stages is not None:
-            parts.append(stages.sql)
+            parts.append(f"SELECT {', '.join(map(quoted, COLUMNS))} FROM {stages.sql}")
             values += stages.values
     joined = " UNION ALL ".join(parts)
     # A line that somebody else wrote may say of nobody.
@@ -180,24 +173,6 @@ def step_ends(run: OneRun) -> list[tuple[int, float]]:
     return sorted(
         ((step, time_s) for step, time_s in pairs if time_s == time_s), key=lambda pair: pair[1]
     )
-
-
-def stages_of(files: Sequence[Listed], *, with_generating: bool) -> Source | None:
-    """Return the stages of attempts as spans: each lasts until the next stage of its attempt."""
-    names = ("time_s", "step", *_KEYS, "stage", "server", "version", "reason", "filename")
-    events = events_source(files, names)
-    if events is None:
-        return None
-    shown = [*SHOWN_STAGES, *(("generating",) if with_generating else ())]
-    ended = f"lead(time_s) OVER (PARTITION BY filename, {_KEY} ORDER BY time_s)"
-    sql = (
-        f"SELECT {STAGE_SOURCE} AS source, time_s, until_s - time_s AS duration_s, "
-        "CASE WHEN stage = 'generating' THEN 'call' ELSE stage END AS name, step, version, "
-        f"coalesce(reason, '') AS note, environment, {_KEY} FROM (SELECT *, {ended} AS until_s "
-        f"FROM {events.sql}) WHERE until_s IS NOT NULL AND stage IN "
-        f"({', '.join(repr(one) for one in shown)})"
-    )
-    return Source(sql=sql, values=events.values)
 
 
 def extent_of(run: OneRun, database: Database) -> Window | None:

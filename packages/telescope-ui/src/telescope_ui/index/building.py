@@ -220,6 +220,12 @@ def _note(cursor: duckdb.DuckDBPyConnection, schema: str, one: StepFile, problem
     _insert_file(cursor, schema, one, problem)
 
 
+def checkpoint(cursor: duckdb.DuckDBPyConnection, schema: str) -> None:
+    """Move what was written into the file itself; not while another thread writes to it."""
+    with suppress(duckdb.TransactionException):
+        cursor.execute(f"CHECKPOINT {schema}")
+
+
 def step_files(folder: str, found: Sequence[Listed]) -> list[StepFile]:
     """Return the files of steps among `found`."""
     numbered = [(step_of(file.name), file) for file in found]

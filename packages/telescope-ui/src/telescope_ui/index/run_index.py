@@ -162,7 +162,7 @@ class RunIndex:
                         break
                     building.add(cursor, self._schema, batch)
                     self._told(cursor, len(batch))
-                cursor.execute(f"CHECKPOINT {self._schema}")
+                building.checkpoint(cursor, self._schema)
         except BaseException:
             self._seen = None
             raise

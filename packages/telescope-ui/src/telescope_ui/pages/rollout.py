@@ -14,10 +14,10 @@ from telescope_ui.event_tables import all_files, events_by_step, events_source, 
 from telescope_ui.index import queries
 from telescope_ui.index.database import Database
 from telescope_ui.one_run import OneRun
-from telescope_ui.pages.rollout_tokens import tokens_of
+from telescope_ui.pages.rollout_tokens import UNKNOWN, Training, tokens_of, training_of
 from telescope_ui.run_files import Listed, inside
 
-_NOT_SCALAR = ("tokens", "messages", "conversations")
+_NOT_SCALAR = ("tokens", "version_spans", "messages", "conversations")
 _CALL = (
     *("call", "time_s", "duration_s", "server", "version", "queue_s", "first_token_s"),
     *("prefill_s", "decode_s", "num_prompt_tokens", "num_cached_tokens"),
@@ -44,15 +44,16 @@ def rollout_page(
     )
     siblings = queries.group_places(run.index, row.group_id)
     extent = extent_of_moments(moments["calls"], moments["events"])
+    training = training_of(run.path, row) if with_tokens else UNKNOWN
     return {
         "page": "rollout",
         "run": run.brief(),
-        **row_answer(run, row, with_tokens=with_tokens),
+        **row_answer(run, row, with_tokens=with_tokens, training=training),
         "calls": {"columns": moments["calls"]},
         "events": {"columns": moments["events"]},
         "siblings": {"columns": _siblings(run, row.group_id, [about for _, about in siblings])},
         "addresses": _addresses(run, key, siblings, extent),
-        "problems": moments["problems"],
+        "problems": [*moments["problems"], *training.problems],
     }
 
 
@@ -75,13 +76,15 @@ def _files_of(run: OneRun, row: RolloutRow) -> list[Listed]:
     return [*block_files(run.path, "calls"), *all_files(near)]
 
 
-def row_answer(run: OneRun, row: RolloutRow, *, with_tokens: bool) -> JsonObject:
+def row_answer(
+    run: OneRun, row: RolloutRow, *, with_tokens: bool, training: Training = UNKNOWN
+) -> JsonObject:
     """Return what is recorded of a rollout."""
     return {
         "row": scalars(row),
         "messages": messages_json(row.messages),
         "conversations": [messages_json(one) for one in row.conversations],
-        "tokens": tokens_of(run.path, row) if with_tokens else None,
+        "tokens": tokens_of(run.path, row, training) if with_tokens else None,
     }
 
 

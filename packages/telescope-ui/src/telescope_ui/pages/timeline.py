@@ -33,6 +33,8 @@ _BUCKET_PIXELS = 4
 _ORDER = ("driver", "rank", "server", "environment", "evals", "other")
 _BARS = ("start_s", "duration_s", "lane", "name", "step", "version", "note", "address")
 _STATES_LANE = -1
+_COMPLETE: JsonObject = {"files_done": 0, "files_total": 0, "is_complete": True, "problems": []}
+"""Of windows that are read from the events themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +77,10 @@ def _page(run: OneRun, database: Database, asked: TimelineParameters) -> JsonObj
         row["kind"] = "server"
         for name, values in bars.items():
             row["bars"]["columns"][name] += values
+    index = _COMPLETE
     if spans.is_too_wide:
-        rows["environments"] = {**_empty_row("environments", "environment"), "is_too_wide": True}
+        index = run.stages.refresh()
+        add_stages(run, rows, scale, with_generating="calls" not in spans.kinds)
     _add_evals(run, rows, window)
     steps = [pair for pair in step_ends(run) if window.first_s <= pair[1] <= window.last_s + 1]
     steps = steps[:: max(1, -(-len(steps) // _MAX_STEPS))]
@@ -93,6 +97,7 @@ def _page(run: OneRun, database: Database, asked: TimelineParameters) -> JsonObj
         "steps": {
             "columns": {"step": [one[0] for one in steps], "end_s": [one[1] for one in steps]}
         },
+        "index": index,
         **{"num_spans": num_spans, "max_trace_spans": MAX_TRACE_SPANS},
         "sources": [*spans.kinds, *(["servers"] if states else [])],
         "problems": [*spans.problems, *run.line_problems()],
@@ -272,6 +277,35 @@ def _names(database: Database, chosen: Source, scale: _Scale) -> dict[tuple[str,
     )
     rows = database.rows(sql, (window.first_s, scale.bucket_s, *chosen.values))
     return {(source, bucket): name for source, bucket, name in rows}
+
+
+def add_stages(
+    run: OneRun, rows: dict[str, JsonObject], scale: _Scale, *, with_generating: bool
+) -> None:
+    """Add how many attempts were in each stage, of a window with too many files of events."""
+    window = scale.window
+    by_name: dict[tuple[str, str], list[Change]] = {}
+    for one in run.stages.changes(window.first_s, window.last_s, scale.bucket_s):
+        if with_generating or one.name != "call":
+            change = Change(one.bucket, one.number, one.sum_s)
+            by_name.setdefault((one.source, one.name), []).append(change)
+    busy: dict[str, dict[int, JsonObject]] = {}
+    for (source, name), changes in by_name.items():
+        found = mean_numbers(changes, num_buckets=scale.num_buckets, bucket_s=scale.bucket_s)
+        for bucket, value in found.items():
+            cell = busy.setdefault(source, {}).setdefault(bucket, {"busy": 0.0, "most": 0.0})
+            cell["busy"] += value
+            if value > cell["most"]:
+                cell |= {"most": value, "name": name}
+    for source, cells in busy.items():
+        row = rows.setdefault(source, _empty_row(source, kind_of(source, is_called=True)))
+        buckets = sorted(cells)
+        row["is_too_wide"] = True
+        row["density"] = {
+            "bucket": buckets,
+            "busy": [round(cells[bucket]["busy"], 4) for bucket in buckets],
+            "name": [cells[bucket]["name"] for bucket in buckets],
+        }
 
 
 def _state_bars(events: Sequence[JsonObject], scale: _Scale) -> dict[str, JsonObject]:
