@@ -3,8 +3,19 @@
 import pytest
 from tests.core.playing import One, play
 
-from telescope_core.attempts import MAX_FAILED, MAX_LOST, play_with_attempts, reached_limit
-from telescope_core.errors import ContextLengthError, EndpointError
+from telescope_core.attempts import (
+    MAX_FAILED,
+    MAX_LOST,
+    play_with_attempts,
+    reached_limit,
+    require_others,
+)
+from telescope_core.errors import (
+    ContextLengthError,
+    EndpointAccessError,
+    EndpointError,
+    TemplateLossError,
+)
 from telescope_core.types import Rollout, RolloutStatus, StopReason
 
 
@@ -59,6 +70,17 @@ async def test_a_limit_after_a_failure_is_final_too():
     final = await play_with_attempts(play)
     assert (final.error, final.tags) == (LIMITS[0].error, {"attempts": "2"})
     assert asked == [1, 2]
+
+
+@pytest.mark.parametrize("kind", [EndpointAccessError, TemplateLossError])
+async def test_a_failure_of_all_is_final_at_once_and_raised_with_its_cause(kind):
+    play, asked = script(ended(f"{kind.__name__}: no: never"), SCORED)
+    final = await play_with_attempts(play)
+    assert asked == [1]
+    with pytest.raises(kind, match=r"^here: no: never$"):
+        require_others(final, "here")
+    require_others(BROKEN, "here")
+    require_others(SCORED, "here")
 
 
 async def test_a_failure_is_played_again_up_to_its_limit():

@@ -8,10 +8,9 @@ import pytest
 
 from telescope_core import ConfigError
 from telescope_core.chains import sampled_tokens
-from telescope_core.errors import EndpointError
+from telescope_core.errors import EndpointError, TemplateLossError
 from telescope_core.types import JsonValue, Message, Sampling
 from telescope_train.chat.conversations import Conversations
-from telescope_train.chat.proof import TemplateLossError
 from telescope_train.chat.renderer import Prompt, Renderer
 from telescope_train.inference.client import parse_reply, parse_version
 from telescope_train.inference.generation import Generation, Span

@@ -20,7 +20,7 @@ from telescope_core import (
     reward,
 )
 from telescope_core.attempts import MAX_FAILED
-from telescope_core.errors import EndpointAccessError
+from telescope_core.errors import EndpointAccessError, TemplateLossError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_train.rollouts.failures import MAX_DRAWS_PER_GROUP, Boundary, boundary_of
@@ -97,6 +97,22 @@ async def test_an_endpoint_that_refuses_every_request_stops_the_run_at_once() ->
     sampler = sampler_over(client, ahead=0)
     sampler.advance(0)
     with pytest.raises(EndpointAccessError, match=r"environment echo: .*the judge answered 401"):
+        await sampler.take(0)
+    assert len(client.requests) <= GROUPS * GROUP_SIZE, "no rollout is played again"
+    await sampler.close()
+
+
+async def test_what_the_chat_template_would_lose_stops_the_run_at_once() -> None:
+    """Others of the mix would go on for ever beside an environment that cannot be played."""
+
+    def loses(messages: Sequence[Message]) -> Any:
+        lost = messages[-1].content == "p0"
+        return TemplateLossError("it leaves out results; set X") if lost else echo(messages)
+
+    client = ScriptedClient(loses)
+    sampler = sampler_over(client, ahead=0)
+    sampler.advance(0)
+    with pytest.raises(TemplateLossError, match=r"^environment echo: it leaves out results; set X"):
         await sampler.take(0)
     assert len(client.requests) <= GROUPS * GROUP_SIZE, "no rollout is played again"
     await sampler.close()

@@ -9,7 +9,13 @@ few times.
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from telescope_core.errors import ContextLengthError, EndpointAccessError, EndpointError, JudgeError
+from telescope_core.errors import (
+    ContextLengthError,
+    EndpointAccessError,
+    EndpointError,
+    JudgeError,
+    TemplateLossError,
+)
 from telescope_core.types import Rollout, RolloutStatus, StopReason
 
 MAX_FAILED = 3
@@ -22,6 +28,8 @@ the reason for its death.
 """
 _TOO_LONG = ("context length", "context_length", "max_model_len")
 """What vLLM and the OpenAI API write when a prompt does not fit the model."""
+_ENDS_ALL = {error.__name__: error for error in (EndpointAccessError, TemplateLossError)}
+"""Failures that say of all rollouts that they cannot be played, or not as they are."""
 
 
 async def play_with_attempts(
@@ -52,7 +60,7 @@ async def play_with_attempts(
             num_failed += 1
         if (
             reached_limit(rollout)
-            or has_no_access(rollout)
+            or ends_all(rollout)
             or num_failed >= max_failed
             or num_lost > MAX_LOST
         ):
@@ -74,10 +82,19 @@ def reached_limit(rollout: Rollout) -> bool:
     return kind == EndpointError.__name__ and says_too_long(text)
 
 
-def has_no_access(rollout: Rollout) -> bool:
-    """Return whether an endpoint refuses every request, so that no rollout can be played."""
-    failed = rollout.status is RolloutStatus.FAILED
-    return failed and rollout.status_reason == EndpointAccessError.__name__
+def ends_all(rollout: Rollout) -> bool:
+    """Return whether a rollout failed for a cause that no other attempt, or rollout, can change.
+
+    An endpoint refuses every request, or the policy's chat template would lose something.
+    """
+    return rollout.status is RolloutStatus.FAILED and rollout.status_reason in _ENDS_ALL
+
+
+def require_others(rollout: Rollout, where: str) -> None:
+    """Raise the error of a rollout that failed for a cause that `ends_all`; `where` goes first."""
+    if ends_all(rollout):
+        kind, _, cause = (rollout.error or "").partition(": ")
+        raise _ENDS_ALL[rollout.status_reason](f"{where}: {cause or kind}")
 
 
 def is_too_long(error: Exception) -> bool:

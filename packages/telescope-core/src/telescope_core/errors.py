@@ -23,6 +23,13 @@ class ContextLengthError(ConfigError):
     """The conversation leaves no room in the model's context for another turn."""
 
 
+class TemplateLossError(ConfigError):
+    """The policy's chat template would lose something that rollouts depend on.
+
+    It would lose it again in another attempt, so the refusal is final and ends the run.
+    """
+
+
 class UnknownNameError(ConfigError):
     """A name is not known; the message lists the closest known names."""
 

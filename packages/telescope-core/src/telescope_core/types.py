@@ -346,3 +346,7 @@ class EnvironmentDescription:
     """What rollouts begin with, unless the environment makes their first messages otherwise."""
     offers_tools: bool = False
     """Whether its requests offer tools, which the policy's chat template then has to take."""
+    sends_system: bool | None = None
+    """Whether rollouts are known to begin with a system message; None = `system_prompt` says it."""
+    goes_on: bool | None = None
+    """Whether rollouts go on after an answer without a call; None = it is not known."""

@@ -7,7 +7,7 @@ with this table, and the documentation shows it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_CALLS = ("tools", "parallel", "thinking tools")
+_CALLS = ("system tools", "tools", "parallel", "text and a call", "thinking tools")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,7 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
     "Llama 3.1": _alike("meta-llama-Llama-3.1-8B-Instruct"),
     "Llama 3.2": _alike("meta-llama-Llama-3.2-3B-Instruct"),
     "Mistral v3": _alike("mistralai-Mistral-Nemo-Instruct-2407"),
+    "Mistral v3, system message": _alike("mistralai-Mistral-Nemo-Instruct-2407"),
     "Mistral v7 and later (Tekken)": _alike("unsloth-mistral-Devstral-Small-2507"),
     "Mistral Small 3.2": _alike("Mistral-Small-3.2-24B-Instruct-2506"),
     "Gemma 2": _alike("google-gemma-2-2b-it"),
@@ -52,7 +53,7 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
     "gpt-oss": _alike("openai-gpt-oss-120b"),
     "Command R7B": Counterpart(
         name="CohereForAI-c4ai-command-r7b-12-2024-tool_use",
-        differs=("multi", "system", "thinking", "tools", "thinking tools"),
+        differs=("multi", "system", "system tools", "thinking", "tools", "thinking tools"),
     ),
     "GLM-4.5": _alike("GLM-4.6"),
     "Seed-OSS": _alike("ByteDance-Seed-OSS"),
@@ -65,3 +66,29 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
     "Granite 3.3": Counterpart(name="ibm-granite-granite-3.3-2B-Instruct", differs=("thinking",)),
 }
 """Name of a family in `newer_families` -> the published template."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncompared:
+    """A family whose published template is not there to compare with."""
+
+    words: tuple[str, ...]
+    """What the name of its published template would have; `make test-templates` looks for them."""
+
+    @property
+    def text(self) -> str:
+        """What the documentation says in place of a comparison."""
+        return "not compared: not in the package"
+
+
+UNCOMPARED: Mapping[str, Uncompared] = {
+    "SmolLM (ChatML)": Uncompared(words=("SmolLM-", "SmolLM2", "chatml")),
+    "Qwen3-Thinking-2507": Uncompared(words=("Thinking-2507",)),
+    "Qwen3-Instruct-2507": Uncompared(words=("Instruct-2507",)),
+    "Gemma 3": Uncompared(words=("gemma-3",)),
+    "Phi-4": Uncompared(words=("phi-4",)),
+    "Phi-4-mini": Uncompared(words=("phi-4",)),
+    "Zephyr": Uncompared(words=("zephyr", "stablelm")),
+    "SmolVLM, LLaVA-Next (text parts)": Uncompared(words=("SmolVLM", "Idefics", "llava")),
+}
+"""Name of a family that none of the published templates is of -> how it would be known."""

@@ -292,7 +292,7 @@ FAMILIES = [
     ),
     Family(
         name="Mistral v3, system message", template="mistral_v3", write=mistral_v3,
-        chains={"multi": 3, "cut": 2, "tools": 3}, kind="sentencepiece", special=MISTRAL_MARKS,
+        chains={"multi": 3, "cut": 2}, kind="sentencepiece", special=MISTRAL_MARKS,
         stops=("</s>",), bos="<s>", pad="</s>", shows_ids=True,
     ),
     Family(

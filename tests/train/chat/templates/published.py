@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tests.train.chat.templates.counterparts import COUNTERPARTS
+from tests.train.chat.templates.counterparts import COUNTERPARTS, UNCOMPARED
 from tests.train.chat.templates.newer_families import ALL_BY_NAME
 from tests.train.chat.templates.published_play import PLAYS, TOOLS, Outcome, play
 from tests.train.chat.templates.tokenizers_made_here import make_tokenizer
@@ -136,6 +136,10 @@ def wrong_counterparts(templates: Mapping[str, str]) -> list[str]:
         differs = tuple(play for play in PLAYS if ours[play].kind != theirs[play].kind)
         if differs != counterpart.differs:
             wrong.append(f"{family}: recorded as {counterpart.text}, but it differs in {differs}")
+    for family, uncompared in UNCOMPARED.items():
+        for name in templates:
+            if any(word.lower() in name.lower() for word in uncompared.words):
+                wrong.append(f"{family}: recorded as {uncompared.text}, but there is {name}")
     return wrong
 
 

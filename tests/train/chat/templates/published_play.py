@@ -12,8 +12,9 @@ from telescope_core.errors import ConfigError
 from telescope_core.types import Message, ToolCall
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.formats import same_words
-from telescope_train.chat.proof import Use
+from telescope_train.chat.proof import keeps_text_with_calls
 from telescope_train.chat.renderer import Prompt, Renderer
+from telescope_train.chat.uses import Use
 from telescope_train.chat.written import written_turn
 
 TOOLS = [
@@ -66,6 +67,11 @@ PLAYS: Mapping[str, Sequence[Message | str]] = {
         *(said("It is.\n\nIt always is."), "Thank you.", said("You are welcome.")),
     ),
     "system": ("system", "Is it raining in Ely?", said("Not now."), "And?", said("No more.")),
+    "system tools": (
+        *("system", "Get me to Wick.", said("", towns=["Wick"]), "result"),
+        *(said("Two seats are booked."), "And to Thurso.", said("", towns=["Thurso"]), "result"),
+        said("Booked as well."),
+    ),
     "thinking": (
         *("Is it raining in Ely?", said("Not now.", "The radar is clear."), "And in Kirkwall?"),
         *(said("It is.", "A front is near."), "Thank you.", said("Gladly.", "A courtesy.")),
@@ -77,6 +83,10 @@ PLAYS: Mapping[str, Sequence[Message | str]] = {
     "parallel": (
         *("To Wick and to Thurso.", said("", towns=["Wick", "Thurso"]), "result", "result"),
         said("Both are booked."),
+    ),
+    "text and a call": (
+        *("Get me to Wick.", said("I look for seats.", towns=["Wick"]), "result"),
+        *(said("Two seats are booked."), "Thanks.", said("Gladly.")),
     ),
     "thinking tools": (
         *("Get me to Wick.", said("", "Wick it is.", ["Wick"]), "result"),
@@ -110,7 +120,8 @@ def _played(renderer: Renderer, script: Sequence[Message | str]) -> list[Sampled
         if isinstance(one, str):
             messages.append(_of_environment(one, messages))
             continue
-        prompt = _prompt(conversations, messages, tools)
+        prompt = _prompt(renderer, conversations, messages, tools)
+        one = _sayable(renderer, messages, one, tools)
         ids = _sampled(renderer, messages, one, tools)
         found = renderer.parse(ids, tools=tools, prompt=prompt)
         _require_read(renderer, one, found, ids)
@@ -118,7 +129,7 @@ def _played(renderer: Renderer, script: Sequence[Message | str]) -> list[Sampled
         conversations.add(prompt, found, answers[-1], tools=tools)
         messages.append(found)
     # The last answer, too, has to be in a prompt.
-    _prompt(conversations, messages, tools)
+    _prompt(renderer, conversations, messages, tools)
     return answers
 
 
@@ -134,13 +145,24 @@ def _of_environment(text: str, messages: Sequence[Message]) -> Message:
 
 
 def _prompt(
-    conversations: Conversations, messages: Sequence[Message], tools: Sequence[dict]
+    renderer: Renderer,
+    conversations: Conversations,
+    messages: Sequence[Message],
+    tools: Sequence[dict],
 ) -> Prompt:
     prompt = conversations.prompt_for(messages, tools=tools)
     calls = [call for message in messages for call in message.tool_calls]
     words = [message.content for message in messages if message.content]
     words += [call.arguments.split('"')[3] for call in calls]
     missing = [word for word in words if word not in prompt.text]
+    beside = {message.content for message in messages if message.tool_calls}
+    # A text beside a call may be left out as thinking may, which is told at the start. What was
+    # sampled has it, and is then a sample of its own.
+    if beside & {*missing} and keeps_text_with_calls(renderer.rendering) is False:
+        shown = renderer.rendering.special.decode_exactly(prompt.token_ids)
+        if any(word in shown for word in missing):
+            raise Fault(f"the ids have what their text has not: {missing}")
+        missing = [word for word in missing if word not in beside]
     if missing:
         raise Fault(f"not in the prompt: {missing}")
     if prompt.text.count("find_train") < len(calls):
@@ -148,13 +170,31 @@ def _prompt(
     return prompt
 
 
+def _sayable(
+    renderer: Renderer, messages: Sequence[Message], one: Message, tools: Sequence[dict]
+) -> Message:
+    """Return `one`, without the text beside its call in a family whose calls stand alone.
+
+    There, such a turn as a whole is an answer, of which nothing may be lost.
+    """
+    if not one.tool_calls or not one.content:
+        return one
+    turn = _with_text(renderer, _written(renderer, messages, one, tools), one)
+    found = renderer.rendering.read(turn, "", tools=tools)
+    if found.calls or one.tool_calls[0].name not in turn:
+        return one
+    if found.content != turn:
+        raise Fault(f"{turn!r} is no call, and read as {found!r}")
+    return replace(one, content="")
+
+
 def _sampled(
     renderer: Renderer, messages: Sequence[Message], one: Message, tools: Sequence[dict]
 ) -> tuple[int, ...]:
     """What a model that writes as the template does samples, with the end that history shows."""
-    turn = _written(renderer, messages, one, tools)
+    turn = _with_text(renderer, _written(renderer, messages, one, tools), one)
     if any(call.arguments.split('"')[3] not in turn for call in one.tool_calls):
-        renderer.require(Use.PARALLEL_CALLS)
+        renderer.require(Use.TEXT_WITH_CALLS if one.content else Use.PARALLEL_CALLS)
         raise Fault(f"the template leaves out a call, which nothing refuses: {turn!r}")
     special = renderer.rendering.special
     results = [
@@ -167,6 +207,14 @@ def _sampled(
         if end is not None:
             return (*special.encode_after(None, turn), end.token_id)
     return (*special.encode_after(None, turn), renderer.stop_token_ids[0])
+
+
+def _with_text(renderer: Renderer, turn: str, one: Message) -> str:
+    """Put the text beside a call into a turn whose template leaves it out: a model may write it."""
+    if not one.tool_calls or one.content in turn:
+        return turn
+    thought, mark, rest = turn.rpartition(renderer.format.reasoning.closing or "\0")
+    return f"{thought}{mark}{one.content}{rest}"
 
 
 def _written(
@@ -188,6 +236,8 @@ def _written(
 def _require_read(renderer: Renderer, one: Message, found: Message, ids: Sequence[int]) -> None:
     text = renderer.rendering.special.decode_exactly(ids)
     wanted = one if one.reasoning and one.reasoning in text else replace(one, reasoning="")
+    if one.tool_calls and found.reasoning == one.content:
+        wanted = replace(one, content="", reasoning=one.content)  # the family's form of such a text
     if found.content != wanted.content or not same_words(wanted, found):
         raise Fault(f"written as {text!r}, read as {found!r}")
     for written, read in zip(one.tool_calls, found.tool_calls, strict=True):

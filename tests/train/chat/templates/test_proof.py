@@ -10,13 +10,13 @@ from tests.train.chat.templates.tokenizers_made_here import FIXTURES
 
 from telescope_core.chains import sampled_tokens
 from telescope_core.errors import ConfigError
-from telescope_core.types import EnvironmentDescription, Message, ToolCall
+from telescope_core.types import Message, ToolCall
 from telescope_train.chat.conversations import Conversations
-from telescope_train.chat.probe import declared_uses, probe_template
-from telescope_train.chat.proof import Use
+from telescope_train.chat.probe import probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.chat.supervised import render_conversations
-from telescope_train.config.schema import ModelSection, TrainConfig
+from telescope_train.chat.uses import Use
+from telescope_train.config.schema import ModelSection
 
 ASKED = (Message(role="user", content="2+2="),)
 CHATML = BY_NAME["SmolLM (ChatML)"]
@@ -288,44 +288,3 @@ def test_arguments_are_text_where_the_template_takes_text():
         add_generation_prompt=False,
     )
     assert '{"a": 2}' in shown
-
-
-def described(*, offers_tools: bool) -> EnvironmentDescription:
-    return EnvironmentDescription(
-        name="x",
-        version="0",
-        reward_min=0.0,
-        reward_max=1.0,
-        success_threshold=1.0,
-        num_examples={},
-        network="none",
-        offers_tools=offers_tools,
-    )
-
-
-@pytest.mark.parametrize(
-    ("env", "uses"),
-    [({}, []), ({"tool_call_format": "xml"}, []),
-     ({"tool_call_format": "native"}, [Use.TOOLS, Use.CALLS])],
-)  # fmt: skip
-@pytest.mark.parametrize("where", ["environments", "evals"])
-def test_tools_that_the_settings_declare_are_refused_before_the_run(env, uses, where, tiny):
-    sections = {
-        "environments": {"environments": [{"name": "x", "env": env}]},
-        "evals": {"environments": [{"name": "y"}], "evals": {"evals": [{"name": "x", "env": env}]}},
-    }
-    config = TrainConfig.model_validate(
-        {
-            "run": {"name": "a", "number_of_steps": 1},
-            "model": {"model": str(tiny)},
-            **sections[where],
-        }
-    )
-    assert declared_uses(config) == uses
-    # An environment may have it in its own defaults, and says so when it is opened.
-    assert declared_uses(config, [described(offers_tools=bool(uses))]) == uses
-    if not uses:
-        assert load_renderer(config.model, uses=uses)
-        return
-    with pytest.raises(ConfigError, match=r"tool_call_parser, .*tool_call_format = \"xml\""):
-        load_renderer(config.model, uses=uses)

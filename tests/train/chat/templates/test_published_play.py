@@ -16,8 +16,9 @@ def test_a_play_is_exact_branched_or_refused(family):
     found = outcomes(family.source(), family.arguments)
     assert {one.kind for one in found.values()} <= {"exact", "branched", "refused"}
     assert found["single"].kind == "exact"
+    assert found["text and a call"].kind in ("branched", found["tools"].kind)
     if "tools" not in family.chains and "thinking tools" not in family.chains:
-        assert found["tools"].kind == "refused"
+        assert found["system tools" if family.takes_system else "tools"].kind == "refused"
 
 
 class Trusting(Renderer):
@@ -42,6 +43,9 @@ def trusting(template: str) -> Renderer:
         ("Qwen2.5", ("message.content + '<|im_end|>", "'<|im_end|>"), "single",
          r"not in the prompt: \['Is it raining"),
         ("Kimi-K3", ("part('response'", "part('reply'"), "single", "written as"),
+        ("Mistral v3", ("", ""), "system tools", r"not in the prompt: \['You sell"),
+        ("Qwen2.5", ("in message.tool_calls %", "in message.tool_calls if not message.content %"),
+         "text and a call", "which nothing refuses"),
     ],
 )  # fmt: skip
 def test_what_is_lost_without_a_refusal_is_a_fault(name, change, scenario, lost):

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from telescope_core.attempts import has_no_access, play_with_attempts
+from telescope_core.attempts import play_with_attempts, require_others
 from telescope_core.collector import rare_collections
-from telescope_core.errors import EndpointAccessError, EnvironmentProcessError, TelescopeError
+from telescope_core.environments.escapes import contained
+from telescope_core.errors import EnvironmentProcessError, TelescopeError
 from telescope_core.evals.result import EvalResult, result_of
 from telescope_core.evals.settings import EvalSettings, check_split
 from telescope_core.gateway import canceled_attempt
@@ -20,6 +21,7 @@ from telescope_core.records.rows import RolloutRow, readable_row, row_of
 from telescope_core.types import Group, Rollout, RolloutStatus, StopReason
 
 _SEEDS_PER_EXAMPLE = 4096
+_ALL_END = "eval stopped, as no rollout can succeed"
 
 
 async def run_eval(
@@ -177,7 +179,7 @@ class _EvalRun:
         if rollout.status is not RolloutStatus.FAILED:
             self.failures_in_a_row = 0
             return
-        _require_access(rollout)
+        require_others(rollout, _ALL_END)
         self.failures_in_a_row += 1
         if self.failures_in_a_row >= self.settings.max_failures_in_a_row:
             raise TelescopeError(
@@ -195,7 +197,7 @@ class _EvalRun:
         )
         group = await self._score_group(example_index, group)
         for rollout in group.rollouts:
-            _require_access(rollout)
+            require_others(rollout, _ALL_END)
             row = readable_row(row_of(rollout))
             self.rows.append(row)
             if self.on_rollout is not None:
@@ -207,12 +209,6 @@ class _EvalRun:
         except Exception as error:  # noqa: BLE001 - a reward boundary: the group fails, not the eval
             failed = tuple(_as_failed(rollout, error) for rollout in group.rollouts)
             return replace(group, rollouts=failed)
-
-
-def _require_access(rollout: Rollout) -> None:
-    if has_no_access(rollout):
-        cause = (rollout.error or "").partition(": ")[2]
-        raise EndpointAccessError(f"eval stopped, as no rollout can succeed: {cause}")
 
 
 def _as_failed(rollout: Rollout, error: Exception) -> Rollout:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from telescope_core.errors import ConfigError
 from telescope_core.types import EnvironmentDescription, JsonValue, Message, ToolCall
 from telescope_train.chat.formats import same_words
-from telescope_train.chat.proof import PROBE_TOOLS, Use
+from telescope_train.chat.proof import PROBE_TOOLS, keeps_text_with_calls
 from telescope_train.chat.renderer import Renderer
 from telescope_train.chat.rendering import Tools
+from telescope_train.chat.uses import Use, uses_declared
 from telescope_train.config.schema import TrainConfig
 
 _SYSTEM = Message(role="system", content="Look up towns.")
@@ -23,6 +24,12 @@ _AGAIN = Message(role="user", content="And Wick?")
 _CALL = ToolCall(id="PROBE1234", name="look_up_town", arguments='{"town": "Oxley", "days": 2}')
 _RESULT = Message(role="tool", content="dry", tool_call_id=_CALL.id)
 _THOUGHT = "I look it up."
+_IMPLIED = {
+    Use.SYSTEM: (Use.SYSTEM_IN_TURNS, Use.SYSTEM_WITH_TOOLS),
+    Use.TURNS: (Use.SYSTEM_IN_TURNS,),
+    Use.TOOLS: (Use.SYSTEM_WITH_TOOLS, Use.CALLS, Use.PARALLEL_CALLS, Use.TEXT_WITH_CALLS),
+}
+"""Use that is refused -> uses that there cannot be without it, which need not be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,9 @@ class TemplateReport:
     """Whether an answer with thinking stays as it was written when the user writes again."""
     keeps_calls: bool | None
     """Whether a call with its thinking stays as it was written when its result follows."""
+    keeps_text_with_calls: bool | None
+    """Whether later prompts show what the policy says beside a call. Where they do not, such a
+    turn is a training sample of its own."""
     refused: Mapping[str, str]
     """Use of the template -> why it is refused as soon as it happens."""
 
@@ -59,10 +69,14 @@ class TemplateReport:
                 f"later turns change {', '.join(go)}, so that each is a training sample of its own"
             )
             parts.append("a template that only appends is set with chat_template")
+        if self.keeps_text_with_calls is False:
+            parts.append(
+                "later turns leave out the text beside a call, so that such a turn is a training "
+                "sample of its own"
+            )
         if self.refused:
-            # Without tools there are no calls either.
-            calls = {Use.CALLS.value, Use.PARALLEL_CALLS.value} if Use.TOOLS in self.refused else ()
-            uses = ", ".join(use for use in self.refused if use not in calls)
+            implied = {use for of, uses in _IMPLIED.items() if of in self.refused for use in uses}
+            uses = ", ".join(use for use in self.refused if use not in implied)
             parts.append(f"refused where a run needs it: {uses} (run.json says why)")
         if not self.ends_turns:
             parts.append(
@@ -80,14 +94,15 @@ class TemplateReport:
 def probe_template(renderer: Renderer) -> TemplateReport:
     """Try the conversations that break templates: thinking, a call, its result, another turn."""
     form = renderer.format
+    refused = {use.value: reason for use in Use if (reason := renderer.refusal(use)) is not None}
     # Some templates are for conversations with tools alone.
     bare: Tools = () if _is_taken(renderer, [_USER]) else PROBE_TOOLS
-    takes_system = _is_taken(renderer, [_SYSTEM, _USER], tools=bare)
+    takes_system = Use.SYSTEM not in refused
     start = [_SYSTEM, _USER] if takes_system else [_USER]
+    with_tools = [_USER] if Use.SYSTEM_WITH_TOOLS in refused else start
     opening = renderer.text(start, tools=bare, add_generation_prompt=True)
     thinks = form.reasoning.name != "none" and not form.forbids_thinking(opening)
     thought = _THOUGHT if thinks else ""
-    refused = {use.value: reason for use in Use if (reason := renderer.refusal(use)) is not None}
     has_tools = Use.TOOLS not in refused
     answer = Message(role="assistant", content="It is dry.")
     thinking = Message(role="assistant", content="It is dry.", reasoning=_THOUGHT)
@@ -100,9 +115,10 @@ def probe_template(renderer: Renderer) -> TemplateReport:
         refused=refused,
         keeps_answers=_keeps(renderer, start, answer, _AGAIN, tools=bare),
         keeps_thinking=_keeps(renderer, start, thinking, _AGAIN, tools=bare) if thinks else None,
-        keeps_calls=_keeps(renderer, start, call, _RESULT, tools=PROBE_TOOLS)
+        keeps_calls=_keeps(renderer, with_tools, call, _RESULT, tools=PROBE_TOOLS)
         if has_tools
         else None,
+        keeps_text_with_calls=keeps_text_with_calls(renderer.rendering) if has_tools else None,
     )
 
 
@@ -133,5 +149,12 @@ def declared_uses(
     """Return what the settings, or the environments themselves, say the template is used for."""
     entries = (*config.environments, *config.evals.evals)
     is_native = any(entry.env.get("tool_call_format") == "native" for entry in entries)
-    offers_tools = is_native or any(one.offers_tools for one in described)
-    return [Use.TOOLS, Use.CALLS] if offers_tools else []
+    declared = uses_declared(offers_tools=True) if is_native else []
+    for one in described:
+        has_prompt = bool(one.system_prompt)
+        declared += uses_declared(
+            sends_system=has_prompt if one.sends_system is None else one.sends_system,
+            offers_tools=one.offers_tools,
+            goes_on=one.goes_on is True,
+        )
+    return [use for use in Use if use in declared]

@@ -6,45 +6,23 @@ tools.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from enum import StrEnum
 
 from telescope_core.errors import ConfigError
 from telescope_core.types import Message, ToolCall
 from telescope_train.chat.formats import ParsedReply, same_words
 from telescope_train.chat.formats.choose import NO_CALLS
 from telescope_train.chat.rendering import Rendering, Tools
+from telescope_train.chat.uses import Use
 from telescope_train.chat.written import written_turn
-
-
-class TemplateLossError(ConfigError):
-    """Raised for a use of a chat template in which something would be lost."""
-
-
-class Use(StrEnum):
-    """What a run may use a chat template for."""
-
-    ANSWERS = "answers"
-    """Every run: the user's text is in the prompt, and the answer is read as it was written."""
-    SYSTEM = "system messages"
-    """A conversation has a system message."""
-    TURNS = "several turns"
-    """A conversation goes on after an answer."""
-    THINKING = "thinking"
-    """The model writes the marks of thinking."""
-    TOOLS = "tools"
-    """An environment offers tools."""
-    CALLS = "calls in history"
-    """A conversation holds a call and its result."""
-    PARALLEL_CALLS = "several calls in one turn"
-    """A turn with two or more calls is part of a conversation."""
-
 
 _SYSTEM = Message(role="system", content="Speak of the harbor of Quillberg.")
 _USER = Message(role="user", content="What is new in Tamworth?")
 _AGAIN = Message(role="user", content="And in Oxley?")
 _ANSWER = Message(role="assistant", content="Nothing new there.")
 _THOUGHT = "I recall the bulletin."
+_REMARK = "Let me see the forecast."
 _CALLS = tuple(
     ToolCall(id=call_id, name="look_up_town", arguments=f'{{"town": "{town}", "days": {days}}}')
     for call_id, town, days in (("PROBE1234", "Marrowdale", 7), ("PROBE5678", "Ashcombe", 9))
@@ -70,21 +48,31 @@ PROBE_TOOLS: Tools = [
 _OTHER = "set chat_template to a template that shows it"
 _XML = 'let the environment describe its tools in words (tool_call_format = "xml")'
 _XML_OR_OTHER = f"{_XML}, or {_OTHER}"
+_SYSTEM_ELSEWHERE = "put its text into what the user says"
 
 
 def refusal(rendering: Rendering, use: Use) -> str | None:
     """Return why the template cannot be used for `use`; None = it can."""
     try:
         return _PROOFS[use](rendering)
+    except ConfigError as error:  # the template's own refusal
+        return str(error)
+
+
+def _with_tools_if_needed(
+    prove: Callable[[Rendering, Tools], str | None], rendering: Rendering
+) -> str | None:
+    """Return what `prove` finds without tools; with them if the template is for tools alone."""
+    try:
+        return prove(rendering, ())
     except ConfigError as error:
-        return None if use in _REFUSED_BY_TEMPLATE else str(error)
+        with suppress(ConfigError):
+            return prove(rendering, PROBE_TOOLS)
+        raise error from None
 
 
 def _prove_answers(rendering: Rendering) -> str | None:
-    try:
-        return _answer_is_lost(rendering, ())
-    except ConfigError:  # a template that is for tools alone
-        return _answer_is_lost(rendering, PROBE_TOOLS)
+    return _with_tools_if_needed(_answer_is_lost, rendering)
 
 
 def _answer_is_lost(rendering: Rendering, tools: Tools) -> str | None:
@@ -109,15 +97,54 @@ def _answer_is_lost(rendering: Rendering, tools: Tools) -> str | None:
 
 
 def _prove_system(rendering: Rendering) -> str | None:
-    text = rendering.text([_SYSTEM, _USER], add_generation_prompt=True)
+    return _with_tools_if_needed(_system_is_lost, rendering)
+
+
+def _system_is_lost(rendering: Rendering, tools: Tools) -> str | None:
+    return _system_is_missing(rendering, [_USER], tools, "")
+
+
+def _prove_system_in_turns(rendering: Rendering) -> str | None:
+    return _with_tools_if_needed(_system_is_lost_in_turns, rendering)
+
+
+def _system_is_lost_in_turns(rendering: Rendering, tools: Tools) -> str | None:
+    told = [_USER, _ANSWER, _AGAIN]
+    return _system_is_missing(rendering, told, tools, " once the conversation goes on")
+
+
+def _prove_system_with_tools(rendering: Rendering) -> str | None:
+    called = [_USER, _calling(1), _RESULTS[0]]
+    more = [*called, _ANSWER, _AGAIN]
+    later = (more, [*more, replace(_calling(1), tool_calls=_CALLS[1:]), _RESULTS[1]])
+    reason = _system_is_missing(rendering, [_USER], PROBE_TOOLS, " where tools are offered")
+    reason = reason or _system_is_missing(
+        rendering, called, PROBE_TOOLS, " once a call has its result"
+    )
+    for told in later:
+        # A template that refuses to go on behind calls says so itself when that happens.
+        with suppress(ConfigError):
+            reason = reason or _system_is_missing(rendering, told, PROBE_TOOLS, " behind calls")
+    return reason and f"{reason}, or {_SYSTEM_ELSEWHERE}"
+
+
+def _system_is_missing(
+    rendering: Rendering, told: Sequence[Message], tools: Tools, when: str
+) -> str | None:
+    text = rendering.text([_SYSTEM, *told], tools=tools, add_generation_prompt=True)
     if _SYSTEM.content in text and _USER.content in text:
         return None
-    return f"the model's chat template leaves out the system message; {_OTHER}"
+    return f"the model's chat template leaves out the system message{when}; {_OTHER}"
 
 
 def _prove_turns(rendering: Rendering) -> str | None:
-    text = rendering.text([_USER, _ANSWER, _AGAIN], add_generation_prompt=True)
-    lost = [one for one in (_USER, _ANSWER, _AGAIN) if one.content not in text]
+    return _with_tools_if_needed(_turn_is_lost, rendering)
+
+
+def _turn_is_lost(rendering: Rendering, tools: Tools) -> str | None:
+    told = (_USER, _ANSWER, _AGAIN)
+    text = rendering.text(told, tools=tools, add_generation_prompt=True)
+    lost = [one for one in told if one.content not in text]
     if not lost:
         return None
     what = "an earlier answer" if _ANSWER in lost else "what the user says"
@@ -125,9 +152,13 @@ def _prove_turns(rendering: Rendering) -> str | None:
 
 
 def _prove_thinking(rendering: Rendering) -> str | None:
+    return _with_tools_if_needed(_thinking_is_unread, rendering)
+
+
+def _thinking_is_unread(rendering: Rendering, tools: Tools) -> str | None:
     said = replace(_ANSWER, reasoning=_THOUGHT)
-    prompt = rendering.text([_USER], add_generation_prompt=True)
-    turn = written_turn(rendering, [_USER], said)
+    prompt = rendering.text([_USER], tools=tools, add_generation_prompt=True)
+    turn = written_turn(rendering, [_USER], said, tools=tools)
     if turn is None or _THOUGHT not in turn:
         return None  # the template shows no thinking, so nothing can be compared
     found = _read(rendering, turn, prompt)
@@ -161,23 +192,67 @@ def _second_unread(rendering: Rendering) -> str | None:
 
 
 def _prove_calls(rendering: Rendering) -> str | None:
-    return _call_is_lost(rendering, 1)
+    reason = _call_is_lost(rendering, 1)
+    # A template that refuses to go on behind calls says so itself when that happens.
+    with suppress(ConfigError):
+        reason = reason or _call_is_lost(rendering, 1, then=(_ANSWER, _AGAIN))
+    return reason
 
 
 def _prove_parallel_calls(rendering: Rendering) -> str | None:
     return _call_is_lost(rendering, 2)
 
 
-def _call_is_lost(rendering: Rendering, count: int) -> str | None:
-    """Return what of `count` calls in one turn, or of their results, is not in the next prompt."""
-    asked, said = [_USER], _calling(count)
+def _prove_text_with_calls(rendering: Rendering) -> str | None:
+    return _call_is_lost(rendering, 1, text=_REMARK) or _call_with_text_is_unread(rendering)
+
+
+def _call_with_text_is_unread(rendering: Rendering) -> str | None:
+    """Return why a call is not read where the template itself writes a text beside it."""
+    said = _calling(1, text=_REMARK)
+    prompt = rendering.text([_USER], tools=PROBE_TOOLS, add_generation_prompt=True)
+    turn = written_turn(rendering, [_USER], said, tools=PROBE_TOOLS)
+    if turn is None or _REMARK not in turn:
+        return None  # the turn is read as that of a call alone
+    found = _read(rendering, turn, prompt, tools=PROBE_TOOLS)
+    is_read = same_words(_calling(1), replace(_message(found), content="", reasoning=""))
+    if is_read and _REMARK in f"{found.reasoning}{found.content}":
+        return None
+    parser = rendering.format.tool_calls.name
+    return (
+        f"a text with a call, which the model's chat template writes as {turn!r}, is not read by "
+        f"the parser {parser!r}; set tool_call_parser to a parser that reads it, or {_XML}"
+    )
+
+
+def keeps_text_with_calls(rendering: Rendering) -> bool | None:
+    """Return whether later prompts show the text beside a call; None = it cannot be tried.
+
+    Where they do not, such a turn is a training sample of its own, as it was sampled.
+    """
+    told = [_USER, _calling(1, text=_REMARK), _RESULTS[0]]
+    try:
+        return _REMARK in rendering.text(told, tools=PROBE_TOOLS, add_generation_prompt=True)
+    except ConfigError:
+        return None
+
+
+def _call_is_lost(
+    rendering: Rendering, count: int, *, text: str = "", then: Sequence[Message] = ()
+) -> str | None:
+    """Return what of `count` calls in one turn, or of their results, is not in the next prompt.
+
+    `text` stands beside the calls, and the conversation goes on with `then`.
+    """
+    asked, said = [_USER], _calling(count, text=text)
     before = rendering.text(asked, tools=PROBE_TOOLS, add_generation_prompt=True)
     after = rendering.text(
-        [*asked, said, *_RESULTS[:count]], tools=PROBE_TOOLS, add_generation_prompt=True
+        [*asked, said, *_RESULTS[:count], *then], tools=PROBE_TOOLS, add_generation_prompt=True
     )
-    if _USER.content not in after:
-        return f"the model's chat template leaves out what the user says behind calls; {_OTHER}"
-    each = "" if count == 1 else f"of {count} calls in one turn, "
+    if not all(one.content in after for one in (_USER, *then)):
+        return f"the model's chat template leaves out what is said behind calls; {_OTHER}"
+    each = "where a text stands beside a call, " if text else ""
+    each = each if count == 1 else f"of {count} calls in one turn, "
     named = after.count(_CALLS[0].name) - before.count(_CALLS[0].name) >= count
     if not named or not all(town in after for town in ("Marrowdale", "Ashcombe")[:count]):
         return f"{each}the model's chat template leaves out calls of earlier turns; {_XML_OR_OTHER}"
@@ -207,8 +282,8 @@ def _call_is_unread(rendering: Rendering, count: int) -> str | None:
     )
 
 
-def _calling(count: int) -> Message:
-    return Message(role="assistant", content="", tool_calls=_CALLS[:count])
+def _calling(count: int, *, text: str = "") -> Message:
+    return Message(role="assistant", content=text, tool_calls=_CALLS[:count])
 
 
 def _read(rendering: Rendering, turn: str, prompt: str, *, tools: Tools = ()) -> ParsedReply:
@@ -231,14 +306,15 @@ def _message(reply: ParsedReply) -> Message:
 _PROOFS: Mapping[Use, Callable[[Rendering], str | None]] = {
     Use.ANSWERS: _prove_answers,
     Use.SYSTEM: _prove_system,
+    Use.SYSTEM_IN_TURNS: _prove_system_in_turns,
+    Use.SYSTEM_WITH_TOOLS: _prove_system_with_tools,
     Use.TURNS: _prove_turns,
     Use.THINKING: _prove_thinking,
     Use.TOOLS: _prove_tools,
     Use.CALLS: _prove_calls,
     Use.PARALLEL_CALLS: _prove_parallel_calls,
+    Use.TEXT_WITH_CALLS: _prove_text_with_calls,
 }
-_REFUSED_BY_TEMPLATE = (Use.SYSTEM, Use.TURNS, Use.THINKING, Use.CALLS, Use.PARALLEL_CALLS)
-"""Uses that the template itself refuses, by an error of its own that is shown at the first use."""
 
 
 def thinking_mark(rendering: Rendering) -> str:
@@ -248,19 +324,3 @@ def thinking_mark(rendering: Rendering) -> str:
     except ConfigError:
         return ""
     return turn.partition(_THOUGHT)[0].strip() if turn and _THOUGHT in turn else ""
-
-
-def uses_of(messages: Sequence[Message], tools: Tools) -> list[Use]:
-    """Return what a prompt for `messages` uses the template for."""
-    found = [Use.ANSWERS]
-    if any(message.role == "system" for message in messages):
-        found.append(Use.SYSTEM)
-    if any(message.role == "assistant" and not message.tool_calls for message in messages):
-        found.append(Use.TURNS)
-    if tools:
-        found.append(Use.TOOLS)
-    if any(message.tool_calls for message in messages):
-        found.append(Use.CALLS)
-    if any(len(message.tool_calls) > 1 for message in messages):
-        found.append(Use.PARALLEL_CALLS)
-    return found

@@ -13,22 +13,17 @@ from typing import Any
 
 import orjson
 
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, TemplateLossError
 from telescope_core.types import Message, ToolCall
 from telescope_train.chat.formats import same_words
 from telescope_train.chat.formats.choose import AUTO
 from telescope_train.chat.formats.reply import CallText
 from telescope_train.chat.formats.thinking import NO_REASONING
-from telescope_train.chat.proof import (
-    TemplateLossError,
-    Use,
-    refusal,
-    thinking_mark,
-    uses_of,
-)
+from telescope_train.chat.proof import refusal, thinking_mark
 from telescope_train.chat.rendering import Rendering, Tools
 from telescope_train.chat.template import require_thinking_choice, template_text
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
+from telescope_train.chat.uses import Use, uses_of
 from telescope_train.config.schema import ModelSection
 
 MAX_ENCODED = 1024

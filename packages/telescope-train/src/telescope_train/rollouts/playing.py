@@ -12,8 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from telescope_core.attempts import has_no_access, play_with_attempts
-from telescope_core.errors import EndpointAccessError
+from telescope_core.attempts import ends_all, play_with_attempts, require_others
 from telescope_core.gateway import canceled_attempt
 from telescope_core.protocols import EnvironmentClient, PlayRequest, Policy, PolicySource
 from telescope_core.scoring_news import hearing_of_scoring
@@ -186,9 +185,9 @@ class Player:
         def count(failed: Rollout) -> None:
             place.failed[boundary_of(failed)] += 1
             playing.num_lost += failed.is_lost
-            if has_no_access(failed):
+            if ends_all(failed):
                 place.ended.append(failed)
-                raise EndpointAccessError(f"environment {name}: {failed.error}")
+            require_others(failed, f"environment {name}")
 
         # The lane is given back between attempts, so that others go on while a server recovers.
         return await play_with_attempts(
