@@ -166,6 +166,23 @@ def test_a_run_waits_for_its_only_server(tmp_path: Path, tiny_model: Path) -> No
     assert_nothing_was_lost(tmp_path)
 
 
+def test_an_engine_that_hangs_behind_a_living_server_is_started_again(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    variables = {ENGINE_THREAD_VARIABLE: "0"}
+    settings = {"inference_progress_timeout_s": "30"}
+    with training(tmp_path, tiny_model, free_port(), settings, **variables) as process:
+        (server,) = server_processes(process.pid)
+        engine_process(server).suspend()
+        back_again(tmp_path, process, 2)
+        events = RunFolder.open(tmp_path / "runs" / "victim").server_events()
+        (lost,) = [one for one in events if one.state is ServerState.LOST]
+        assert "neither ended a step nor sent a token" in lost.reason
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=DEADLINE_S)
+    assert_nothing_was_lost(tmp_path)
+
+
 def test_a_killed_trainer_rank_that_is_not_started_again_is_named(
     tmp_path: Path, tiny_model: Path
 ) -> None:

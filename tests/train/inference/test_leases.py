@@ -11,7 +11,7 @@ from telescope_core.errors import EndpointLostError, ProcessDiedError
 from telescope_core.records.servers import ServerEvent, ServerState
 from telescope_core.types import Sampling
 from telescope_train.inference.generation import ServerLostError
-from telescope_train.inference.keeping import GOOD_LIFE_S, MOST_RESTARTS, Keeping
+from telescope_train.inference.keeping import GOOD_LIFE_S, MOST_RESTARTS, Fleet, Keeping
 from telescope_train.inference.leases import _NEXT, Lease
 from telescope_train.inference.pool import ServerPool
 from telescope_train.observability.calls import CallEnd, Watching
@@ -64,12 +64,14 @@ class World:
             )
         )
 
-    async def keeping(self, work: Coroutine[Any, Any, None], **fleet: Any) -> list[str]:
+    async def keeping(
+        self, work: Coroutine[Any, Any, None], *, fleet: Fleet | None = None, **options: Any
+    ) -> list[str]:
         """Do `work` while lost servers come back; returns what a person was told."""
         told: list[str] = []
         keeping = Keeping(
             self.pool,
-            SimulatedFleet(self.engines, **fleet),
+            fleet or SimulatedFleet(self.engines, **options),
             self.publisher.bring_in,
             say=told.append,
         )

@@ -32,9 +32,9 @@ class Update:
                 raise RankDiedError("trainer rank 1 died")
             return await send()
 
-        async def noted(host: str, port: int, world_size: int) -> None:
+        async def noted(host: str, port: int, world_size: int, **options: Any) -> None:
             self.groups.append(world_size)
-            await connect(host, port, world_size)
+            await connect(host, port, world_size, **options)
 
         ranks.send_weights, ranks.connect = send_weights, noted  # type: ignore[method-assign]
         for client in world.clients:
@@ -99,7 +99,7 @@ def test_an_update_that_ranks_left_is_made_again(cancelled_after_s: float | None
 @pytest.mark.parametrize("error", [RankDiedError("rank 0 died"), TransferError("not all joined")])
 def test_servers_that_wait_for_ranks_that_left_are_not_waited_for(error: Exception) -> None:
     async def main(world: World) -> None:
-        async def connect(host: str, port: int, world_size: int) -> None:
+        async def connect(host: str, port: int, world_size: int, **options: Any) -> None:
             raise error
 
         async def waits(path: str, body: Any = None, **options: Any) -> Any:

@@ -287,9 +287,12 @@ class Ranks(Protocol):
         """Return (host, port) of rank 0's machine, where servers can connect to it."""
         ...
 
-    async def connect(self, host: str, port: int, world_size: int) -> None:
+    async def connect(
+        self, host: str, port: int, world_size: int, *, wait_s: float | None = None
+    ) -> None:
         """Open rank 0's end of the weight transfer; returns when every server has joined.
 
+        `wait_s`: longest wait for a server, here and while weights are sent; None = minutes.
         Raises TransferError if one does not.
         """
         ...

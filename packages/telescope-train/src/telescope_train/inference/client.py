@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Literal, cast
+from uuid import uuid4
 
 import aiohttp
 import msgspec
@@ -20,9 +21,12 @@ from telescope_train.inference.generation import (
     joined,
     sampling_after,
 )
+from telescope_train.inference.leases import ALIVE_WITHIN_S, CONTROL_DEADLINE_S
 from telescope_train.inference.load import ServerLoad, parse_load
 from telescope_train.inference.wire import (
+    ENGINE_PATH,
     MAX_FRAME_BYTES,
+    ONCE_HEADER,
     TOKEN_PLANE_PATH,
     CancelRequest,
     Outbox,
@@ -32,17 +36,9 @@ from telescope_train.inference.wire import (
     column,
 )
 
-# The limit of each wait of a weight transfer as well (`weights.gloo.TRANSFER_DEADLINE_S`), because
-# servers answer `/update_weights` only once they have received everything.
-CONTROL_DEADLINE_S = 120.0
-"""Longest that a control call may take, its retries included, in seconds."""
 _LOAD_S = 5.0
-_HEALTH_S = 20.0
-"""Seconds for a health check: an engine in the server's process lets it answer late."""
 _PAUSES_S = (0.25, 0.5, 1.0)
 """Seconds to wait before each further try of a control call."""
-# Both mean that no connection was made, so the server cannot have acted on the call.
-_UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _JSON = {"content-type": "application/json"}
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -116,27 +112,29 @@ class TokenClient:
         *,
         query: str = "",
         is_repeatable: bool = False,
+        deadline_s: float | None = CONTROL_DEADLINE_S,
     ) -> Any:
         """Return the answer of an administrative route; raises EndpointError if there is none.
 
-        A call that never reached the server is tried again a few times. A call that may have
-        reached it is tried again only if two calls have the same effect as one (`is_repeatable`).
+        A call without an answer is made again a few times. Where two calls have not the same effect
+        as one (`is_repeatable`), the server makes it once and repeats its answer.
+
+        `deadline_s`: longest that all of this may take; None = the caller gives it up.
         """
+        headers = _JSON if is_repeatable else _JSON | {ONCE_HEADER: uuid4().hex}
         try:
-            async with asyncio.timeout(CONTROL_DEADLINE_S):
-                return await self._post_again(
-                    f"{path}{query}", body or {}, is_repeatable=is_repeatable
-                )
+            async with asyncio.timeout(deadline_s):
+                return await self._post_again(f"{path}{query}", body or {}, headers)
         except TimeoutError:
             raise ServerLostError(
-                f"{self.base_url}{path} did not answer within {CONTROL_DEADLINE_S:g} s"
+                f"{self.base_url}{path} did not answer within {deadline_s:g} s"
             ) from None
 
-    async def is_alive(self) -> bool:
-        """Return whether the server answers its health check, within a few seconds."""
-        url = f"{self.base_url}/health"
+    async def is_alive(self, *, within_s: float = ALIVE_WITHIN_S) -> bool:
+        """Return whether the server's engine gives a sign of life within so many seconds."""
+        url = f"{self.base_url}{ENGINE_PATH}"
         try:
-            async with asyncio.timeout(_HEALTH_S), self._session.get(url) as response:
+            async with asyncio.timeout(within_s), self._session.get(url) as response:
                 return response.status == 200
         except (TimeoutError, aiohttp.ClientError):
             return False
@@ -194,18 +192,18 @@ class TokenClient:
     def _hear(self) -> None:
         self.heard_s = asyncio.get_running_loop().time()
 
-    async def _post_again(self, path: str, body: dict[str, Any], *, is_repeatable: bool) -> Any:
+    async def _post_again(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
         for pause_s in (*_PAUSES_S, None):
             try:
-                return await self._post(path, body)
+                return await self._post(path, body, headers)
             except aiohttp.ClientError as error:
-                if pause_s is None or not (is_repeatable or isinstance(error, _UNSENT)):
+                if pause_s is None:
                     raise _no_answer(f"{self.base_url}{path}", error) from error
                 await asyncio.sleep(pause_s)
 
-    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+    async def _post(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
         url = f"{self.base_url}{path}"
-        async with self._session.post(url, data=orjson.dumps(body), headers=_JSON) as response:
+        async with self._session.post(url, data=orjson.dumps(body), headers=headers) as response:
             content = await response.read()
         if response.status != 200:
             text = content.decode(errors="replace")[:500]

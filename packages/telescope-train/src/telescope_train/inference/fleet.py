@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
+from ray.exceptions import RayError
 
 from telescope_core.errors import ProcessDiedError
 from telescope_core.records.logs import Logs, telling_failure
@@ -35,7 +36,7 @@ class Startup(NamedTuple):
 # The server is a child of an actor and not of the driver: Ray places actors on any node, and ends
 # them when the driver is gone. The server's watchdog then ends the server.
 # Ray runs the calls of this actor one at a time, so `close` waits behind a `check` that is under
-# way, for at most the 5 s of its health request.
+# way, for at most the 5 s in which it waits for a sign of life.
 class ServerKeeper:
     """Runs on the server's node: starts the server, watches it and ends it."""
 
@@ -66,7 +67,7 @@ class ServerKeeper:
         return Startup(is_healthy, self._server.log_bytes())
 
     def check(self) -> bool:
-        """Return whether the server answers; raises ProcessDiedError if it or its engine ended."""
+        """Return whether the engine gives a sign of life; raises ProcessDiedError if it ended."""
         with telling_failure(_LOGGER, "the check of the server"):
             self._server.check()
             return self._server.check_engine()
@@ -104,7 +105,11 @@ class ServerHandle:
         """Return the answer of the keeper's method `question`."""
         process = f"the keeper of inference server {self.settings.base_url}"
         reference = getattr(self.keeper, question).remote()
-        return await answer(reference, process=process, timeout_s=KEEPER_DEADLINE_S)
+        try:
+            return await answer(reference, process=process, timeout_s=KEEPER_DEADLINE_S)
+        except RayError as error:
+            # Whatever it could not do, such as to start a process: one server is lost, no more.
+            raise ProcessDiedError(f"{process} failed: {error}") from None
 
 
 class ServerGroup:
@@ -141,20 +146,24 @@ class ServerGroup:
         """Addresses of all servers."""
         return [server.settings.base_url for server in self.servers]
 
-    async def wait_until_healthy(self) -> None:
-        """Return once every server answers its health check.
+    async def wait_until_healthy(self, *, num_needed: int) -> dict[int, str]:
+        """Return once every server answers its health check or has failed to start.
 
-        Raises ProcessDiedError if one ends, or writes nothing to its log for too long.
+        Returns why, by the number of each that has failed: one that ends, or writes nothing to its
+        log for too long. Raises ProcessDiedError if none of the first `num_needed` is there.
         """
         starting = [_until_healthy(server, self._silence_s) for server in self.servers]
-        await asyncio.gather(*starting)
-
-    async def watch(self) -> None:
-        """Never return; raises ProcessDiedError as soon as a server has ended."""
-        while True:
-            for server in self.servers:
-                await server.ask("check")
-            await asyncio.sleep(WATCH_EVERY_S)
+        outcomes = await asyncio.gather(*starting, return_exceptions=True)
+        failed: dict[int, ProcessDiedError] = {}
+        for number, outcome in enumerate(outcomes):
+            if isinstance(outcome, ProcessDiedError):
+                failed[number] = outcome
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        # All of them have the same settings, which are wrong then.
+        if all(number in failed for number in range(num_needed)):
+            raise failed[0]
+        return {number: str(error) for number, error in failed.items()}
 
     async def until_lost(self, index: int, heard_s: Callable[[], float]) -> str:
         """Return why a server has died or hangs, as soon as it does."""
@@ -168,12 +177,13 @@ class ServerGroup:
                     answered_s = clock.time()
             except ProcessDiedError as error:
                 return str(error)
-            # An engine in the server's process may leave it no time for health checks.
-            silent_s = clock.time() - max(answered_s, heard_s())
+            # A step may take longer than a question waits, and its tokens are a sign of life too.
+            answered_s = max(answered_s, heard_s())
+            silent_s = clock.time() - answered_s
             if silent_s > self._progress_s:
                 return (
-                    f"it hangs: it was silent for {silent_s:.0f} s, to health checks and requests "
-                    "(limit: inference_progress_timeout_s); its log is "
+                    f"it hangs: for {silent_s:.0f} s, its engine has neither ended a step nor sent "
+                    "a token (limit: inference_progress_timeout_s); its log is "
                     f"{server.settings.log_path}"
                 )
             await asyncio.sleep(WATCH_EVERY_S)

@@ -1,22 +1,28 @@
 """Keeps the servers of a run alive: one that is lost is started again, and gets the weights.
 
-A server that is lost again and again is given up, and the run goes on with the others. It ends when
-the last one is given up, with the reason.
+A server that is lost again and again, and did nothing in between, is given up, and the run goes on
+with the others. It ends when the last one is given up, with the reason.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from telescope_core.errors import EndpointError, ProcessDiedError
+from telescope_core.errors import ProcessDiedError, TelescopeError
 from telescope_core.records.servers import ServerState
 from telescope_train.inference.leases import Lease
 from telescope_train.inference.pool import ServerPool
 
 MOST_RESTARTS = 5
-"""Times in a row that a server is started again."""
+"""Times in a row that a server is started again which did nothing in the life before.
+
+One that has sampled tokens or gone through an update has done something, and so has one that has
+waited for that for `GOOD_LIFE_S`."""
 GOOD_LIFE_S = 300.0
-"""Seconds after which a server that serves has no earlier losses held against it."""
+"""Seconds of a life without work that count as work."""
+BACKOFF_S = (0.0, 2.0, 5.0, 15.0, 45.0)
+"""Seconds before each restart in a row: whatever ends a server at its start may pass."""
 
 
 class Fleet(Protocol):
@@ -25,7 +31,7 @@ class Fleet(Protocol):
     async def until_lost(self, index: int, heard_s: Callable[[], float]) -> str:
         """Return why server `index` has died or hangs, as soon as it does.
 
-        `heard_s` says when it last answered a request, on the clock of the event loop.
+        `heard_s` says when it last gave a sign of life, on the clock of the event loop.
         """
         ...
 
@@ -76,24 +82,24 @@ class Keeping:
             await asyncio.wait(keeping)
 
     async def _keep(self, index: int, lease: Lease) -> None:
-        clock = asyncio.get_running_loop()
         num_restarts = 0
+        began_s = asyncio.get_running_loop().time()
         while True:
-            begun_s = clock.time()
             await self._until_lost(index, lease)
-            if clock.time() - begun_s > GOOD_LIFE_S:
-                num_restarts = 0
             while lease.state is ServerState.LOST:
+                if lease.has_served or asyncio.get_running_loop().time() - began_s > GOOD_LIFE_S:
+                    num_restarts = 0
                 if num_restarts == MOST_RESTARTS:
                     self._give_up(lease)
                     return
+                await asyncio.sleep(BACKOFF_S[num_restarts])
                 num_restarts += 1
-                await self._restart(index, lease, num_restarts)
+                began_s = await self._restart(index, lease, num_restarts)
 
     async def _until_lost(self, index: int, lease: Lease) -> None:
         """Return when the lease is lost: its process has died, or it was lost in use."""
         number = self._first + index
-        watch = asyncio.create_task(self._fleet.until_lost(number, lambda: lease.client.heard_s))
+        watch = asyncio.create_task(self._fleet.until_lost(number, lambda: _heard_s(lease)))
         in_use = asyncio.create_task(lease.until(ServerState.LOST))
         try:
             await asyncio.wait([watch, in_use], return_when=asyncio.FIRST_COMPLETED)
@@ -104,7 +110,10 @@ class Keeping:
                 task.cancel()
             await asyncio.wait([watch, in_use])
 
-    async def _restart(self, index: int, lease: Lease, number: int) -> None:
+    async def _restart(self, index: int, lease: Lease, number: int) -> float:
+        """Bring a server back, or lose it again; returns when it was healthy."""
+        clock = asyncio.get_running_loop()
+        healthy_s = math.inf
         address = lease.client.base_url
         self._say(
             f"inference server {address} is lost and started again ({number} of {MOST_RESTARTS}): "
@@ -113,12 +122,15 @@ class Keeping:
         lease.become(ServerState.STARTING)
         try:
             await self._fleet.start_again(self._first + index)
+            healthy_s = clock.time()
             lease.become(ServerState.LOADING)
             await self._bring_in(lease)
-        except (ProcessDiedError, EndpointError) as error:
+        except TelescopeError as error:
+            # Whatever it is, such as a port that is taken, the other servers go on.
             self._pool.lose(lease, str(error))
         if lease.takes_requests:
             self._say(f"inference server {address} is back, with weights {lease.version}")
+        return healthy_s
 
     def _give_up(self, lease: Lease) -> None:
         """Go on without a server; raises ProcessDiedError if it was the last one."""
@@ -129,6 +141,13 @@ class Keeping:
         if is_last and self._is_needed:
             raise ProcessDiedError(
                 f"no inference server is left: {address} was lost {MOST_RESTARTS + 1} times in a "
-                f"row, the last time because: {reason}"
+                f"row without having done anything, the last time because: {reason}"
             )
         self._say(f"inference server {address} is given up, and the run goes on without it")
+
+
+def _heard_s(lease: Lease) -> float:
+    """Return when a server has last given a sign of life, as far as its requests tell."""
+    # In an update the engine receives weights, and ends no step; what waits for it has deadlines.
+    is_updating = lease.state is ServerState.UPDATING
+    return asyncio.get_running_loop().time() if is_updating else lease.client.heard_s

@@ -17,6 +17,10 @@ from telescope_core.types import Sampling, WeightVersion
 from telescope_train.inference.generation import Generation
 from telescope_train.inference.load import ServerLoad
 
+CONTROL_DEADLINE_S = 120.0
+"""Longest that a control call may take, its retries included, in seconds."""
+ALIVE_WITHIN_S = 20.0
+"""Seconds for a sign of life: the engine gives it between two steps."""
 _NEXT = {
     ServerState.STARTING: {ServerState.LOADING, ServerState.LOST},
     ServerState.LOADING: {ServerState.SERVING, ServerState.UPDATING, ServerState.LOST},
@@ -63,12 +67,16 @@ class ServerClient(Protocol):
         *,
         query: str = "",
         is_repeatable: bool = False,
+        deadline_s: float | None = CONTROL_DEADLINE_S,
     ) -> Any:
-        """Call an administrative route, and return its answer."""
+        """Call an administrative route, and return its answer.
+
+        `deadline_s`: longest wait for it; None = as long as the caller waits.
+        """
         ...
 
-    async def is_alive(self) -> bool:
-        """Return whether the server answers its health check, within a few seconds."""
+    async def is_alive(self, *, within_s: float = ALIVE_WITHIN_S) -> bool:
+        """Return whether the server's engine gives a sign of life within so many seconds."""
         ...
 
     async def load(self) -> ServerLoad | None:
@@ -103,6 +111,8 @@ class Lease:
         """The weights that it holds, or held when it was lost."""
         self.reason = ""
         """Why it was lost."""
+        self.has_served = False
+        """Whether it has sampled a token or gone through an update in its present life."""
         self._on_event = on_event
         self._changed = asyncio.Event()
 
@@ -131,6 +141,9 @@ class Lease:
             raise AssertionError(f"{self.client.base_url} cannot be {state} after {self.state}")
         if state is ServerState.STARTING:
             self.life += 1
+            self.has_served = False
+        if self.state is ServerState.UPDATING and state is ServerState.SERVING:
+            self.has_served = True
         self.state = state
         self.version = self.version if version is None else version
         self.reason = reason

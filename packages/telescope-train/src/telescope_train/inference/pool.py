@@ -101,11 +101,13 @@ class ServerPool:
                 )
             except RequestAbortedError as error:
                 watched.has_ended(error.begun, error="ended for an update of the weights")
+                _note_tokens(lease, life, begun, error.begun)
                 begun = error.begun or begun
                 # Only then the request is of the new weights, and says so.
                 await lease.until_updated()
             except ServerLostError as error:
                 watched.has_ended(error.begun, error=str(error))
+                _note_tokens(lease, life, begun, error.begun)
                 begun = error.begun
                 self.lose(lease, str(error), life=life)
                 if self.is_down and not self._is_kept:
@@ -116,6 +118,7 @@ class ServerPool:
                 raise
             else:
                 watched.has_ended(generation)
+                _note_tokens(lease, life, begun, generation)
                 return generation
 
     async def until_down(self) -> None:
@@ -167,6 +170,15 @@ class ServerPool:
                 raise ServerLostError(f"no inference server is left: {self.leases[0].reason}")
             await self._serves.wait()
         return lease
+
+
+def _note_tokens(
+    lease: Lease, life: int, begun: Generation | None, now: Generation | None
+) -> None:
+    """Note that a server has sampled something, if `now` is more than `begun`."""
+    num_begun = 0 if begun is None else len(begun.token_ids)
+    if life == lease.life and now is not None and len(now.token_ids) > num_begun:
+        lease.has_served = True
 
 
 class _Watched:

@@ -21,6 +21,7 @@ from urllib.request import urlopen
 
 from telescope_core.errors import ProcessDiedError
 from telescope_train.cluster.ports import free_port, require_free_port
+from telescope_train.inference.wire import ENGINE_PATH
 from telescope_train.models.device import machine_device
 from telescope_train.models.served_adapter import ServedAdapter
 from telescope_train.observability.genai_names import SERVER as SERVER_ATTRIBUTE
@@ -188,7 +189,7 @@ class ServerProcess:
             )
 
     def check_engine(self) -> bool:
-        """Return whether a server that runs answers its health check.
+        """Return whether the engine of a server that runs gives a sign of life within 5 s.
 
         Raises ProcessDiedError if its engine is gone: it answers 503, or has stopped listening
         while it waits for requests that its dead engine will never answer.
@@ -197,14 +198,15 @@ class ServerProcess:
         if not self._was_healthy:
             return True
         try:
-            urlopen(f"{self.settings.base_url}/health", timeout=5.0).close()
+            # Not `/health`, which a server answers as well when its engine hangs.
+            urlopen(f"{self.settings.base_url}{ENGINE_PATH}", timeout=5.0).close()
         except HTTPError as error:
             is_gone = error.code == HTTPStatus.SERVICE_UNAVAILABLE
         except URLError as error:
             is_gone = isinstance(error.reason, ConnectionRefusedError)
         except OSError:
-            # A timeout or a reset. An engine in the server's own process holds the interpreter
-            # during parts of a step, so one late answer proves nothing.
+            # A timeout or a reset. Between two steps the engine may take a while, for example for
+            # new weights, so one late answer proves nothing.
             return False
         else:
             return True

@@ -19,6 +19,12 @@ PROGRESS_S = 0.5
 """Seconds after which the tokens that a request has so far are sent, so that they are not lost with
 the server. A shorter request has one reply."""
 TOKEN_PLANE_PATH = "/telescope/v1/tokens"
+ENGINE_PATH = "/telescope/v1/engine"
+"""Answers between two steps of the engine, and with 503 if it is dead. No answer means that a step
+does not end, or that the weights are being changed."""
+ONCE_HEADER = "x-telescope-once"
+"""The number of a control call that is to be made once. A second call with the same number gets the
+answer of the first."""
 PAUSE_PATH = "/telescope/v1/pause"
 """Stops the engine between two steps and keeps its requests, until `/resume`. vLLM's own `/pause`
 sleeps for 20 ms after the engine has paused, and always drops the caches."""

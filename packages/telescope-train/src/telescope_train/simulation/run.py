@@ -117,10 +117,10 @@ class History:
         text = f"{event.group_id}/{event.index} {event.attempt} {event.stage} {event.server}"
         self._digest.update(f"{text} {event.time_s:.9f}\n".encode())
 
-    def pack(self, step: int) -> None:
     def write_token_facts(self, step: int, rows: Iterable[TurnFacts]) -> None:
         """Keep nothing: tokens are not simulated."""
 
+    def pack(self, step: int) -> None:
         """Do nothing: no event is kept."""
 
     def played(self, rollout: Rollout) -> None:

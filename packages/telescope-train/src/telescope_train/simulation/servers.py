@@ -20,6 +20,7 @@ from telescope_train.inference.generation import (
     ServerLostError,
     joined,
 )
+from telescope_train.inference.leases import ALIVE_WITHIN_S, CONTROL_DEADLINE_S
 from telescope_train.inference.load import ServerLoad
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.wire import PAUSE_AND_ABORT, PAUSE_AND_KEEP, PAUSE_PATH
@@ -121,11 +122,15 @@ class SimulatedClient:
         *,
         query: str = "",
         is_repeatable: bool = False,
+        deadline_s: float | None = CONTROL_DEADLINE_S,
     ) -> Any:
         """Do what the server would do at `path`, as far as the engine notices it."""
-        await asyncio.sleep(self._times.round_trip_s)
         try:
-            return await self._controlled(path, body or {}, query)
+            async with asyncio.timeout(deadline_s):
+                await asyncio.sleep(self._times.round_trip_s)
+                return await self._controlled(path, body or {}, query)
+        except TimeoutError:
+            raise ServerLostError(f"{path} did not answer within {deadline_s:g} s") from None
         except EngineLost as error:
             raise ServerLostError(str(error)) from None
 
@@ -151,7 +156,7 @@ class SimulatedClient:
             raise EndpointError(f"{self.base_url}{path} answered HTTP 404: not simulated")
         return None
 
-    async def is_alive(self) -> bool:
+    async def is_alive(self, *, within_s: float = ALIVE_WITHIN_S) -> bool:
         """Return whether the engine would answer."""
         await asyncio.sleep(self._times.round_trip_s)
         return self.engine.is_alive

@@ -101,7 +101,9 @@ class SimulatedRanks:
         """Return a place that nobody goes to."""
         return "simulated", 0
 
-    async def connect(self, host: str, port: int, world_size: int) -> None:
+    async def connect(
+        self, host: str, port: int, world_size: int, *, wait_s: float | None = None
+    ) -> None:
         """Do nothing."""
 
     async def send_weights(self) -> str:

@@ -138,9 +138,11 @@ class AllRanks:
         """Return (host, port) where servers can meet rank 0."""
         return await self._ranks[0].address()
 
-    async def connect(self, host: str, port: int, world_size: int) -> None:
-        """Open rank 0's end of the weight transfer."""
-        await self._ranks[0].call("connect", host, port, world_size)
+    async def connect(
+        self, host: str, port: int, world_size: int, *, wait_s: float | None = None
+    ) -> None:
+        """Open rank 0's end of the weight transfer; `wait_s` limits each wait for a server."""
+        await self._ranks[0].call("connect", host, port, world_size, wait_s)
 
     async def send_weights(self) -> str:
         """Send all weights to all servers; returns their digest.

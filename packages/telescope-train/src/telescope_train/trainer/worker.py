@@ -303,9 +303,12 @@ class TrainerWorker:
         """Describe the tensors that `send_weights` sends."""
         return [TensorHeader.of(name, tensor) for name, tensor in self.transfer_weights()]
 
-    def connect(self, host: str, port: int, world_size: int) -> None:
+    def connect(
+        self, host: str, port: int, world_size: int, wait_s: float | None = None
+    ) -> None:
         """Open rank 0's end of the transfer group; returns when all servers have joined.
 
+        `wait_s`: longest wait for a server, here and while weights are sent; None = minutes.
         Raises TransferError if one does not.
         """
         self._leave_group()
@@ -315,6 +318,7 @@ class TrainerWorker:
                 port=port,
                 world_size=world_size,
                 listen_fd=self.held_port.hand_over(port),
+                wait_s=wait_s,
             )
         except RuntimeError as error:
             raise TransferError(f"not all inference servers have joined: {error}") from error

@@ -29,11 +29,20 @@ class GlooPublisher:
     """Sends every tensor of the model to all servers at once."""
 
     def __init__(
-        self, *, host: str, port: int, world_size: int, listen_fd: int | None = None
+        self,
+        *,
+        host: str,
+        port: int,
+        world_size: int,
+        listen_fd: int | None = None,
+        wait_s: float | None = None,
     ) -> None:
-        """Join the servers at `port`; `listen_fd` is a socket that already listens there."""
+        """Join the servers at `port`; `listen_fd` is a socket that already listens there.
+
+        `wait_s`: longest wait for them, here and in transfers; None = the deadlines above.
+        """
         self._group = GlooGroup(
-            host=host, port=port, rank=0, world_size=world_size, listen_fd=listen_fd
+            host=host, port=port, rank=0, world_size=world_size, listen_fd=listen_fd, wait_s=wait_s
         )
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Digests:
@@ -61,16 +70,27 @@ def add_digests(digests: Digests, flat: torch.Tensor, sizes: Sequence[tuple[str,
 
 
 class GlooGroup:
-    """Broadcasts from rank 0 to all other ranks. Every wait ends after `TRANSFER_DEADLINE_S`."""
+    """Broadcasts from rank 0 to all other ranks.
+
+    Every wait ends after `TRANSFER_DEADLINE_S`, or `wait_s`.
+    """
 
     def __init__(
-        self, *, host: str, port: int, rank: int, world_size: int, listen_fd: int | None = None
+        self,
+        *,
+        host: str,
+        port: int,
+        rank: int,
+        world_size: int,
+        listen_fd: int | None = None,
+        wait_s: float | None = None,
     ) -> None:
         """Join the group; returns when all of its `world_size` members have joined.
 
         Rank 0 listens at `port`, or goes on with the socket `listen_fd` that does so already.
+        `wait_s`: longest wait of this member for others; None = the deadlines above.
         """
-        timeout = timedelta(seconds=JOIN_DEADLINE_S)
+        timeout = timedelta(seconds=wait_s or JOIN_DEADLINE_S)
         # Put together by hand, as torch does inside: init_process_group allows one world per
         # process, and both sides have theirs already, the trainer's ranks and vLLM's workers.
         # No wait for workers here, because the group below waits for all members itself.
@@ -87,7 +107,7 @@ class GlooGroup:
         store = PrefixStore("telescope-weights", self._tcp_store)
         backend = ProcessGroupGloo(store, rank, world_size, timeout=timeout)
         backend._set_sequence_number_for_group()
-        backend._set_default_timeout(timedelta(seconds=TRANSFER_DEADLINE_S))
+        backend._set_default_timeout(timedelta(seconds=wait_s or TRANSFER_DEADLINE_S))
         self._group = ProcessGroup(store, rank, world_size)
         self._group._set_default_backend(ProcessGroup.BackendType.GLOO)
         self._group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)

@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
-from telescope_core.errors import EndpointError
+from telescope_core.errors import EndpointError, TelescopeError
 from telescope_core.records.servers import ServerState
 from telescope_core.types import WeightVersion
-from telescope_train.backends.protocol import Ranks, TensorHeader, TransferError
+from telescope_train.backends.protocol import RankDiedError, Ranks, TensorHeader, TransferError
+from telescope_train.inference.control import CallServers, ControlCall, call_servers
 from telescope_train.inference.generation import ServerLostError
-from telescope_train.inference.leases import Lease, Member
+from telescope_train.inference.leases import CONTROL_DEADLINE_S, Lease, Member
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.wire import (
     PAUSE_AND_ABORT,
@@ -34,11 +35,29 @@ _PAUSE_QUERIES = {
     "abort": PAUSE_AND_ABORT,
 }
 MOST_TRIES = 4
-"""Times that weights are sent from the start before an update fails."""
+"""Times in a row that weights are sent from the start before it fails for no server's fault."""
+MOST_SPOILED = 2
+"""Times in a row that a transfer is spoiled before the server that failed first is lost."""
 LEFT_ALONE_S = 15.0
 """Seconds in which a server leaves a transfer that the ranks have left, before it is lost.
 
 One that waits for rank 0 would do so for two minutes; it is back sooner if it is started again."""
+OTHERS_WAIT_S = 15.0
+"""Longest that anybody waits for a server of `send_to`, in seconds.
+
+The trainer stands still meanwhile, and what these servers do is not what it needs."""
+
+_LEFT_BEHIND = ServerLostError("it waits in a transfer that the trainer has left")
+_SILENT = ServerLostError("everything has been sent, and it did not say that it has received it")
+
+
+class SpoiledError(TransferError):
+    """A server that is alive did not take part in a transfer."""
+
+    def __init__(self, message: str, member: Member) -> None:
+        """`member`: the one that failed first; others may have failed because of it."""
+        super().__init__(message)
+        self.member = member
 
 
 class WeightPublisher:
@@ -52,11 +71,13 @@ class WeightPublisher:
         in_flight: InFlight,
         sends_adapter: bool = False,
         others: Sequence[ServerPool] = (),
+        call: CallServers = call_servers,
     ) -> None:
         """`sends_adapter`: what the ranks send is a LoRA adapter, not weights.
 
-        `others`: pools that get weights by `send_to` only.
+        `others`: pools that get weights by `send_to` only. `call` calls many servers.
         """
+        self._call = call
         self._pool = pool
         self._pool_by_lease = {id(lease): one for one in (pool, *others) for lease in one.leases}
         self._ranks = ranks
@@ -76,10 +97,12 @@ class WeightPublisher:
         Servers that compute an adapter get the first one here, because requests name it from the
         start: one that was added later would not be computed for those that are running then.
         """
-        # Names, dtypes and shapes stay the same for the whole run, so they are asked for once.
-        self._headers = await self._ranks.weight_headers()
         async with self._sending:
-            await self._join(_members_of(self._pool))
+            await self._know_headers()
+            failure = await self._with_all(_members_of(self._pool), self._join)
+        if failure is not None:
+            # No server could ever join: what is wrong is not one of them.
+            raise failure
         if self._sends_adapter:
             await self.publish(self._pool.version)
 
@@ -126,6 +149,7 @@ class WeightPublisher:
     async def _send_to(self, pool: ServerPool) -> None:
         async with self._sending:
             assert not self._are_ranks_ahead, "these weights are gone: send before they change"
+            await asyncio.gather(*(self._look(member) for member in _members_of(pool)))
             # No request is in flight there, so nothing is computed again; what is cached may be of
             # other weights with the same number.
             await self._update(pool, self._pool.version, f"?{PAUSE_AND_CLEAR}")
@@ -138,11 +162,25 @@ class WeightPublisher:
         """
         async with self._sending:
             if lease.state is ServerState.LOADING and not self._are_ranks_ahead:
-                alone = [Member(lease, lease.life)]
-                await self._each(alone, PAUSE_PATH, query=self._pause_query, is_repeatable=True)
-                await self._until_sent(alone, self._pool.version)
-                await self._resume(alone, self._pool.version)
+                await self._bring_in_alone(Member(lease, lease.life))
         await lease.until(ServerState.SERVING, ServerState.LOST)
+
+    async def _bring_in_alone(self, member: Member) -> None:
+        alone = [member]
+        try:
+            await self._each(alone, PAUSE_PATH, query=self._pause_query, is_repeatable=True)
+            await self._until_sent(alone, self._pool.version)
+            await self._resume(alone, self._pool.version)
+        except RankDiedError:
+            return  # it gets the weights of the new ranks, together with the others
+        except TransferError as error:
+            self._lose(member, error)
+
+    async def _look(self, member: Member) -> None:
+        """Lose a server that gives no sign of life."""
+        if not await member.lease.client.is_alive(within_s=OTHERS_WAIT_S):
+            silent = f"it gave no sign of life for {OTHERS_WAIT_S:g} s"
+            self._lose(member, ServerLostError(silent))
 
     async def _update(self, pool: ServerPool, version: WeightVersion, pause_query: str) -> None:
         members = _members_of(pool)
@@ -169,18 +207,45 @@ class WeightPublisher:
 
     async def _until_sent(self, members: Sequence[Member], version: WeightVersion) -> None:
         """Send everything to those of `members` that are not lost on the way."""
-        failure: Exception | None = None
-        for _ in range(MOST_TRIES):
-            if not (remaining := _remaining(members)):
-                return
+        await self._know_headers()
+
+        async def send(remaining: Sequence[Member]) -> None:
+            await self._join(remaining)
+            await self._send(remaining, version)
+
+        await self._with_all(members, send)
+
+    async def _know_headers(self) -> None:
+        # Names, dtypes and shapes stay the same for the whole run, so they are asked for once.
+        if not self._headers:
+            self._headers = await self._ranks.weight_headers()
+
+    async def _with_all(
+        self, members: Sequence[Member], work: Callable[[Sequence[Member]], Awaitable[None]]
+    ) -> TransferError | None:
+        """Do `work` with those of `members` that are left, from the start after each failure.
+
+        A server that spoils it again and again is lost, although it answers. Returns the failure by
+        which the last one was; raises TransferError if it fails and no server is to blame.
+        """
+        num_tries = 0
+        failure: TransferError | None = None
+        while remaining := _remaining(members):
             try:
-                await self._join(remaining)
-                await self._send(remaining, version)
-                return
+                await work(remaining)
+                return None
             except TransferError as error:
                 self._group = []
-                failure = error
-        raise failure or AssertionError("not reached")
+                if len(_remaining(members)) < len(remaining):
+                    num_tries, failure = 0, None  # somebody died, which explains it
+                    continue
+                num_tries += 1
+                if isinstance(error, SpoiledError) and num_tries == MOST_SPOILED:
+                    self._lose(error.member, error)
+                    num_tries, failure = 0, error
+                elif num_tries == MOST_TRIES:
+                    raise
+        return failure
 
     async def _join(self, members: Sequence[Member]) -> None:
         """Make `members` the ones that receive; raises TransferError if one of them is lost."""
@@ -191,37 +256,34 @@ class WeightPublisher:
         # Rank 0 is the trainer, and each server is one worker with one rank.
         world_size = 1 + len(members)
 
-        rank_of = {member: 1 + index for index, member in enumerate(members)}
-
-        def join(member: Member) -> Awaitable[Any]:
-            place = {
-                "host": host,
-                "port": port,
-                "world_size": world_size,
-                "rank_offset": rank_of[member],
-            }
-            init_info = {"init_info": place}
-            return member.lease.client.control("/init_weight_transfer_engine", init_info)
-
-        # At the same time: no member's call returns before all others have joined.
-        await self._together(self._ranks.connect(host, port, world_size), members, join)
+        place = {"host": host, "port": port, "world_size": world_size}
+        join = ControlCall(
+            path="/init_weight_transfer_engine",
+            own={n: {"init_info": place | {"rank_offset": 1 + n}} for n in range(len(members))},
+            # No member's call returns before all others have joined.
+            is_collective=True,
+            deadline_s=None,
+        )
+        wait_s = None if self._are_main(members) else OTHERS_WAIT_S
+        connecting = self._ranks.connect(host, port, world_size, wait_s=wait_s)
+        await self._together(connecting, members, join)
         self._group = list(members)
 
     async def _send(self, members: Sequence[Member], version: WeightVersion) -> None:
         await self._open(members)
-        # At the same time: a broadcast ends only when every receiver takes part. This call and the
-        # ones around it are not repeatable: vLLM refuses to start or finish an update twice.
+        # A broadcast ends only when every receiver takes part. This call and the ones around it are
+        # not repeatable: vLLM refuses to start or finish an update twice.
         path, body = self._receiving()
-        sent = await self._together(
-            self._ranks.send_weights(), members, lambda one: one.lease.client.control(path, body)
-        )
+        # Without a deadline: whoever sends notices when nothing moves any more.
+        receive = ControlCall(path=path, body=body, is_collective=True, deadline_s=None)
+        sent = await self._together(self._ranks.send_weights(), members, receive)
         if self._sends_adapter:
             body = {"new_version": str(version)}
             await self._each(members, "/update_weight_version", body)
         else:
             await self._each(members, "/finish_weight_update", {"weight_version": str(version)})
             self._open_updates.clear()
-        await asyncio.gather(*(self._compare(member, sent) for member in _remaining(members)))
+        await self._compare(members, sent)
 
     async def _open(self, members: Sequence[Member]) -> None:
         """Make servers ready to receive; raises TransferError if one is lost."""
@@ -232,9 +294,9 @@ class WeightPublisher:
         await self._each(list(self._open_updates), "/finish_weight_update")
         self._open_updates = set()
         await self._each(members, "/start_weight_update")
-        if len(_remaining(members)) < len(members):
+        self._open_updates = set(_remaining(members))
+        if len(self._open_updates) < len(members):
             raise TransferError("an inference server was lost before the weights were sent")
-        self._open_updates = set(members)
 
     def _receiving(self) -> tuple[str, dict[str, Any]]:
         """Return the call with which a server receives what the ranks send."""
@@ -249,15 +311,37 @@ class WeightPublisher:
             return "/collective_rpc", arguments
         return "/update_weights", {"update_info": info}
 
-    async def _compare(self, member: Member, sent: str) -> None:
-        """Lose a server that has received something else than was sent."""
-        try:
-            if await _asked(member.lease, "received_digest") != sent:
-                held = await _asked(member.lease, "received_digests")
-                found = difference(await self._ranks.sent_digests(), held)
-                raise EndpointError(f"it holds other weights than were sent: {found}")
-        except EndpointError as error:
+    async def _compare(self, members: Sequence[Member], sent: str) -> None:
+        """Lose the servers that have received something else than was sent."""
+        others: list[Member] = []
+
+        def compare(member: Member, digest: str) -> None:
+            if digest != sent:
+                others.append(member)
+
+        await self._ask(members, "received_digest", compare)
+        if not others:
+            return
+        parts = await self._ranks.sent_digests()
+
+        def explain(member: Member, held: Any) -> None:
+            found = difference(parts, held)
+            error = EndpointError(f"it holds other weights than were sent: {found}")
             self._lose(member, error)
+
+        await self._ask(others, "received_digests", explain)
+
+    async def _ask(
+        self, members: Sequence[Member], method: str, hear: Callable[[Member, Any], None]
+    ) -> None:
+        """Hear what the first worker of each server answers; those that do not are lost."""
+        call = ControlCall(
+            path="/collective_rpc",
+            body={"method": method},
+            is_repeatable=True,
+            deadline_s=self._deadline_s(members),
+        )
+        await self._called(members, call, lambda one, answer: hear(one, answer["results"][0]))
 
     async def _each(
         self,
@@ -269,52 +353,79 @@ class WeightPublisher:
         is_repeatable: bool = False,
     ) -> None:
         """Call all of `members` that are left; those that do not succeed are lost."""
+        call = ControlCall(
+            path=path,
+            body=body,
+            query=query,
+            is_repeatable=is_repeatable,
+            deadline_s=self._deadline_s(members),
+        )
+        await self._called(members, call, lambda member, answer: None)
 
-        async def call(member: Member) -> None:
-            control = member.lease.client.control
-            try:
-                await control(path, body, query=query, is_repeatable=is_repeatable)
-            except EndpointError as error:
-                self._lose(member, error)
+    async def _called(
+        self, members: Sequence[Member], call: ControlCall, hear: Callable[[Member, Any], None]
+    ) -> None:
+        remaining = _remaining(members)
 
-        await asyncio.gather(*(call(member) for member in _remaining(members)))
+        def note(number: int, answer: Any) -> None:
+            if isinstance(answer, EndpointError):
+                self._lose(remaining[number], answer)
+            else:
+                hear(remaining[number], answer)
+
+        await self._call([one.lease.client for one in remaining], call, note)
 
     async def _together(
-        self,
-        of_ranks: Awaitable[Any],
-        members: Sequence[Member],
-        call: Callable[[Member], Awaitable[Any]],
+        self, of_ranks: Awaitable[Any], members: Sequence[Member], call: ControlCall
     ) -> Any:
         """Return what the ranks return once all members have taken part; a dead one is lost.
 
         Raises TransferError if the ranks or a living member failed: then another one was gone.
         """
+        answers: dict[int, Any] = {}
         # None is cancelled: a transfer cannot be interrupted and has a deadline of its own.
-        calls = [asyncio.ensure_future(call(member)) for member in members]
+        clients = [member.lease.client for member in members]
+        calling = asyncio.ensure_future(self._call(clients, call, answers.__setitem__))
         (from_ranks,) = await asyncio.gather(of_ranks, return_exceptions=True)
-        if calls and isinstance(from_ranks, BaseException):
-            await asyncio.wait(calls, timeout=LEFT_ALONE_S)
-            calls = [one if one.done() else _forgotten(one) for one in calls]
-        failures: list[str] = []
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        for member, answer in zip(members, answers, strict=True):
+        # Their waits end when nothing moves any more. Only then time counts for the servers.
+        have_failed = isinstance(from_ranks, BaseException)
+        limit_s = LEFT_ALONE_S if have_failed else self._deadline_s(members)
+        await asyncio.wait([calling], timeout=limit_s)
+        if calling.done():
+            await calling
+        else:
+            # Nobody waits for what is still to come of it.
+            calling.add_done_callback(lambda done: done.cancelled() or done.exception())
+        failures: list[tuple[Member, EndpointError]] = []
+        # In the order in which they answered: those that failed first come first.
+        late = [number for number in range(len(members)) if number not in answers]
+        for number in [*answers, *late]:
+            member = members[number]
+            answer = answers.get(number, _LEFT_BEHIND if have_failed else _SILENT)
             if isinstance(answer, EndpointError):
                 self._open_updates.discard(member)
                 is_gone = isinstance(answer, ServerLostError)
                 if is_gone or not await member.lease.client.is_alive():
                     self._lose(member, answer)
                 else:
-                    failures.append(str(answer))
-            elif isinstance(answer, BaseException):
-                raise answer
-        # Last, because a rank that dies in an update ends it on the servers too.
-        if isinstance(from_ranks, BaseException):
+                    failures.append((member, answer))
+        # A rank that dies in an update ends it on the servers too, which are not to blame then.
+        if have_failed and not (failures and isinstance(from_ranks, TransferError)):
             raise from_ranks
         if failures:
-            raise TransferError("; ".join(failures))
+            told = "; ".join(f"{one.lease.client.base_url}: {error}" for one, error in failures)
+            raise SpoiledError(told, failures[0][0])
         return from_ranks
 
-    def _lose(self, member: Member, error: EndpointError) -> None:
+    def _are_main(self, members: Sequence[Member]) -> bool:
+        """Whether they are of the pool that rollouts ask."""
+        return all(self._pool_of(member.lease) is self._pool for member in members)
+
+    def _deadline_s(self, members: Sequence[Member]) -> float:
+        """Return the longest wait for an answer of `members`, in seconds."""
+        return CONTROL_DEADLINE_S if self._are_main(members) else OTHERS_WAIT_S
+
+    def _lose(self, member: Member, error: TelescopeError) -> None:
         self._pool_of(member.lease).lose(member.lease, str(error), life=member.life)
 
 
@@ -327,20 +438,6 @@ async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
         # Nobody waits for its failure any more.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise
-
-
-def _forgotten(call: asyncio.Future[Any]) -> asyncio.Future[Any]:
-    """Let `call` go on unheeded; returns what stands for it, a failure of its server."""
-    call.add_done_callback(lambda done: done.cancelled() or done.exception())
-    failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    failed.set_exception(ServerLostError("it waits in a transfer that the trainer has left"))
-    return failed
-
-
-async def _asked(lease: Lease, method: str) -> Any:
-    """Return what the first worker of a server answers."""
-    answer = await lease.client.control("/collective_rpc", {"method": method}, is_repeatable=True)
-    return answer["results"][0]
 
 
 def _members_of(pool: ServerPool) -> list[Member]:

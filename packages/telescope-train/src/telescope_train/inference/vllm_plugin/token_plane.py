@@ -22,7 +22,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.stats import RequestStateStats
 
 from telescope_train.inference.vllm_plugin.completions import GrowingCompletion
+from telescope_train.inference.vllm_plugin.engine_life import EngineLife
 from telescope_train.inference.vllm_plugin.engine_thread import EngineThreadClient
+from telescope_train.inference.vllm_plugin.once import Once
 from telescope_train.inference.vllm_plugin.parts import (
     Part,
     part_of_completion,
@@ -34,6 +36,7 @@ from telescope_train.inference.vllm_plugin.request_stats import (
     timing_of,
 )
 from telescope_train.inference.wire import (
+    ENGINE_PATH,
     PAUSE_AND_ABORT,
     PAUSE_AND_KEEP,
     PAUSE_PATH,
@@ -62,7 +65,8 @@ class TokenPlane:
     """Serves the paths of the token plane and passes all other requests on to vLLM."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self._app = app
+        self._app = Once(app)
+        self._life = EngineLife()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -73,8 +77,18 @@ class TokenPlane:
             await PlaneConnection(engine, receive, send).serve()
         elif scope["type"] == "http" and scope["path"] == PAUSE_PATH:
             await _pause(scope["app"].state.engine_client, scope["query_string"].decode(), send)
+        elif scope["type"] == "http" and scope["path"] == ENGINE_PATH:
+            await self._say_alive(scope["app"].state.engine_client, send)
         else:
             await self._app(scope, receive, send)
+
+    async def _say_alive(self, engine: AsyncLLM, send: Send) -> None:
+        try:
+            await self._life.until_heard(engine)
+        except EngineDeadError:
+            await _answer(send, 503, b'{"error": "the engine is dead"}')
+        else:
+            await _answer(send, 200, b"{}")
 
 
 def _count_in_metrics(engine: AsyncLLM) -> None:
@@ -93,8 +107,12 @@ async def _pause(engine: Any, query: str, send: Send) -> None:
         await engine.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
     expected = " or ".join(f"?{one}" for one in PAUSE_QUERIES)
     body = b"{}" if known else msgspec.json.encode({"error": f"expected {expected}"})
+    await _answer(send, 200 if known else 400, body)
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
     headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": 200 if known else 400, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

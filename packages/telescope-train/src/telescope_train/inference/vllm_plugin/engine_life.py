@@ -1,0 +1,29 @@
+"""`EngineLife`: a sign of life of the engine itself, and not of the server in front of it.
+
+vLLM's `/health` says that no error has come from the engine, which one that hangs does not send.
+Here the engine is asked something between two of its steps, in its own thread or process: whoever
+gets an answer knows that steps end, however long the prompts are that they compute.
+"""
+
+import asyncio
+from typing import Any
+
+from vllm.v1.engine.exceptions import EngineDeadError
+
+
+class EngineLife:
+    """Asks an engine whether it is there. One question at a time, whoever waits for its answer."""
+
+    def __init__(self) -> None:
+        self._asking: asyncio.Task[Any] | None = None
+
+    async def until_heard(self, engine: Any) -> None:
+        """Return when `engine`, an `AsyncLLM`, answers; raises EngineDeadError if it is dead."""
+        if engine.errored:
+            raise EngineDeadError
+        if self._asking is None or self._asking.done():
+            # All engines: with data parallelism a server has several.
+            question = engine.engine_core.call_utility_all_async("is_scheduler_paused")
+            self._asking = asyncio.create_task(question)
+        # Shielded, because others may wait for the same answer.
+        await asyncio.shield(self._asking)

@@ -1,0 +1,80 @@
+"""`Once`: control calls of a server that are made once, however often their answer is lost.
+
+A call that must not be made twice, such as the start of a weight update, carries a number. Whoever
+gets no answer sends the same number again, and is given the answer of the call that was made.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+from telescope_train.inference.wire import ONCE_HEADER
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+MOST_REMEMBERED = 64
+"""Calls whose answer is kept. A caller asks again within seconds, and makes one call at a time."""
+_HEADER = ONCE_HEADER.encode()
+
+
+class Once:
+    """An ASGI application: `app`, with numbered calls that are made once."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._calls: OrderedDict[bytes, asyncio.Task[Sequence[Message]]] = OrderedDict()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        number = dict(scope["headers"]).get(_HEADER) if scope["type"] == "http" else None
+        if number is None:
+            await self._app(scope, receive, send)
+            return
+        if number not in self._calls:
+            body = await _body(receive)
+            if body is None:
+                return  # it was not sent as a whole, and nothing was done
+            # Nothing is awaited from the second look on, so the call is begun once.
+            if number not in self._calls:
+                # A task of its own: the call goes on if the connection of the caller ends.
+                self._calls[number] = asyncio.create_task(self._made(scope, body))
+                self._forget()
+        for message in await asyncio.shield(self._calls[number]):
+            await send(message)
+
+    async def _made(self, scope: Message, body: bytes) -> Sequence[Message]:
+        """Make the call; returns what the application sends."""
+        sent: list[Message] = []
+        asked = [body]
+
+        async def receive() -> Message:
+            if not asked:
+                await asyncio.Event().wait()  # a caller that never leaves
+            return {"type": "http.request", "body": asked.pop(), "more_body": False}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await self._app(scope, receive, send)
+        return sent
+
+    def _forget(self) -> None:
+        done = [number for number, call in self._calls.items() if call.done()]
+        for number in done[: max(0, len(self._calls) - MOST_REMEMBERED)]:
+            del self._calls[number]
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """Return what the caller sends; None if it leaves before the end."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            return body

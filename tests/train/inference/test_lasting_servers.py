@@ -1,0 +1,349 @@
+"""Faults of single servers that end neither the run nor the server, and those that must end one."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.train.inference.test_leases import World, in_world
+
+from telescope_core.errors import ConfigError, EndpointError, ProcessDiedError
+from telescope_core.records.servers import ServerState
+from telescope_train.backends.protocol import RankDiedError, TransferError
+from telescope_train.inference.fleet import ServerGroup, ServerHandle, Startup
+from telescope_train.inference.keeping import MOST_RESTARTS
+from telescope_train.inference.leases import CONTROL_DEADLINE_S
+from telescope_train.inference.server import ServerSettings
+from telescope_train.simulation.trainer import TrainerSpeed
+from telescope_train.simulation.virtual_time import run_in_virtual_time
+from telescope_train.weights.publish import LEFT_ALONE_S, MOST_SPOILED
+
+JOIN, UPDATE = "/init_weight_transfer_engine", "/update_weights"
+
+
+def answers_with_errors(world: World, server: int, path: str) -> list[float]:
+    """Make a living server refuse a call; returns the times at which it does."""
+    client = world.clients[server]
+    control = client.control
+    refused: list[float] = []
+
+    async def refusing(asked: str, body: Any = None, **options: Any) -> Any:
+        if asked == path:
+            refused.append(asyncio.get_running_loop().time())
+            raise EndpointError("answered HTTP 500: it will not")
+        return await control(asked, body, **options)
+
+    client.control = refusing  # type: ignore[method-assign]
+    return refused
+
+
+def takes_longer(world: World, server: int, seconds: float) -> None:
+    """Make a server answer only so many seconds after it has been sent the weights."""
+    client = world.clients[server]
+    control = client.control
+
+    async def late(path: str, body: Any = None, **options: Any) -> Any:
+        deadline_s = options.pop("deadline_s", CONTROL_DEADLINE_S)
+        async with asyncio.timeout(deadline_s):
+            if path == UPDATE:
+                await asyncio.sleep(seconds)
+            return await control(path, body, **options)
+
+    client.control = late  # type: ignore[method-assign]
+
+
+def test_a_server_that_cannot_join_is_given_up_and_the_run_goes_on() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+
+        async def work() -> None:
+            answers_with_errors(world, 0, JOIN)
+            world.engines[0].die("killed")
+            await world.pool.leases[0].until(ServerState.GIVEN_UP)
+            assert "it will not" in world.pool.leases[0].reason
+            await world.publisher.publish(1)
+            assert (await world.sample("a", 5)).spans[0].version == 1
+
+        await world.keeping(work(), start_s=1.0)
+
+    in_world(main)
+
+
+@pytest.mark.parametrize("path", [JOIN, UPDATE])
+def test_a_living_server_that_spoils_updates_is_lost_and_the_others_get_theirs(path: str) -> None:
+    async def main(world: World) -> None:
+        if path == UPDATE:
+            await world.publisher.connect()
+        refused = answers_with_errors(world, 1, path)
+        await world.publisher.publish(1)
+        assert len(refused) == MOST_SPOILED
+        states = [lease.state for lease in world.pool.leases]
+        assert states == [ServerState.SERVING, ServerState.LOST, ServerState.SERVING]
+        assert [engine.version for engine in world.engines] == [1, 0, 1]
+
+    in_world(main, num_servers=3)
+
+
+def test_a_server_that_dies_or_spoils_the_first_group_is_left_out_and_comes_back() -> None:
+    async def main(world: World) -> None:
+        world.engines[0].die("killed at the start")
+        answers_with_errors(world, 1, JOIN)
+
+        async def work() -> None:
+            await world.publisher.connect()
+            assert world.pool.leases[2].state is ServerState.SERVING
+            await world.pool.leases[0].until(ServerState.SERVING)
+            await world.publisher.publish(1)
+            assert [engine.version for engine in world.engines][::2] == [1, 1]
+
+        await world.keeping(work(), start_s=1.0)
+
+    in_world(main, num_servers=3)
+
+
+def test_a_group_that_no_living_server_joins_ends_the_run_at_once() -> None:
+    async def main(world: World) -> None:
+        for server in range(2):
+            answers_with_errors(world, server, JOIN)
+        with pytest.raises(TransferError, match="it will not"):
+            await world.publisher.connect()
+
+    in_world(main)
+
+
+def test_a_server_that_comes_back_when_a_rank_dies_waits_for_the_new_ranks() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+        send = world.ranks.send_weights
+
+        async def dies() -> str:
+            world.ranks.send_weights = send  # type: ignore[method-assign]
+            raise RankDiedError("trainer rank 1 died")
+
+        async def work() -> None:
+            world.ranks.send_weights = dies  # type: ignore[method-assign]
+            world.engines[0].die("killed")
+            await world.pool.leases[0].until(ServerState.LOADING)
+            await asyncio.sleep(60.0)
+            assert world.pool.leases[0].state is ServerState.LOADING
+            await world.publisher.restore(0)
+            assert world.pool.leases[0].state is ServerState.SERVING
+            assert world.pool.leases[0].life == 2
+
+        await world.keeping(work(), start_s=1.0)
+
+    in_world(main)
+
+
+def test_a_transfer_may_take_as_long_as_it_moves() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+        slow_s = 10 * CONTROL_DEADLINE_S
+        world.ranks.speed = TrainerSpeed(send_s=slow_s)
+        for server in range(2):
+            takes_longer(world, server, slow_s + 1.0)
+        await world.publisher.publish(1)
+        assert [lease.state for lease in world.pool.leases] == [ServerState.SERVING] * 2
+        assert asyncio.get_running_loop().time() > slow_s
+
+    in_world(main)
+
+
+def test_a_server_that_is_silent_after_everything_was_sent_is_lost() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+        takes_longer(world, 1, 10**6)
+        await world.publisher.publish(1)
+        lease = world.pool.leases[1]
+        assert lease.state is ServerState.LOST
+        assert lease.reason.startswith("everything has been sent")
+        now_s = asyncio.get_running_loop().time()
+        assert CONTROL_DEADLINE_S < now_s < CONTROL_DEADLINE_S + LEFT_ALONE_S
+
+    in_world(main)
+
+
+def test_a_death_where_updates_begin_costs_no_other_server() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+        begun: set[int] = set()
+        for number, client in enumerate(world.clients):
+            control = client.control
+
+            async def strict(
+                path: str, body: Any = None, *, number=number, control=control, **options: Any
+            ) -> Any:
+                if path == "/start_weight_update":
+                    if number == 1:
+                        world.engines[1].die("killed")
+                    elif number in begun:
+                        raise EndpointError("HTTP 500: an update is going on")
+                    begun.add(number)
+                if path == "/finish_weight_update":
+                    begun.discard(number)
+                return await control(path, body, **options)
+
+            client.control = strict  # type: ignore[method-assign]
+        await world.publisher.publish(1)
+        states = [lease.state for lease in world.pool.leases]
+        assert states == [ServerState.SERVING, ServerState.LOST, ServerState.SERVING]
+
+    in_world(main, num_servers=3)
+
+
+def test_a_server_that_serves_between_kills_is_never_given_up() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+
+        async def work() -> None:
+            for kill in range(20):
+                if kill % 2:
+                    await world.publisher.publish(kill)
+                else:
+                    await world.sample(f"rollout {kill}", 3)
+                world.engines[0].die("killed")
+                await world.pool.leases[0].until(ServerState.SERVING)
+
+        told = await world.keeping(work(), start_s=1.0)
+        # Without a pause before it is started again: these were no losses in a row.
+        assert asyncio.get_running_loop().time() < 100
+        assert all(f"1 of {MOST_RESTARTS}" in line for line in told if "started again" in line)
+
+    in_world(main, num_servers=1)
+
+
+def test_tokens_of_a_request_that_goes_on_elsewhere_are_service_too() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+
+        async def work() -> None:
+            asked = world.sample("long", 2000)
+            for _ in range(2 * MOST_RESTARTS):
+                await asyncio.sleep(60.0)
+                world.engines[0].die("killed")
+            await asked
+
+        await world.keeping(work(), start_s=1.0)
+
+    in_world(main, num_servers=1)
+
+
+def test_a_server_that_dies_before_it_serves_is_given_up_after_pauses_that_grow() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+
+        async def work() -> None:
+            for life in range(1, MOST_RESTARTS + 2):
+                assert world.pool.leases[1].life == life
+                world.engines[1].die("killed")
+                await world.pool.leases[1].until(ServerState.LOST)
+                if life <= MOST_RESTARTS:
+                    await world.pool.leases[1].until(ServerState.SERVING)
+            await world.pool.leases[1].until(ServerState.GIVEN_UP)
+
+        told = await world.keeping(work(), start_s=1.0)
+        assert told[-1].endswith("is given up, and the run goes on without it")
+        began_s = [one.time_s for one in world.events if one.state is ServerState.STARTING]
+        assert len(began_s) == MOST_RESTARTS
+        assert asyncio.get_running_loop().time() > 67
+
+    in_world(main)
+
+
+class ScriptedHandle(ServerHandle):
+    """A server whose keeper says what a test plans."""
+
+    def __init__(self, says: Callable[[str], Any], place: Path) -> None:
+        settings = ServerSettings(model_path="none", port=1, log_path=place / "inference.log")
+        object.__setattr__(self, "settings", settings)
+        object.__setattr__(self, "_says", says)
+
+    async def ask(self, question: str) -> Any:
+        await asyncio.sleep(0.5)
+        return self._says(question)  # type: ignore[attr-defined]
+
+
+def group_of(place: Path, *says: Callable[[str], Any]) -> ServerGroup:
+    handles = [ScriptedHandle(one, place) for one in says]
+    return ServerGroup(handles, silence_s=300.0, progress_s=120.0)
+
+
+def healthy(question: str) -> Startup:
+    return Startup(is_healthy=True, log_bytes=1)
+
+
+def dies(question: str) -> Startup:
+    raise ProcessDiedError("it died of SIGKILL")
+
+
+def test_a_server_that_does_not_start_is_named_and_the_others_begin(tmp_path: Path) -> None:
+    async def main() -> None:
+        group = group_of(tmp_path, dies, healthy, dies)
+        failed = await group.wait_until_healthy(num_needed=2)
+        assert failed == {0: "it died of SIGKILL", 2: "it died of SIGKILL"}
+        # Evals alone are no run.
+        with pytest.raises(ProcessDiedError, match="SIGKILL"):
+            await group_of(tmp_path, dies, healthy).wait_until_healthy(num_needed=1)
+
+    run_in_virtual_time(main)
+
+
+def test_only_the_engine_s_own_signs_of_life_count(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = asyncio.get_running_loop()
+        group = group_of(tmp_path, lambda question: clock.time() < 1000)
+        # Its tokens go on for longer than its answers.
+        why = await group.until_lost(0, lambda: min(clock.time(), 2000))
+        assert why.startswith("it hangs: for 12")
+        assert 2120 < clock.time() < 2125
+
+    run_in_virtual_time(main)
+
+
+def test_an_update_is_no_hang_however_long_it_takes(tmp_path: Path) -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+        is_silent = False
+        group = group_of(tmp_path, lambda question: not is_silent)
+        world.ranks.speed = TrainerSpeed(send_s=1000.0)
+
+        async def work() -> None:
+            nonlocal is_silent
+            is_silent = True
+            await world.publisher.publish(1)
+            is_silent = False
+            await asyncio.sleep(100.0)
+            assert world.pool.leases[0].life == 1
+            is_silent = True
+            await world.pool.leases[0].until(ServerState.LOST)
+
+        class Fleet:
+            until_lost = group.until_lost
+
+            async def start_again(self, index: int) -> None:
+                raise ConfigError("port 1 is in use")
+
+        await world.keeping(work(), fleet=Fleet())
+
+    in_world(main, num_servers=1)
+
+
+def test_a_restart_that_is_refused_for_any_reason_does_not_end_the_run(tmp_path: Path) -> None:
+    async def main(world: World) -> None:
+        class Fleet:
+            async def until_lost(self, index: int, heard_s: Callable[[], float]) -> str:
+                return await world.engines[index].until_in_trouble()
+
+            async def start_again(self, index: int) -> None:
+                raise ConfigError("port 1 is in use")
+
+        async def work() -> None:
+            world.engines[0].die("killed")
+            await world.pool.leases[0].until(ServerState.GIVEN_UP)
+            assert "port 1 is in use" in world.pool.leases[0].reason
+            await world.sample("a", 3)
+
+        await world.keeping(work(), fleet=Fleet())
+
+    in_world(main)
