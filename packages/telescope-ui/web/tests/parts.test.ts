@@ -5,7 +5,7 @@ import { rowsOf } from "../src/lib/columns.ts";
 import { formatBytes, formatByName, formatNumber, formatSeconds } from "../src/lib/format.ts";
 import { byteTicks, extent, linear, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
 import { momentOf } from "../src/lib/moment.ts";
-import { shadesOf, valuesOf } from "../src/lib/shades.ts";
+import { levelsOf, namesOf, valuesOf } from "../src/lib/shades.ts";
 import type { Chain } from "../src/lib/types.ts";
 import { visible, visibleToken } from "../src/lib/visible.ts";
 
@@ -113,10 +113,28 @@ test("colors of tokens: the advantage only where the model wrote, a ratio around
     is_sampled: [false, true],
     advantage: -0.5,
     logprobs: [null, -1],
+    mask: [null, 0],
+    versions: [null, 3],
     columns: { ratio: [null, 1.25] },
   } as unknown as Chain;
   assert.deepEqual(valuesOf(chain, "advantage"), [null, -0.5]);
-  assert.deepEqual(valuesOf(chain, "mask"), [0, 1]);
-  assert.deepEqual(valuesOf(chain, "ratio"), [null, 0.25]);
-  assert.equal(shadesOf("log-prob"), "surprise");
+  assert.deepEqual(valuesOf(chain, "mask"), [null, 0]);
+  assert.deepEqual(valuesOf(chain, "ratio"), [null, 1.25]);
+  assert.deepEqual(levelsOf({ ...chain, columns: { ratio: [0.5, 1, 1.25] } }, "ratio"), [-1, 0, 0.5]);
+  assert.deepEqual(levelsOf(chain, "log-prob"), [null, 0.25]);
+  assert.deepEqual(namesOf(chain), ["log-prob", "mask", "version", "advantage", "ratio"]);
+});
+
+test("of a token only what is known is offered, and equal values have a color", () => {
+  const chain = {
+    is_sampled: [true, true],
+    advantage: null,
+    logprobs: [-1, -2],
+    mask: null,
+    versions: null,
+    columns: {},
+  } as unknown as Chain;
+  assert.deepEqual(namesOf(chain), ["log-prob"]);
+  const levels = levelsOf({ ...chain, versions: [4, 4] }, "version");
+  assert.ok(levels.every((level) => level !== null && Math.abs(level - 0.5) < 1e-9));
 });

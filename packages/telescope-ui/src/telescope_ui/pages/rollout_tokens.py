@@ -1,24 +1,66 @@
-"""The tokens of a rollout as columns: ids, text, log-probs, and which of them the model wrote."""
+"""The tokens of a rollout as columns: ids, text, log-probs, and which weights sampled each of them.
 
+And what the trainer found of those that it trained on.
+"""
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from telescope_core.chains import TokenChain, chains_of
+from telescope_core.errors import ConfigError
 from telescope_core.records.rows import RolloutRow
+from telescope_core.records.token_facts import (
+    TOKEN_FACTS_FOLDER,
+    TurnFacts,
+    facts_of_rollout,
+    facts_path,
+)
 from telescope_core.records.tokens import numbered
+from telescope_core.types import RolloutStatus, Span
 from telescope_ui.answers import JsonObject
+from telescope_ui.run_files import inside
 from telescope_ui.token_texts import texts_for
 
 MAX_TOKENS = 200_000
 """Tokens of all chains together that are given."""
+_LARGEST_LOG_RATIO = 80.0
+"""Nats; what is further apart is shown as this."""
 
 
-def tokens_of(run: Path, row: RolloutRow) -> JsonObject | None:
+class Training(NamedTuple):
+    """What the trainer found of the tokens of a rollout."""
+
+    turns: Sequence[TurnFacts] | None
+    """Of each turn that was trained on; None = it is not known which."""
+    problems: Sequence[str] = ()
+    """Why something could not be read."""
+
+
+UNKNOWN = Training(None)
+
+
+def training_of(run: Path, row: RolloutRow) -> Training:
+    """Return what the trainer found of a rollout of training."""
+    path = inside(run, TOKEN_FACTS_FOLDER, facts_path(run, row.step).name)
+    if path is None:
+        # Of a kept one it is not known, if the run did not record it. Others never are.
+        return UNKNOWN if row.status is RolloutStatus.KEPT else Training([])
+    try:
+        return Training(facts_of_rollout(path, (row.group_id, row.index, row.attempt)))
+    except ConfigError as error:
+        return Training(None, [f"{TOKEN_FACTS_FOLDER}/{path.name} is left out: {error}"])
+
+
+def tokens_of(run: Path, row: RolloutRow, training: Training = UNKNOWN) -> JsonObject | None:
     """Return the tokens of `row`, chain by chain; None if they are not recorded."""
     if row.tokens is None:
         return None
     found = numbered(row.tokens)
     texts = texts_for(run)
+    facts = {one.turn: one for one in training.turns or ()}
     chains: list[JsonObject] = []
     left = MAX_TOKENS
     for number, chain in enumerate(found.chains):
@@ -26,21 +68,25 @@ def tokens_of(run: Path, row: RolloutRow) -> JsonObject | None:
             break
         length = min(len(chain), left)
         left -= length
-        turns = [
-            (turn, place)
+        places = [
+            _Place(turn, place)
             for turn, place in enumerate(found.places)
             if place is not None and place[0] == number
         ]
-        one = _chain(chain, turns, length)
-        one |= {
-            "parent": found.parents[number],
-            "num_shared": min(chain.num_shared, length),
-            "texts": None if texts is None else texts.pieces(one["ids"]),
-            "versions": None,
-            "advantage": row.advantage,
-            "columns": {},
-        }
-        chains.append(one)
+        ids = list(chain.token_ids(0, length))
+        chains.append(
+            {
+                "ids": ids,
+                **_sampled(chain, places, length),
+                "parent": found.parents[number],
+                "num_shared": min(chain.num_shared, length),
+                "texts": None if texts is None else texts.pieces(ids),
+                "versions": _versions(row, places, length),
+                "advantage": row.advantage,
+                "mask": None if training.turns is None else _mask(places, facts, length),
+                "columns": _columns(chain, places, facts, length),
+            }
+        )
     return {
         "num_chains": len(found.chains),
         "chains": chains,
@@ -49,26 +95,83 @@ def tokens_of(run: Path, row: RolloutRow) -> JsonObject | None:
     }
 
 
-def _chain(chain: TokenChain, turns: list[tuple[int, Any]], length: int) -> JsonObject:
-    """Return the columns of the first `length` tokens of a chain.
+class _Place:
+    """Where the completion of a turn is in its chain."""
 
-    A turn is a number and its place: chain, prompt_end, completion_end, and where its log-probs
-    begin and end.
-    """
-    logprobs: list[float | None] = [None] * length
-    by_turn: list[int | None] = [None] * length
-    for turn, (_, start, end, first, last) in turns:
-        values = chain.logprobs[first:last]
-        for offset in range(max(0, min(end, length) - start)):
-            by_turn[start + offset] = turn
-            if offset < len(values):
-                logprobs[start + offset] = values[offset]
+    def __init__(self, turn: int, place: Sequence[int]) -> None:
+        self.turn = turn
+        _, self.start, self.end, self.first_logprob, self.last_logprob = place
+
+
+def _sampled(chain: TokenChain, places: Sequence[_Place], length: int) -> JsonObject:
+    """Return which tokens of a chain the model wrote, in which turn, and how likely each was."""
+    logprobs = [(one, chain.logprobs[one.first_logprob : one.last_logprob]) for one in places]
+    turns = _laid([(one, [one.turn] * (one.end - one.start)) for one in places], length)
     return {
-        "ids": list(chain.token_ids(0, length)),
-        "is_sampled": [turn is not None for turn in by_turn],
-        "logprobs": logprobs,
-        "turns": by_turn,
+        "is_sampled": [turn is not None for turn in turns],
+        "logprobs": _laid(logprobs, length),
+        "turns": turns,
     }
+
+
+def _versions(row: RolloutRow, places: Sequence[_Place], length: int) -> list[Any] | None:
+    """Return the weights that sampled each token; None if that is recorded of none."""
+    whole = row.oldest_version if row.oldest_version == row.newest_version else None
+    values: list[tuple[_Place, list[int]]] = []
+    for one in places:
+        spans: Sequence[Span] = ()
+        if one.turn < len(row.version_spans):
+            spans = row.version_spans[one.turn]
+        if not spans and whole is not None:
+            spans = (Span(whole, one.end - one.start),)
+        values.append((one, [span.version for span in spans for _ in range(span.num_tokens)]))
+    return _laid(values, length) if any(known for _, known in values) else None
+
+
+def _mask(
+    places: Sequence[_Place], facts: Mapping[int, TurnFacts], length: int
+) -> list[int | None]:
+    """Return of each token that the model wrote whether it was in the loss of the step: 1 or 0."""
+    return _laid(
+        [(one, [int(one.turn in facts)] * (one.end - one.start)) for one in places], length
+    )
+
+
+def _columns(
+    chain: TokenChain, places: Sequence[_Place], facts: Mapping[int, TurnFacts], length: int
+) -> dict[str, list[float | None]]:
+    """Return further values per token by name; without what no turn of the chain has."""
+    known = [(one, facts[one.turn]) for one in places if one.turn in facts]
+    if not known:
+        return {}
+    columns = {
+        "trainer log-prob": [(one, found.logprobs) for one, found in known],
+        "entropy": [(one, found.entropy) for one, found in known],
+        "ratio": [
+            (one, _ratios(found.logprobs, chain.logprobs[one.first_logprob : one.last_logprob]))
+            for one, found in known
+        ],
+        "effect": [(one, found.effective_advantages) for one, found in known],
+        "weight": [(one, [found.weight] * len(found.logprobs)) for one, found in known],
+    }
+    return {name: _laid(values, length) for name, values in columns.items()}
+
+
+def _ratios(trainer: "array[float]", sampler: "array[float]") -> list[float]:
+    """Return how much likelier each token was under the trainer than under the sampler."""
+    return [
+        math.exp(max(-_LARGEST_LOG_RATIO, min(_LARGEST_LOG_RATIO, new - old)))
+        for new, old in zip(trainer, sampler, strict=False)
+    ]
+
+
+def _laid(values: Iterable[tuple[_Place, Iterable[Any]]], length: int) -> list[Any]:
+    """Return a value for each of `length` tokens: those of each turn at its place, others None."""
+    found: list[Any] = [None] * length
+    for place, own in values:
+        for at, value in zip(range(place.start, min(place.end, length)), own, strict=False):
+            found[at] = value
+    return found
 
 
 def _turn(place: Any) -> JsonObject | None:

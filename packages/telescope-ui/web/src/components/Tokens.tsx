@@ -4,7 +4,7 @@ import { useMemo, useRef, useState } from "preact/hooks";
 import { shadeClass } from "../lib/colors.ts";
 import { formatNumber, plural } from "../lib/format.ts";
 import { extent } from "../lib/scales.ts";
-import { shadesOf, valuesOf, type Shade } from "../lib/shades.ts";
+import { levelsOf, meaningOf, namesOf, valuesOf } from "../lib/shades.ts";
 import type { Chain, Tokens as TokensData } from "../lib/types.ts";
 import { visibleToken } from "../lib/visible.ts";
 import { Facts } from "./Facts.tsx";
@@ -22,7 +22,7 @@ export function Tokens({ tokens, by, onBy }: Props) {
   const [number, setNumber] = useState(0);
   const chain = tokens.chains[number] ?? tokens.chains[0];
   if (!chain) return <p class="empty">No tokens are recorded for this rollout.</p>;
-  const names = ["log-prob", "mask", ...(chain.versions ? ["version"] : []), "advantage", ...Object.keys(chain.columns)];
+  const names = namesOf(chain);
   const name = names.includes(by) ? by : "log-prob";
   return (
     <div>
@@ -49,6 +49,7 @@ export function Tokens({ tokens, by, onBy }: Props) {
         )}
         <Scale chain={chain} name={name} />
       </div>
+      <p class="note">{meaningOf(name).says}</p>
       {tokens.is_cut && <p class="note">The rollout has more tokens than are shown here.</p>}
       <ChainText key={`${number} ${name}`} chain={chain} name={name} />
     </div>
@@ -60,18 +61,18 @@ function branchName(chain: Chain, at: number): string {
   return `branch ${at + 1}: ${chain.ids.length} tokens${shared}`;
 }
 
-const MEANINGS: Record<Shade, [string, string]> = {
-  surprise: ["sure", "surprised"],
-  around: ["below 0", "above 0"],
-  range: ["lowest", "highest"],
-  yes: ["not trained on", "trained on"],
+const LEVELS = {
+  surprise: [0, 0.2, 0.4, 0.6, 0.8, 1],
+  around: [-1, -0.6, -0.3, 0, 0.3, 0.6, 1],
+  range: [0, 0.2, 0.4, 0.6, 0.8, 1],
+  yes: [0, 1],
 };
 
 function Scale({ chain, name }: { chain: Chain; name: string }) {
-  const shade = shadesOf(name);
-  const [low, high] = MEANINGS[shade];
+  const { shade, ends } = meaningOf(name);
+  const [low, high] = ends;
   const range = extent([valuesOf(chain, name)]);
-  const levels = shade === "around" ? [-1, -0.6, -0.3, 0, 0.3, 0.6, 1] : [0, 0.2, 0.4, 0.6, 0.8, 1];
+  const levels = LEVELS[shade];
   return (
     <span class="scale">
       {low}
@@ -149,21 +150,6 @@ function tokenClass(chain: Chain, at: number, level: number | null, isAt: boolea
   return `token ${kind}${level === null ? "" : ` ${shadeClass(level)}`}${isAt ? " is-at" : ""}`;
 }
 
-function levelsOf(chain: Chain, name: string): (number | null)[] {
-  const values = valuesOf(chain, name);
-  const shade = shadesOf(name);
-  const range = extent([values]) ?? [0, 1];
-  const size = Math.max(Math.abs(range[0]), Math.abs(range[1])) || 1;
-  return values.map((value) => {
-    if (value === null) return null;
-    // -4 nats is one in fifty: what is rarer is all of one color.
-    if (shade === "surprise") return Math.min(1, -value / 4);
-    if (shade === "around") return value / size;
-    if (shade === "yes") return value;
-    return (value - range[0]) / (range[1] - range[0]);
-  });
-}
-
 function TokenFacts({ chain, at }: { chain: Chain; at: number | null }) {
   if (at === null) {
     return <p class="note">Point at a token, or move with the arrow keys, to see what is known of it.</p>;
@@ -180,10 +166,17 @@ function TokenFacts({ chain, at }: { chain: Chain; at: number | null }) {
           ["Written by", chain.is_sampled[at] ? `the model, turn ${(turn ?? 0) + 1}` : "the prompt"],
           ["Log-prob", formatNumber(logprob)],
           ["Probability", logprob === null ? "-" : formatNumber(Math.exp(logprob), 3)],
-          ["Version", formatNumber(chain.versions?.[at] ?? null)],
-          ...Object.entries(chain.columns).map(([name, values]): [string, string] => [name, formatNumber(values[at] ?? null)]),
+          ...(chain.versions ? [known("Sampled by version", chain.versions[at])] : []),
+          ...(chain.mask && chain.is_sampled[at] ? [known("In the loss", chain.mask[at] ? "yes" : "no")] : []),
+          ...Object.entries(chain.columns).map(([name, values]) => known(capital(name), values[at])),
         ]}
       />
     </div>
   );
 }
+
+function known(name: string, value: number | string | null | undefined): [string, string] {
+  return [name, typeof value === "string" ? value : formatNumber(value ?? null)];
+}
+
+const capital = (name: string): string => name.charAt(0).toUpperCase() + name.slice(1);

@@ -175,6 +175,7 @@ export interface Chain {
   turns: (number | null)[];
   versions: (number | null)[] | null;
   advantage: number | null;
+  mask: (number | null)[] | null;
   columns: Record<string, (number | null)[]>;
 }
 
