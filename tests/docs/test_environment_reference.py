@@ -15,11 +15,15 @@ NAMED = set(re.findall(r"[A-Za-z_]+", " ".join(re.findall(r"`([^`]+)`", TEXT))))
 OWN = {"caller", "fetcher", "find_stop", "hooks", "score_functions", "check_range", "score"}
 OWN |= {
     "offers_tools",
+    "sends_system",
+    "goes_on",
     "first_messages",
     "initial_messages",
     "opening",
     "from_settings",
     "forget_requests",
+    "has_given_endpoint",
+    "require_built",
 }
 """Of Telescope itself: what calls an author's methods."""
 

@@ -33,7 +33,7 @@ class One(SingleTurnEnvironment):
         ({"sucess_threshold": 0.5}, "did you mean 'success_threshold'?"),
         ({"right": reward(lambda self, reply: 1)}, "the names are rollout, example"),
         ({"open": setup(lambda self: 1)}, "must take (self, episode); it takes (self)"),
-        ({"close": cleanup(deadline_s=0)(lambda self, episode: 1)}, "must be above 0, got 0"),
+        ({"end": cleanup(deadline_s=0)(lambda self, episode: 1)}, "a number above 0, got 0"),
         ({"open": setup(runs_in("process")(lambda self, e: 1))}, "cannot run in a process"),
         ({"r": reward(runs_in("process")(lambda self, episode: 1))}, "cannot take the episode"),
         (

@@ -99,7 +99,7 @@ class CountsInWords(Asks):
         (NeverAwaits, "generate() was called without await at "),
         (ReadsWhatItNeverAwaited, "generate() was called without await at "),
         (AddsANumber, "the arguments of episode.add must be Message objects, got 7 (int)"),
-        (CountsInWords, "episode.metrics['depth'] must be a number, got 'deep' (str)"),
+        (CountsInWords, "episode.metrics['depth'] must be a finite number, got 'deep' (str)"),
     ],
 )
 async def test_a_mistake_in_play_fails_the_rollout_with_its_name_and_place(environment, said):

@@ -331,7 +331,7 @@ def test_an_environment_without_tools_and_one_with_two_of_a_name_are_refused():
 
 
 def test_a_time_limit_of_nothing_is_refused():
-    with pytest.raises(EnvironmentLoadError, match="timeout_s must be above 0 s, got 0"):
+    with pytest.raises(EnvironmentLoadError, match="timeout_s must be a number above 0 s, got 0"):
         tool(timeout_s=0)
 
 

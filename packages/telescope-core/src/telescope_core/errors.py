@@ -108,6 +108,14 @@ class TooManyFailedError(TelescopeError):
     exit_code = 7
 
 
+class CodeExitError(TelescopeError):
+    """An environment's code ended the program, by `sys.exit` or an error beside Exception."""
+
+
+class StrayCancelError(TelescopeError):
+    """An environment's code raised CancelledError, though nobody cancelled the rollout."""
+
+
 class RewardError(TelescopeError):
     """A reward or metric function broke its contract (not a number, out of range, raised)."""
 

@@ -8,8 +8,11 @@ import hashlib
 import random
 import threading
 from collections.abc import Callable, Sequence
+from typing import cast
 
-from telescope_core.errors import ConfigError
+from telescope_core.code_places import location_of
+from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.example_checks import checked_example
 from telescope_core.types import Example, Split
 
 _EVAL_SHARE = 0.1
@@ -117,7 +120,8 @@ class SplitSource:
 
     def _find_next(self) -> None:
         for _ in range(_MAX_MISSES):
-            example = self._draw(random.Random(f"{self._seed}/{self._num_draws}"))
+            drawn = self._draw(random.Random(f"{self._seed}/{self._num_draws}"))
+            example = checked_example(drawn, where=f"what {location_of(self._draw)} returns")
             self._num_draws += 1
             if example.id not in self._found and self._belongs(example):
                 self._found[example.id] = example
@@ -126,5 +130,10 @@ class SplitSource:
         self._is_exhausted = True
 
     def _belongs(self, example: Example) -> bool:
-        key = self._split_key(example)
+        key = cast(object, self._split_key(example))
+        if not isinstance(key, str):
+            raise EnvironmentLoadError(
+                f"split_key {location_of(self._split_key)} must return text, got {key!r:.80} "
+                f"({type(key).__name__})"
+            )
         return split_of(key, eval_share=self._eval_share) is self._split

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+from telescope_core.code_places import location_of
 from telescope_core.environments.base import Environment
-from telescope_core.environments.calls import location_of
 from telescope_core.environments.parameters import group_values_for
 from telescope_core.environments.rewards import as_number
 from telescope_core.environments.usage import counting

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from telescope_core.environments.base import Environment
 from telescope_core.environments.class_checks import class_folder, class_location
+from telescope_core.environments.escapes import contained, stray_cancel
 from telescope_core.environments.loop_watch import LoopWatch
-from telescope_core.errors import EnvironmentLoadError
+from telescope_core.environments.outcomes import as_named_texts, as_splits
+from telescope_core.errors import EnvironmentLoadError, StrayCancelError
 from telescope_core.group_rewards import score_group
 from telescope_core.protocols import PlayRequest, Policy
 from telescope_core.rollout import play_gold, play_rollout
@@ -35,10 +37,13 @@ class InProcessEnvironment:
         version: str = "0",
         load_deadline_s: float = _LOAD_DEADLINE_S,
     ) -> None:
+        environment.require_built()
         self._environment = environment
         self._name = name
         self._version = version
         self._playing: dict[str, asyncio.Task[Rollout]] = {}
+        self._stopped: set[str] = set()
+        """Ids of the rollouts in `_playing` that were asked to stop."""
         self._load_deadline_s = load_deadline_s
         self._watch = LoopWatch(own_folder=class_folder(type(environment)))
 
@@ -54,6 +59,10 @@ class InProcessEnvironment:
 
     async def describe(self) -> EnvironmentDescription:
         """Return what the environment declares; loads its data in a thread to count examples."""
+        with contained():
+            return await self._description()
+
+    async def _description(self) -> EnvironmentDescription:
         environment = self._environment
         sizes = await self._sizes()
         return EnvironmentDescription(
@@ -65,11 +74,15 @@ class InProcessEnvironment:
             num_examples=sizes,
             network=environment.network,
             secrets=environment.secrets,
-            dataset_revisions=environment.dataset_revisions(),
+            dataset_revisions=as_named_texts(
+                environment.dataset_revisions(), method=environment.dataset_revisions
+            ),
             metrics={f.name: f.range for f in environment.score_functions if f.kind == "metric"},
             system_prompt=environment.system_prompt,
             has_group_rewards=any(f.kind == "group_reward" for f in environment.score_functions),
             offers_tools=environment.offers_tools,
+            sends_system=environment.sends_system,
+            goes_on=environment.goes_on,
         )
 
     async def _sizes(self) -> dict[Split, int | None]:
@@ -79,7 +92,7 @@ class InProcessEnvironment:
                 return await environment.caller.in_thread(
                     lambda: {
                         split: environment.fetcher.source(split).num_examples
-                        for split in environment.splits()
+                        for split in as_splits(environment.splits(), method=environment.splits)
                     }
                 )
         except TimeoutError:
@@ -111,9 +124,12 @@ class InProcessEnvironment:
                 task.cancel()
                 await asyncio.wait([task])
                 raise
+            if request.rollout_id not in self._stopped:
+                return stray_cancelled(self._name, request)
             return _cancelled(self._name, request)
         finally:
             self._playing.pop(request.rollout_id, None)
+            self._stopped.discard(request.rollout_id)
 
     async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
         """Return `group` with its group rewards applied."""
@@ -124,6 +140,7 @@ class InProcessEnvironment:
         """Stop a rollout that is being played; unknown ids are ignored."""
         task = self._playing.get(rollout_id)
         if task is not None:
+            self._stopped.add(rollout_id)
             task.cancel()
 
     async def health(self) -> None:
@@ -135,13 +152,28 @@ class InProcessEnvironment:
 
     async def close(self) -> None:
         """Cancel the rollouts still being played and close the environment."""
+        self._stopped.update(self._playing)
         tasks = list(self._playing.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         self._watch.stop()
-        await self._environment.close()
+        with contained():
+            await self._environment.close()
+
+
+def stray_cancelled(name: str, request: PlayRequest) -> Rollout:
+    """Return a rollout that ended as if it had been cancelled, which nobody had asked for."""
+    reason = StrayCancelError.__name__
+    return replace(
+        request.rollout(name),
+        status=RolloutStatus.FAILED,
+        status_reason=reason,
+        stop_reason=StopReason.ERROR,
+        error=f"{reason}: {stray_cancel(' while it was played')}",
+        tags={"failed_in": "play"},
+    )
 
 
 def _cancelled(name: str, request: PlayRequest) -> Rollout:

@@ -12,8 +12,11 @@ from pathlib import Path
 
 from telescope_core.code_names import location_of_file, names_class, names_file
 from telescope_core.environments.base import Environment
+from telescope_core.environments.escapes import contained
 from telescope_core.errors import (
+    CodeExitError,
     EnvironmentLoadError,
+    StrayCancelError,
     UnknownNameError,
     nearest,
     unknown_name,
@@ -103,11 +106,14 @@ def load_environment_class(factory: str) -> type[Environment]:
     """Import `module:Class`; raises EnvironmentLoadError saying what is wrong with it."""
     module_name, _, class_name = factory.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        with contained():
+            module = importlib.import_module(module_name)
     except ImportError as error:
         raise EnvironmentLoadError(
             f"cannot import environment {factory!r}: {_what_is_missing(module_name, error)}"
         ) from error
+    except (CodeExitError, StrayCancelError) as error:
+        raise EnvironmentLoadError(f"cannot import environment {factory!r}: {error}") from error
     except Exception as error:
         raise EnvironmentLoadError(
             f"cannot import environment {factory!r}: {_where_raised(error)}: "

@@ -14,6 +14,7 @@ from telescope_cli.eval.endpoint import host_seen_by
 from telescope_cli.eval.model import model_folder, serve_folder
 from telescope_cli.eval.request import EvalRequest
 from telescope_cli.eval.view import EvalProgress, print_unreadable, stderr_console
+from telescope_core.environments.escapes import contained
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.evals import EvalFolder, EvalResult, run_eval
 from telescope_core.reports import write_eval_report
@@ -83,7 +84,8 @@ def _evaluate_one(
     request: EvalRequest, folder: EvalFolder, base_url: str, model: str | None
 ) -> Outcome:
     try:
-        result = asyncio.run(_play(request, folder, base_url, model))
+        with contained():
+            result = asyncio.run(_play(request, folder, base_url, model))
     except TelescopeError as error:
         folder.fail(str(error))
         return Outcome(request=request, folder=folder, error=error)

@@ -13,6 +13,7 @@ from telescope_cli.eval.selection import Selection, resolve
 from telescope_cli.eval.view import stderr_console
 from telescope_core.chat.client import ApiKey
 from telescope_core.environment_record import EnvironmentRecord
+from telescope_core.environments.escapes import contained
 from telescope_core.evals import EvalSettings
 from telescope_core.processes.settings import ProcessSettings
 from telescope_core.secret_names import secrets_line
@@ -66,7 +67,8 @@ def checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:
     for request in requests:
         if request.base_url is None:
             model_folder(request.model)
-    return asyncio.run(_checked(requests))
+    with contained():
+        return asyncio.run(_checked(requests))
 
 
 async def _checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:

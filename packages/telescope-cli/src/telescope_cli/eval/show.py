@@ -55,10 +55,11 @@ def require_enough(outcomes: Sequence[Outcome], *, max_failed: float) -> None:
             continue
         reasons = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())
         if result.num_scored == 0:
+            errors = first_errors(one.folder.rows())
+            first = f"; the first error: {errors[0]}" if errors else ""
             raise TooManyFailedError(
                 f"no rollout was scored: {result.num_failed} failed ({reasons}); their errors are "
-                f"in {one.folder.path / 'rollouts.jsonl'}; "
-                f"the first error: {first_errors(one.folder.rows())[0]}"
+                f"in {one.folder.path / 'rollouts.jsonl'}{first}"
             )
         if result.num_failed > max_failed * result.num_rollouts:
             raise TooManyFailedError(

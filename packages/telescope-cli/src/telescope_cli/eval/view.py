@@ -15,7 +15,6 @@ from rich.text import Text
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
 from telescope_core.evals.runner import reusable
 from telescope_core.records.rows import RolloutRow
-from telescope_core.types import RolloutStatus
 
 WIDTH = 80
 _MOST_ERRORS = 5
@@ -125,8 +124,9 @@ def first_errors(rows: Sequence[RolloutRow]) -> list[str]:
     """Return the first error of each kind, in order of occurrence."""
     errors: dict[str, str] = {}
     for row in rows:
-        if row.status is RolloutStatus.FAILED:
-            errors.setdefault(row.status_reason, row.error or row.status_reason)
+        if row.reward is None:
+            reason = row.status_reason or row.status
+            errors.setdefault(reason, row.error or reason)
     return list(errors.values())
 
 

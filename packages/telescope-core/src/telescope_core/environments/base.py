@@ -8,7 +8,9 @@ from functools import cached_property
 from random import Random
 from typing import Any, ClassVar, Literal, cast
 
-from telescope_core.environments.calls import Caller, RunsIn, location_of
+from telescope_core.code_places import is_authors, location_of
+from telescope_core.environments.building import built, require_built
+from telescope_core.environments.calls import Caller, RunsIn
 from telescope_core.environments.class_checks import (
     check_class,
     class_location,
@@ -16,10 +18,9 @@ from telescope_core.environments.class_checks import (
     require_rewards,
 )
 from telescope_core.environments.episode import Episode
-from telescope_core.environments.example_checks import checked_messages
 from telescope_core.environments.fetch import ExampleFetcher
 from telescope_core.environments.hooks import Hook, hooks, of_kind
-from telescope_core.environments.outcomes import as_truth
+from telescope_core.environments.outcomes import as_named_texts, as_truth
 from telescope_core.environments.rewards import (
     ScoreFunction,
     as_number,
@@ -30,6 +31,7 @@ from telescope_core.environments.score_processes import ScoreProcesses
 from telescope_core.environments.settings import EnvironmentConfig, read_settings
 from telescope_core.environments.sources import CheckedSources, Examples, divided
 from telescope_core.errors import ConfigError, EnvironmentLoadError, RewardError
+from telescope_core.example_checks import checked_messages
 from telescope_core.examples import SplitSource
 from telescope_core.types import Example, Message, Rollout, Split, StopReason
 
@@ -92,11 +94,18 @@ class Environment:
 
         Raises EnvironmentLoadError for a class that could give no reward.
         """
-        environment = cls(read_settings(cls.Config, settings, owner=class_location(cls)))
+        environment: Environment = built(
+            cls, read_settings(cls.Config, settings, owner=class_location(cls))
+        )
+        environment.require_built()
         has_total = cls.compute_reward is not Environment.compute_reward
         if not has_total and cls.score is Environment.score:
             require_rewards(cls, cls.score_functions)
         return environment
+
+    def require_built(self) -> None:
+        """Raise EnvironmentLoadError when the constructor left out what playing needs."""
+        require_built(self, known=_declared_names(type(self)))
 
     @cached_property
     def caller(self) -> Caller:
@@ -109,7 +118,7 @@ class Environment:
         )
 
     @cached_property
-    def _releases(self) -> list[Callable[[], object]]:
+    def __releases(self) -> list[Callable[[], object]]:
         return []
 
     @cached_property
@@ -145,6 +154,20 @@ class Environment:
     def offers_tools(self) -> bool:
         """Whether requests to the policy offer tools, by the chat template or an endpoint."""
         return False
+
+    @property
+    def sends_system(self) -> bool:
+        """Whether rollouts are known to begin with a system message."""
+        return bool(self.system_prompt) and self._is_ours("opening", "first_messages")
+
+    @property
+    def goes_on(self) -> bool | None:
+        """Whether rollouts go on after an answer without a call; None = it is not known."""
+        return None
+
+    def _is_ours(self, *methods: str) -> bool:
+        """Return whether `methods` are Telescope's, so that it is known what they do."""
+        return not any(is_authors(getattr(self, name)) for name in methods)
 
     def draw(self, random: Random) -> Example:
         """Return a random example; equal problems need equal ids.
@@ -252,9 +275,7 @@ class Environment:
                 **rollout.metrics,
                 **{f.name: values[f.name] for f in functions if f.kind == "metric"},
             },
-            golden_answers={
-                str(name): str(value) for name, value in self.golden_answers(example).items()
-            },
+            golden_answers=await self._golden_answers(example),
         )
         if type(self).compute_reward is Environment.compute_reward:
             value: object = self.compute_reward(scored, example)
@@ -263,6 +284,14 @@ class Environment:
         total = as_number(value, what=lambda: f"{class_location(type(self))}: compute_reward")
         self.check_range(total)
         return replace(scored, reward=total)
+
+    async def _golden_answers(self, example: Example) -> dict[str, str]:
+        method = self.golden_answers
+        if type(self).golden_answers is Environment.golden_answers:
+            found: object = method(example)
+        else:
+            found = await self.caller.one("golden_answers", method, example)
+        return as_named_texts(found, method=method)
 
     def check_range(self, total: float) -> None:
         """Raise RewardError when `total` is outside the declared range."""
@@ -284,12 +313,12 @@ class Environment:
 
     def on_close(self, release: Callable[[], object]) -> None:
         """Call `release`, which may be async, when the environment is closed."""
-        self._releases.append(release)
+        self.__releases.append(release)
 
     async def close(self) -> None:
         """Release processes and connections. Idempotent; an override must call super().close()."""
-        while self._releases:
-            result = self._releases.pop()()
+        while self.__releases:
+            result = self.__releases.pop()()
             if inspect.isawaitable(result):
                 await result
         self.caller.close()

@@ -6,16 +6,14 @@ declares otherwise. An exception from a method gets a note with the method's nam
 
 import asyncio
 import inspect
-import os
-import sysconfig
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+from telescope_core.code_places import is_authors, location_of, raised_at
+from telescope_core.environments.escapes import contained
 from telescope_core.environments.score_processes import ScoreProcesses
 from telescope_core.environments.tool_threads import DaemonThreads
 from telescope_core.errors import EnvironmentLoadError
@@ -26,8 +24,11 @@ RunsIn = Literal["thread", "loop", "process"]
 RUNS_IN: tuple[RunsIn, ...] = ("thread", "loop", "process")
 SCORES = ("reward", "metric", "group_reward")
 """Kinds of methods that may run in a process, because copies of their arguments are enough."""
-LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
-"""Folders of Python's own modules and of this package."""
+ADVICE = (
+    "`next` was called on something empty, such as a file without lines: give it a default, "
+    "next(lines, None), and check it"
+)
+"""What to do where StopIteration was raised."""
 _MARK = "__telescope_runs_in__"
 
 
@@ -53,36 +54,6 @@ def runs_in(place: RunsIn) -> Callable[[Method], Method]:
 def declared_place(function: object) -> RunsIn | None:
     """Return the place that `@runs_in` declares for `function`; None without the decorator."""
     return getattr(function, _MARK, None)
-
-
-def location_of(function: object) -> str:
-    """Return `name (file:line)` of a function or method, for error messages."""
-    plain = inspect.unwrap(cast(Callable[..., Any], function))
-    plain = getattr(plain, "__func__", plain)
-    code = getattr(plain, "__code__", None)
-    name = getattr(plain, "__qualname__", repr(plain)).rpartition("<locals>.")[2]
-    if code is None:
-        return name
-    return f"{name} ({shown_path(code.co_filename)}:{code.co_firstlineno})"
-
-
-def shown_path(path: str) -> str:
-    """Return `path`, relative to the working directory if it is inside it."""
-    inside = path.startswith(os.getcwd() + os.sep)
-    return os.path.relpath(path) if inside else path
-
-
-def raised_at(error: BaseException) -> str:
-    """Return ` (file:line)` of the author's code that raised `error`, or of the innermost code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]
-    frame = next(reversed(own or list(frames)), None)
-    return f" ({shown_path(frame.filename)}:{frame.lineno})" if frame is not None else ""
-
-
-def is_authors(method: Callable[..., Any]) -> bool:
-    """Whether a method is the author's own, not one inherited from Telescope."""
-    return not (method.__module__ or "").startswith("telescope_core.")
 
 
 async def call(function: Callable[..., Any], *arguments: object) -> object:
@@ -137,7 +108,8 @@ class Caller:
         that never returns cannot starve other calls.
         """
         async with self._lanes:
-            return await self._threads.run(function)
+            with contained():
+                return await self._threads.run(function)
 
     def close(self) -> None:
         """Kill the processes. Threads end by themselves."""
@@ -169,7 +141,8 @@ async def _settled(one: MethodCall, result: object) -> object:
     if not inspect.isawaitable(result):
         return result
     try:
-        return await cast(Awaitable[object], result)
+        with contained():
+            return await cast(Awaitable[object], result)
     except Exception as error:
         _note(error, one)
         raise
@@ -179,7 +152,13 @@ def _in_order(calls: Sequence[MethodCall]) -> list[tuple[MethodCall, object]]:
     values: list[tuple[MethodCall, object]] = []
     for one in calls:
         try:
-            values.append((one, one.method(*one.arguments)))
+            with contained():
+                values.append((one, one.method(*one.arguments)))
+        except StopIteration as error:
+            # Neither a thread nor a coroutine can pass it on.
+            raised = RuntimeError(f"StopIteration was raised{raised_at(error)}; {ADVICE}")
+            _note(raised, one)
+            raise raised from error
         except Exception as error:
             _note(error, one)
             raise

@@ -5,13 +5,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
-from telescope_core.environments.calls import (
-    RUNS_IN,
-    declared_place,
-    is_authors,
-    location_of,
-    shown_path,
-)
+from telescope_core.code_places import is_authors, location_of, shown_path
+from telescope_core.environments.attribute_checks import check_names, check_values, is_number
+from telescope_core.environments.calls import RUNS_IN, declared_place
 from telescope_core.environments.hooks import Hook
 from telescope_core.environments.parameters import OF_EPISODE
 from telescope_core.environments.rewards import ScoreFunction
@@ -42,6 +38,8 @@ def check_class(
     secrets: Any = getattr(cls, "secrets", ())
     require_names(secrets, class_location(cls))
     require_own_secrets(secrets, class_location(cls))
+    check_names(cls)
+    check_values(cls, known=known, where=class_location(cls))
     _check_methods(cls)
     for score in scores:
         _check_score(cls, score)
@@ -83,6 +81,10 @@ def require_rewards(cls: type, scores: tuple[ScoreFunction, ...]) -> None:
     )
 
 
+_SYNC = ("examples", "draw", "splits", "tools", "dataset_revisions", "opening", "initial_messages")
+"""Methods that are called where nothing can be awaited."""
+_ASYNC = ("close", "score", "first_messages", "find_stop")
+"""Methods whose result is awaited."""
 _TAKES = {
     "examples": ("split",),
     "draw": ("random",),
@@ -91,6 +93,16 @@ _TAKES = {
     "env_response": ("messages", "episode"),
     "play": ("episode",),
     "compute_reward": ("rollout", "example"),
+    "score": ("rollout", "example", "episode"),
+    "golden_answers": ("example",),
+    "first_messages": ("example",),
+    "initial_messages": ("example",),
+    "opening": ("prompt",),
+    "find_stop": ("episode",),
+    "splits": (),
+    "dataset_revisions": (),
+    "tools": (),
+    "close": (),
 }
 """Methods that Telescope calls, with the arguments that it gives them."""
 
@@ -101,17 +113,14 @@ def _check_methods(cls: type) -> None:
         method: Any = vars(cls).get(name)
         if name == "draw" and is_authors(cast(Any, cls).examples):
             continue  # a method of the author's own
+        if name == "tools" and not hasattr(cls, "function_tools"):
+            continue  # likewise
         if inspect.isfunction(method) and not _accepts(method, 1 + len(arguments)):
             raise EnvironmentLoadError(
-                f"{location_of(method)} must take (self, {', '.join(arguments)}); it takes "
+                f"{location_of(method)} must take ({', '.join(('self', *arguments))}); it takes "
                 f"({', '.join(inspect.signature(method).parameters)})"
             )
-    examples: Any = vars(cls).get("examples")
-    if inspect.iscoroutinefunction(examples) or inspect.isasyncgenfunction(examples):
-        raise EnvironmentLoadError(
-            f"{location_of(examples)} must be a plain method: def, not async def; it runs in a "
-            "thread, where it may wait"
-        )
+    _check_colors(cls)
     state: Any = getattr(cls, "State", dict)
     if not (isinstance(state, type) and (state is dict or _accepts(state, 0))):
         raise EnvironmentLoadError(
@@ -119,6 +128,27 @@ def _check_methods(cls: type) -> None:
             f"as a dataclass whose fields have defaults, got {state!r}; set what depends on the "
             "example in a @setup method"
         )
+
+
+def _check_colors(cls: type) -> None:
+    """Refuse an `async def` where nothing is awaited, and a `def` where something is."""
+    known = {name for base in cls.__mro__[1:] for name in vars(base)}
+    for name in _SYNC:
+        method: Any = vars(cls).get(name)
+        is_async = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+        if is_async and name in known:
+            waits = (
+                "; it runs in a thread, where it may wait" if name in ("examples", "draw") else ""
+            )
+            raise EnvironmentLoadError(
+                f"{location_of(method)} must be a plain method: def, not async def{waits}"
+            )
+    for name in _ASYNC:
+        method = vars(cls).get(name)
+        if inspect.isfunction(method) and not inspect.iscoroutinefunction(inspect.unwrap(method)):
+            raise EnvironmentLoadError(
+                f"{location_of(method)} must be async def, because it is awaited"
+            )
 
 
 def _accepts(function: Any, num_arguments: int) -> bool:
@@ -133,6 +163,7 @@ def _check_score(cls: type, score: ScoreFunction) -> None:
     method: Any = getattr(cls, score.name)
     if score.parameters.problem:
         raise EnvironmentLoadError(f"{score.kind} {location_of(method)} {score.parameters.problem}")
+    _check_numbers(score, f"{score.kind} {location_of(method)}")
     place = declared_place(method) or getattr(cls, "sync_runs_in", "thread")
     live = [name for name in score.parameters.names if name in OF_EPISODE]
     if place == "process" and live:
@@ -140,6 +171,18 @@ def _check_score(cls: type, score: ScoreFunction) -> None:
             f"{score.kind} {location_of(method)} runs in a process, which only gets copies, so it "
             f'cannot take the {live[0]}; remove that parameter, or declare it @runs_in("thread")'
         )
+
+
+def _check_numbers(score: ScoreFunction, where: str) -> None:
+    low, high = score.range.low, score.range.high
+    numbers = {"weight": score.weight, "low": low, "high": high}
+    for name, value in numbers.items():
+        if value is not None and not is_number(value):
+            raise EnvironmentLoadError(
+                f"{where}: {name} must be a finite number, got {value!r} ({type(value).__name__})"
+            )
+    if low is not None and high is not None and low > high:
+        raise EnvironmentLoadError(f"{where}: low must not be above high, got {low:g}, {high:g}")
 
 
 def _check_hook(method: Any, hook: Hook) -> None:
@@ -154,9 +197,10 @@ def _check_hook(method: Any, hook: Hook) -> None:
             f"{hook.kind} {location_of(method)} cannot run in a process, because it gets the "
             "episode itself and not a copy; run it in a thread, or make it async"
         )
-    if hook.deadline_s <= 0:
+    if not is_number(hook.deadline_s) or hook.deadline_s <= 0:
         raise EnvironmentLoadError(
-            f"cleanup {location_of(method)}: deadline_s must be above 0, got {hook.deadline_s:g}"
+            f"cleanup {location_of(method)}: deadline_s must be a number above 0, got "
+            f"{hook.deadline_s!r}"
         )
 
 

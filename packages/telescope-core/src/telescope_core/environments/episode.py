@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
-from telescope_core.environments.calls import shown_path
-from telescope_core.environments.example_checks import checked_messages
+from telescope_core.code_places import shown_path
 from telescope_core.environments.hooks import EpisodeStopped
 from telescope_core.errors import EndpointError
+from telescope_core.example_checks import checked_messages
 from telescope_core.protocols import Policy
 from telescope_core.types import (
     ChatEndpoint,
@@ -72,6 +72,8 @@ class Episode(Generic[StateT]):
         self.info: list[TurnInfo] = []
         self.find_stop: Callable[[Episode[Any]], Awaitable[str | None]] | None = None
         """Returns the name of the `@stop` method that ends the rollout, or None."""
+        self.has_given_endpoint = False
+        """Whether a program was given the endpoint, whose turns are recorded there."""
         self._policy = policy
         self._sampling = sampling
         self._requests: dict[object, _Request] = {}
@@ -94,6 +96,7 @@ class Episode(Generic[StateT]):
                 f"this policy ({type(self._policy).__name__}) has no chat endpoint; run an eval "
                 "against a served model, or training, or use episode.generate instead"
             )
+        self.has_given_endpoint = True
         return endpoint
 
     def generate(

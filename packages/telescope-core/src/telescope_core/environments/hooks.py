@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, overload
 
+from telescope_core.code_places import require_method
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 HookKind = Literal["setup", "stop", "cleanup"]
 CLEANUP_DEADLINE_S = 8.0
@@ -31,12 +33,12 @@ class EpisodeStopped(Exception):
 
 def setup(function: Method) -> Method:
     """Call this method with the episode before the first turn."""
-    return _mark(function, Hook(name=function.__name__, kind="setup"))
+    return _mark(function, "setup")
 
 
 def stop(function: Method) -> Method:
     """End the rollout as completed when this method, checked after each turn, returns True."""
-    return _mark(function, Hook(name=function.__name__, kind="stop"))
+    return _mark(function, "stop")
 
 
 @overload
@@ -52,7 +54,7 @@ def cleanup(
     """
 
     def mark(inner: Method) -> Method:
-        return _mark(inner, Hook(name=inner.__name__, kind="cleanup", deadline_s=deadline_s))
+        return _mark(inner, "cleanup", deadline_s=deadline_s)
 
     return mark(function) if function is not None else mark
 
@@ -75,6 +77,8 @@ def of_kind(all_hooks: Sequence[Hook], kind: HookKind) -> list[Hook]:
     return [hook for hook in all_hooks if hook.kind == kind]
 
 
-def _mark(function: Method, hook: Hook) -> Method:
-    setattr(function, _MARK, hook)
+def _mark(function: Method, kind: HookKind, *, deadline_s: float = CLEANUP_DEADLINE_S) -> Method:
+    require_method(function, f"@{kind}")
+    name = getattr(function, "__name__", "")
+    setattr(function, _MARK, Hook(name=name, kind=kind, deadline_s=deadline_s))
     return function

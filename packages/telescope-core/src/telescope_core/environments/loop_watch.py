@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from telescope_core.environments.calls import shown_path
+from telescope_core.code_places import shown_path
 
 _log = logging.getLogger(__name__)
 _LIBRARIES = (str(Path(asyncio.__file__).parents[1]), str(Path(__file__).parents[1]))

@@ -1,13 +1,14 @@
-"""Check what `play` and `@stop` methods return, so that nothing is taken for what it is not."""
+"""Check what methods of authors return, so that nothing is taken for what it is not."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, SupportsFloat
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsFloat, cast
 
-from telescope_core.environments.calls import location_of
+from telescope_core.code_places import location_of
 from telescope_core.environments.episode import Episode
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.types import StopReason
+from telescope_core.types import Split, StopReason
 
 
 def started_play(play: Callable[[Episode[Any]], Any], episode: Episode[Any]) -> Any:
@@ -33,6 +34,12 @@ def stop_reason_of(value: object, *, play: Callable[..., Any], episode: Episode[
             f"{location_of(play)}: generate() was called without await at {', '.join(places)}, so "
             "the policy was never asked; write: await episode.generate()"
         )
+    if not episode.turns and not episode.has_given_endpoint:
+        raise EnvironmentLoadError(
+            f"{location_of(play)} ended without asking the policy for anything, so its reward "
+            "would say nothing about the policy; call `await episode.generate()`, or give a program "
+            "episode.endpoint"
+        )
     if value is None:
         was_cut = episode.turns and episode.turns[-1].completion.finish_reason == "length"
         return StopReason.LENGTH if was_cut else StopReason.COMPLETED
@@ -56,14 +63,67 @@ def as_truth(value: object, *, method: Callable[..., Any]) -> bool:
     )
 
 
-def as_floats(metrics: Mapping[str, object], *, play: Callable[..., Any]) -> dict[str, float]:
+def as_floats(metrics: object, *, play: Callable[..., Any]) -> dict[str, float]:
     """Return `metrics` with numbers of any kind as floats, which can be sent and saved."""
+    where = f"{location_of(play)}: episode.metrics"
+    if not isinstance(metrics, Mapping):
+        raise EnvironmentLoadError(f"{where} must be a dict of numbers, got {_shown(metrics)}")
     found: dict[str, float] = {}
-    for name, value in metrics.items():
-        if not isinstance(value, SupportsFloat):
+    for name, value in cast(Mapping[object, object], metrics).items():
+        number = finite(value)
+        if number is None:
+            more = "; texts belong in episode.tags" if isinstance(value, str) else ""
             raise EnvironmentLoadError(
-                f"{location_of(play)}: episode.metrics[{name!r}] must be a number, got "
-                f"{value!r:.80} ({type(value).__name__}); texts belong in episode.tags"
+                f"{where}[{name!r}] must be a finite number, got {_shown(value)}{more}"
             )
-        found[name] = float(value)
+        found[str(name)] = number
     return found
+
+
+def finite(value: object) -> float | None:
+    """Return a number of any kind as a float; None if it is none, or not a finite one."""
+    if not isinstance(value, SupportsFloat):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def as_named_texts(value: object, *, method: Callable[..., Any]) -> dict[str, str]:
+    """Return what a method said as text by name."""
+    if not isinstance(value, Mapping):
+        raise EnvironmentLoadError(
+            f"{location_of(method)} must return a dict of texts by name, got {_shown(value)}"
+        )
+    return {str(name): str(text) for name, text in cast(Mapping[object, object], value).items()}
+
+
+def as_splits(value: object, *, method: Callable[..., Any]) -> tuple[Split, ...]:
+    """Return the splits that `splits` named."""
+    parts = cast(Sequence[object], value) if isinstance(value, list | tuple) else ()
+    names = [getattr(part, "value", part) for part in parts]
+    if not names or any(name not in tuple(Split) for name in names):
+        raise EnvironmentLoadError(
+            f"{location_of(method)} must return a tuple of splits, such as (Split.TRAIN, "
+            f"Split.EVAL) or (Split.EVAL,), got {_shown(cast(object, value))}"
+        )
+    return tuple(dict.fromkeys(Split(name) for name in names))
+
+
+def gold_replies(value: object, *, method: Callable[..., Any]) -> list[str] | None:
+    """Return the completions that `gold_answer` named, one for each turn; None for none."""
+    if value is None:
+        return None
+    replies = cast(Sequence[object], value) if isinstance(value, list | tuple) else (value,)
+    if not replies or not all(isinstance(reply, str) for reply in replies):
+        raise EnvironmentLoadError(
+            f"{location_of(method)} must return text, a list of texts (one for each turn) or "
+            f"None, got {_shown(cast(object, value))}"
+        )
+    return [str(reply) for reply in replies]
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.80} ({type(value).__name__})"

@@ -5,14 +5,15 @@ they may ask for by the names of their parameters is in the module `parameters`.
 """
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, SupportsFloat, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
-from telescope_core.environments.calls import Caller, MethodCall, location_of
+from telescope_core.code_places import location_of, require_method
+from telescope_core.environments.calls import Caller, MethodCall
 from telescope_core.environments.calls import call as call
 from telescope_core.environments.episode import Episode
+from telescope_core.environments.outcomes import finite
 from telescope_core.environments.parameters import Parameters, parameters_of, values_for
 from telescope_core.errors import RewardError
 from telescope_core.types import Example, MetricRange, Rollout
@@ -38,6 +39,7 @@ class ScoreFunction:
 
 
 def _mark(function: Method, kind: Kind, **more: Any) -> Method:
+    require_method(function, f"@{kind}")
     code = getattr(inspect.unwrap(function), "__code__", None)
     names = code.co_names if code is not None else ()
     parameters = parameters_of(function, of_group=kind == "group_reward")
@@ -122,13 +124,9 @@ def score_functions(owner: type) -> tuple[ScoreFunction, ...]:
 
 def as_number(value: object, *, what: Callable[[], str]) -> float:
     """Return `value` as a finite float; otherwise raises RewardError that names `what()`."""
-    if isinstance(value, SupportsFloat):
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if math.isfinite(number):
-            return number
+    number = finite(value)
+    if number is not None:
+        return number
     raise RewardError(
         f"{what()} must return a finite number, got {value!r} ({type(value).__name__}); "
         "return a float, or raise to mark the rollout as failed"

@@ -53,7 +53,9 @@ async def _awaited(result: Awaitable[object]) -> object:
 def _outcome(work: Callable[[], object]) -> tuple[str, Any]:
     try:
         return "returned", work()
-    except Exception as error:  # noqa: BLE001 - a boundary: it is raised again in the parent
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a boundary: it is raised again in the parent
         return "raised", f"{type(error).__name__}: {error}"
 
 

@@ -12,9 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard, cast
 
-from telescope_core.environments.calls import raised_at
-from telescope_core.environments.example_checks import checked_example
+from telescope_core.code_places import raised_at
+from telescope_core.environments.calls import ADVICE
+from telescope_core.environments.escapes import contained
 from telescope_core.errors import DuplicateIdError, EnvironmentLoadError, TelescopeError
+from telescope_core.example_checks import checked_example
 from telescope_core.examples import ListSource, split_of
 from telescope_core.protocols import ExampleSource
 from telescope_core.rows import Row, example_of, read_rows
@@ -39,7 +41,8 @@ class CheckedSource:
     def num_examples(self) -> int | None:
         """Number of examples in the split; None = endless."""
         try:
-            size = cast(Any, self._source.num_examples)
+            with contained():
+                size = cast(Any, self._source.num_examples)
         except Exception as error:
             raise _placed(f"num_examples of {self._where}", error) from error
         if size is None or (isinstance(size, int) and size >= 0):
@@ -55,7 +58,8 @@ class CheckedSource:
             raise IndexError(f"example {index} of {size}")
         where = f"example {index} of {self._where}"
         try:
-            found = self._source.example(index)
+            with contained():
+                found = self._source.example(index)
         except Exception as error:
             raise _placed(where, error) from error
         example = checked_example(found, where=where)
@@ -94,7 +98,8 @@ class CheckedSources:
     def _read(self, split: Split) -> ExampleSource:
         where = f"the {split} examples of {self._owner}"
         try:
-            given = self._examples(split)
+            with contained():
+                given = self._examples(split)
         except Exception as error:
             raise _placed(where, error) from error
         return source_of(given, where=where, folder=self._folder)
@@ -204,9 +209,6 @@ def _placed(what: str, error: Exception) -> Exception:
         return error
     advice = ""
     if isinstance(error, StopIteration):
-        advice = (
-            "; `next` was called on something empty, such as a file without lines: give it a "
-            "default, next(lines, None), and check it"
-        )
+        advice = f"; {ADVICE}"
     text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
     return EnvironmentLoadError(f"{what} cannot be read: {text}{raised_at(error)}{advice}")

@@ -12,6 +12,8 @@ from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+from telescope_core.code_places import called_at, require_method
+from telescope_core.environments.attribute_checks import is_number
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.tool_schema import argument_docs, simplified, summary
 from telescope_core.environments.tool_threads import DaemonThreads
@@ -66,14 +68,15 @@ def tool(
     `timeout_s` is the time limit of a call in seconds; None means the environment's
     `tool_timeout_s`. On a function that `tools` returns, the decorator only sets that limit.
     """
-    if timeout_s is not None and timeout_s <= 0:
+    if timeout_s is not None and not (is_number(timeout_s) and timeout_s > 0):
         raise EnvironmentLoadError(
-            f"@tool: timeout_s must be above 0 s, got {timeout_s:g}; leave it out to use the "
-            "environment's tool_timeout_s"
+            f"{called_at()}: @tool: timeout_s must be a number above 0 s, got {timeout_s!r}; leave "
+            "it out to use the environment's tool_timeout_s"
         )
     mark = ToolMark(timeout_s=timeout_s)
 
     def apply(inner: Method) -> Method:
+        require_method(inner, "@tool")
         setattr(inner, _MARK, mark)
         return inner
 

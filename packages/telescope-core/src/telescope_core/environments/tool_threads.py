@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import ClassVar, TypeVar
 
+from telescope_core.code_places import raised_at
+
 Result = TypeVar("Result")
 _IDLE_S = 10.0
 """Seconds without work after which a thread ends."""
@@ -102,7 +104,7 @@ def _outcome(function: Callable[[], Result], future: "asyncio.Future[Result]") -
     try:
         result = function()
     except StopIteration as error:  # the only exception that a future does not accept
-        raised: BaseException = RuntimeError(f"it raised StopIteration({error})")
+        raised: BaseException = RuntimeError(f"StopIteration was raised{raised_at(error)}")
     except BaseException as error:  # noqa: BLE001 - raised again by the code that awaits it
         raised = error
     else:

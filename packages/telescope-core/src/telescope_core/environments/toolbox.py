@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from telescope_core.environments.episode import Episode
+from telescope_core.environments.escapes import as_failure
 from telescope_core.environments.settings import EnvironmentConfig
 from telescope_core.environments.tool_calls import (
     ToolCallFormat,
@@ -78,7 +79,8 @@ class Toolbox:
             failure, reason = ToolFailure.BAD_ARGUMENTS, str(error)
         except ToolError as error:
             failure, reason = ToolFailure.REFUSED, str(error)
-        except Exception as error:  # noqa: BLE001 - a boundary: the policy is told about the error
+        except BaseException as error:  # noqa: BLE001 - a boundary: the policy is told about it
+            as_failure(error)
             if deadline.expired():
                 failure = ToolFailure.TIMED_OUT
                 reason = f"{tool.name} did not return within {limit_s:g} s"
@@ -115,6 +117,6 @@ def require_distinct(tools: Sequence[Tool]) -> None:
             )
 
 
-def _raised_at(error: Exception) -> str:
+def _raised_at(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

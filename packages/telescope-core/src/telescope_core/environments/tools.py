@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
+from telescope_core.code_places import location_of
 from telescope_core.environments.base import Environment
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.mcp import McpConnections, McpServer
@@ -36,10 +37,11 @@ class ToolEnvironment(MultiTurnEnvironment):
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         super().__init__(config)
-        self._threads = DaemonThreads()
-        self._functions: list[Tool] | None = None
-        self._connections: McpConnections | None = None
-        self._toolboxes: WeakKeyDictionary[Episode[Any], Toolbox] = WeakKeyDictionary()
+        # Two underscores: an author's own attributes must not replace these.
+        self.__threads = DaemonThreads()
+        self.__functions: list[Tool] | None = None
+        self.__connections: McpConnections | None = None
+        self.__toolboxes: WeakKeyDictionary[Episode[Any], Toolbox] = WeakKeyDictionary()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -57,10 +59,31 @@ class ToolEnvironment(MultiTurnEnvironment):
         environment.function_tools()
         return environment
 
+    def require_built(self) -> None:
+        """Raise EnvironmentLoadError when the constructor left out what playing needs."""
+        super().require_built()
+        if not hasattr(self, "_ToolEnvironment__threads"):
+            raise EnvironmentLoadError(
+                f"{location_of(type(self).__init__)} must begin with super().__init__(config)"
+            )
+
     @property
     def offers_tools(self) -> bool:
         """Whether requests offer the tools; with `xml`, the system message describes them."""
         return self.config.tool_call_format == "native"
+
+    @property
+    def sends_system(self) -> bool:
+        """With `xml`, the tools are in a system message."""
+        has_listing = not self.offers_tools and self._is_ours("opening", "first_messages")
+        return has_listing or super().sends_system
+
+    @property
+    def goes_on(self) -> bool | None:
+        """With `xml`, calls are text; with `native`, a turn without a call is the last one."""
+        if not self._is_ours("play", "env_response"):
+            return None
+        return not self.offers_tools and self.max_turns > 1
 
     def tools(self) -> Sequence[ToolFunction | McpServer]:
         """Return further functions and MCP servers for the policy, besides the `@tool` methods."""
@@ -68,20 +91,20 @@ class ToolEnvironment(MultiTurnEnvironment):
 
     def function_tools(self) -> list[Tool]:
         """Return the tools that are functions; raises EnvironmentLoadError for an invalid one."""
-        if self._functions is None:
+        if self.__functions is None:
             given = list(self.tools())
             servers = [one for one in given if isinstance(one, McpServer)]
             functions = [one for one in given if not isinstance(one, McpServer)]
-            found = [tool_from(one, self._threads) for one in (*tool_methods(self), *functions)]
+            found = [tool_from(one, self.__threads) for one in (*tool_methods(self), *functions)]
             if not found and not servers:
                 raise EnvironmentLoadError(
                     f"{type(self).__name__} has no tools; mark methods with @tool, or return "
                     "functions or McpServers from tools(self)"
                 )
             require_distinct(found)
-            self._connections = McpConnections(servers) if servers else None
-            self._functions = found
-        return self._functions
+            self.__connections = McpConnections(servers) if servers else None
+            self.__functions = found
+        return self.__functions
 
     def opening(self, prompt: str | Sequence[Message]) -> list[Message]:
         """Return the first messages; with `xml`, the system message lists the tools."""
@@ -89,7 +112,7 @@ class ToolEnvironment(MultiTurnEnvironment):
         if self.config.tool_call_format == "native":
             return messages
         found = self.function_tools()
-        about = tools_prompt([*found, *(self._connections.listed if self._connections else ())])
+        about = tools_prompt([*found, *(self.__connections.listed if self.__connections else ())])
         if messages and messages[0].role == "system":
             about = f"{messages[0].content}\n\n{about}"
             messages = messages[1:]
@@ -99,13 +122,13 @@ class ToolEnvironment(MultiTurnEnvironment):
         """Answer tool calls until a turn has none, is truncated, or reaches `max_turns`."""
         async with AsyncExitStack() as stack:
             tools = self.function_tools()
-            if self._connections is not None:
-                tools = [*tools, *await self._connections.tools(stack)]
+            if self.__connections is not None:
+                tools = [*tools, *await self.__connections.tools(stack)]
                 require_distinct(tools)
                 # The prompt must list the servers' tools, which are known only now.
                 opening = await self.first_messages(episode.example)
                 episode.messages[: episode.num_opening_messages] = opening
-            toolbox = self._toolboxes[episode] = Toolbox(tools, self.config)
+            toolbox = self.__toolboxes[episode] = Toolbox(tools, self.config)
             episode.metrics.update(toolbox.metrics())
             if self.config.tool_call_format == "native":
                 episode.tools = [tool.schema for tool in tools]
@@ -123,10 +146,10 @@ class ToolEnvironment(MultiTurnEnvironment):
             return None
         if len(episode.turns) >= self.max_turns:
             return ()
-        return await self._toolboxes[episode].answer(turn, episode)
+        return await self.__toolboxes[episode].answer(turn, episode)
 
     async def close(self) -> None:
         """Close the environment and its MCP servers. Idempotent."""
         await super().close()
-        if self._connections is not None:
-            await self._connections.close()
+        if self.__connections is not None:
+            await self.__connections.close()

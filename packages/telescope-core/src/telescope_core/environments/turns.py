@@ -3,17 +3,22 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
+from telescope_core.code_places import location_of
 from telescope_core.environments.base import Environment
-from telescope_core.environments.calls import location_of
 from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.episode import Episode
-from telescope_core.environments.example_checks import checked_messages
 from telescope_core.errors import EnvironmentLoadError
+from telescope_core.example_checks import checked_messages
 from telescope_core.types import Message, StopReason
 
 
 class SingleTurnEnvironment(Environment):
     """The policy answers the prompt once, and the rollout ends."""
+
+    @property
+    def goes_on(self) -> bool | None:
+        """False, unless a class plays in a way of its own, of which nothing is known."""
+        return False if self._is_ours("play") else None
 
     async def play(self, episode: Episode[Any]) -> StopReason:
         """Ask the policy for one turn."""
@@ -27,6 +32,11 @@ class MultiTurnEnvironment(Environment):
 
     max_turns: ClassVar[int] = 10
     """Most turns of the policy in one rollout."""
+
+    @property
+    def goes_on(self) -> bool | None:
+        """Whether there is another turn, unless a class plays in a way of its own."""
+        return self.max_turns > 1 if self._is_ours("play") else None
 
     def env_response(self, messages: Sequence[Message], episode: Episode[Any]) -> Any:
         """Return the environment's reply to the last turn; None ends the rollout.

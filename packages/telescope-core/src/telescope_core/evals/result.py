@@ -1,7 +1,8 @@
 """`EvalResult`: the result of an eval, computed from its rollout rows. Pure functions.
 
 Rollouts are of three kinds: scored, failed and missing. A wrong or truncated answer is scored like
-any other. A failed rollout has no reward and is never counted as 0.
+any other. A failed rollout has no reward and is never counted as 0; so has one that was canceled,
+which counts among the failed ones.
 """
 
 from collections import Counter
@@ -63,7 +64,7 @@ class EvalResult:
     num_retried: int
     """Rollouts scored only after a failed attempt; each retry samples again."""
     failures: Mapping[str, int]
-    """Reason -> number of failed rollouts."""
+    """Reason -> number of rollouts without a reward."""
     reward: Estimate | None
     """Mean reward of scored rollouts; None when there are none."""
     reward_with_failures: Estimate | None
@@ -96,8 +97,8 @@ def result_of(
     duration_s: float,
 ) -> EvalResult:
     """Compute the result from `rows`; missing rows are not part of any denominator."""
-    scored = [row for row in rows if row.status is RolloutStatus.KEPT and row.reward is not None]
-    failed = [row for row in rows if row.status is RolloutStatus.FAILED]
+    scored = [row for row in rows if _is_scored(row)]
+    failed = [row for row in rows if not _is_scored(row)]
     tasks = _task_scores(rows, description.success_threshold)
     counts = [(len(task.rewards), task.num_solved) for task in tasks]
     low, high = description.reward_min, description.reward_max
@@ -118,7 +119,7 @@ def result_of(
         num_filtered=sum(row.is_filtered for row in scored),
         num_refused=sum(row.is_refused for row in scored),
         num_retried=sum("attempts" in row.tags for row in scored),
-        failures=dict(Counter(row.status_reason or "unknown" for row in failed).most_common()),
+        failures=dict(Counter(row.status_reason or row.status for row in failed).most_common()),
         reward=mean_of_rewards([task.rewards for task in tasks], minimum=low, maximum=high),
         reward_with_failures=mean_of_rewards(padded, minimum=low, maximum=high),
         pass_at={k: success_rate(counts, k, every=False) for k in settings.ks},
@@ -131,6 +132,10 @@ def result_of(
         duration_s=duration_s,
         tasks=tasks,
     )
+
+
+def _is_scored(row: RolloutRow) -> bool:
+    return row.status is RolloutStatus.KEPT and row.reward is not None
 
 
 def _task_scores(rows: Sequence[RolloutRow], threshold: float) -> tuple[TaskScore, ...]:
@@ -152,7 +157,7 @@ def _task_score(group: Sequence[RolloutRow], threshold: float) -> TaskScore:
         example_id=next((row.example_id for row in group if row.example_id), ""),
         rewards=rewards,
         num_solved=sum(reward >= threshold for reward in rewards),
-        num_failed=sum(row.status is RolloutStatus.FAILED for row in group),
+        num_failed=sum(not _is_scored(row) for row in group),
     )
 
 

@@ -147,7 +147,8 @@ class _EvalRun:
         try:
             policy = self.policies.policy(request.rollout_id + suffix, request.sampling)
             try:
-                return await self.environment.play(request, policy)
+                with contained():
+                    return await self.environment.play(request, policy)
             except asyncio.CancelledError:
                 name = self.environment.name
                 self._record_attempt(canceled_attempt(name, request, policy, attempt=attempt))

@@ -1,0 +1,159 @@
+"""Check the values and names that an environment class sets, before anything is played with them.
+
+`class_checks` looks at its methods.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+from telescope_core.code_places import location_of
+from telescope_core.errors import EnvironmentLoadError
+
+NETWORKS = ("none", "load", "always")
+_OWN_MODULES = "telescope_core."
+_MARKS = {"__telescope_score__", "__telescope_hook__", "__telescope_tool__"}
+_PLAIN_METHODS = ("function", "method_descriptor", "classmethod", "staticmethod")
+
+
+class _Kind(NamedTuple):
+    fits: Callable[[Any], bool]
+    text: str
+    """What is expected, for the message."""
+
+
+def is_number(value: object) -> bool:
+    """Return whether `value` is a finite number; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def _is_count(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 1
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_answer(value: object) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+_NUMBER = _Kind(is_number, "a finite number")
+_COUNT = _Kind(_is_count, "a whole number that is at least 1")
+_KINDS: Mapping[str, _Kind] = {
+    "system_prompt": _Kind(_is_text, "text"),
+    "network": _Kind(NETWORKS.__contains__, f"one of {', '.join(NETWORKS)}"),
+    "needs_answer": _Kind(_is_answer, "True, False or None"),
+    "reward_min": _NUMBER,
+    "reward_max": _NUMBER,
+    "success_threshold": _NUMBER,
+    "max_turns": _COUNT,
+    "max_threads": _COUNT,
+    "max_processes": _COUNT,
+}
+
+
+def check_values(owner: type, *, known: set[str], where: str) -> None:
+    """Raise EnvironmentLoadError for a class attribute of the wrong kind."""
+    for name, value in vars(owner).items():
+        if name in _KINDS and name in known and not _is_computed(value):
+            _require(name, value, where)
+
+
+def check_built(environment: object, *, known: set[str], where: str) -> None:
+    """Raise EnvironmentLoadError for an attribute that a built environment cannot be played with.
+
+    It may have been set in the class, in the constructor, or by a property.
+    """
+    one: Any = environment
+    for name in _KINDS:
+        if name in known:
+            _require(name, getattr(one, name), where)
+    low, high, success = one.reward_min, one.reward_max, one.success_threshold
+    if not low < high:
+        raise EnvironmentLoadError(
+            f"{where}: reward_min must be below reward_max, got {low:g} and {high:g}"
+        )
+    if not low < success <= high:
+        what = "no rollout could" if success > high else "every rollout would"
+        raise EnvironmentLoadError(
+            f"{where}: {what} count as solved, because success_threshold is {success:g} and "
+            f"rewards go from {low:g} to {high:g}; set success_threshold to the reward of a "
+            "rollout that solves its example"
+        )
+
+
+def check_names(owner: type) -> None:
+    """Refuse names that Telescope's own classes use, for something else than they mean."""
+    own = _own_members(owner) if not owner.__module__.startswith(_OWN_MODULES) else {}
+    for name, value in vars(owner).items():
+        if name not in own:
+            continue
+        function = getattr(value, "__func__", value)
+        marks = _marks(function)
+        if marks and not _marks(own[name]):
+            kind = getattr(getattr(function, marks.pop()), "kind", "tool")
+            raise EnvironmentLoadError(
+                f"{kind} {location_of(function)}: Telescope's own {name!r} would be replaced by "
+                f"it; give it another name, such as {name}_{kind}"
+            )
+        if callable(own[name]) and not _is_method(value):
+            raise EnvironmentLoadError(f"{owner.__qualname__}: {_must_be_method(name, value)}")
+
+
+def _marks(function: object) -> set[str]:
+    """Return which decorators have marked a method."""
+    return _MARKS & set(getattr(function, "__dict__", ()))
+
+
+def _must_be_method(name: str, value: object) -> str:
+    advice = f"write: def {name}(self, ...)"
+    if name == "examples":
+        advice = "give a list or a file as `data`, or write: def examples(self, split)"
+    return f"{name} must be a method, got {value!r:.80} ({type(value).__name__}); {advice}"
+
+
+def _own_members(owner: type) -> dict[str, object]:
+    """Return the public names that Telescope's bases of `owner` define, with what they are."""
+    found: dict[str, object] = {"config": None}
+    for base in reversed(owner.__mro__):
+        if base.__module__.startswith(_OWN_MODULES):
+            found.update({name: vars(base).get(name) for name in _public(base)})
+    return {name: value for name, value in found.items() if not isinstance(value, type)}
+
+
+def _public(base: type) -> list[str]:
+    names = {*vars(base), *getattr(base, "__annotations__", {})}
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def _is_method(value: object) -> bool:
+    return callable(value) or hasattr(value, "__get__")
+
+
+def _is_computed(value: object) -> bool:
+    """Whether a class attribute gives its value only on the instance."""
+    return isinstance(value, property | cached_property) or (
+        hasattr(value, "__get__") and type(value).__name__ not in _PLAIN_METHODS
+    )
+
+
+def _require(name: str, value: object, where: str) -> None:
+    kind = _KINDS[name]
+    if kind.fits(value):
+        return
+    got = f"{value!r:.80} ({type(value).__name__})"
+    advice = ""
+    if callable(value):
+        got, advice = "a method", "; make it a @property if it has to be computed"
+    elif isinstance(value, bytes):
+        advice = "; decode it: value.decode()"
+    raise EnvironmentLoadError(f"{where}: {name} must be {kind.text}, got {got}{advice}")

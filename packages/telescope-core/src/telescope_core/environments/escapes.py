@@ -1,0 +1,84 @@
+"""Turn what environment code raises beside `Exception` into errors that fail one rollout.
+
+asyncio stops its loop for a SystemExit, and takes a CancelledError for a cancellation that somebody
+asked for. Environment code raises both by accident: a library's main function ends with `sys.exit`,
+and a scope that was left behind cancels its task. Extension modules have panics of their own.
+"""
+
+import asyncio
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import TracebackType
+
+from telescope_core.code_places import raised_at
+from telescope_core.errors import CodeExitError, StrayCancelError
+
+_ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+
+
+def as_failure(error: BaseException) -> Exception:
+    """Return `error` as an exception that fails a rollout.
+
+    Raises it again when it is meant for the process or the task: an interrupt from the keyboard,
+    the exit of a signal handler, or a cancellation that was asked of the current task.
+    """
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        if _is_being_cancelled():
+            raise error
+        return StrayCancelError(stray_cancel(raised_at(error)))
+    if isinstance(error, GeneratorExit) or _is_of_process(error):
+        raise error
+    what = f"{error!r} was raised"
+    if isinstance(error, SystemExit):
+        what = f"sys.exit({error.code!r}) was called"
+    return CodeExitError(
+        f"{what}{raised_at(error)}; environment code must not end the program: raise an Exception, "
+        "which fails no more than its rollout"
+    )
+
+
+def stray_cancel(place: str) -> str:
+    """Return what to say of a CancelledError that nobody asked for, raised at `place`."""
+    return (
+        f"CancelledError was raised{place}, though nobody cancelled the rollout; look for a task, "
+        "a future or a cancel scope that the environment's code cancels and then waits for"
+    )
+
+
+@contextmanager
+def contained() -> Generator[None, None, None]:
+    """Raise what `as_failure` makes of an error in the block, if it is not an Exception."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        raise as_failure(error) from error
+
+
+def _is_being_cancelled() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread without a loop, which nobody can cancel
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+def _is_of_process(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(KeyboardInterrupt) is not None
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = (signal.getsignal(getattr(signal, name)) for name in _ENDING)
+    codes = [getattr(one, "__code__", None) for one in handlers]
+    innermost = _innermost(error.__traceback__)
+    return innermost is not None and innermost.tb_frame.f_code in codes
+
+
+def _innermost(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace

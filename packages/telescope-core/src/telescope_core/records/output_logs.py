@@ -1,0 +1,179 @@
+"""What a process prints, as a log of bounded size: read from a pipe by who started it.
+
+    the process  -- stdout, stderr -->  pipe  -->  a thread of who started it  -->  a log, and its tail
+
+A file that ends in `.jsonl` gets the lines of all other logs (see `logs`), with the time at which each
+was printed; another one gets the text as it is. A process never waits for a disk: lines that the file
+does not take are lost.
+"""
+
+import logging
+import os
+import re
+import select
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock, Thread
+
+from telescope_core.records.logs import MAX_BYTES, JsonLines
+from telescope_core.secret_names import hidden
+
+INFERENCE = "inference"
+"""The component of what inference servers print."""
+ENVIRONMENT_OUTPUT = "environment_output"
+"""The component of what environment workers print."""
+_READ_BYTES = 2**16
+_TAIL_LINES = 50
+_POLL_S = 0.25
+"""Seconds after which the beginning of a line is written without its end, such as a question."""
+_LEVELS = {
+    **{"TRACE": logging.DEBUG, "DEBUG": logging.DEBUG, "INFO": logging.INFO},
+    **{"NOTICE": logging.INFO, "WARN": logging.WARNING, "WARNING": logging.WARNING},
+    **{"ERROR": logging.ERROR, "CRITICAL": logging.ERROR, "FATAL": logging.ERROR},
+}
+_LEVEL = re.compile(rf"\b({'|'.join(_LEVELS)})\b")
+_DATED = re.compile(r"\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d")
+_HEAD = 120
+"""Characters at the beginning of a line in which its level is looked for."""
+
+
+def is_output(name: str) -> bool:
+    """Return whether the log called `name` is what a process printed."""
+    return name.endswith(".log") or name.startswith((f"{INFERENCE}-", f"{ENVIRONMENT_OUTPUT}-"))
+
+
+class OutputLog:
+    """Takes what one process prints. Give it `fd`, call `begin` once it runs, and `close` at its end.
+
+    Any thread may call any method.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        component: str = "",
+        source: str = "",
+        hide: Iterable[str] = (),
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        """`path`: of the log; None = only its tail is kept. `hide`: values that are left out."""
+        self._hide = set(hide)
+        self._handler: JsonLines | None = None
+        if path is not None:
+            kind = JsonLines if path.suffix == ".jsonl" else _PlainLines
+            self._handler = kind(
+                path, component=component, source=source, hide=self._hide, max_bytes=max_bytes
+            )
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._level = logging.INFO
+        self._ends = False
+        self.num_bytes = 0
+        """What it has printed so far."""
+        self._read_end, self.fd = os.pipe()
+        self._closing = Lock()
+        self._thread = Thread(target=self._read, name="output of a process", daemon=True)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody may print more: the process, or one that it has started."""
+        return self._thread.is_alive()
+
+    def begin(self) -> None:
+        """Read; the process holds the other end by now."""
+        self._close_fd()
+        self._thread.start()
+
+    def tail(self, num_lines: int) -> str:
+        """Return the last lines."""
+        return "\n".join(list(self._tail)[-num_lines:])
+
+    def drain(self, within_s: float) -> None:
+        """Wait until all is read that a process which has ended had printed."""
+        if self._thread.ident is not None:
+            self._thread.join(within_s)
+
+    def close(self) -> None:
+        """Read what is there, and no more. Idempotent."""
+        self._close_fd()
+        self._ends = True
+        if self._thread.ident is not None:
+            self._thread.join(10 * _POLL_S)
+        else:
+            self._end()
+
+    def _close_fd(self) -> None:
+        with self._closing:
+            fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _end(self) -> None:
+        with self._closing:
+            fd, self._read_end = self._read_end, -1
+        if fd >= 0:
+            os.close(fd)
+        if self._handler is not None:
+            self._handler.close()
+
+    def _read(self) -> None:
+        poll = select.poll()
+        poll.register(self._read_end, select.POLLIN | select.POLLHUP)
+        begun = b""
+        try:
+            while True:
+                if not poll.poll(_POLL_S * 1e3):
+                    # Nobody prints. What has no end is written as it is.
+                    begun = self._write([begun] if begun else [])
+                    if self._ends:
+                        return
+                    continue
+                content = os.read(self._read_end, _READ_BYTES)
+                if not content:
+                    self._write([begun] if begun else [])
+                    return
+                self.num_bytes += len(content)
+                *lines, begun = (begun + content).split(b"\n")
+                self._write(lines)
+                if len(begun) > _READ_BYTES:
+                    begun = self._write([begun])
+        finally:
+            self._end()
+
+    def _write(self, lines: list[bytes]) -> bytes:
+        """Write lines; returns the beginning of the next one, of which there is nothing yet."""
+        for line in lines:
+            # A progress bar is drawn over itself: what a terminal would show is kept.
+            text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
+            self._tail.append(hidden(text, self._hide))
+            level = _LEVEL.search(text[:_HEAD])
+            if level is not None:
+                self._level = _LEVELS[level[1]]
+            elif _DATED.search(text[:_HEAD]):
+                self._level = logging.INFO
+            if self._handler is not None:
+                record = logging.LogRecord("", self._level, "", 0, text, None, None)
+                record.created = time.time()
+                with suppress(ValueError):  # it was closed
+                    self._handler.handle(record)
+        return b""
+
+
+class _PlainLines(JsonLines):
+    """The same as text, without time and level."""
+
+    def __init__(
+        self, path: Path, *, component: str, source: str, hide: Iterable[str], max_bytes: int
+    ) -> None:
+        super().__init__(
+            path, component=component, source=source, hide=hide, max_bytes=max_bytes
+        )
+        self.namer = None
+        self._hidden = set(hide)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return hidden(record.getMessage(), self._hidden)
