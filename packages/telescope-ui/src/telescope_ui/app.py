@@ -19,6 +19,7 @@ from telescope_ui.guard import Guard
 from telescope_ui.index.database import Database
 from telescope_ui.live import Watcher, events_for
 from telescope_ui.pages.compare import compare_page
+from telescope_ui.pages.compare_examples import compare_examples_page
 from telescope_ui.pages.config import config_page
 from telescope_ui.pages.difference import difference_page
 from telescope_ui.pages.evals import eval_page, eval_rollout_page, evals_page
@@ -62,7 +63,7 @@ def create_app(
     app.add_exception_handler(FileNotFoundError, _told_gone)
     app.add_exception_handler(OSError, _told_disk)
     app.add_exception_handler(duckdb.Error, _told_unreadable)
-    _add_lists(app, runs)
+    _add_lists(app, runs, database)
     _add_run(app, runs, database)
     _add_rollouts(app, runs, database)
     _add_evals(app, runs, database)
@@ -74,7 +75,7 @@ def _answer(value: JsonObject) -> Response:
     return Response(as_json(value), media_type="application/json")
 
 
-def _add_lists(app: FastAPI, runs: Runs) -> None:
+def _add_lists(app: FastAPI, runs: Runs, database: Database) -> None:
     @app.get("/")
     def _runs(asked: Annotated[asked_for.NoParameters, Query()]) -> Response:
         return _answer(runs_page(runs))
@@ -83,6 +84,11 @@ def _add_lists(app: FastAPI, runs: Runs) -> None:
     def _compare(asked: Annotated[asked_for.CompareParameters, Query()]) -> Response:
         chosen = [runs.get(key) for key in dict.fromkeys(asked.run)]
         return _answer(compare_page(chosen, asked))
+
+    @app.get("/compare/examples")
+    def _examples(asked: Annotated[asked_for.CompareExamplesParameters, Query()]) -> Response:
+        chosen = [runs.get(key) for key in dict.fromkeys(asked.run)]
+        return _answer(compare_examples_page(chosen, database, asked))
 
     @app.get("/difference")
     def _difference(asked: Annotated[asked_for.DifferenceParameters, Query()]) -> Response:

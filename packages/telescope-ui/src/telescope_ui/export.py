@@ -11,12 +11,12 @@ from typing import NamedTuple
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records.identity import now
 from telescope_ui.answers import JsonObject, as_json, error_body, status_of
-from telescope_ui.eval_files import eval_keys
+from telescope_ui.eval_files import eval_keys, rows_of
 from telescope_ui.index.database import Database, cache_folder
 from telescope_ui.one_run import OneRun
 from telescope_ui.pages.compare import compare_page
 from telescope_ui.pages.config import config_page
-from telescope_ui.pages.evals import eval_page, evals_page
+from telescope_ui.pages.evals import eval_page, eval_rollout_page, evals_page
 from telescope_ui.pages.groups import example_page, group_page
 from telescope_ui.pages.infra import infra_page
 from telescope_ui.pages.logs import logs_page
@@ -56,7 +56,8 @@ class Exported(NamedTuple):
 def export_runs(folders: Sequence[Path], target: Path, *, num_rollouts: int) -> Exported:
     """Write the runs in `folders` to `target`, which must be new or empty.
 
-    `num_rollouts` newest rollouts of each run are written, with their groups and examples.
+    `num_rollouts` newest rollouts of each run are written, with their groups and examples, and as
+    many of each eval.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} exists and is not an empty folder; choose another --export")
@@ -120,6 +121,7 @@ def _pages_of(run: OneRun, database: Database, num_rollouts: int) -> Iterator[Pa
     try:
         run.info()
         run.index.refresh(_INDEX_WAIT_S)
+        run.stages.refresh(_INDEX_WAIT_S)
     except TelescopeError as error:
         body = error_body(status_of(error), str(error))
         yield run.address(), lambda: body
@@ -136,11 +138,32 @@ def _pages_of(run: OneRun, database: Database, num_rollouts: int) -> Iterator[Pa
     yield from plain
     for folder in eval_keys(run.path):
         yield run.address("evals", folder), _eval(run, folder)
+        yield from _eval_rollouts(run, database, folder, num_rollouts)
     yield from _rollouts(run, database, num_rollouts)
 
 
 def _eval(run: OneRun, folder: str) -> Callable[[], JsonObject]:
     return lambda: eval_page(run, folder, EvalParameters())
+
+
+def _eval_rollouts(run: OneRun, database: Database, folder: str, num: int) -> Iterator[Page]:
+    """Yield rollouts of an eval: one of each example first, which its page leads to."""
+    rows = [placed.row for placed in rows_of(run.path, folder)]
+    seen: set[str] = set()
+    first = [not (row.example_id in seen or seen.add(row.example_id)) for row in rows]
+    ordered = sorted(zip(first, rows, strict=True), key=lambda pair: not pair[0])
+    for _, row in ordered[:num]:
+        key = (row.group_id, row.index)
+        yield (
+            run.address("evals", folder, "rollouts", *key),
+            _eval_rollout(run, database, folder, key),
+        )
+
+
+def _eval_rollout(
+    run: OneRun, database: Database, folder: str, key: tuple[str, int]
+) -> Callable[[], JsonObject]:
+    return lambda: eval_rollout_page(run, database, folder, key)
 
 
 def _rollouts(run: OneRun, database: Database, num: int) -> Iterator[Page]:

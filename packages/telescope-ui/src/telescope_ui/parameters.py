@@ -36,6 +36,14 @@ class CompareParameters(Parameters):
     points: Points = 1000
 
 
+class CompareExamplesParameters(Parameters):
+    """Of `/compare/examples`."""
+
+    run: Annotated[list[Text], Field(min_length=1, max_length=12)]
+    environment: Texts = []
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+
+
 class RolloutsParameters(Parameters):
     """Of `/runs/{run}/rollouts`."""
 

@@ -1,4 +1,4 @@
-"""Search in the text of conversations: newest step first, and no longer than asked."""
+"""Search in all text of conversations: newest step first, and no longer than asked."""
 
 import re
 import time
@@ -21,6 +21,12 @@ LIMIT_S = 0.5
 _FIRST_FILES = 4
 _MOST_FILES = 64
 _EXCERPT = 200
+_SAID = (
+    "flatten(list_transform(messages, lambda m: [coalesce(m.content, ''), "
+    "coalesce(m.reasoning_content, ''), CASE WHEN m.tool_calls = '[]' THEN '' "
+    "ELSE coalesce(m.tool_calls, '') END]))"
+)
+"""All texts of the messages of a row, in SQL: also thoughts and calls of tools, which are JSON."""
 
 
 class Cursor(NamedTuple):
@@ -109,20 +115,20 @@ class Search:
     def _in_files(
         self, paths: Sequence[str], names: Sequence[str], *, is_replaced: bool
     ) -> list[tuple[Any, ...]]:
-        text = "coalesce(m.content, '')"
         sql = (
-            f"WITH said AS MATERIALIZED (SELECT {STEP_OF_FILE} AS said_step, "
-            "file_row_number AS said_row, "
-            f"list_filter(messages, lambda m: contains(lower({text}), ?))[1].content AS hit "
-            "FROM read_parquet(?, file_row_number = true, filename = true, union_by_name = true) "
-            "WHERE hit IS NOT NULL) "
+            f"WITH texts AS (SELECT {STEP_OF_FILE} AS said_step, file_row_number AS said_row, "
+            f"{_SAID} AS said FROM "
+            "read_parquet(?, file_row_number = true, filename = true, union_by_name = true)), "
+            "said AS MATERIALIZED (SELECT said_step, said_row, "
+            "list_filter(said, lambda m: contains(lower(m), ?))[1] AS hit "
+            "FROM texts WHERE hit IS NOT NULL) "
             f"SELECT step, {', '.join(map(quoted, names))}, "
             f"substr(hit, greatest(1, instr(lower(hit), ?) - {_EXCERPT // 3}), {_EXCERPT}) "
             "FROM said JOIN (SELECT * FROM {rollouts} WHERE step BETWEEN (SELECT min(said_step) "
             f"FROM said) AND (SELECT max(said_step) FROM said) AND is_replaced = {is_replaced} "
             f"AND {self._condition.sql}) ON said_step = step AND said_row = row"
         )
-        values = [self._text, list(paths), self._text, *self._condition.values]
+        values = [list(paths), self._text, self._text, *self._condition.values]
         try:
             return self._index.rows(sql, values)
         except duckdb.IOException:

@@ -6,7 +6,7 @@ from typing import Any, cast
 from telescope_ui.answers import JsonObject
 from telescope_ui.curves import curve
 from telescope_ui.one_run import OneRun
-from telescope_ui.pages.overview import USUAL
+from telescope_ui.pages.overview import usual
 from telescope_ui.parameters import CompareParameters
 
 
@@ -14,7 +14,7 @@ def compare_page(runs: Sequence[OneRun], asked: CompareParameters) -> JsonObject
     """Return the curves of `runs`, and what differs in their settings."""
     names = {run.key: set(run.metrics.names()) for run in runs}
     known = sorted(set[str]().union(*names.values()))
-    chosen = asked.metric or [name for name in USUAL if name in known]
+    chosen = asked.metric or usual(known)
     curves: JsonObject = {name: [] for name in chosen}
     for name in chosen:
         for run in runs:

@@ -14,7 +14,12 @@ from telescope_ui.index import queries
 from telescope_ui.index.database import Database
 from telescope_ui.one_run import OneRun
 from telescope_ui.pages.overview import eval_points
-from telescope_ui.pages.rollout import calls_of, row_answer
+from telescope_ui.pages.rollout import (
+    calls_of,
+    extent_of_moments,
+    row_answer,
+    timeline_around,
+)
 from telescope_ui.parameters import EvalParameters
 
 _OF_POINT = ("state", "reason", "time_s", "num_scored", "num_failed", "duration_s", "version")
@@ -244,7 +249,8 @@ def eval_rollout_page(
             }
         },
         "addresses": {
-            **dict.fromkeys(("group", "timeline", "previous", "next")),
+            **dict.fromkeys(("group", "previous", "next")),
+            "timeline": timeline_around(run, extent_of_moments(calls, {"time_s": []})),
             "eval": run.address("evals", folder),
             "example": run.address("examples", row.environment, row.example_id),
         },

@@ -1,4 +1,7 @@
-"""`/runs/{run}/infra`: what meters showed, thinned; with many GPUs, quantiles and outliers."""
+"""`/runs/{run}/infra`: what meters showed, thinned; with many GPUs, quantiles and outliers.
+
+What waits, and the processes of environments, are in the metrics of steps.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +13,7 @@ from telescope_ui.index import queries
 from telescope_ui.index.database import Database
 from telescope_ui.one_run import OneRun
 from telescope_ui.pages.overview import server_events
+from telescope_ui.pages.queues import queues_of, workers_of
 from telescope_ui.parameters import InfraParameters
 from telescope_ui.timeline_spans import Window, window_of
 
@@ -51,6 +55,8 @@ def _page(run: OneRun, database: Database, asked: InfraParameters) -> JsonObject
         **{"from": window.first_s, "to": window.last_s},
         **found,
         "servers": _servers(run),
+        "queues": queues_of(run, points=asked.points),
+        "workers": workers_of(run, points=asked.points),
         "problems": [
             *block_problems(database.damage, run.path, "gauges"),
             *run.line_problems(),

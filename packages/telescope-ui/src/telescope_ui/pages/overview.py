@@ -1,7 +1,7 @@
 """`/runs/{run}`: identity, curves, rewards with intervals, health, evals and self-tests."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from telescope_core.evals.distributions import t_quantile
@@ -10,6 +10,7 @@ from telescope_ui.answers import JsonObject
 from telescope_ui.curves import shared_curves, thinned
 from telescope_ui.one_run import OneRun
 from telescope_ui.pages.checkpoints import SmallFiles, checkpoints
+from telescope_ui.pages.diagnoses import diagnoses
 from telescope_ui.pages.health import tiles
 from telescope_ui.pages.runs import settings_of
 from telescope_ui.parameters import OverviewParameters
@@ -20,7 +21,7 @@ USUAL = (
     *("completion_len/mean", "truncated/fraction", "mismatch/mean", "staleness/mean"),
     *("time/step_s", "tokens/rollout_per_s"),
 )
-"""Metrics that are shown where none is asked for."""
+"""Metrics that are shown where none is asked for, with all terms of the loss."""
 _INDEX_WAIT_S = 0.1
 """Most of the page does not need the index."""
 
@@ -28,7 +29,7 @@ _INDEX_WAIT_S = 0.1
 def overview_page(run: OneRun, asked: OverviewParameters) -> JsonObject:
     """Return the overview of a run."""
     names = run.metrics.names()
-    chosen = asked.metric or [name for name in USUAL if name in names]
+    chosen = asked.metric or usual(names)
     columns = run.metrics.columns(chosen, first=asked.first, last=asked.last)
     index = run.index.refresh(_INDEX_WAIT_S)
     small = SmallFiles(run.path)
@@ -40,6 +41,7 @@ def overview_page(run: OneRun, asked: OverviewParameters) -> JsonObject:
         "curves": shared_curves(columns.steps, columns.values, points=asked.points),
         "rewards": _rewards(run, asked),
         "tiles": tiles(run),
+        "diagnoses": diagnoses(run, names),
         "restarts": restarts(run),
         "eval_points": eval_points(run),
         "self_tests": (small.read("self_tests.json") or {}).get("tests", []),
@@ -52,6 +54,13 @@ def overview_page(run: OneRun, asked: OverviewParameters) -> JsonObject:
             *small.problems,
         ],
     }
+
+
+def usual(names: Collection[str]) -> list[str]:
+    """Return which of the metrics `names` are shown where none is asked for."""
+    terms = sorted(name for name in names if name.startswith("loss/") and name not in USUAL)
+    at = USUAL.index("loss/total") + 1
+    return [name for name in (*USUAL[:at], *terms, *USUAL[at:]) if name in names]
 
 
 def _identity(run: OneRun) -> JsonObject:

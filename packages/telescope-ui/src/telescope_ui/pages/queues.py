@@ -1,0 +1,38 @@
+"""What waits and what plays, step by step: queues of the sampler, and processes of environments."""
+
+from collections.abc import Sequence
+
+from telescope_ui.answers import JsonObject
+from telescope_ui.curves import shared_curves
+from telescope_ui.one_run import OneRun
+
+_QUEUES = "queue/"
+_WORKERS = "workers/"
+
+
+def queues_of(run: OneRun, *, points: int) -> JsonObject:
+    """Return the curves of all metrics of queues, over steps."""
+    names = [name for name in run.metrics.names() if name.startswith(_QUEUES)]
+    return _curves(run, names, points)
+
+
+def workers_of(run: OneRun, *, points: int) -> list[JsonObject]:
+    """Return what is known of the processes of each environment, over steps and at the newest."""
+    by_environment: dict[str, list[str]] = {}
+    for name in run.metrics.names():
+        environment, found, meter = name.removeprefix(_WORKERS).rpartition("/")
+        if name.startswith(_WORKERS) and found and meter:
+            by_environment.setdefault(environment, []).append(name)
+    return [
+        {
+            "environment": environment,
+            "latest": {name.rpartition("/")[2]: run.metrics.latest(name) for name in names},
+            "curves": _curves(run, names, points),
+        }
+        for environment, names in sorted(by_environment.items())
+    ]
+
+
+def _curves(run: OneRun, names: Sequence[str], points: int) -> JsonObject:
+    columns = run.metrics.columns(names)
+    return shared_curves(columns.steps, columns.values, points=points)

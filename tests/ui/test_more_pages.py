@@ -1,0 +1,121 @@
+"""Queues and workers, diagnoses, examples of several runs, searches in thoughts and tools."""
+
+import json
+from dataclasses import replace
+from urllib.parse import quote
+
+import pytest
+from tests.ui.recorded import BEGAN_S, row, write_steps
+from tests.ui.served import served
+
+from telescope_core.records import RunFolder
+from telescope_core.types import Message, ToolCall
+
+RUN = "/runs/first"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "runs" / "r", config={})
+
+
+def test_queues_and_workers_are_on_the_page_of_machines(tmp_path, run):
+    for step in (1, 2):
+        row_ = {"queue/rollouts_waiting": 5.0 * step, "queue/groups_ready": 1.0}
+        workers = {"workers/a/b c/restarts": step - 1.0, "workers/a/b c/loop_lag_s": 0.5}
+        run.log_metrics({"step": step, **row_, **workers, "workers/math/restarts": 0.0})
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/runs/r/infra")
+    assert page["queues"]["metrics"] == {
+        "queue/groups_ready": [1.0, 1.0],
+        "queue/rollouts_waiting": [5.0, 10.0],
+    }
+    assert [one["environment"] for one in page["workers"]] == ["a/b c", "math"]
+    assert page["workers"][0]["latest"] == {"restarts": 1.0, "loop_lag_s": 0.5}
+    assert page["workers"][0]["curves"]["metrics"]["workers/a/b c/restarts"] == [0.0, 1.0]
+
+
+def test_what_the_run_found_wrong_is_on_its_overview(tmp_path, run):
+    write_steps(run, range(1, 3), groups=1)
+    said = [
+        {"level": "warning", "message": "entropy: 12% of turns branch; set chat_template"},
+        {"level": "info", "message": "entropy: fine"},
+        {"level": "warning", "message": "a disk: is slow"},
+    ]
+    run.logs_path.mkdir(exist_ok=True)
+    about = {"component": "driver", "source": "", "life": 1}
+    lines = [
+        json.dumps(
+            {"time_s": BEGAN_S + at, "level": one["level"], **about, "message": one["message"]},
+            separators=(",", ":"),
+        )
+        for at, one in enumerate(said)
+    ]
+    (run.logs_path / "driver.jsonl").write_text("\n".join([*lines, '{"level":"warning"', ""]))
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        found = ui.get("/runs/r")["diagnoses"]
+    text = "12% of turns branch; set chat_template"
+    assert found == [{"time_s": BEGAN_S, "metric": "entropy", "text": text}]
+
+
+def test_all_terms_of_the_loss_are_drawn_where_no_metric_is_asked_for(tmp_path, run):
+    run.log_metrics({"step": 1, "loss/total": 1.0, "loss/kl": 0.5, "loss/mine": 0.1, "other": 1.0})
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        assert list(ui.get("/runs/r")["curves"]["metrics"]) == [
+            *("loss/total", "loss/kl", "loss/mine")
+        ]
+        assert list(ui.get("/compare?run=r")["curves"]) == ["loss/total", "loss/kl", "loss/mine"]
+
+
+def test_examples_of_two_runs_lie_beside_each_other(ui):
+    page = ui.get("/compare/examples?run=first&run=second")
+    assert {(one["environment"], one["example_id"]) for one in page["examples"]} == {
+        *(("math", "x/0?&#"), ("math", "x/2?&#"), ("a/b c", "x/1?&#"))
+    }
+    spans = []
+    for one in page["examples"]:
+        first, second = one["runs"]["first"], one["runs"]["second"]
+        spans.append(abs(first["mean"] - second["mean"]))
+        assert ui.get(first["address"])["example_id"] == one["example_id"]
+        sides = [quote(side["side"], safe="") for side in (first, second)]
+        difference = ui.get(f"/difference?left={sides[0]}&right={sides[1]}")
+        assert difference["left"]["row"]["example_id"] == one["example_id"]
+        assert difference["right"]["row"]["example_id"] == one["example_id"]
+        assert difference["left"]["row"]["step"] == 3
+        assert difference["right"]["row"]["step"] == 2
+    assert spans == sorted(spans, reverse=True)
+    only = ui.get("/compare/examples?run=first&run=second&environment=math&limit=1")
+    assert [one["environment"] for one in only["examples"]] == ["math"]
+
+
+def test_search_looks_into_thoughts_calls_of_tools_and_their_results(tmp_path, run):
+    said = {
+        "content": Message(role="assistant", content="the word is Zebra"),
+        "reasoning": Message(role="assistant", content="", reasoning="I think of a zebra here"),
+        "tool": Message(role="tool", content="the tool answers zebra", tool_call_id="1"),
+        "call": Message(
+            role="assistant",
+            content="",
+            tool_calls=(ToolCall(id="1", name="look_up", arguments='{"animal": "zebra"}'),),
+        ),
+        "other": Message(role="assistant", content="a horse"),
+    }
+    rows = [
+        replace(row(1, 0, at), messages=(Message(role="user", content="?"), message))
+        for at, message in enumerate(said.values())
+    ]
+    run.write_rollouts(1, rows)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        columns = ui.get("/runs/r/rollouts?q=ZEBRA")["columns"]
+        assert columns["index"] == [0, 1, 2, 3]
+        assert all("zebra" in excerpt.lower() for excerpt in columns["excerpt"])
+        assert ui.get("/runs/r/rollouts?q=look_up")["columns"]["index"] == [3]
+
+
+def test_a_rollout_of_an_eval_leads_to_its_moment(ui):
+    page = ui.get(f"{RUN}/evals/math-after/rollouts/eval-2/0")
+    shown = ui.get(page["addresses"]["timeline"])
+    addresses = [one for row_ in shown["rows"] for one in row_["bars"]["columns"]["address"]]
+    assert f"{RUN}/evals/math-after/rollouts/eval-2/0" in addresses
+    without = ui.get(f"{RUN}/evals/math-after/rollouts/eval-3/0")
+    assert without["addresses"]["timeline"] is None
