@@ -177,7 +177,7 @@ ELSEWHERE = {
     "telescope export runs/quickstart --push my-name/my-model --private": (
         "tests/cli/test_export.py::test_push_uploads_one_commit"
     ),
-    "telescope train examples/quickstart.toml --resume_from_checkpoint latest": (
+    "telescope train examples/quickstart.toml --resume": (
         "tests/e2e/test_resumed_run.py::test_a_killed_run_goes_on"
     ),
     "telescope train examples/quickstart.toml --name synchronous --max_async_rollout 0": FIRST_RUN,

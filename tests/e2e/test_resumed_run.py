@@ -63,7 +63,7 @@ def test_a_killed_run_goes_on(tmp_path: Path, tiny_model: Path) -> None:
         first.kill()
     step = complete_checkpoints(checkpoints)[-1].step
     port = ["--inference_base_port", str(free_port())]
-    finish([*command, "--resume_from_checkpoint", "latest", *port], tmp_path)
+    finish([*command, "--resume", *port], tmp_path)
     folder = RunFolder.open(tmp_path / "runs" / "killed")
     rows = folder.metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]

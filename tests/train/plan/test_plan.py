@@ -13,9 +13,11 @@ from telescope_train.models.device import compute_dtype, machine_device
 from telescope_train.models.facts import facts_of, read_model_facts
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.memory import BYTES_PER_VALUE, _training_state
+from telescope_train.plan.notes import notes_of
 from telescope_train.plan.plan import Plan, make_plan
 from telescope_train.plan.prepared import prepare
 from telescope_train.plan.text import render_plan
+from telescope_train.run import announce
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -125,6 +127,41 @@ def test_the_parameter_count_is_that_of_transformers():
     assert facts_of(settings).num_parameters == sum(p.numel() for p in model.parameters())
 
 
+MANY = ("--number_of_steps", "100")
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (MANY, "no checkpoint is written before the last of 100 steps"),
+        (MANY, "--checkpoint_every 20 --checkpoint_keep_last 2"),
+        (("--batch_order", "finished"), "short answers are trained on earlier than long ones"),
+        (("--batch_order", "finished"), "length_bias"),
+        (
+            ("--max_off_policy_steps", "3", "--max_async_rollout", "2"),
+            "max_off_policy_steps (3) is never reached",
+        ),
+    ],
+)
+def test_what_somebody_should_know_is_said_in_the_plan_and_at_the_start(
+    flags, more, expected, capsys
+):
+    prepared = prepare(load_train_config([], [*flags, *more]))
+    notes = notes_of(prepared.config)
+    assert [one for one in notes if expected in one]
+    assert make_plan(prepared).notes == notes
+    text = " ".join(render_plan(make_plan(prepared)).split())
+    assert all(one in text for one in notes)
+    announce(prepared)
+    said = capsys.readouterr().out
+    assert all(f"note: {one}\n" in said for one in notes)
+
+
+@pytest.mark.parametrize("more", [(), (*MANY, "--checkpoint_every", "10")])
+def test_a_run_of_which_there_is_nothing_to_say_has_no_notes(flags, more):
+    assert plan(flags, *more).notes == ()
+
+
 def test_memory_is_sharded_over_ranks(flags):
     one, two = plan(flags).memory[0], plan(flags, "--trainer_num_workers", "2").memory[0]
     assert dict(one.parts)["Adam"] == 2 * dict(two.parts)["Adam"]
@@ -184,7 +221,7 @@ def test_a_run_folder_with_something_in_it_is_kept(flags, tmp_path):
     (tmp_path / "runs" / "toy").mkdir(parents=True)
     assert plan(flags).problems == ()
     (tmp_path / "runs" / "toy" / "run.json").write_text("{}")
-    assert "is not empty; give another --name" in plan(flags).problems[0]
+    assert "is not empty; add --resume to go on with its run" in plan(flags).problems[0]
     (tmp_path / "file").write_text("")
     assert "is a file" in plan(flags, "--output_dir", str(tmp_path / "file")).problems[0]
 

@@ -132,6 +132,18 @@ def test_every_setting_is_read_by_the_trainer():
         (["--megatron_fp8", "true"], "not available in this version"),
         (["--max_off_policy_steps", "0"], "(0) must be at least max_async_rollout (1)"),
         (
+            ["--max_off_policy_steps", "4", "--max_async_rollout", "0"],
+            "max_off_policy_steps has no effect with max_async_rollout = 0",
+        ),
+        (
+            ["--in_flight_update", "continue", "--max_async_rollout", "0"],
+            "in_flight_update has no effect with max_async_rollout = 0",
+        ),
+        (
+            ["--max_open_rollouts", "4096", "--free_lane_after_generation", "false"],
+            "max_open_rollouts (4096) has no effect with free_lane_after_generation = false",
+        ),
+        (
             ["--batch_order", "finished", "--max_async_rollout", "0"],
             "scheduling.batch_order = 'finished' has no effect with max_async_rollout = 0",
         ),

@@ -16,6 +16,14 @@ def train_command(
         bool,
         typer.Option("--dry-run", help="Check everything and print the plan, but start nothing."),
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest checkpoint of this run, in its folder, such as after it "
+            "was killed.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the plan or the summary as JSON.")
     ] = False,
@@ -32,7 +40,7 @@ def train_command(
 
       telescope train base.toml big.toml --learning_rate 1e-5 --use_tis
 
-      telescope train run.toml --resume_from_checkpoint latest
+      telescope train run.toml --resume
     """
     from telescope_train.plan.load import load_train_config
     from telescope_train.plan.plan import make_plan
@@ -44,6 +52,8 @@ def train_command(
         raise ConfigError(
             "expected a settings file, got none; write: telescope train run.toml [--key value ...]"
         )
+    if resume:
+        flags = _resumed(flags)
     prepared = prepare(load_train_config(files, flags))
     if dry_run:
         plan = make_plan(prepared)
@@ -55,3 +65,15 @@ def train_command(
     summary = run_training(prepared)
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
+
+
+def _resumed(flags: list[str]) -> list[str]:
+    """Return `flags` for a run that goes on from its newest checkpoint."""
+    for flag in flags:
+        name = flag.partition("=")[0].rpartition(".")[2].lstrip("-").replace("-", "_")
+        if flag.startswith("--") and name == "resume_from_checkpoint":
+            raise ConfigError(
+                "--resume and --resume_from_checkpoint say where to go on; give one of them: "
+                "--resume means the newest checkpoint of this run"
+            )
+    return [*flags, "--resume_from_checkpoint", "latest"]

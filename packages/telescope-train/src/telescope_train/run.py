@@ -43,6 +43,7 @@ from telescope_train.lives import Restarts, live, restart_at
 from telescope_train.loop import LoopParts, train
 from telescope_train.observability.terminal import (
     LiveView,
+    print_notes,
     print_resume,
     print_secrets,
     print_summary,
@@ -60,6 +61,7 @@ from telescope_train.opened import (
     threads_of,
     timing_ranks,
 )
+from telescope_train.plan.notes import notes_of
 from telescope_train.plan.prepared import Prepared
 from telescope_train.recorded import open_recording, run_logs, run_secrets
 from telescope_train.rollouts.concurrency import Concurrency
@@ -91,9 +93,7 @@ def run_training(prepared: Prepared) -> dict[str, Any]:
     prepared.require_sound()
     config, point = prepared.config, prepared.resume
     folder = open_run_folder(config, point, prepared.environments.records)
-    if point is not None:
-        print_resume(point.checkpoint.step, str(point.checkpoint.path), point.changed)
-    print_secrets(prepared.environments.secrets, os.environ)
+    announce(prepared)
     log = run_logs(config, folder).begin("driver", secrets=run_secrets(prepared))
     try:
         bundles = bundles_of(config, prepared.device)
@@ -121,6 +121,15 @@ def run_training(prepared: Prepared) -> dict[str, Any]:
     write_train_report(folder)
     print_summary(summary)
     return summary
+
+
+def announce(prepared: Prepared) -> None:
+    """Print where the run begins, what its environments may read, and what else to know of it."""
+    point = prepared.resume
+    if point is not None:
+        print_resume(point.checkpoint.step, str(point.checkpoint.path), point.changed)
+    print_secrets(prepared.environments.secrets, os.environ)
+    print_notes(notes_of(prepared.config))
 
 
 async def _run(prepared: Prepared, folder: RunFolder) -> None:

@@ -31,7 +31,7 @@ def room_for(path: Path, *kinds: type[Exception]) -> Generator[None]:
         raise NoRoomError(
             f"cannot write {path}: {_NO_ROOM[code]} ({_free(path)}). Nothing there is half "
             "written. Make room, for example by removing checkpoints that nobody needs, and "
-            "go on: for `telescope train`, with --resume_from_checkpoint latest"
+            "go on: for `telescope train`, with --resume"
         ) from error
 
 

@@ -158,10 +158,7 @@ def _opened(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
 def _newest(folder: Path, config: TrainConfig) -> RunCheckpoint:
     found = complete_checkpoints(folder)
     if not found:
-        raise ConfigError(
-            f"resume_from_checkpoint = {LATEST!r}: {str(folder)!r} holds no complete checkpoint; "
-            "remove the setting to start from the beginning, or give the folder of a checkpoint"
-        )
+        raise ConfigError(_nothing_to_resume(folder, config))
     newest = found[-1]
     if newest.manifest.run != config.run.name:
         raise ConfigError(
@@ -169,6 +166,23 @@ def _newest(folder: Path, config: TrainConfig) -> RunCheckpoint:
             f"{config.run.name!r}; set resume_from_checkpoint to this path to start from it"
         )
     return newest
+
+
+def _nothing_to_resume(folder: Path, config: TrainConfig) -> str:
+    """Return why a run cannot go on, and what to do; `folder`: where its checkpoints would be."""
+    run = run_folder(config)
+    if not (run / "run.json").is_file():
+        return (
+            f"--resume (resume_from_checkpoint = {LATEST!r}): there is no run in {str(run)!r}, and "
+            f"{str(folder)!r} holds no complete checkpoint; start it without --resume, or give the "
+            "--name and --output_dir that it had"
+        )
+    return (
+        f"--resume (resume_from_checkpoint = {LATEST!r}): the run in {str(run)!r} has no complete "
+        f"checkpoint: {str(folder)!r} holds no complete checkpoint; move its folder or give "
+        "another --name, and start it again from the beginning without --resume, with "
+        "checkpoint_every set, so that it can go on the next time"
+    )
 
 
 def _allowed_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,6 +14,11 @@ def run_folder(config: TrainConfig) -> Path:
 def run_folder_problems(config: TrainConfig) -> list[str]:
     """Return why the run folder cannot be created; empty when it can."""
     folder = run_folder(config)
+    if (folder / "run.json").is_file():
+        return [
+            f"the run folder {folder} is not empty; add --resume to go on with its run, give "
+            "another --name, or move the folder"
+        ]
     if folder.is_dir() and any(folder.iterdir()):
         return [f"the run folder {folder} is not empty; give another --name, or move the folder"]
     existing = folder

@@ -155,7 +155,9 @@ class SchedulingSection(Section):
     those that ended first. The second waits for no straggler, and trains on short answers earlier
     than on long ones."""
     max_concurrent_prompts_per_server: Count = 32
-    """Most groups for which each inference server works at the same time."""
+    """Most groups for which an inference server works at the same time. Rollouts begin for as many
+    as the servers that serve may have together, each new group at the server with the fewest
+    requests; later turns go where their prefix is."""
     enable_individual_sample_lanes: bool = True
     """Give each rollout a lane of its own; false = a lane for each group, whose rollouts begin
     together and which is free when all of them are."""
@@ -225,7 +227,7 @@ class CheckpointSection(Section):
     """When and where the state of the run is saved, and where a run continues from."""
 
     checkpoint_every: Index = 0
-    """Steps between checkpoints; 0 = only at the end."""
+    """Steps between checkpoints; 0 = only at the end, so that a run that is killed cannot go on."""
     checkpoint_dir: str | None = None
     """Folder for checkpoints, with one folder per run; null = `checkpoints` in the run folder."""
     checkpoint_save_training_state: bool = True
@@ -328,6 +330,11 @@ class TrainConfig(Section):
     evals: EvalsSection = Field(default_factory=EvalsSection)
     observability: ObservabilitySection = Field(default_factory=ObservabilitySection)
     ray: RaySection = Field(default_factory=RaySection)
+
+    @property
+    def largest_group(self) -> int:
+        """Most rollouts that a group of any environment has."""
+        return max(one.group_size or self.rollout.group_size for one in self.environments)
 
     @property
     def num_optimizer_steps(self) -> int:

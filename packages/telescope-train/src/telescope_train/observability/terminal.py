@@ -260,6 +260,13 @@ def print_secrets(
         console.print(Text(secrets_line(name, secrets, environ)), soft_wrap=True)
 
 
+def print_notes(notes: Sequence[str], *, console: Console | None = None) -> None:
+    """Print what somebody should know of a run that starts."""
+    console = console or Console()
+    for note in notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+
+
 def restart_text(restart: Restart) -> str:
     """Return what a person sees when trainer ranks are started again."""
     begun = f"checkpoint {restart.checkpoint}" if restart.checkpoint else "the beginning of the run"

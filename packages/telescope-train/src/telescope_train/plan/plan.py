@@ -16,6 +16,7 @@ from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.plan.memory import MemoryPlan, memory_of
+from telescope_train.plan.notes import notes_of
 from telescope_train.plan.prepared import Prepared
 from telescope_train.rollouts.environments import worker_plans
 from telescope_train.step.stream_rules import how_gradients_are_taken
@@ -97,6 +98,8 @@ class Plan:
     evals: tuple[EvalPlan, ...]
     outputs: tuple[tuple[str, str], ...]
     """Name in the run folder, and what is written there."""
+    notes: tuple[str, ...]
+    """What somebody should know who starts it."""
     problems: tuple[str, ...]
     """Why the run cannot start on this machine; empty when it can."""
 
@@ -129,6 +132,7 @@ def make_plan(prepared: Prepared) -> Plan:
         memory=memory_of(config, prepared.facts, limit, device=prepared.device),
         evals=tuple(_eval_plan(config, entry) for entry in config.evals.evals),
         outputs=_outputs(config),
+        notes=notes_of(config),
         problems=prepared.problems,
     )
 

@@ -42,7 +42,10 @@ def render_plan(plan: Plan) -> str:
         )
         lines += ["evaluations", *rows, ""]
     lines += _wrapped(f"written to {plan.run_folder}", "")
-    lines += [*(_row(name, what) for name, what in plan.outputs), "", *_verdict(plan)]
+    lines += [*(_row(name, what) for name, what in plan.outputs), ""]
+    if plan.notes:
+        lines += ["to know", *(line for note in plan.notes for line in _wrapped(note, "- ")), ""]
+    lines += _verdict(plan)
     return "\n".join(line.rstrip() for line in lines)
 
 

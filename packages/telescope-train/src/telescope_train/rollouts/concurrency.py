@@ -12,7 +12,6 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.load import ServerLoad
 from telescope_train.inference.pool import ServerPool
 from telescope_train.rollouts.lanes import Lanes
-from telescope_train.rollouts.seats import largest_group
 
 GROWS_BELOW = 0.8
 """Share of the cache up to which lanes are added."""
@@ -129,7 +128,7 @@ class Concurrency:
             [lease.client.load for lease in leases],
             serves=lambda index: leases[index].takes_requests,
             follows_load=section.follow_kv_cache_use,
-            calls_per_lane=1 if section.enable_individual_sample_lanes else largest_group(config),
+            calls_per_lane=1 if section.enable_individual_sample_lanes else config.largest_group,
             read_all=read_all,
         )
 

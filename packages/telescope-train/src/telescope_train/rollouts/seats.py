@@ -61,7 +61,7 @@ class Seats:
         """Return the seats that the settings ask for."""
         section = config.scheduling
         num_groups = section.max_concurrent_prompts_per_server * num_servers
-        group_size = largest_group(config)
+        group_size = config.largest_group
         a_lane_per_group = not section.enable_individual_sample_lanes
         max_open = section.max_open_rollouts
         if max_open is None:
@@ -228,8 +228,3 @@ class SeatedPool:
                 priority=priority,
                 watching=self._seats.calls.watching(seat.caller, sent),
             )
-
-
-def largest_group(config: TrainConfig) -> int:
-    """Return the most rollouts that a group of any environment has."""
-    return max(one.group_size or config.rollout.group_size for one in config.environments)

@@ -20,6 +20,11 @@ SWITCHES = {
     "reference_update_every": ("kl_penalty_tau", "kl_penalty_tau above 0"),
 }
 """Setting -> the setting without which it has no effect, and what to set that to."""
+_NEEDS_SAMPLING_AHEAD = {
+    "in_flight_update": "no request is under way when weights change",
+    "max_off_policy_steps": "every token is sampled by the weights that it trains",
+}
+"""Setting of `[scheduling]` -> why it needs rollouts that are sampled ahead."""
 
 
 def step_problems(config: TrainConfig) -> Iterator[str]:
@@ -53,6 +58,7 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
 def _scheduling_problems(config: TrainConfig) -> Iterator[str]:
     section = config.scheduling
     bound, ahead = section.max_off_policy_steps, section.max_async_rollout
+    yield from _unused_scheduling(config)
     if 0 <= bound < ahead:
         yield (
             f"scheduling.max_off_policy_steps ({bound}) must be at least max_async_rollout "
@@ -68,6 +74,30 @@ def _scheduling_problems(config: TrainConfig) -> Iterator[str]:
         yield (
             "scheduling.batch_order = 'finished' has no effect with max_async_rollout = 0, where "
             "only one batch is sampled at a time; raise max_async_rollout, or use 'drawn'"
+        )
+
+
+def _unused_scheduling(config: TrainConfig) -> Iterator[str]:
+    """Yield settings that were given and change nothing."""
+    section = config.scheduling
+    if not section.max_async_rollout:
+        for field, why in _NEEDS_SAMPLING_AHEAD.items():
+            if was_set(section, field):
+                yield (
+                    f"scheduling.{field} has no effect with max_async_rollout = 0: {why}; raise "
+                    f"max_async_rollout, or remove {field}"
+                )
+    open_rollouts, servers = section.max_open_rollouts, config.inference.inference_num_workers
+    most = (
+        section.max_concurrent_prompts_per_server
+        * (servers - config.evals.eval_num_servers)
+        * config.largest_group
+    )
+    if not section.free_lane_after_generation and (open_rollouts or 0) >= most:
+        yield (
+            f"scheduling.max_open_rollouts ({open_rollouts}) has no effect with "
+            "free_lane_after_generation = false, where each open rollout holds a lane and there "
+            f"are {most}; lower it, or remove it"
         )
 
 

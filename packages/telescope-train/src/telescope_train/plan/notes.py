@@ -1,0 +1,40 @@
+"""What somebody should know of a run that can start: said in its plan and when it starts."""
+
+from collections.abc import Iterator
+
+from telescope_train.config.fields import was_set
+from telescope_train.config.schema import TrainConfig
+
+MANY_STEPS = 20
+"""Steps that are a loss if they have to be taken again."""
+
+
+def notes_of(config: TrainConfig) -> tuple[str, ...]:
+    """Return one line for each; empty if there is nothing to say."""
+    return (*_checkpoint_notes(config), *_scheduling_notes(config))
+
+
+def _checkpoint_notes(config: TrainConfig) -> Iterator[str]:
+    steps = config.run.number_of_steps
+    if config.checkpoint.checkpoint_every or steps <= MANY_STEPS:
+        return
+    yield (
+        f"no checkpoint is written before the last of {steps} steps: a trainer rank that dies "
+        "takes the run back to where it began, and a run that is killed cannot go on; set "
+        f"--checkpoint_every {MANY_STEPS} --checkpoint_keep_last 2, or smaller numbers"
+    )
+
+
+def _scheduling_notes(config: TrainConfig) -> Iterator[str]:
+    section = config.scheduling
+    if section.batch_order == "finished":
+        yield (
+            "batch_order = 'finished': short answers are trained on earlier than long ones; the "
+            "metric length_bias says by how much (1 = not at all)"
+        )
+    elif was_set(section, "max_off_policy_steps") and section.max_off_policy_steps >= 0:
+        yield (
+            f"max_off_policy_steps ({section.max_off_policy_steps}) is never reached: with "
+            "batch_order = 'drawn' no token is further behind than max_async_rollout "
+            f"({section.max_async_rollout})"
+        )

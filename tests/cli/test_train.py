@@ -1,0 +1,144 @@
+"""`telescope train --resume`: what it goes on from, and what it says when there is nothing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from telescope_cli import main as cli
+
+MODEL = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "vocab_size": 50,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}
+ENVIRONMENT = """
+from telescope_core import Example, ListSource, SingleTurnEnvironment, reward
+
+class Echo(SingleTurnEnvironment):
+    def examples(self, split):
+        return ListSource([Example(id=str(split), prompt="say")])
+
+    @reward
+    def right(self, rollout, example):
+        return 1.0
+"""
+SETTINGS = """
+[run]
+name = "toy"
+number_of_steps = 3
+output_dir = "{folder}/runs"
+
+[model]
+model = "{folder}/model"
+
+[[environments]]
+name = "resumed_environment:Echo"
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "resumed_environment.py").write_text(ENVIRONMENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "run.toml"
+    path.write_text(SETTINGS.format(folder=tmp_path))
+    return path
+
+
+def train(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", *arguments])
+    output = capsys.readouterr()
+    # Texts are wrapped for a terminal.
+    return int(ended.value.code or 0), " ".join(output.out.split()), " ".join(output.err.split())
+
+
+def test_without_a_run_there_is_nothing_to_resume(settings, capsys):
+    code, _, said = train(capsys, str(settings), "--resume")
+    assert code == 2
+    assert "there is no run in" in said
+    assert "start it without --resume" in said
+    assert not (settings.parent / "runs").exists()
+
+
+def test_a_run_without_a_checkpoint_says_how_to_go_on(settings, capsys):
+    (settings.parent / "runs" / "toy").mkdir(parents=True)
+    (settings.parent / "runs" / "toy" / "run.json").write_text("{}")
+    code, plan, _ = train(capsys, str(settings), "--resume", "--dry-run")
+    assert code == 2
+    assert "has no complete checkpoint" in plan
+    assert "start it again from the beginning" in plan
+    assert "checkpoint_every" in plan
+
+
+def test_resume_wins_over_the_checkpoint_that_a_run_began_with(settings, capsys):
+    """A run that was started from another one's checkpoint goes on from its own."""
+    begun_with = '[checkpoint]\nresume_from_checkpoint = "elsewhere"\n'
+    settings.write_text(settings.read_text() + begun_with)
+    _, plan, _ = train(capsys, str(settings), "--dry-run")
+    assert "'elsewhere' holds no checkpoint" in plan
+    _, plan, _ = train(capsys, str(settings), "--resume", "--dry-run")
+    assert "elsewhere" not in plan
+    assert "there is no run in" in plan
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ["--resume_from_checkpoint", "latest"],
+        ["--checkpoint.resume_from_checkpoint", "x"],
+        ["--resume-from-checkpoint=x"],
+    ],
+)
+def test_two_ways_to_resume_are_one_too_many(settings, capsys, other):
+    code, _, said = train(capsys, str(settings), "--resume", *other)
+    assert code == 2
+    assert "--resume and --resume_from_checkpoint say where to go on; give one of them" in said
+
+
+def test_a_folder_in_the_way_says_how_to_go_on_with_its_run(settings, capsys):
+    folder = settings.parent / "runs" / "toy"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    _, plan, _ = train(capsys, str(settings), "--dry-run")
+    assert "is not empty; add --resume to go on with its run" in plan
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    _, plan, _ = train(capsys, str(settings), "--dry-run")
+    assert "is not empty; give another --name" in plan
+
+
+def test_help_shows_how_to_resume(capsys):
+    code, said, _ = train(capsys, "--help")
+    assert code == 0
+    assert "telescope train run.toml --resume" in said
+    assert "Go on from the newest checkpoint" in said
+
+
+def test_the_shell_completes_resume():
+    line = "telescope train run.toml --res"
+    environ = {"_TELESCOPE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "3"}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("telescope")],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "--resume" in done.stdout.split()
