@@ -84,6 +84,61 @@ def test_a_reward_that_is_text_is_told_with_its_file_and_line(endpoint, place, c
     assert "must return a finite number, got '1' (str); return a float" in error
 
 
+@pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("import sys; sys.exit()", "CodeExitError: sys.exit(None) was called (echo_env.py:"),
+        ("import asyncio; raise asyncio.CancelledError", "StrayCancelError: CancelledError"),
+    ],
+)
+def test_a_reward_that_is_no_failure_in_python_is_one_here(
+    endpoint, place, capsys, raised, said, isolation
+):
+    broken = ENVIRONMENT.replace("return float(rollout.completion_text == example.prompt)", raised)
+    (place / "echo_env.py").write_text(broken)
+    code = telescope(
+        *("echo_env:Echo", "--base-url", endpoint[0], "--examples", 2, "--rollouts", 1),
+        *("--env-isolation", isolation, "--output", "out"),
+    )
+    assert code == 7
+    error = capsys.readouterr().err
+    assert "no rollout was scored: 2 failed" in error
+    assert said in error.replace(f"{place}/", "")
+    assert "Traceback" not in error
+    assert (place / "out" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("class Inner", "import sys; sys.exit()\n\n\nclass Inner", "sys.exit(None) was called"),
+        ("size = self.config.size", "import sys; sys.exit(3)", "sys.exit(3) was called"),
+        (
+            "    @reward",
+            "    async def play(self, episode):\n"
+            "        import asyncio, sys\n"
+            "        async def leave():\n"
+            "            sys.exit(0)\n"
+            "        await asyncio.gather(leave())\n\n"
+            "    @reward",
+            "sys.exit(0) was called",
+        ),
+    ],
+    ids=["at import", "in examples", "in a task of its own"],
+)
+def test_an_exit_of_environment_code_is_an_error_with_its_place(
+    endpoint, place, capsys, old, new, said
+):
+    (place / "echo_env.py").write_text(ENVIRONMENT.replace(old, new, 1))
+    code = telescope("echo_env:Echo", "--base-url", endpoint[0], "--examples", 2)
+    assert code not in (0, None)
+    error = capsys.readouterr().err
+    assert said in error
+    assert "echo_env.py:" in error
+    assert "Traceback" not in error
+
+
 def test_resume_plays_the_rest(endpoint, place, capsys):
     url, _ = endpoint
     command = ("echo_env:Echo", "--base-url", url, "--examples", 8, "--rollouts", 2)

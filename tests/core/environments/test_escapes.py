@@ -21,7 +21,7 @@ from telescope_core import (
     stop,
     tool,
 )
-from telescope_core.environments.escapes import as_failure
+from telescope_core.environments.escapes import contained
 from telescope_core.errors import CodeExitError, EnvironmentLoadError, StrayCancelError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
@@ -252,11 +252,8 @@ def test_an_exit_of_a_signal_handler_stays_one():
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
-        with pytest.raises(SystemExit):
-            try:
-                signal.raise_signal(signal.SIGTERM)
-            except BaseException as error:  # noqa: BLE001 (it is what is tried)
-                raise as_failure(error) from None
+        with pytest.raises(SystemExit), contained():
+            signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
 

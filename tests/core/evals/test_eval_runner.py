@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from dataclasses import replace
 
 import pytest
 from tests.asking import lost_rollout
@@ -10,6 +11,7 @@ from telescope_core import (
     ConfigError,
     Example,
     ListSource,
+    RolloutStatus,
     Sampling,
     SingleTurnEnvironment,
     Split,
@@ -22,6 +24,7 @@ from telescope_core.attempts import MAX_LOST
 from telescope_core.collector import rare_collections
 from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.evals import EvalFolder, EvalSettings, run_eval
+from telescope_core.evals.result import result_of
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records.rows import row_of
 from telescope_core.scripted import ScriptedClient
@@ -94,6 +97,39 @@ async def test_failures_are_apart_and_never_zero():
     assert (result.reward.mean, result.reward.num_tasks) == (1.0, 3)
     assert result.reward_with_failures.mean == 0.75
     assert result.pass_at[2].num_tasks == 3
+
+
+class Cancels(Echo):
+    """Its even examples are stopped by something else than the eval."""
+
+    async def play(self, episode):
+        await episode.generate()
+        if int(episode.example.prompt) % 2 == 0:
+            raise asyncio.CancelledError
+
+
+async def test_what_was_canceled_without_being_asked_is_a_failure_and_played_again():
+    attempts = []
+    result = await run_eval(
+        opened(Cancels), ScriptedClient(odd_fails), settings(), on_attempt=attempts.append
+    )
+    assert (result.num_scored, result.num_failed) == (6, 6)
+    assert result.failures == {"StrayCancelError": 6}
+    assert len(attempts) == 6
+
+
+async def test_rows_without_a_reward_are_failures_whatever_their_status():
+    """Also those of another client, whose cancelled rollouts would be in no denominator."""
+    rows = []
+    environment = opened()
+    await run_eval(environment, ScriptedClient(odd_fails), settings(), on_rollout=rows.append)
+    lost = {"status": RolloutStatus.CANCELLED, "status_reason": "cancelled", "reward": None}
+    rows[:3] = [replace(row, **lost) for row in rows[:3]]
+    about = await environment.describe()
+    result = result_of(rows, settings(), about, model="m", duration_s=1.0)
+    assert (result.num_rollouts, result.num_scored, result.num_failed) == (12, 9, 3)
+    assert result.failures == {"cancelled": 3}
+    assert sum(task.num_failed for task in result.tasks) == 3
 
 
 async def test_a_failed_attempt_is_retried_and_flagged():

@@ -179,10 +179,11 @@ async def test_what_cannot_be_recorded_is_refused_by_name(fields, said):
         ask = [{"role": "user", "content": "hi"}]
         with pytest.raises(openai.APIStatusError, match=said):
             await client.chat.completions.create(**{"model": model, "messages": ask, **fields})
-        return "fine"
+        answer = await client.chat.completions.create(model=model, messages=ask)
+        return answer.choices[0].message.content
 
     async with evaluated(program, reply("fine")) as (endpoint, _, row, _):
-        assert endpoint.requests == []
+        assert len(endpoint.requests) == 1
     assert row.reward == 1.0
 
 
@@ -280,3 +281,13 @@ async def test_the_cause_of_a_deadline_is_the_trouble_of_the_endpoint():
     assert row.stop_reason is StopReason.TIMEOUT
     assert "while the model's endpoint was in trouble: http://127.0.0.1:" in row.error
     assert "answered 503" in row.error
+
+
+async def test_a_program_that_asks_for_nothing_earns_no_reward():
+    async def silent(client, model):
+        return "fine"
+
+    async with evaluated(silent, reply("fine")) as (_, result, row, _):
+        assert (result.num_scored, result.num_failed) == (0, 1)
+    assert row.reward is None
+    assert "its program ended without an answer of the model" in row.error

@@ -10,7 +10,12 @@ from wire_cases import WireInThisProcess, request
 
 from telescope_core.chains import sampled_tokens
 from telescope_core.chat.client import ChatClient
-from telescope_core.errors import ContextLengthError, EndpointError, EnvironmentProcessError
+from telescope_core.errors import (
+    CodeExitError,
+    ContextLengthError,
+    EndpointError,
+    EnvironmentProcessError,
+)
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.locate import load_environment_class
 from telescope_core.processes import StageDeadlines
@@ -300,3 +305,21 @@ async def test_limits_are_outcomes_across_the_wire_too(wire):
     played = await pool.play(request(), ScriptedClient(["one", "two", full]).policy("r"))
     assert (played.status, played.stop_reason) == (RolloutStatus.KEPT, StopReason.CONTEXT_LENGTH)
     assert len(played.turns) == 2
+
+
+@pytest.mark.parametrize("where", ["wire", "workers"])
+async def test_what_is_no_exception_fails_its_rollout_and_leaves_the_worker(wire, workers, where):
+    pool = {"wire": wire, "workers": workers}[where]("Escapes")
+    played = [
+        await pool.play(request(index), ScriptedClient([sampled("a")]).policy("r"))
+        for index in range(4)
+    ]
+    assert [rollout.status_reason for rollout in played] == [
+        *("CodeExitError", "StrayCancelError", "StrayCancelError", "")
+    ]
+    assert [rollout.status for rollout in played[:3]] == [RolloutStatus.FAILED] * 3
+    assert "sys.exit(None) was called (" in played[0].error
+    assert [len(rollout.turns) for rollout in played[:2]] == [1, 1]
+    with pytest.raises(CodeExitError, match=r"sys.exit\('no gold'\) was called"):
+        await pool.gold(Split.EVAL, 0)
+    assert pool.stats()["restarts"] == 0

@@ -261,3 +261,24 @@ class Liar(Echo):
         )
         episode.turns.append(Turn(completion=claimed, started_s=0.0, ended_s=1.0))
         return StopReason.COMPLETED
+
+
+class Escapes(Echo):
+    """Raises, in the rollouts of the first examples, what is no Exception."""
+
+    async def play(self, episode):
+        stop = await super().play(episode)
+        match episode.example.answer:
+            case "0":
+                sys.exit()
+            case "1":
+                raise asyncio.CancelledError
+            case "2":  # as a cancel scope does that was left behind
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                await asyncio.sleep(60)
+        return stop
+
+    def gold_answer(self, example):
+        sys.exit("no gold")

@@ -37,8 +37,8 @@ def stop_reason_of(value: object, *, play: Callable[..., Any], episode: Episode[
     if not episode.turns and not episode.has_given_endpoint:
         raise EnvironmentLoadError(
             f"{location_of(play)} ended without asking the policy for anything, so its reward "
-            "would say nothing about the policy; call `await episode.generate()`, or give a program "
-            "episode.endpoint"
+            "would say nothing about the policy; call `await episode.generate()`, or give "
+            "episode.endpoint to a program"
         )
     if value is None:
         was_cut = episode.turns and episode.turns[-1].completion.finish_reason == "length"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-from telescope_core.errors import EndpointLostError
+from telescope_core.errors import EndpointLostError, EnvironmentLoadError
 from telescope_core.gateway.policies import RecordingPolicy
 from telescope_core.protocols import EnvironmentClient, PlayRequest, Policy
 from telescope_core.types import Rollout, RolloutStatus, StopReason
@@ -68,6 +68,12 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
     if recorder.is_out_of_context and rollout.tags.get("failed_in") != "reward":
         # A program that ends, or breaks, when it is told that its history is too long.
         return replace(rollout, stop_reason=StopReason.CONTEXT_LENGTH)
+    if rollout.status is RolloutStatus.KEPT and not rollout.turns:
+        text = (
+            "its program ended without an answer of the model, so its reward would say nothing "
+            "about the model; see that the program uses episode.endpoint, and what it printed"
+        )
+        return _failed(rollout, f"{EnvironmentLoadError.__name__}: {text}", StopReason.ERROR)
     return rollout
 
 
