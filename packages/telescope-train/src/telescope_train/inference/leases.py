@@ -100,9 +100,12 @@ class Lease:
         client: ServerClient,
         *,
         role: ServerRole = ServerRole.ROLLOUT,
-        on_event: Callable[[ServerEvent], None] = lambda event: None,
+        on_event: Callable[[ServerEvent], None] | None = None,
     ) -> None:
-        """A server that is healthy, with the weights that it was started with."""
+        """A server that is healthy, with the weights that it was started with.
+
+        `on_event` is told of each state; None = nobody is.
+        """
         self.client = client
         self.role = role
         self.life = 1
@@ -113,8 +116,11 @@ class Lease:
         """Why it was lost."""
         self.has_served = False
         """Whether it has sampled a token or gone through an update in its present life."""
+        self.num_requests = 0
+        """Requests that its pool has sent there and that have not ended."""
         self._on_event = on_event
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Event | None = None
+        """Is set when another state begins; None = nobody waits for that."""
 
     @property
     def takes_requests(self) -> bool:
@@ -147,19 +153,26 @@ class Lease:
         self.state = state
         self.version = self.version if version is None else version
         self.reason = reason
-        self._on_event(self._event())
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if self._on_event is not None:
+            self._on_event(self._event())
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
     async def until(self, *states: ServerState) -> None:
         """Wait until it is in one of `states`."""
         while self.state not in states:
-            await self._changed.wait()
+            await self._until_changed()
 
     async def until_updated(self) -> None:
         """Wait for the end of an update, if one is going on."""
         while self.state is ServerState.UPDATING:
-            await self._changed.wait()
+            await self._until_changed()
+
+    async def _until_changed(self) -> None:
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        await self._changed.wait()
 
     def _event(self) -> ServerEvent:
         return ServerEvent(

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_core.types import Sampling, WeightVersion
+from telescope_train.inference.by_load import ByLoad
 from telescope_train.inference.generation import Generation, RequestAbortedError, ServerLostError
 from telescope_train.inference.leases import ROUTABLE, Lease, ServerClient
 from telescope_train.observability.calls import UNWATCHED, CallEnd, Watching
@@ -49,12 +50,13 @@ class ServerPool:
         self,
         clients: Sequence[ServerClient],
         *,
-        on_event: Callable[[ServerEvent], None] = lambda event: None,
+        on_event: Callable[[ServerEvent], None] | None = None,
         is_kept: bool = False,
         role: ServerRole = ServerRole.ROLLOUT,
     ) -> None:
         """`is_kept`: a lost server comes back, so that requests wait if no other one serves."""
         self.leases = [Lease(client, role=role, on_event=on_event) for client in clients]
+        self._by_load = ByLoad(self.leases)
         self.version: WeightVersion = 0
         self._is_kept = is_kept
         self._serves = asyncio.Event()
@@ -87,6 +89,7 @@ class ServerPool:
             lease = self._route(group_id) or await self._wait_for_route(group_id)
             life = lease.life
             watched.is_sent(lease.client.base_url, self.version, begun)
+            self._by_load.add(lease, 1)
             try:
                 # vLLM shares cached prefixes only between requests with the same salt, so that a
                 # prefix computed under older weights is never reused.
@@ -120,6 +123,8 @@ class ServerPool:
                 watched.has_ended(generation)
                 _note_tokens(lease, life, begun, generation)
                 return generation
+            finally:
+                self._by_load.add(lease, -1)
 
     async def until_down(self) -> None:
         """Wait until no server takes requests."""
@@ -139,7 +144,10 @@ class ServerPool:
 
     def serve(self, lease: Lease, version: WeightVersion) -> None:
         """Send requests to a server, which holds the weights `version`."""
+        is_back = not lease.takes_requests
         lease.become(ServerState.SERVING, version=version)
+        if is_back:
+            self._by_load.add(lease)
         self._serves.set()
 
     async def close(self) -> None:
@@ -147,7 +155,7 @@ class ServerPool:
         for client in self.clients:
             await client.close()
 
-    # Nothing is awaited from here until the request is counted in `num_in_flight`. The other
+    # Nothing is awaited from here until the request is counted in `num_requests`. The other
     # rollouts of the group, which ask at the same moment, therefore find its route, and the next
     # group sees how busy this server has become.
     def _route(self, group_id: str) -> Lease | None:
@@ -155,10 +163,9 @@ class ServerPool:
         lease = self._routes.get(group_id)
         if lease is not None and lease.takes_requests:
             return lease
-        serving = [one for one in self.leases if one.takes_requests]
-        if not serving:
+        lease = self._by_load.least()
+        if lease is None:
             return None
-        lease = min(serving, key=lambda candidate: candidate.client.num_in_flight)
         self._routes[group_id] = lease
         if len(self._routes) > MAX_ROUTES:
             self._routes.popitem(last=False)

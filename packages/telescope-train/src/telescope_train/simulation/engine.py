@@ -100,6 +100,8 @@ class SimulatedEngine:
         self._ends: list[tuple[float, int]] = []
         self._waiting: list[tuple[int, int, Job]] = []
         self._cached: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._salt = ""
+        """That of the newest request."""
         self._context = 0.0
         self._number = 0
         self._is_paused = False
@@ -155,6 +157,7 @@ class SimulatedEngine:
             number=self._number,
             future=self._clock.create_future(),
         )
+        self._salt = salt
         self._advance()
         heapq.heappush(self._waiting, (priority, job.number, job))
         self._admit()
@@ -176,6 +179,7 @@ class SimulatedEngine:
             self._end_all(lambda job: EngineAborted("a pause has ended it", job.spans))
         if clears_cache:
             self._cached.clear()
+        if clears_cache and self._running:
             # Their tokens so far are computed again when the engine goes on.
             self._stall(sum(self._size(job) for job in self._running.values()))
         self._wake()
@@ -194,6 +198,9 @@ class SimulatedEngine:
         for job in self._running.values():
             self._close_span(job)
         self.version = version
+        # What no request has asked for since the update before is never asked for again.
+        for key in [key for key in self._cached if key[0] != self._salt]:
+            del self._cached[key]
 
     def die(self, why: str) -> None:
         """Fail every request, now and later."""
@@ -223,6 +230,11 @@ class SimulatedEngine:
         self._stalled_until_s = 0.0
         self._trouble.clear()
         self.version = 0
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether every call fails."""
+        return self._dead is not None
 
     @property
     def is_alive(self) -> bool:
@@ -274,8 +286,8 @@ class SimulatedEngine:
     def _advance(self) -> None:
         """Bring the count of steps up to the present."""
         now_s = self._clock.time()
-        begin_s = max(self._seen_s, min(self._stalled_until_s, now_s))
         if self._running and not (self._is_paused or self._is_hung):
+            begin_s = max(self._seen_s, min(self._stalled_until_s, now_s))
             steps = (now_s - begin_s) / self._step_s
             self._steps += steps
             self._context += steps * len(self._running)

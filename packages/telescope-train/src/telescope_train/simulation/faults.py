@@ -15,6 +15,7 @@ from telescope_core.types import Group
 from telescope_train.backends.protocol import RankDiedError
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig
+from telescope_train.inference.control import call_servers
 from telescope_train.inference.keeping import MOST_RESTARTS
 from telescope_train.lives import live
 from telescope_train.loop import LoopParts, train
@@ -126,6 +127,8 @@ def schedule(kind: str, number: int) -> Schedule:
             servers=plan.servers,
             trainer=plan.trainer,
             fleet=plan.fleet,
+            # As a real run does: what one server does wrong holds up no other.
+            call=call_servers,
         ),
         disturb=plan.disturb,
         kills_s=plan.kills_s,

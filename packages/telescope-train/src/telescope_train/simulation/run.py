@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from telescope_core.collector import rare_collections
 from telescope_core.records import RolloutRow
 from telescope_core.records.events import AttemptEvent
-from telescope_core.types import JsonValue, Rollout, WeightVersion
 from telescope_core.records.token_facts import TurnFacts
+from telescope_core.types import JsonValue, Rollout, WeightVersion
 from telescope_train.batches.packing import Packing
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig
+from telescope_train.inference.control import CallServers
 from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.pool import ServerPool
 from telescope_train.loop import LoopParts, train
@@ -30,7 +32,9 @@ from telescope_train.simulation.servers import (
     ServerTimes,
     SimulatedClient,
     SimulatedPolicies,
+    call_in_step,
     num_ids,
+    read_in_turn,
 )
 from telescope_train.simulation.trainer import SimulatedRanks, TrainerSpeed
 from telescope_train.simulation.virtual_time import in_background, run_in_virtual_time
@@ -55,6 +59,8 @@ class Scenario:
     trainer: TrainerSpeed = field(default_factory=TrainerSpeed)
     fleet: Callable[[Sequence[SimulatedEngine]], SimulatedFleet] | None = None
     """Makes what starts lost servers again; None = none is lost."""
+    call: CallServers = call_in_step
+    """Calls many servers; `call_servers` if they do not all take the same times."""
     adapt: Callable[[LoopParts], LoopParts] = lambda parts: parts
     """Changes the parts of the run, such as for another rule of scheduling."""
 
@@ -112,13 +118,13 @@ class History:
     def write_attempts(self, step: int, rows: Iterable[RolloutRow]) -> None:
         """Keep nothing of them either: they are counted in the metrics."""
 
+    def write_token_facts(self, step: int, rows: Iterable[TurnFacts]) -> None:
+        """Keep nothing: tokens are not simulated."""
+
     def add(self, event: AttemptEvent) -> None:
         """Note what happens to an attempt."""
         text = f"{event.group_id}/{event.index} {event.attempt} {event.stage} {event.server}"
         self._digest.update(f"{text} {event.time_s:.9f}\n".encode())
-
-    def write_token_facts(self, step: int, rows: Iterable[TurnFacts]) -> None:
-        """Keep nothing: tokens are not simulated."""
 
     def pack(self, step: int) -> None:
         """Do nothing: no event is kept."""
@@ -138,7 +144,8 @@ class History:
 def simulate(scenario: Scenario) -> Simulated:
     """Return what comes of `scenario`; the same each time but for `real_s`."""
     began_s = time.perf_counter()
-    result = run_in_virtual_time(lambda: _simulated(scenario))
+    with rare_collections():
+        result = run_in_virtual_time(lambda: _simulated(scenario))
     return replace(result, real_s=time.perf_counter() - began_s)
 
 
@@ -174,7 +181,10 @@ class SimulatedRun:
             is_kept=scenario.fleet is not None,
         )
         self.publisher = WeightPublisher(
-            self.pool, self.ranks, in_flight=scenario.config.scheduling.in_flight_update
+            self.pool,
+            self.ranks,
+            in_flight=scenario.config.scheduling.in_flight_update,
+            call=scenario.call,
         )
 
     async def simulated(self) -> Simulated:
@@ -215,10 +225,12 @@ class SimulatedRun:
         await supervised(work, [keeping.run()], grace_s=0.0)
 
     def follow(self, parts: LoopParts) -> None:
-        """Let the lanes follow the servers, if the settings say so, until the simulation ends."""
+        """Let the lanes follow the servers until the simulation ends, as far as they may change."""
         config = self._scenario.config
-        if config.scheduling.follow_kv_cache_use:
-            in_background(Concurrency.of(config, parts.sampler.seats.lanes, self.pool).run())
+        if config.scheduling.follow_kv_cache_use or self._scenario.fleet is not None:
+            lanes = parts.sampler.seats.lanes
+            following = Concurrency.of(config, lanes, self.pool, read_all=read_in_turn)
+            in_background(following.run())
 
     async def parts(self, first_version: WeightVersion = 0) -> LoopParts:
         """Return what the loop touches, with `first_version` live on all servers."""

@@ -14,21 +14,24 @@ from typing import Any, Literal
 from telescope_core.chains import ChainRecorder
 from telescope_core.errors import EndpointError
 from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Span, Turn
+from telescope_train.inference.control import MOST_AT_ONCE, ControlCall, OnAnswer
 from telescope_train.inference.generation import (
     Generation,
     RequestAbortedError,
     ServerLostError,
     joined,
 )
-from telescope_train.inference.leases import ALIVE_WITHIN_S, CONTROL_DEADLINE_S
+from telescope_train.inference.leases import ALIVE_WITHIN_S, CONTROL_DEADLINE_S, ServerClient
 from telescope_train.inference.load import ServerLoad
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.wire import PAUSE_AND_ABORT, PAUSE_AND_KEEP, PAUSE_PATH
+from telescope_train.rollouts.concurrency import Reader
 from telescope_train.rollouts.seats import SeatedPool, Seats
 from telescope_train.simulation.engine import EngineAborted, EngineLost, SimulatedEngine
 
 TOKENS_PER_ID = 64
 """Tokens that one id stands for."""
+UPDATE_PATH = "/update_weights"
 
 
 def num_ids(num_tokens: int) -> int:
@@ -68,7 +71,7 @@ class SimulatedClient:
         self.num_in_flight = 0
         self.heard_s = 0.0
         self.engine = engine
-        self._times = times
+        self.times = times
         self._sent = sent
         self._received = ""
         self.corrupts: Callable[[], bool] = lambda: False
@@ -92,8 +95,8 @@ class SimulatedClient:
         num_tokens = min(prompt_ids.num_tokens, sampling.max_tokens)
         self.num_in_flight += 1
         try:
-            await asyncio.sleep(self._times.round_trip_s)
-            if self._chance.random() < self._times.error_rate:
+            await asyncio.sleep(self.times.round_trip_s)
+            if self._chance.random() < self.times.error_rate:
                 raise EndpointError(f"{self.base_url} answered HTTP 500, as planned")
             spans = await self.engine.generate(
                 len(prompt_ids) * TOKENS_PER_ID + num_begun,
@@ -127,21 +130,27 @@ class SimulatedClient:
         """Do what the server would do at `path`, as far as the engine notices it."""
         try:
             async with asyncio.timeout(deadline_s):
-                await asyncio.sleep(self._times.round_trip_s)
-                return await self._controlled(path, body or {}, query)
+                return await self._controlled(path, body, query)
         except TimeoutError:
             raise ServerLostError(f"{path} did not answer within {deadline_s:g} s") from None
+
+    async def _controlled(self, path: str, body: dict[str, Any] | None, query: str) -> Any:
+        await asyncio.sleep(self.times.round_trip_s)
+        try:
+            if path == UPDATE_PATH:
+                self.engine.require_alive()
+                await asyncio.sleep(self.times.transfer_s)
+            return self.obey(path, body or {}, query)
         except EngineLost as error:
             raise ServerLostError(str(error)) from None
 
-    async def _controlled(self, path: str, body: dict[str, Any], query: str) -> Any:
+    def obey(self, path: str, body: dict[str, Any], query: str) -> Any:
+        """Do what is asked for at `path`, in no time; raises EngineLost if the engine is dead."""
         self.engine.require_alive()
         if path == PAUSE_PATH:
             aborts = PAUSE_AND_ABORT in query
             self.engine.pause(clears_cache=PAUSE_AND_KEEP not in query, aborts=aborts)
-        elif path == "/update_weights":
-            await asyncio.sleep(self._times.transfer_s)
-            self.engine.require_alive()
+        elif path == UPDATE_PATH:
             self._received = "something else" if self.corrupts() else self._sent()
         elif path == "/collective_rpc" and body["method"] == "received_digest":
             return {"results": [self._received]}
@@ -158,7 +167,7 @@ class SimulatedClient:
 
     async def is_alive(self, *, within_s: float = ALIVE_WITHIN_S) -> bool:
         """Return whether the engine would answer."""
-        await asyncio.sleep(self._times.round_trip_s)
+        await asyncio.sleep(self.times.round_trip_s)
         return self.engine.is_alive
 
     async def drop(self, why: str) -> None:
@@ -177,6 +186,46 @@ class SimulatedClient:
 
     async def close(self) -> None:
         """Do nothing."""
+
+
+async def call_in_step(
+    clients: Sequence[ServerClient], call: ControlCall, on_answer: OnAnswer
+) -> None:
+    """Do what `call_servers` does, for servers that all take the same times, in a single task.
+
+    What each server notices, and when, is the same.
+    """
+    simulated = [client for client in clients if isinstance(client, SimulatedClient)]
+    assert len(simulated) == len(clients), "only simulated servers can be called in step"
+    if not simulated:
+        return
+    times = simulated[0].times
+    at_once = len(simulated) if call.is_collective else MOST_AT_ONCE
+    for first in range(0, len(simulated), at_once):
+        numbers = range(first, min(first + at_once, len(simulated)))
+        await asyncio.sleep(times.round_trip_s)
+        if call.path == UPDATE_PATH:
+            lost = {number for number in numbers if simulated[number].engine.is_dead}
+            for number in sorted(lost):
+                on_answer(number, _answer_of(simulated[number], call, number))
+            await asyncio.sleep(times.transfer_s)
+            numbers = [number for number in numbers if number not in lost]
+        for number in numbers:
+            on_answer(number, _answer_of(simulated[number], call, number))
+
+
+async def read_in_turn(readers: Sequence[Reader]) -> Sequence[ServerLoad | None]:
+    """Do what `read_at_once` does, without a task for each server: they answer in no time."""
+    return [await reader() for reader in readers]
+
+
+def _answer_of(client: SimulatedClient, call: ControlCall, number: int) -> Any:
+    try:
+        return client.obey(call.path, call.body_of(number) or {}, call.query)
+    except EngineLost as error:
+        return ServerLostError(str(error))
+    except EndpointError as error:
+        return error
 
 
 def _generation(spans: Sequence[Span], ids: int, reason: Literal["stop", "length"]) -> Generation:
