@@ -316,11 +316,13 @@ def test_report_names_why_a_run_failed(place, capsys):
 
 def test_an_interrupted_eval_keeps_its_rollouts(endpoint, place):
     url, _ = endpoint
-    slow = ENVIRONMENT + (
-        "\n    @metric\n    def wait(self, rollout, example):\n        import time\n"
-        "        if example.prompt == '5': time.sleep(30)\n        return 0.0\n"
+    held = (
+        "    @metric\n    def wait(self, rollout, example):\n        import threading\n"
+        "        if example.prompt == '5': threading.Event().wait()\n        return 0.0\n"
     )
-    (place / "echo_env.py").write_text(slow)
+    (place / "echo_env.py").write_text(
+        ENVIRONMENT.replace("\n\nclass Loud", f"{held}\n\nclass Loud")
+    )
     command = [sys.executable, "-c", "from telescope_cli.main import main; main()", "eval"]
     command += ["echo_env:Echo", "--base-url", url, "--examples", "8", "--rollouts", "1"]
     command += ["--concurrency", "1", "--output", "out"]
