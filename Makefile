@@ -62,6 +62,13 @@ environments:
 browser:
 	@scripts/browser.sh
 
+RUNS ?= runs
+RUN ?= quickstart
+
+.PHONY: pictures
+pictures: stack browser ## the pictures of telescope ui in docs/assets, of the run RUN in the folder RUNS
+	$(BIN)/python -m tests.ui.pictures $(RUNS) $(RUN)
+
 .PHONY: test-templates
 test-templates: stack ## play the chat templates that llama-cpp-python carries (downloads them)
 	$(BIN)/python -m tests.train.chat.templates.published

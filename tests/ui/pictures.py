@@ -1,9 +1,10 @@
-"""Makes the pictures of docs/tutorials/tour-of-a-run.md: `python -m tests.ui.pictures RUNS RUN`.
+"""Makes the pictures of docs/tutorials/tour-of-a-run.md: `make pictures RUNS=runs RUN=quickstart`.
 
 RUNS is a folder of runs, and RUN the key of the one that is shown.
 """
 
 import io
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from PIL import Image
 from tests.chromium import Browser, browser
 from tests.ui.browsing import SETTLED, enter, show
+from tests.ui.conftest import wait_for_index
 from tests.ui.served import Served, served
 
 ASSETS = Path(__file__).parents[2] / "docs" / "assets"
@@ -52,13 +54,16 @@ def take(page: Browser, ui: Served, run: str) -> None:
 
 def main() -> None:
     """Serve the runs, and look at them in a browser."""
-    folder, run = Path(sys.argv[1]), sys.argv[2]
+    folder, run = Path(sys.argv[1]).resolve(), sys.argv[2]
+    # The pages name the folder as it was given: where it lies on this machine is nobody's business.
+    os.chdir(folder.parent)
     ASSETS.mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as place,
-        served([folder], Path(place) / "cache") as ui,
+        served([Path(folder.name)], Path(place) / "cache") as ui,
         browser(Path(place) / "profile") as page,
     ):
+        wait_for_index(ui, run)
         page.resize(WIDTH, 900)
         enter(page, ui)
         take(page, ui, run)

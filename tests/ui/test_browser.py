@@ -193,4 +193,55 @@ def test_an_exported_folder_opens_without_a_server(tmp_path, page, recorded_fold
     page.until(f"!!document.querySelector('{FIRST_ROLLOUT}')")
     page.click("a.name")
     page.until(f"{SETTLED} && document.querySelector('main h1').innerText.startsWith('Rollout ')")
+    page.click("aside a[href*='difference']")
+    page.until(f"{SETTLED} && document.querySelector('main h1').innerText === 'Two rollouts'")
+    assert "left: first, step 3" in page.text()
+    page.evaluate("location.hash = '#/runs/first/evals/math-after'")
+    page.until(f"{SETTLED} && !!document.querySelector(\"a[href*='rollouts/eval-2/0']\")")
+    page.click("a[href*='rollouts/eval-2/0']")
+    page.until(f"{SETTLED} && document.querySelector('main h1').innerText.startsWith('Rollout ')")
+    assert not page.evaluate("!!document.querySelector('.trouble[role=alert]')"), page.text()
     assert not page.complaints
+
+
+def test_two_runs_are_compared_down_to_a_rollout_of_the_same_example(page, ui):
+    show(page, ui, "/compare?run=first&run=second")
+    page.until("!!document.querySelector(\"td a[href*='/difference']\")")
+    page.click("td a[href*='/difference']")
+    page.until(f"location.pathname === '/difference' && {SETTLED}")
+    assert "left: first" in page.text()
+    assert "right: second" in page.text()
+    example = ui.get("/compare/examples?run=first&run=second")["examples"][0]
+    show(page, ui, example["runs"]["first"]["address"])
+    page.until("!!document.querySelector('main select')")
+    page.evaluate(
+        "(() => { const s = document.querySelector('main select'); s.value = 'second';"
+        " s.dispatchEvent(new Event('change', {bubbles: true})); })()"
+    )
+    page.until("document.querySelectorAll(\"main .tools a[href*='/difference']\").length === 1")
+    page.click("main .tools a[href*='/difference']")
+    page.until(f"location.pathname === '/difference' && {SETTLED}")
+    assert "right: second" in page.text()
+
+
+def test_a_rollout_of_an_eval_is_marked_on_the_timeline(page, ui):
+    show(page, ui, "/runs/first/evals/math-after/rollouts/eval-2/0")
+    page.click(".head a[href*='/timeline']")
+    page.until(f"location.pathname.endsWith('/timeline') && {SETTLED}")
+    page.until("!!document.querySelector('section.card')")
+    assert "http://127.0.0.1:8001" in page.evaluate(
+        "document.querySelector('section.card').innerText"
+    )
+
+
+def test_what_cannot_be_read_is_told_on_the_page(tmp_path, page):
+    run = write_run(tmp_path / "runs" / "torn")
+    (run.path / "events" / "step-000002.jsonl").unlink()
+    (run.path / "events" / "step-000002.parquet").write_bytes(b"PAR1 and no more")
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        show(page, ui, "/runs/torn/timeline")
+        told = page.evaluate("document.querySelector('.trouble[role=alert]').innerText")
+        assert told.startswith("events/step-000002.parquet is left out: ")
+        assert page.evaluate("!!document.querySelector('canvas')")
+        page.open("about:blank")

@@ -24,7 +24,10 @@ def ui_command(
         typer.Option(metavar="DIR", help="Write the pages to a new folder, and start no server."),
     ] = None,
     rollouts: Annotated[
-        int, typer.Option(min=0, max=20000, help="Newest rollouts of each run in an export.")
+        int,
+        typer.Option(
+            min=0, max=20000, help="Newest rollouts of each run, and of each eval, in an export."
+        ),
     ] = 200,
 ) -> None:
     """Show runs in the browser: curves, rollouts, tokens, timelines, evals, meters, logs.

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition, Thread
@@ -61,8 +61,10 @@ class Listener:
 class Watcher:
     """Looks at the run folders while somebody listens."""
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: Runs, *, pause: Callable[[float], None] = time.sleep) -> None:
+        """Look at `runs`, with a `pause` of so many seconds between two looks."""
         self._runs = runs
+        self._pause = pause
         self._listening = Condition()
         """Held to touch the listeners; told when the first one comes."""
         self._listeners: set[Listener] = set()
@@ -115,7 +117,7 @@ class Watcher:
                 listener.is_known = True
                 self._hand(listener, _READY, _NOTHING)
             before, is_first, look = now, False, look + 1
-            time.sleep(LOOK_S)
+            self._pause(LOOK_S)
 
     def _look(self, before: Mapping[str, State], look: int) -> dict[str, State]:
         found: dict[str, State] = {}

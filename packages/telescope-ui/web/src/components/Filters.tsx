@@ -16,7 +16,7 @@ const CHOSEN = ["environment", "status", "stop_reason", "server"] as const;
 export function Filters({ query, choices, onChange }: Props) {
   return (
     <form class="filters" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
-      <Field name="q" label="Text in a message" query={query} onChange={onChange} type="search" />
+      <Field name="q" label="Text, thoughts, tools" query={query} onChange={onChange} type="search" />
       <Field name="step_from" label="Step from" query={query} onChange={onChange} type="number" />
       <Field name="step_to" label="to" query={query} onChange={onChange} type="number" />
       <Field name="reward_from" label="Reward from" query={query} onChange={onChange} type="number" />

@@ -20,11 +20,20 @@ interface Props<T> {
   children: (data: T) => ComponentChildren;
 }
 
+/** What of the run's files could not be read: the page shows the rest. */
+function problemsOf(data: unknown): string[] {
+  const found = (data as { problems?: unknown } | null)?.problems;
+  return Array.isArray(found) ? found.map(String) : [];
+}
+
 /** Show data once they are there; what went wrong above what was there before. */
 export function Ready<T>({ loaded, children }: Props<T>) {
   return (
     <>
       {loaded.error && <Trouble message={loaded.error.message} />}
+      {problemsOf(loaded.data).map((problem) => (
+        <Trouble key={problem} message={problem} />
+      ))}
       {loaded.data !== null && (
         <div class={loaded.isOld ? "is-old" : undefined} aria-busy={loaded.isOld}>
           {children(loaded.data)}
@@ -46,13 +55,13 @@ interface Index {
   problems: string[];
 }
 
-export function IndexNote({ index }: { index: Index }) {
+export function IndexNote({ index, what = "steps are in, the newest first" }: { index: Index; what?: string }) {
   const { files_done, files_total, is_complete, problems } = index;
   return (
     <>
       {!is_complete && (
         <p class="note" role="status">
-          Reading the run: {files_done} of {files_total} steps are in, the newest first.{" "}
+          Reading the run: {files_done} of {files_total} {what}.{" "}
           <progress max={files_total} value={files_done} aria-label="steps that are read" />
         </p>
       )}

@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { dataAddress, joined, parseAddress } from "./address.ts";
 import { exported } from "./router.ts";
 import { useLive } from "./live.ts";
+import type { ConfigPage, RolloutPage } from "./types.ts";
 
 export class DataError extends Error {
   constructor(
@@ -55,10 +56,18 @@ function exportedAddress(address: string): string | null {
   return tried.find((one) => Object.hasOwn(pages, one)) ?? null;
 }
 
+/** Whether two rollouts can be laid beside each other: an export has only some of them. */
+export function canDiffer(...addresses: (string | undefined)[]): boolean {
+  const all = exported();
+  return !all || addresses.every((one) => one !== undefined && Object.hasOwn(all.pages, one));
+}
+
 const scripts = new Map<string, Promise<void>>();
 
 async function loadExported(address: string): Promise<unknown> {
   const all = exported();
+  const { path, query } = parseAddress(address);
+  if (path === "/difference") return differenceOf(query.get("left") ?? "", query.get("right") ?? "");
   const found = exportedAddress(address);
   if (!all || found === null) {
     throw new DataError(
@@ -70,6 +79,35 @@ async function loadExported(address: string): Promise<unknown> {
   if (!scripts.has(found)) scripts.set(found, addScript(place));
   await scripts.get(found);
   return all.loaded[found];
+}
+
+/** The page of a difference, made of the pages of both rollouts and of the settings of their runs. */
+async function differenceOf(left: string, right: string): Promise<unknown> {
+  const sides = await Promise.all([left, right].map(sideOfExport));
+  const [one, other] = sides as [Side, Side];
+  const names = [...new Set([...one.settings.keys(), ...other.settings.keys()])];
+  const differ = names.filter((name) => JSON.stringify(one.settings.get(name)) !== JSON.stringify(other.settings.get(name)));
+  const settings = differ.map((name) => ({
+    name,
+    values: { left: one.settings.get(name), right: other.settings.get(name) },
+  }));
+  return { page: "difference", left: one.page, right: other.page, settings };
+}
+
+interface Side {
+  page: { run: unknown; row: unknown; messages: unknown; address: string };
+  settings: Map<string, unknown>;
+}
+
+async function sideOfExport(side: string): Promise<Side> {
+  const [run = "", ...key] = side.split("/");
+  const address = ["/runs", run, "rollouts", ...key].join("/");
+  const rollout = (await loadExported(address)) as RolloutPage;
+  const config = (await loadExported(`/runs/${run}/config`)) as ConfigPage;
+  return {
+    page: { run: rollout.run, row: rollout.row, messages: rollout.messages, address },
+    settings: new Map(config.settings.map((one) => [one.name, one.value])),
+  };
 }
 
 function addScript(place: string): Promise<void> {

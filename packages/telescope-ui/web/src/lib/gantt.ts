@@ -141,8 +141,7 @@ function drawRow(painter: Painter, drawn: Drawn, placed: PlacedRow, x: Scale): v
       painter.text(Math.max(left, 0) + 3, top - scroll + 9, name[at] ?? "", "--ground", shown - 6);
     }
   }
-  const note = row.is_too_wide ? "  zoom in to see its stages" : "";
-  painter.text(4, placed.top - scroll + 11, row.label + note, "--text");
+  painter.text(4, placed.top - scroll + 11, row.label, "--text");
 }
 
 /** Whether a bar is the chosen one, whose window may have been another one. */

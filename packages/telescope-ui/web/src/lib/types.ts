@@ -47,6 +47,22 @@ export interface ComparePage {
   num_equal_settings: number;
 }
 
+export interface CompareExamplesPage {
+  runs: RunOf[];
+  examples: {
+    environment: string;
+    example_id: string;
+    runs: Record<string, { count: number; mean: number | null; address: string; side: string }>;
+  }[];
+  index: IndexState;
+}
+
+export interface StepCurves {
+  steps: number[];
+  metrics: Record<string, (number | null)[]>;
+  is_thinned: boolean;
+}
+
 export interface Tile {
   name: string;
   value: number | null;
@@ -73,7 +89,7 @@ export interface OverviewPage {
     resumes: { at: string; step: number; checkpoint: string; changed: string[] }[];
   };
   metric_names: string[];
-  curves: { steps: number[]; metrics: Record<string, (number | null)[]>; is_thinned: boolean };
+  curves: StepCurves;
   rewards: {
     environment: string;
     steps: number[];
@@ -83,6 +99,7 @@ export interface OverviewPage {
     num_groups: number[];
   }[];
   tiles: Tile[];
+  diagnoses: { time_s: number; metric: string; text: string }[];
   restarts: { time_s: number; reason: string; reached: number; step: number; checkpoint: string }[];
   eval_points: {
     time_s: number;
@@ -264,6 +281,9 @@ export interface TimelinePage {
   rows: TimelineRow[];
   marks: { time_s: number; kind: string; label: string; address: string }[];
   steps: { columns: { step: number[]; end_s: number[] } };
+  index: IndexState;
+  num_spans: number;
+  max_trace_spans: number;
 }
 
 export interface InfraPage {
@@ -295,54 +315,8 @@ export interface InfraPage {
     num_lives: number;
     states: { columns: Columns };
   }[];
-}
-
-export interface Verdict {
-  measure: string;
-  change: number;
-  is_shown: boolean;
-  sentence: string;
-}
-
-export interface EvalPoint {
-  folder: string | null;
-  tag: string;
-  version: number | null;
-  state: string;
-  reason: string;
-  time_s: number | null;
-  measure: string | null;
-  mean: number | null;
-  low: number | null;
-  high: number | null;
-  num_tasks: number | null;
-  num_scored: number | null;
-  num_failed: number | null;
-  duration_s: number | null;
-  versus_first: Verdict | null;
-  versus_previous: Verdict | null;
-  address: string | null;
-}
-
-export interface EvalsPage {
-  run: RunOf;
-  evals: { name: string; points: EvalPoint[] }[];
-}
-
-export interface EvalPage {
-  run: RunOf;
-  folder: string;
-  tag: string;
-  version: number | null;
-  environment: string;
-  result: Record<string, unknown>;
-  against: string | null;
-  verdicts: Verdict[];
-  flips: { columns: Columns };
-  num_gained: number;
-  num_lost: number;
-  tasks: { columns: Columns };
-  others: string[];
+  queues: StepCurves;
+  workers: { environment: string; latest: Record<string, number | null>; curves: StepCurves }[];
 }
 
 export interface LogsPage {
@@ -365,11 +339,21 @@ export interface LogsPage {
   is_cut: boolean;
 }
 
+export interface EnvironmentRecord {
+  id?: string;
+  version?: string;
+  place?: string;
+  registry?: string;
+  wheel_sha256?: string;
+  lock_digest?: string;
+  dependencies?: string[];
+}
+
 export interface ConfigPage {
   run: RunOf;
   settings: { name: string; value: unknown; default: unknown; is_set: boolean | null }[];
   versions: Record<string, string>;
-  environments: Record<string, unknown>;
+  environments: Record<string, EnvironmentRecord>;
   chat_template: Record<string, unknown>;
   python: string | null;
   platform: string | null;

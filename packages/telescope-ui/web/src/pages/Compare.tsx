@@ -2,6 +2,7 @@ import type { PageProps } from "../App.tsx";
 import { Chart } from "../components/Chart.tsx";
 import { Link } from "../components/Link.tsx";
 import { Metrics } from "../components/Metrics.tsx";
+import { SharedExamples } from "../components/SharedExamples.tsx";
 import { Empty, Ready, State } from "../components/States.tsx";
 import { Table } from "../components/Table.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
@@ -54,6 +55,7 @@ export function Compare({ address }: PageProps) {
                 />
               ))}
             </div>
+            {!exported() && <SharedExamples runs={data.runs} />}
             <h2>Settings that differ</h2>
             {data.settings.length === 0 && <Empty>All {data.num_equal_settings} settings are the same.</Empty>}
             {data.settings.length > 0 && (

@@ -66,13 +66,7 @@ export function Config({ address, run }: PageProps) {
                   {one.changed.length > 0 && `, with ${one.changed.join(", ")} changed`}
                 </p>
               ))}
-              {Object.keys(data.environments).length > 0 && <h2>Environments</h2>}
-              {Object.entries(data.environments).map(([name, record]) => (
-                <details key={name}>
-                  <summary>{name}</summary>
-                  <pre>{visible(JSON.stringify(record, null, 2))}</pre>
-                </details>
-              ))}
+              <Environments data={data} />
             </>
           );
         }}
@@ -91,5 +85,61 @@ function Versions({ data }: { data: ConfigPage }) {
       <h2>Versions</h2>
       <Facts facts={rows} />
     </>
+  );
+}
+
+/** Which code each environment was: what telescope.lock pins, as the run found it. */
+function Environments({ data }: { data: ConfigPage }) {
+  const rows = Object.entries(data.environments).map(([name, record]) => ({ name, record }));
+  if (!rows.length) return null;
+  return (
+    <>
+      <h2>Environments, as locked</h2>
+      <Table
+        caption="Environments and what they ran on"
+        rows={rows}
+        keyOf={(row) => row.name}
+        columns={[
+          { name: "Environment", cell: ({ name }) => name },
+          { name: "Release", cell: ({ record }) => <span class="mono">{`${record.id ?? ""} ${record.version ?? ""}`.trim() || "-"}</span> },
+          { name: "Runs in", cell: ({ record }) => PLACES[record.place ?? ""] ?? record.place ?? "-" },
+          { name: "From", cell: ({ record }) => <span class="mono">{visible(record.registry ?? "") || "-"}</span> },
+          { name: "Wheel (sha256)", cell: ({ record }) => <Digest value={record.wheel_sha256} /> },
+          { name: "Lock", cell: ({ record }) => <Digest value={record.lock_digest} /> },
+          { name: "Packages", isNumber: true, cell: ({ record }) => record.dependencies?.length ?? 0 },
+        ]}
+      />
+      {rows.map(({ name, record }) =>
+        record.dependencies?.length ? (
+          <details key={name}>
+            <summary>Packages of {name}</summary>
+            <ul class="mono packages">
+              {record.dependencies.map((one) => (
+                <li key={one}>{visible(one)}</li>
+              ))}
+            </ul>
+          </details>
+        ) : null,
+      )}
+    </>
+  );
+}
+
+const PLACES: Record<string, string> = {
+  isolated: "a virtual environment of its own",
+  shared: "the Python of the run",
+  linked: "the folder of its project",
+  importable: "a module",
+  elsewhere: "workers elsewhere",
+};
+
+/** A digest, of which the beginning tells it from others; all of it is read out and can be copied. */
+function Digest({ value }: { value: string | undefined }) {
+  if (!value) return <>-</>;
+  return (
+    <details class="digest">
+      <summary class="mono">{value.slice(0, 12)}</summary>
+      <code>{value}</code>
+    </details>
   );
 }

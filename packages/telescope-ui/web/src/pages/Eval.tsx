@@ -8,7 +8,7 @@ import { rowsOf } from "../lib/columns.ts";
 import { useData } from "../lib/data.ts";
 import { formatNumber, formatSeconds } from "../lib/format.ts";
 import { exported, go } from "../lib/router.ts";
-import type { EvalPage } from "../lib/types.ts";
+import type { EvalPage } from "../lib/evalTypes.ts";
 import { visible } from "../lib/visible.ts";
 
 interface Flip {

@@ -6,7 +6,7 @@ import { Table } from "../components/Table.tsx";
 import { useData } from "../lib/data.ts";
 import { formatNumber, formatSeconds } from "../lib/format.ts";
 import { go } from "../lib/router.ts";
-import type { EvalPoint, EvalsPage, Verdict } from "../lib/types.ts";
+import type { EvalPoint, EvalsPage, Verdict } from "../lib/evalTypes.ts";
 
 export function Evals({ address, run }: PageProps) {
   const loaded = useData<EvalsPage>(address, run, ["evals"]);

@@ -1,11 +1,12 @@
 import type { PageProps } from "../App.tsx";
 import { Chart } from "../components/Chart.tsx";
 import { Link } from "../components/Link.tsx";
+import { SameExample } from "../components/SameExample.tsx";
 import { Empty, Ready, State } from "../components/States.tsx";
 import { Table } from "../components/Table.tsx";
 import { ofRun, sideOf, withQuery } from "../lib/address.ts";
 import { rowsOf } from "../lib/columns.ts";
-import { useData } from "../lib/data.ts";
+import { canDiffer, useData } from "../lib/data.ts";
 import { formatNumber } from "../lib/format.ts";
 import { exported, go } from "../lib/router.ts";
 import type { ExamplePage } from "../lib/types.ts";
@@ -36,10 +37,13 @@ export function Example({ address, run }: PageProps) {
           <>
             <p class="crumbs">{data.environment}</p>
             <h1>Example {visible(data.example_id)}</h1>
-            {left && right && left !== right && !exported() && (
+            {left && right && left !== right && canDiffer(oldest?.address, newest?.address) && (
               <p>
                 <Link to={withQuery("/difference", { left, right })}>Its first and its newest rollout, as a difference</Link>
               </p>
+            )}
+            {!exported() && (
+              <SameExample run={run} environment={data.environment} example={data.example_id} rollout={newest?.address} />
             )}
             <Chart
               title="Reward over steps: mean, lowest and highest"

@@ -3,6 +3,7 @@ import { Chart, type Series } from "../components/Chart.tsx";
 import { Link } from "../components/Link.tsx";
 import { Empty, Ready, State } from "../components/States.tsx";
 import { Table } from "../components/Table.tsx";
+import { Queues, Workers } from "../components/Workers.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
 import { formatByName, formatClock, formatNumber } from "../lib/format.ts";
@@ -13,7 +14,7 @@ import type { InfraPage } from "../lib/types.ts";
 const MAX_CURVES = 8;
 
 export function Infra({ address, query, run }: PageProps) {
-  const loaded = useData<InfraPage>(address, run, ["gauges", "servers"]);
+  const loaded = useData<InfraPage>(address, run, ["gauges", "servers", "metrics"]);
   return (
     <>
       <h1>Infra</h1>
@@ -29,6 +30,8 @@ export function Infra({ address, query, run }: PageProps) {
               </Empty>
             )}
             <Outliers data={data} address={address} />
+            <Queues data={data} />
+            <Workers data={data} />
             <Latest data={data} address={address} />
             <Fleet data={data} />
             <Meters data={data} />

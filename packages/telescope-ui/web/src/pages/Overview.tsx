@@ -34,8 +34,15 @@ function Content({ data, address }: { data: OverviewPage; address: string }) {
       <IndexNote index={data.index} />
       <Identity data={data} />
       <Tiles tiles={data.tiles} />
+      <Diagnoses data={data} />
       <h2>Rewards</h2>
-      {data.rewards.length === 0 && <Empty>The first step has not ended yet, so there are no rewards.</Empty>}
+      {data.rewards.length === 0 && (
+        <Empty>
+          {data.index.is_complete
+            ? "The first step has not ended yet, so there are no rewards."
+            : "The index of the run is being made; rewards appear with the first steps that are in it."}
+        </Empty>
+      )}
       <div class="charts">
         {data.rewards.map((one, at) => (
           <Chart
@@ -117,6 +124,29 @@ function Tiles({ tiles }: { tiles: Tile[] }) {
         </li>
       ))}
     </ul>
+  );
+}
+
+/** What rules of the run itself found wrong, and what to do about it. */
+function Diagnoses({ data }: { data: OverviewPage }) {
+  if (!data.diagnoses.length) return null;
+  return (
+    <>
+      <h2>What the run found wrong</h2>
+      <Table
+        caption="What the run found wrong"
+        rows={data.diagnoses}
+        keyOf={(row) => `${row.time_s} ${row.metric}`}
+        columns={[
+          { name: "Time", cell: (row) => <span class="number">{formatDate(row.time_s)}</span> },
+          {
+            name: "Metric",
+            cell: (row) => <Link to={withQuery(ofRun(data.run.key), { metric: row.metric })}>{row.metric}</Link>,
+          },
+          { name: "What", cell: (row) => row.text },
+        ]}
+      />
+    </>
   );
 }
 

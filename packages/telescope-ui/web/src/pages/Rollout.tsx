@@ -7,7 +7,7 @@ import { Table } from "../components/Table.tsx";
 import { Tokens } from "../components/Tokens.tsx";
 import { ofRun, sideOf, withQuery } from "../lib/address.ts";
 import { rowsOf, type Cell } from "../lib/columns.ts";
-import { useData } from "../lib/data.ts";
+import { canDiffer, useData } from "../lib/data.ts";
 import { formatCell, formatClock, formatNumber, formatSeconds, plural } from "../lib/format.ts";
 import { momentOf } from "../lib/moment.ts";
 import { exported, go, href } from "../lib/router.ts";
@@ -87,7 +87,7 @@ function Head({ data, view }: { data: RolloutPage; view: View }) {
           </a>
         )}
         {addresses.timeline && (
-          <Link to={withQuery(addresses.timeline, { ...momentIn(data), "ui.mark": addressOf(data) })}>on the timeline</Link>
+          <Link to={withQuery(addresses.timeline, { ...momentIn(data), "ui.mark": markOf(data) })}>on the timeline</Link>
         )}
         {addresses.eval && <Link to={addresses.eval}>its eval</Link>}
         {row.step !== null && !exported() && (
@@ -294,7 +294,7 @@ function Siblings({ data }: { data: RolloutPage }) {
                 </td>
                 <td class="number">{formatNumber(one.reward)}</td>
                 <td>
-                  {!isThis && mine && other && !exported() && (
+                  {!isThis && mine && other && canDiffer(addressOf(data), one.address) && (
                     <Link to={withQuery("/difference", { left: mine, right: other })}>difference</Link>
                   )}
                 </td>
@@ -305,6 +305,12 @@ function Siblings({ data }: { data: RolloutPage }) {
       </table>
     </>
   );
+}
+
+/** The address that bars of a timeline have; of an eval, it is below its eval. */
+function markOf(data: RolloutPage): string {
+  const { eval: of } = data.addresses;
+  return of ? `${of}/rollouts/${encodeURIComponent(data.row.group_id)}/${data.row.index}` : addressOf(data);
 }
 
 function addressOf({ run, row }: RolloutPage): string {

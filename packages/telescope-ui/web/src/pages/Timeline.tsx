@@ -4,7 +4,7 @@ import { Facts } from "../components/Facts.tsx";
 import { Gantt } from "../components/Gantt.tsx";
 import { Link } from "../components/Link.tsx";
 import { inSvg } from "../components/painters.ts";
-import { Empty, Ready } from "../components/States.tsx";
+import { Empty, IndexNote, Ready } from "../components/States.tsx";
 import { Table } from "../components/Table.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
 import { nameColor } from "../lib/colors.ts";
@@ -90,6 +90,16 @@ function Content({ data, address }: { data: TimelinePage; address: string }) {
           {formatSeconds(view.to - view.from)}
         </span>
       </div>
+      <IndexNote index={data.index} what="files of stages are summed up" />
+      {data.num_spans > data.max_trace_spans && !exported() && (
+        <p class="note">
+          This window has {formatNumber(data.num_spans)} spans, and a file for Perfetto holds the first{" "}
+          {formatNumber(data.max_trace_spans)} of them: zoom in for one that is whole.
+        </p>
+      )}
+      {data.rows.some((row) => row.is_too_wide) && (
+        <p class="note">Stages of environments are shown as how many there were at once; zoom in for each of them.</p>
+      )}
       <p class="note">
         Ctrl and the wheel, two fingers, or W and S zoom; drag, or A and D, move. Press a bar to see what it is.
       </p>

@@ -1,0 +1,52 @@
+/** What the server sends about evals; docs/reference/ui-addresses.md says what each means. */
+
+import type { Columns } from "./columns.ts";
+import type { RunOf } from "./types.ts";
+
+export interface Verdict {
+  measure: string;
+  change: number;
+  is_shown: boolean;
+  sentence: string;
+}
+
+export interface EvalPoint {
+  folder: string | null;
+  tag: string;
+  version: number | null;
+  state: string;
+  reason: string;
+  time_s: number | null;
+  measure: string | null;
+  mean: number | null;
+  low: number | null;
+  high: number | null;
+  num_tasks: number | null;
+  num_scored: number | null;
+  num_failed: number | null;
+  duration_s: number | null;
+  versus_first: Verdict | null;
+  versus_previous: Verdict | null;
+  address: string | null;
+}
+
+export interface EvalsPage {
+  run: RunOf;
+  evals: { name: string; points: EvalPoint[] }[];
+}
+
+export interface EvalPage {
+  run: RunOf;
+  folder: string;
+  tag: string;
+  version: number | null;
+  environment: string;
+  result: Record<string, unknown>;
+  against: string | null;
+  verdicts: Verdict[];
+  flips: { columns: Columns };
+  num_gained: number;
+  num_lost: number;
+  tasks: { columns: Columns };
+  others: string[];
+}
