@@ -15,6 +15,8 @@ from telescope_train.inference.generation import Generation, RequestAbortedError
 from telescope_train.inference.leases import ROUTABLE, Lease, ServerClient
 from telescope_train.observability.calls import UNWATCHED, CallEnd, Watching
 
+MOST_STEPS = 2**20
+"""Steps that are told apart by what servers are sent. A run with more has equals among its last."""
 MAX_ROUTES = 10_000
 """Groups whose server is remembered. A group that is forgotten loses only its cached prefix."""
 
@@ -38,6 +40,15 @@ class RolloutServers(Protocol):
     ) -> Generation:
         """Sample one continuation; a lower `priority` goes first."""
         ...
+
+
+def server_priority(priority: int, step: int, *, is_again: bool) -> int:
+    """Return as one number, as servers take it, what goes first: the lower one.
+
+    First by `priority`, such as that of a later turn; then by the `step` for whose batch a rollout
+    was drawn, because the oldest batch is waited for; then those that have waited already.
+    """
+    return 2 * (priority * MOST_STEPS + min(step, MOST_STEPS - 1)) + (not is_again)
 
 
 class ServerPool:
@@ -80,10 +91,15 @@ class ServerPool:
         stop_token_ids: Sequence[int],
         group_id: str,
         priority: int = 0,
+        step: int = 0,
         watching: Watching = UNWATCHED,
     ) -> Generation:
-        """Sample one continuation on the group's server; a lower `priority` goes first."""
+        """Sample one continuation on the group's server; a lower `priority` goes first.
+
+        Among equals, those of a lower `step` go first, and of these the ones that are sent again.
+        """
         begun: Generation | None = None
+        is_again = False
         watched = _Watched(len(prompt_ids), watching)
         while True:
             lease = self._route(group_id) or await self._wait_for_route(group_id)
@@ -98,7 +114,7 @@ class ServerPool:
                     sampling,
                     stop_token_ids=stop_token_ids,
                     cache_salt=f"v{self.version}",
-                    priority=priority,
+                    priority=server_priority(priority, step, is_again=is_again),
                     begun=begun,
                     traceparent=watching.traceparent,
                 )
@@ -108,6 +124,7 @@ class ServerPool:
                 begun = error.begun or begun
                 # Only then the request is of the new weights, and says so.
                 await lease.until_updated()
+                is_again = True
             except ServerLostError as error:
                 watched.has_ended(error.begun, error=str(error))
                 _note_tokens(lease, life, begun, error.begun)
@@ -115,6 +132,7 @@ class ServerPool:
                 self.lose(lease, str(error), life=life)
                 if self.is_down and not self._is_kept:
                     raise
+                is_again = True
             except BaseException as error:
                 is_canceled = isinstance(error, asyncio.CancelledError)
                 watched.has_ended(begun, error="canceled" if is_canceled else str(error))

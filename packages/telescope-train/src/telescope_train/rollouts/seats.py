@@ -226,5 +226,6 @@ class SeatedPool:
                 stop_token_ids=stop_token_ids,
                 group_id=group_id,
                 priority=priority,
+                step=seat.life.key.step,
                 watching=self._seats.calls.watching(seat.caller, sent),
             )
