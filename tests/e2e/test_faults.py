@@ -1,5 +1,6 @@
 """Kill -9 in mid-run: the error names what died, the run folder opens, no process stays."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pandas
 import psutil
@@ -14,9 +16,17 @@ import pytest
 from tests.ports import free_port
 from tests.ui.browsing import require_shown
 
+from telescope_core.errors import ProcessDiedError
 from telescope_core.records import RunFolder
 from telescope_core.records.servers import ServerState
-from telescope_train.inference.server import ENGINE_THREAD_VARIABLE
+from telescope_core.types import Sampling
+from telescope_train.inference.client import TokenClient
+from telescope_train.inference.server import (
+    ENGINE_THREAD_VARIABLE,
+    ServerProcess,
+    ServerSettings,
+    running,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cli_runs import TELESCOPE, environment, finish, train_command
@@ -166,21 +176,45 @@ def test_a_run_waits_for_its_only_server(tmp_path: Path, tiny_model: Path) -> No
     assert_nothing_was_lost(tmp_path)
 
 
-def test_an_engine_that_hangs_behind_a_living_server_is_started_again(
-    tmp_path: Path, tiny_model: Path
+async def test_an_engine_that_hangs_behind_a_living_server_gives_no_sign_of_life(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variables = {ENGINE_THREAD_VARIABLE: "0"}
-    settings = {"inference_progress_timeout_s": "30"}
-    with training(tmp_path, tiny_model, free_port(), settings, **variables) as process:
-        (server,) = server_processes(process.pid)
-        engine_process(server).suspend()
-        back_again(tmp_path, process, 2)
-        events = RunFolder.open(tmp_path / "runs" / "victim").server_events()
-        (lost,) = [one for one in events if one.state is ServerState.LOST]
-        assert "neither ended a step nor sent a token" in lost.reason
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=DEADLINE_S)
-    assert_nothing_was_lost(tmp_path)
+    monkeypatch.setenv(ENGINE_THREAD_VARIABLE, "0")
+    log = tmp_path / "inference.log"
+    settings = ServerSettings(
+        model_path=str(tiny_model), port=free_port(), log_path=log, max_model_len=1024
+    )
+    with running(settings, deadline_s=DEADLINE_S) as server:
+        client = TokenClient(settings.base_url)
+        engine = engine_process(psutil.Process(server.pid))
+        sampling = Sampling(max_tokens=900, temperature=1.0)
+        request = client.generate([5, 6, 7], sampling, stop_token_ids=(), cache_salt="v0")
+        try:
+            assert await asyncio.to_thread(server.check_engine)
+            engine.suspend()
+            waiting = asyncio.create_task(request)
+            # What vLLM says of it, and what the engine says.
+            health = await asyncio.to_thread(urlopen, f"{settings.base_url}/health", timeout=30)
+            assert health.status == 200
+            assert not await asyncio.to_thread(server.check_engine)
+            assert not await client.is_alive(within_s=1.0)
+            assert not waiting.done()
+            engine.resume()
+            assert await asyncio.to_thread(server.check_engine)
+            assert len((await asyncio.wait_for(waiting, DEADLINE_S)).token_ids) > 0
+            engine.kill()
+            until(lambda: engine_is_gone(server), "the death of the engine to be told")
+        finally:
+            await client.close()
+
+
+def engine_is_gone(server: ServerProcess) -> bool:
+    try:
+        server.check()
+        server.check_engine()
+    except ProcessDiedError:
+        return True
+    return False
 
 
 def test_a_killed_trainer_rank_that_is_not_started_again_is_named(

@@ -1,6 +1,7 @@
 """Evals beside training, in virtual time: pinned versions, no delays, and losses of servers."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,11 +12,13 @@ from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.restarts import Restart
 from telescope_core.records.servers import ServerRole, ServerState
 from telescope_core.types import Sampling
+from telescope_train.backends.protocol import TransferError
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig
 from telescope_train.evals.beside import AfterEvals, EvalsBeside
 from telescope_train.evals.live import AFTER, BEFORE, LiveEvals
 from telescope_train.evals.servers import EvalServers
+from telescope_train.inference.generation import ServerLostError
 from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.pool import ServerPool
 from telescope_train.loop import train
@@ -25,7 +28,7 @@ from telescope_train.simulation.fleet import SimulatedFleet
 from telescope_train.simulation.run import History, Scenario, SimulatedRun
 from telescope_train.simulation.servers import ServerTimes, SimulatedClient, SimulatedPolicy
 from telescope_train.simulation.virtual_time import run_in_virtual_time
-from telescope_train.weights.publish import WeightPublisher
+from telescope_train.weights.publish import OTHERS_WAIT_S, WeightPublisher
 
 DONE, MIXED = EvalPointState.DONE, EvalPointState.MIXED
 SHORT = Workload(lengths=lognormal(400, 0.5))
@@ -76,6 +79,7 @@ class World:
     folder: RunFolder
     scenario: Scenario
     num_own: int = 0
+    concurrency: int = 64
     workload: Workload = SHORT
     told: list[str] = field(default_factory=list)
     step_ends_s: list[float] = field(default_factory=list)
@@ -98,13 +102,17 @@ class World:
             environments={"held-out": SimulatedEnvironment(self.workload, name="held-out")},
             policies=OfEvals(self.servers),
             folder=self.folder,
-            concurrency=64,
+            concurrency=self.concurrency,
         )
         self.evals = EvalsBeside(live, self.servers, self.publisher, say=self.told.append)
 
     async def train(self, first_version: int = 0) -> None:
         parts = await self.run.parts(first_version)
-        parts = replace(parts, publisher=AfterEvals(publisher=self.publisher, evals=self.evals))
+        parts = replace(
+            parts,
+            publisher=AfterEvals(publisher=self.publisher, evals=self.evals),
+            take_known=self.evals.take_known,
+        )
 
         async def after_step(step: int, row: dict[str, float]) -> None:
             self.step_ends_s.append(asyncio.get_running_loop().time())
@@ -329,3 +337,132 @@ def test_requests_of_evals_wait_for_those_of_rollouts(tmp_path):
     busy = replace(scenario(engine=EngineSpeed(slots=1)), num_servers=1)
     in_world(main, tmp_path, scenario=busy)
     assert ended[-1] == "eval"
+
+
+def test_training_does_not_wait_for_a_server_of_evals_that_hangs(tmp_path):
+    silent_s = 10.0**6
+    quiet = in_world(World.train, tmp_path / "quiet", scenario=scenario(every=0), num_own=1)
+    for when in ("before", "while it receives", "when it is to join"):
+
+        async def main(world: World, when: str = when) -> None:
+            own = world.servers.own
+            assert own is not None
+            client = own.clients[0]
+            control = client.control
+
+            async def hangs(*, within_s: float) -> bool:
+                await asyncio.sleep(within_s)
+                return False
+
+            async def takes(path: str, body: Any = None, **options: Any) -> Any:
+                at = {"while it receives": "/update_weights"}.get(when, "/init_weight_transfer")
+                if not path.startswith(at):
+                    return await control(path, body, **options)
+                try:
+                    async with asyncio.timeout(options["deadline_s"]):
+                        await asyncio.sleep(silent_s)
+                except TimeoutError:
+                    raise ServerLostError("it did not answer") from None
+
+            client.control = takes
+            if when == "before":
+                client.is_alive = hangs
+            await world.train()
+
+        world = in_world(main, tmp_path / when, num_own=1)
+        assert len(world.run.history.rows) == 8
+        assert [point.state for point in world.points] == [EvalPointState.SKIPPED] * 4
+        assert "no server for evals answers: " in world.points[0].reason
+        assert world.points[0].reason == world.points[-1].reason
+        # Once for the server, and not once for each eval.
+        assert world.step_ends_s[-1] < quiet.step_ends_s[-1] + 2 * OTHERS_WAIT_S
+
+
+def test_weights_that_cannot_be_sent_to_evals_do_not_end_the_run(tmp_path):
+    async def main(world: World) -> None:
+        connect = world.run.ranks.connect
+
+        async def refuses(host: str, port: int, world_size: int, *, wait_s: Any = None) -> None:
+            if wait_s is not None:
+                raise TransferError("not all have joined")
+            await connect(host, port, world_size)
+
+        world.run.ranks.connect = refuses  # type: ignore[method-assign]
+        await world.train()
+
+    world = in_world(main, tmp_path, num_own=1)
+    assert len(world.run.history.rows) == 8
+    assert {point.state for point in world.points} == {EvalPointState.SKIPPED}
+    assert "not all have joined" in world.points[0].reason
+
+
+def test_each_server_that_evaluates_is_kept_busy(tmp_path):
+    under_way = Counter[str]()
+
+    async def main(world: World) -> None:
+        assert world.servers.own is not None
+        for pool in (world.servers.own, world.run.pool):
+            for client in pool.clients:
+                client.generate = counted(client, under_way)
+        await world.publisher.connect()
+        await world.evals.whole_round(BEFORE, 0)
+        # Two for each of the four servers of the run, and then for each of the two for evals.
+        assert under_way["most"] == 8
+        under_way.clear()
+        await world.publisher.publish(2)
+        await world.evals.after_step(2)
+        await world.evals.finish()
+        assert under_way["most"] == 4
+
+    in_world(main, tmp_path, num_own=2, concurrency=2)
+
+
+def test_evals_on_shared_servers_leave_room_for_rollouts(tmp_path):
+    under_way = Counter[str]()
+
+    async def main(world: World) -> None:
+        for client in world.run.pool.clients:
+            client.generate = counted(client, under_way)
+        await world.publisher.connect()
+        await world.evals.after_step(2)
+        await world.evals.finish()
+
+    in_world(main, tmp_path, concurrency=2)
+    assert under_way["most"] == 2
+
+
+def counted(client: Any, under_way: Counter[str]) -> Any:
+    """Return the client's `generate`, which notes the most requests that it has at a time."""
+    generate = client.generate
+
+    async def counting(*arguments: Any, **options: Any) -> Any:
+        under_way["now"] += 1
+        under_way["most"] = max(under_way["most"], under_way["now"])
+        try:
+            return await generate(*arguments, **options)
+        finally:
+            under_way["now"] -= 1
+
+    return counting
+
+
+def test_what_an_eval_gave_is_in_the_row_of_the_step_at_which_it_was_known(tmp_path):
+    late = Workload(lengths=lognormal(2000, 0.2))
+    world = in_world(World.train, tmp_path, num_own=1, workload=late)
+    rows = {row["step"]: row for row in world.run.history.rows}
+    done = next(point for point in world.points if point.state is DONE)
+    # That of the last step ends after it, and has no row.
+    (known,) = [step for step, row in rows.items() if "eval/held-out/reward" in row]
+    row = rows[known]
+    assert row["eval/held-out/version"] == done.version == 2
+    assert row["eval/held-out/reward"] == done.reward
+    assert row["eval/held-out/reward/low"] <= done.reward <= row["eval/held-out/reward/high"]
+    assert row["eval/held-out/pass@1"] == done.pass_at[1]
+    assert "eval/held-out/pass@1/low" in row
+    assert row["eval/lag_steps"] == done.lag_steps >= 1
+    # It was known after the row of the step before was written.
+    assert done.version + done.lag_steps == known - 1
+    skipped = [point for point in world.points if point.state is EvalPointState.SKIPPED]
+    told = sum(row.get("eval/missing", 0) for row in rows.values())
+    assert told == sum(point.version < 8 for point in skipped)
+    assert all(not any(key.startswith("eval/") for key in rows[step]) for step in (1, 2, 3))

@@ -19,7 +19,7 @@ being sampled (`step.streaming`); the optimizer step is still one, at the end of
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -39,7 +39,7 @@ from telescope_train.step.records import StepRecords, record_attempts, record_ro
 from telescope_train.step.reference_kl import kl_penalties
 from telescope_train.step.streaming import GradientStream
 from telescope_train.step.throughput import Machine
-from telescope_train.step.token_facts import turn_facts
+from telescope_train.step.token_records import TokenRecords
 
 
 class Publisher(Protocol):
@@ -72,6 +72,8 @@ class LoopParts:
     """Train on finished groups before their batch is complete."""
     timeline: Timeline = UNRECORDED
     """Is told how the driver spends its time."""
+    take_known: Callable[[], Mapping[str, float]] = dict[str, float]
+    """Returns what has become known since the last step and belongs in its row of metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,27 +95,31 @@ async def train(
     """Take every step of the config; `after_step` gets the number and the row of each."""
     trainer = parts.trainer
     learn = _as_groups_end if parts.streams_gradients else _whole_batch
+    is_on = parts.config.observability.record_token_facts
     parts.sampler.advance(parts.first_version)
-    for version in range(parts.first_version, parts.config.run.number_of_steps):
-        step = version + 1
-        clock = StepClock(partial(parts.timeline.note, step=step))
-        trained = await learn(parts, version, clock)
-        if reference_is_due(step, parts.config):
-            await trainer.update_reference()
-        clock.lap("train")
-        await parts.publisher.publish(step)
-        clock.lap("sync")
-        # Before metrics are written: the servers would idle in the meantime.
-        parts.sampler.advance(step)
-        result = StepResult(
-            batch=trained.batch, credit=trained.credit, plan=trained.plan, times=clock.times
-        )
-        row = step_row(result, parts.machine, version=version)
-        row |= trained.learned | {"step": step, "version": step, "time_s": time.time()}
-        with parts.timeline.span("after the step", step=step):
-            await _record_token_facts(parts, step, trained)
-            await asyncio.to_thread(parts.folder.log_metrics, row)
-            await after_step(step, row)
+    async with TokenRecords(trainer, parts.folder, is_on=is_on) as tokens:
+        for version in range(parts.first_version, parts.config.run.number_of_steps):
+            step = version + 1
+            clock = StepClock(partial(parts.timeline.note, step=step))
+            trained = await learn(parts, version, clock)
+            if reference_is_due(step, parts.config):
+                await trainer.update_reference()
+            clock.lap("train")
+            await parts.publisher.publish(step)
+            clock.lap("sync")
+            # Before metrics are written: the servers would idle in the meantime.
+            parts.sampler.advance(step)
+            result = StepResult(
+                batch=trained.batch, credit=trained.credit, plan=trained.plan, times=clock.times
+            )
+            row = step_row(result, parts.machine, version=version)
+            row |= trained.learned | {"step": step, "version": step, "time_s": time.time()}
+            with parts.timeline.span("after the step", step=step):
+                await tokens.record(
+                    step, trained.plan, trained.credit.samples, scale=trained.weight_scale
+                )
+                await asyncio.to_thread(parts.folder.log_metrics, row | parts.take_known())
+                await after_step(step, row)
 
 
 async def _whole_batch(parts: LoopParts, version: WeightVersion, clock: StepClock) -> _Trained:
@@ -174,22 +180,6 @@ async def _record(
     await asyncio.to_thread(record_attempts, parts.folder, step, batch.replaced)
     for ended in batch.ended_steps:
         await asyncio.to_thread(parts.sampler.seats.log.pack, ended)
-
-
-async def _record_token_facts(parts: LoopParts, step: int, trained: _Trained) -> None:
-    """Write what the ranks found of the tokens of a step: no row if it trained on none."""
-    if not parts.config.observability.record_token_facts:
-        return
-    facts = await parts.trainer.take_token_facts() if trained.plan.order else []
-    if trained.plan.order and not any(facts):
-        return  # the backend finds none
-    samples = trained.credit.samples
-
-    def write() -> None:
-        rows = turn_facts(trained.plan, facts, samples, scale=trained.weight_scale)
-        parts.folder.write_token_facts(step, rows)
-
-    await asyncio.to_thread(write)
 
 
 async def take_steps(trainer: Ranks, plan: StepPlan, version: WeightVersion) -> dict[str, float]:

@@ -245,6 +245,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         first_version=0 if begun is None else begun.step,
         streams_gradients=streams_gradients(config),
         timeline=opened.policies.recording.timeline,
+        take_known=evals.take_known,
     )
     view.phase("training")
     try:

@@ -26,6 +26,7 @@ from telescope_core.types import WeightVersion
 from telescope_train.config.schema import EvalEntry
 from telescope_train.evals.live import LiveEvals, PlayedEval, eval_folder_name, step_tag
 from telescope_train.evals.servers import EvalServers
+from telescope_train.observability.eval_numbers import eval_numbers
 from telescope_train.weights.publish import WeightPublisher
 
 
@@ -58,6 +59,8 @@ class EvalsBeside:
         self._playing: asyncio.Task[None] | None = None
         self._begun_tag = ""
         """Of the last round that has begun."""
+        self._known = dict[str, float]()
+        """What is known since the last step, as metrics of the next one."""
 
     @property
     def environments(self) -> Mapping[str, EnvironmentClient]:
@@ -73,12 +76,13 @@ class EvalsBeside:
         """Play every eval while nothing is trained; raises the error of one that cannot be."""
         self._step = version
         await self._send(version)
-        if self._evals.config.evals.eval_start_end_use_all_servers:
+        if self._evals.config.evals.eval_start_end_use_all_servers or self._servers.is_down:
             self._servers.use_all()
         try:
             for entry in self._evals.config.evals.evals:
                 self._servers.playing = eval_folder_name(entry.name, tag)
-                played = await self._evals.play(entry, tag)
+                num_servers = self._servers.num_servers
+                played = await self._evals.play(entry, tag, num_servers=num_servers)
                 self._record(_Round(entries=(entry,), tag=tag, version=version), entry, played)
         finally:
             self._servers.use_own()
@@ -93,6 +97,11 @@ class EvalsBeside:
         """Begin the evals that are due now that the weights of `step` are live."""
         self._step = step
         await self._begin(self._evals.due(step), step)
+
+    def take_known(self) -> dict[str, float]:
+        """Return the numbers of the evals that are known since the last call, and their lag."""
+        known, self._known = self._known, {}
+        return known
 
     async def leave_servers(self) -> None:
         """Return when no round needs the weights that the servers of rollouts have now.
@@ -146,13 +155,15 @@ class EvalsBeside:
         own = self._servers.own
         if own is not None:
             await self._publisher.send_to(own)
-            assert own.version == version, "evals were to get the live weights"
+            assert own.is_down or own.version == version, "evals were to get the live weights"
 
     async def _play(self, due: _Round) -> None:
+        # Requests that run are not stopped for those of rollouts, so what is shared keeps room.
+        num_servers = 1 if self._servers.are_shared else self._servers.num_servers
         for entry in due.entries:
             self._servers.playing = eval_folder_name(entry.name, due.tag)
             try:
-                played = await self._evals.play(entry, due.tag)
+                played = await self._evals.play(entry, due.tag, num_servers=num_servers)
             except asyncio.CancelledError:
                 stopped = "it was stopped with the steps that it was beside"
                 self._note(self._point(due, entry, EvalPointState.FAILED, stopped))
@@ -193,6 +204,8 @@ class EvalsBeside:
         )
         self._note(point)
         if result.num_scored:
+            numbers = eval_numbers(point, result)
+            self._known |= {f"eval/{entry.name}/{key}": value for key, value in numbers.items()}
             self._on_result(point, result)
 
     def _skip(self, due: _Round, reason: str) -> None:
@@ -213,6 +226,10 @@ class EvalsBeside:
         )
 
     def _note(self, point: EvalPoint) -> None:
+        lag_steps = max(self._known.get("eval/lag_steps", 0.0), float(point.lag_steps))
+        self._known["eval/lag_steps"] = lag_steps
+        if point.state in (EvalPointState.SKIPPED, EvalPointState.FAILED):
+            self._known["eval/missing"] = self._known.get("eval/missing", 0.0) + 1.0
         self.folder.log_eval_point(point)
         self._say(point.text)
 

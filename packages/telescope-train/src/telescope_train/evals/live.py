@@ -35,7 +35,7 @@ class LiveEvals:
     policies: PolicySource
     folder: RunFolder
     concurrency: int
-    """Most rollouts that are played at the same time."""
+    """Most rollouts that are played at the same time for each server."""
 
     def due(self, step: int) -> list[EvalEntry]:
         """Return the evals that are due after `step`."""
@@ -53,13 +53,13 @@ class LiveEvals:
             if read_result(self._folder_of(entry, step_tag(step))) is None
         ]
 
-    async def play(self, entry: EvalEntry, tag: str) -> PlayedEval:
-        """Play one eval; what an interrupted one of this name has left is removed."""
+    async def play(self, entry: EvalEntry, tag: str, *, num_servers: int = 1) -> PlayedEval:
+        """Play one eval on so many servers; what an interrupted one has left is removed."""
         description = await self.environments[entry.name].describe()
         settings = eval_settings(
             entry,
             self.config,
-            concurrency=self.concurrency,
+            concurrency=self.concurrency * num_servers,
             split=eval_split(entry, description),
         )
         path = self._folder_of(entry, tag)

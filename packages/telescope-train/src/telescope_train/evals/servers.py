@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from telescope_core.records.servers import ServerState
 from telescope_core.types import Sampling
 from telescope_train.inference.generation import Generation
 from telescope_train.inference.pool import ServerPool
@@ -38,6 +39,12 @@ class EvalServers:
     def why_down(self) -> str:
         """Why one of the servers was lost."""
         return next((one.reason for pool in self._used for one in pool.leases if one.reason), "")
+
+    @property
+    def num_servers(self) -> int:
+        """Servers that are asked, those that are about to come back too; at least 1."""
+        leases = [one for pool in self._used for one in pool.leases]
+        return max(1, sum(one.state is not ServerState.GIVEN_UP for one in leases))
 
     def use_own(self) -> None:
         """Ask the servers of evals; those of rollouts if there are no others."""

@@ -46,6 +46,8 @@ OTHERS_WAIT_S = 15.0
 """Longest that anybody waits for a server of `send_to`, in seconds.
 
 The trainer stands still meanwhile, and what these servers do is not what it needs."""
+SIGN_WITHIN_S = 5.0
+"""Seconds in which such a server gives a sign of life, before anything is sent. It has no work."""
 
 _LEFT_BEHIND = ServerLostError("it waits in a transfer that the trainer has left")
 _SILENT = ServerLostError("everything has been sent, and it did not say that it has received it")
@@ -142,17 +144,22 @@ class WeightPublisher:
         """Give the servers of another pool the weights that are live, and keep them there.
 
         To be called before the ranks' weights change. Returns when every server of `pool` that is
-        left samples from them.
+        left samples from them. One that does not answer soon is lost: the trainer waits for it.
         """
         await to_its_end(self._send_to(pool))
 
     async def _send_to(self, pool: ServerPool) -> None:
         async with self._sending:
             assert not self._are_ranks_ahead, "these weights are gone: send before they change"
-            await asyncio.gather(*(self._look(member) for member in _members_of(pool)))
+            members = _members_of(pool)
+            await asyncio.gather(*(self._look(member) for member in members))
             # No request is in flight there, so nothing is computed again; what is cached may be of
             # other weights with the same number.
-            await self._update(pool, self._pool.version, f"?{PAUSE_AND_CLEAR}")
+            try:
+                await self._update(pool, self._pool.version, f"?{PAUSE_AND_CLEAR}")
+            except TransferError as error:
+                for member in _remaining(members):
+                    self._lose(member, error)
 
     async def bring_in(self, lease: Lease) -> None:
         """Give a server that is loading the present weights; returns when it serves, or is lost.
@@ -178,8 +185,8 @@ class WeightPublisher:
 
     async def _look(self, member: Member) -> None:
         """Lose a server that gives no sign of life."""
-        if not await member.lease.client.is_alive(within_s=OTHERS_WAIT_S):
-            silent = f"it gave no sign of life for {OTHERS_WAIT_S:g} s"
+        if not await member.lease.client.is_alive(within_s=SIGN_WITHIN_S):
+            silent = f"it gave no sign of life for {SIGN_WITHIN_S:g} s"
             self._lose(member, ServerLostError(silent))
 
     async def _update(self, pool: ServerPool, version: WeightVersion, pause_query: str) -> None:
