@@ -139,6 +139,17 @@ def test_an_exit_of_environment_code_is_an_error_with_its_place(
     assert "Traceback" not in error
 
 
+def test_a_chat_template_is_for_a_model_folder_and_must_exist(endpoint, place, capsys):
+    command = ("echo_env:Echo", "--examples", 2, "--output", "out")
+    assert telescope(*command, "--base-url", endpoint[0], "--chat-template", "x.jinja") == 2
+    assert "--chat-template is for a model folder" in capsys.readouterr().err
+    (place / "tiny").mkdir()
+    (place / "tiny" / "config.json").write_text("{}")
+    assert telescope(*command, "--model", "tiny", "--chat-template", "x.jinja") == 2
+    assert "must be a Jinja file" in capsys.readouterr().err
+    assert not (place / "out").exists()
+
+
 def test_resume_plays_the_rest(endpoint, place, capsys):
     url, _ = endpoint
     command = ("echo_env:Echo", "--base-url", url, "--examples", 8, "--rollouts", 2)

@@ -46,6 +46,10 @@ def test_eval_of_a_folder_serves_it_and_leaves_no_process(tmp_path):
     command = [sys.executable, "-c", "from telescope_cli.main import main; main()", "eval"]
     command += ["short_env:Short", "--model", "tiny-model", "--examples", "4", "--rollouts", "2"]
     command += ["--k", "1,2", "--max-tokens", "8", "--output", "out", "--json"]
+    # A template that asks for the prompt in another way shows in the tokens of the prompt.
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}????????"
+    (tmp_path / "plain.jinja").write_text(template)
+    command += ["--chat-template", "plain.jinja"]
     done = subprocess.run(
         command,
         cwd=tmp_path,
@@ -58,6 +62,9 @@ def test_eval_of_a_folder_serves_it_and_leaves_no_process(tmp_path):
     assert done.returncode == 0, done.stderr
     result = read_result(tmp_path / "out")
     assert json.loads(done.stdout)["num_scored"] == result.num_scored == 8
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == template
+    assert len(result.chat_template) == 12
+    assert result.mean_prompt_tokens == len("0+1=????????")  # of the tiny model, a letter each
     assert result.mean_completion_tokens > 0
     assert result.model == "tiny-model"
     assert (tmp_path / "out" / "server.log").exists()

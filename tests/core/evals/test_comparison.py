@@ -1,12 +1,12 @@
 """Paired comparison of two evals: the numbers, what is paired, and how often it is right."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from telescope_core import ConfigError, Sampling, Split
-from telescope_core.evals import EvalSettings, compare_results
+from telescope_core.evals import EvalFolder, EvalSettings, compare_results
 from telescope_core.evals.comparison import paired_difference
 from telescope_core.evals.result import result_of
 from telescope_core.records.rows import RolloutRow
@@ -155,6 +155,59 @@ def test_other_code_and_other_settings_are_told():
     assert "not comparable, because the environment's code changed" in text
     assert "sums 0.1.0 -> sums 0.2.0" in text
     assert "temperature: 1 -> 0.5" in text
+
+
+OTHER = {
+    "temperature": None,
+    "max_tokens": 16,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "stop": ("END",),
+    "seed": 7,
+    "extra": {"reasoning_effort": "low"},
+}
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(Sampling)])
+def test_every_setting_of_sampling_that_differs_is_told(name):
+    before = an_eval([("a", [1]), ("b", [0])])
+    sampling = replace(before.settings.sampling, **{name: OTHER[name]})
+    after = replace(before, settings=replace(before.settings, sampling=sampling))
+    (change,) = compare_results(before, after).setting_changes
+    assert change == {
+        "temperature": "temperature: 1 -> left to the endpoint",
+        "stop": "stop: not set -> ['END']",
+        "seed": "seed: not set -> 7",
+        "extra": "reasoning_effort: not set -> low",
+    }.get(name, f"{name}: {getattr(before.settings.sampling, name)} -> {OTHER[name]}")
+    assert change in " ".join(cautions(compare_results(before, after)))
+
+
+def test_the_environment_s_own_settings_that_differ_are_told():
+    before = an_eval([("a", [1])], environment_settings={"size": 9, "style": "loud"})
+    after = an_eval([("a", [1])], environment_settings={"size": 12})
+    assert compare_results(before, after).setting_changes == (
+        "env.size: 9 -> 12",
+        "env.style: loud -> not given",
+    )
+    unknown = an_eval([("a", [1])], environment_settings=None)
+    assert compare_results(before, unknown).setting_changes == ()
+
+
+def test_results_of_before_they_held_it_have_the_settings_of_their_folder(tmp_path):
+    result = an_eval([("a", [1])])
+    folder = EvalFolder.create(tmp_path / "eval", manifest={"env": {"size": 9}})
+    folder.finish(result)
+    assert folder.result() == replace(result, environment_settings={"size": 9})
+
+
+def test_another_chat_template_is_told():
+    before, after = an_eval([("a", [1])]), an_eval([("a", [1])], chat_template="0123456789ab")
+    assert compare_results(before, after).setting_changes == (
+        "chat template: the model's own -> file 0123456789ab",
+    )
 
 
 def test_tasks_that_all_change_alike_have_a_bound_and_not_a_point():

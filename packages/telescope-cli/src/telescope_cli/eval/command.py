@@ -13,10 +13,12 @@ import typer
 
 from telescope_cli.eval.endpoint import api_key, sampling_of
 from telescope_cli.eval.flags import parse_ks, unparsed
+from telescope_cli.eval.model import template_text
 from telescope_cli.eval.options import (
     ApiKeyEnvOption,
     AsJsonOption,
     BaseUrlOption,
+    ChatTemplateOption,
     ConcurrencyOption,
     DeadlineSOption,
     EnvAddressOption,
@@ -59,6 +61,7 @@ def eval_command(
     environment: EnvironmentOption = None,
     model: ModelOption = [],  # noqa: B006 (typer reads lists, and copies them)
     base_url: BaseUrlOption = None,
+    chat_template: ChatTemplateOption = None,
     api_key_env: ApiKeyEnvOption = None,
     examples: ExamplesOption = None,
     example: ExampleOption = [],  # noqa: B006
@@ -108,6 +111,7 @@ def eval_command(
         environment_settings=left.settings,
         model=None,
         base_url=base_url,
+        chat_template=template_text(chat_template, base_url),
         api_key=api_key(api_key_env),
         settings=_settings(context.params),
         selection=parse_selection(examples, example, shuffle),

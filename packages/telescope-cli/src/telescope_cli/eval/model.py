@@ -28,6 +28,28 @@ def model_folder(model: str | None) -> Path:
     return folder
 
 
+def template_text(given: str | None, base_url: str | None) -> str | None:
+    """Return the text of the chat template that was given, which may be a file or a shipped one.
+
+    Raises ConfigError when there is none by that name, and for an endpoint, which has its own.
+    """
+    if given is None:
+        return None
+    if base_url is not None:
+        raise ConfigError(
+            "--chat-template is for a model folder, which is served for this eval; the endpoint at "
+            f"{base_url} applies a template of its own, so give the template to its server"
+        )
+    if find_spec("telescope_train") is None:
+        raise ConfigError(
+            "--chat-template needs telescope-train, which serves model folders; run: "
+            "pip install 'telescope-cli[train]'"
+        )
+    from telescope_train.chat.template import read_chat_template
+
+    return read_chat_template(given)
+
+
 def _similar(folder: Path) -> str:
     if not folder.parent.is_dir():
         return ""
@@ -36,8 +58,13 @@ def _similar(folder: Path) -> str:
 
 
 @contextmanager
-def serve_folder(folder: Path, *, log_path: Path) -> Generator[tuple[str, str], None, None]:
-    """Serve `folder` with vLLM; yields the base URL and the name of the served model."""
+def serve_folder(
+    folder: Path, *, log_path: Path, chat_template: Path | None
+) -> Generator[tuple[str, str], None, None]:
+    """Serve `folder` with vLLM; yields the base URL and the name of the served model.
+
+    `chat_template` is the file of what replaces the model's own.
+    """
     if find_spec("telescope_train") is None or find_spec("vllm") is None:
         raise ConfigError(
             "serving a model folder needs telescope-train with vLLM, which is not installed; run: "
@@ -48,5 +75,7 @@ def serve_folder(folder: Path, *, log_path: Path) -> Generator[tuple[str, str], 
 
     with ExitStack() as stack:
         with announced(f"Starting vLLM for {folder} (log: {log_path})"):
-            served = stack.enter_context(serve_model(str(folder), log_path=log_path))
+            served = stack.enter_context(
+                serve_model(str(folder), log_path=log_path, chat_template=chat_template)
+            )
         yield served.base_url, served.model

@@ -22,6 +22,13 @@ BaseUrlOption = Annotated[
     str | None,
     typer.Option(help="URL of an OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1."),
 ]
+ChatTemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What replaces the chat template of a model folder: a Jinja file, or the name of a "
+        "shipped template.",
+    ),
+]
 ApiKeyEnvOption = Annotated[
     str | None,
     typer.Option(

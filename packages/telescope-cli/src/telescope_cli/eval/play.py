@@ -128,7 +128,12 @@ async def _play(
                     on_attempt=folder.append_attempt,
                     done=done,
                 )
-            return replace(result, environment_record=request.record)
+            return replace(
+                result,
+                environment_record=request.record,
+                environment_settings=request.environment_settings,
+                chat_template=request.template_digest,
+            )
     finally:
         await environment.close()
         await client.close()
@@ -142,7 +147,14 @@ def _endpoint(
     if request.base_url is not None:
         yield request.base_url, request.model
         return
-    with serve_folder(model_folder(request.model), log_path=folder.path / "server.log") as served:
+    template = folder.path / "chat_template.jinja"
+    if request.chat_template is not None:
+        template.write_text(request.chat_template, encoding="utf-8")
+    with serve_folder(
+        model_folder(request.model),
+        log_path=folder.path / "server.log",
+        chat_template=None if request.chat_template is None else template,
+    ) as served:
         yield served
 
 

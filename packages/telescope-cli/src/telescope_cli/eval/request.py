@@ -1,6 +1,7 @@
 """`EvalRequest`: one environment and one model of a `telescope eval` command, checked."""
 
 import asyncio
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +31,8 @@ class EvalRequest:
     """Model folder, or name of a served model; None = the only model the endpoint serves."""
     base_url: str | None
     """URL of the endpoint; None = `model` is a folder, which is served for this eval."""
+    chat_template: str | None
+    """Text that replaces the chat template of a model folder; None = its own."""
     api_key: ApiKey
     settings: EvalSettings
     selection: Selection
@@ -43,6 +46,12 @@ class EvalRequest:
     def name(self) -> str:
         """The environment and the model, for people."""
         return f"{self.environment} with {self.model}" if self.model else self.environment
+
+    @property
+    def template_digest(self) -> str:
+        """What names the chat template that was given; empty if none was."""
+        text = self.chat_template
+        return hashlib.sha256(text.encode()).hexdigest()[:12] if text is not None else ""
 
     def manifest(self) -> dict[str, JsonValue]:
         """Return everything that affects the results."""
@@ -58,6 +67,8 @@ class EvalRequest:
             "env": self.environment_settings,
             "model": self.model,
             "base_url": self.base_url,
+            # As in evals that were begun before there was such an option.
+            "chat_template": self.template_digest or None,
             **asdict(self.settings),
         }
 

@@ -6,13 +6,14 @@ the tasks do. Whether the intervals of the two means have values in common says 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from telescope_core.environment_record import changes
 from telescope_core.errors import ConfigError
 from telescope_core.evals.distributions import t_cdf, t_quantile
 from telescope_core.evals.result import EvalResult, TaskScore
 from telescope_core.evals.stats import CONFIDENCE, pass_all_k, pass_at_k
+from telescope_core.types import Sampling
 
 POWER = 0.8
 """Chance of finding the difference that is called detectable."""
@@ -182,18 +183,37 @@ def _code_changes(before: EvalResult, after: EvalResult) -> tuple[str, ...]:
 
 
 def _setting_changes(before: EvalResult, after: EvalResult) -> list[str]:
-    old, new = _settings_that_matter(before), _settings_that_matter(after)
-    return [f"{name}: {old[name]} -> {new[name]}" for name in old if old[name] != new[name]]
+    changed = _changed(_settings_that_matter(before), _settings_that_matter(after), "not set")
+    old, new = before.environment_settings, after.environment_settings
+    if old is None or new is None:
+        return changed
+    # The settings that were not given have the defaults of the environment's code.
+    return changed + [f"env.{line}" for line in _changed(old, new, "not given")]
+
+
+def _changed(old: Mapping[str, object], new: Mapping[str, object], absent: str) -> list[str]:
+    return [
+        f"{name}: {old.get(name, absent)} -> {new.get(name, absent)}"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name, absent) != new.get(name, absent)
+    ]
 
 
 def _settings_that_matter(result: EvalResult) -> Mapping[str, object]:
     settings = result.settings
+    template = f"file {result.chat_template}" if result.chat_template else "the model's own"
     return {
-        "split": settings.split,
-        "temperature": settings.sampling.temperature_text,
-        "max_tokens": settings.sampling.max_tokens,
-        "stop": settings.sampling.stop,
-        "further fields of requests": dict(settings.sampling.extra),
+        "split": str(settings.split),
+        **_sampled(settings.sampling),
+        "chat template": template,
         "deadline_s": settings.deadline_s,
         "success_threshold": result.success_threshold,
     }
+
+
+def _sampled(sampling: Sampling) -> dict[str, object]:
+    """Return every setting of sampling by name, without those that are not set."""
+    plain = {one.name: getattr(sampling, one.name) for one in fields(sampling)}
+    plain |= {"temperature": sampling.temperature_text, "stop": list(sampling.stop)}
+    extra = dict(plain.pop("extra"))
+    return {name: value for name, value in plain.items() if value not in (None, [])} | extra

@@ -254,6 +254,9 @@ def read_result(folder: Path) -> EvalResult | None:
     fields = read_json(folder / "results.json")
     if fields is None:
         return None
+    if fields.get("environment_settings") is None:
+        about = read_json(folder / "eval.json") or {}
+        fields["environment_settings"] = about.get("manifest", {}).get("env")
     try:
         return _RESULT.validate_python(fields, strict=False)
     except ValidationError as error:

@@ -17,7 +17,7 @@ from telescope_core.evals.stats import (
     success_rate,
 )
 from telescope_core.records.rows import RolloutRow
-from telescope_core.types import EnvironmentDescription, MetricRange, RolloutStatus
+from telescope_core.types import EnvironmentDescription, JsonValue, MetricRange, RolloutStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,10 @@ class EvalResult:
     environment_version: str
     environment_record: EnvironmentRecord | None = None
     """The environment's code; None in results from before it was recorded."""
+    environment_settings: Mapping[str, JsonValue] | None = None
+    """The environment's own settings that were given; None where they are not known."""
+    chat_template: str = ""
+    """Digest of the file of a chat template; empty = the model's own, or the endpoint's."""
     model: str
     settings: EvalSettings
     success_threshold: float

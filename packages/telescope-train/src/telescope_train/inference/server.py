@@ -70,6 +70,8 @@ class ServerSettings:
     weight_transport: str | None = None
     """Name of a vLLM weight-transfer engine; None = the weights never change."""
     trust_remote_code: bool = False
+    chat_template: Path | None = None
+    """File of what replaces the chat template of the model; None = its own."""
     fp32_lm_head: bool = False
     """Compute logits in float32 whatever the `dtype`."""
     traces_endpoint: str | None = None
@@ -97,6 +99,8 @@ class ServerSettings:
         ]
         if self.fp32_lm_head and self.dtype != "float32":
             arguments += ["--hf-overrides", json.dumps({"head_dtype": "float32"})]
+        if self.chat_template is not None:
+            arguments += ["--chat-template", str(self.chat_template)]
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
         if self.device == "cpu":
@@ -293,10 +297,12 @@ def serve_model(
     log_path: Path,
     port: int | None = None,
     max_model_len: int | None = None,
+    chat_template: Path | None = None,
 ) -> Iterator[ServedModel]:
     """Serve `model_path` for as long as the context lasts, on a free port unless `port` is given.
 
     `max_model_len`: tokens of prompt and answer together; None = the model's own limit.
+    `chat_template`: a file; None = the model's own template.
     """
     device = machine_device()
     settings = ServerSettings(
@@ -307,6 +313,7 @@ def serve_model(
         num_threads=max(1, (os.cpu_count() or 1) - 1),
         dtype="float32" if device == "cpu" else "auto",
         max_model_len=max_model_len,
+        chat_template=chat_template,
     )
     with running(settings):
         yield ServedModel(base_url=f"{settings.base_url}/v1", model=SERVED_MODEL_NAME)
