@@ -34,11 +34,11 @@ class Prefetch:
         self._prepare = prepare
         self._size = size
         self._last = 0
-        self._readers: set[asyncio.Task[None]] = set()
+        self._reading: dict[asyncio.Task[None], Drawn] = {}
 
     @property
     def num_ready(self) -> int:
-        """Draws that were made ready so far, those included that were skipped."""
+        """Draws that are ready or being read, those included that were skipped."""
         return self._draw.position
 
     def keep_ahead_of(self, number: int) -> None:
@@ -46,35 +46,41 @@ class Prefetch:
         self._last = max(self._last, number + 1 + self._size)
         # What has begun already is not made ready any more, such as after a restore.
         self._draw.skip_to(number + 1)
-        num_left = self._last - self._draw.position
-        for _ in range(min(READERS - len(self._readers), num_left)):
-            reader = asyncio.create_task(self._read())
-            self._readers.add(reader)
-            reader.add_done_callback(self._readers.discard)
+        self._read_more()
 
     async def close(self) -> None:
         """Stop."""
-        readers = list(self._readers)
-        for reader in readers:
-            reader.cancel()
-        if readers:
-            await asyncio.wait(readers)
+        self._last = 0
+        reading = list(self._reading)
+        for task in reading:
+            task.cancel()
+        if reading:
+            await asyncio.wait(reading)
 
-    async def _read(self) -> None:
-        while self._draw.position < self._last:
+    def _read_more(self) -> None:
+        while len(self._reading) < READERS and self._draw.position < self._last:
             drawn = self._draw.next()
-            try:
-                messages = await self._first_messages(drawn)
-                if self._prepare is not None:
-                    self._prepare(messages)
-            except Exception as error:  # noqa: BLE001 - nobody awaits this, and no rollout needs it
-                _LOGGER.info(
-                    "example %d of %s was not made ready: %s: %s; whoever plays it reports it",
-                    drawn.example_index,
-                    drawn.environment,
-                    type(error).__name__,
-                    error,
-                )
+            task = asyncio.create_task(self._get_ready(drawn))
+            self._reading[task] = drawn
+            task.add_done_callback(self._was_read)
+
+    async def _get_ready(self, drawn: Drawn) -> None:
+        messages = await self._first_messages(drawn)
+        if self._prepare is not None:
+            self._prepare(messages)
+
+    def _was_read(self, task: asyncio.Task[None]) -> None:
+        drawn = self._reading.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _LOGGER.info(
+                "example %d of %s was not made ready: %s: %s; whoever plays it reports it",
+                drawn.example_index,
+                drawn.environment,
+                type(error).__name__,
+                error,
+            )
+        self._read_more()
 
 
 async def first_messages(
