@@ -283,4 +283,4 @@ name = "./offers.py:Offers"
     )
     assert done.returncode == 2, done.stderr[-2000:]
     assert "tool_call_parser" in done.stderr
-    assert not list((tmp_path / "runs" / "refused").glob("logs/inference-*.log"))
+    assert not list((tmp_path / "runs" / "refused").glob("logs/inference-*"))

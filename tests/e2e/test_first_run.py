@@ -14,6 +14,7 @@ from tests.collector import collector, spans_of
 from tests.ui.browsing import require_shown
 
 from telescope_core.records import RunFolder
+from telescope_core.records.output_logs import is_output
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--number_of_steps", "2", "--group_size", "4", "--prompts_batch_size_for_trainer", "4"]
@@ -92,8 +93,8 @@ def require_logged(run: RunFolder) -> None:
         path.name: [json.loads(line) for line in path.read_text().splitlines()]
         for path in run.logs_path.glob("*.jsonl")
     }
-    for rows in logs.values():
-        assert rows[0]["message"].startswith("process ")
+    for name, rows in logs.items():
+        assert is_output(name) or rows[0]["message"].startswith("process ")
         for row in rows:
             assert list(row) == keys
             assert row["level"] in ("debug", "info", "warning", "error")
@@ -101,7 +102,9 @@ def require_logged(run: RunFolder) -> None:
         assert len({(row["component"], row["source"], row["life"]) for row in rows}) == 1
     sources = {(rows[0]["component"], rows[0]["source"]) for rows in logs.values()}
     (server,) = {event.server for event in run.server_events()}
-    assert {("driver", ""), ("trainer", "rank 0"), ("server", server)} <= sources
+    processes = {("driver", ""), ("trainer", "rank 0"), ("server", server), ("inference", "0")}
+    assert processes <= sources
+    assert list(run.logs_path.glob("*.log")) == []
     workers = {source for component, source in sources if component == "environment"}
     assert {"math-reasoning 0", "countdown 0", "countdown eval 0"} == workers
     told = [row["message"] for row in logs["driver.jsonl"]]

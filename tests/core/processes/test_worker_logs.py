@@ -36,4 +36,11 @@ async def test_workers_log_beside_their_output(tmp_path, monkeypatch):
     assert warned["level"] == "warning"
     assert "UserWarning: this toy is old" in warned["message"]
     # What is in the log is not in the output a second time.
-    assert (tmp_path / "environment-toy-eval-0.log").read_text() == "printed\nprinted\n"
+    printed = [
+        json.loads(line)
+        for line in (tmp_path / "environment_output-toy-eval-0.jsonl").read_text().splitlines()
+    ]
+    assert [(row["message"], row["life"]) for row in printed] == [("printed", 1), ("printed", 2)]
+    assert {(row["component"], row["source"]) for row in printed} == {
+        ("environment_output", "toy eval 0")
+    }

@@ -115,7 +115,7 @@ async def test_last_words_and_log_are_in_the_error(workers, tmp_path):
     played = await pool.play(request(1), scripted())
     assert played.tags["failed_in"] == "process"
     assert "these are my last words" in played.error
-    log = tmp_path / "logs" / "environment-worker_toys-Suicidal-0.log"
+    log = tmp_path / "logs" / "environment_output-worker_toys-Suicidal-0.jsonl"
     assert str(log) in played.error
     assert "these are my last words" in log.read_text()
 

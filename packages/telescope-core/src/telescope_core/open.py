@@ -5,10 +5,10 @@ Names: an installed id (`math-reasoning`, `owner/name`, with optional `@version`
 """
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from telescope_core.environment_record import EnvironmentRecord, elsewhere, record_of
@@ -26,6 +26,8 @@ from telescope_core.processes import (
 from telescope_core.processes.handshake import Identity
 from telescope_core.processes.launch import WorkerPlace
 from telescope_core.protocols import EnvironmentClient, EnvironmentLocation
+from telescope_core.records.logs import log_name
+from telescope_core.records.output_logs import ENVIRONMENT_OUTPUT
 
 
 def record_environment(name: str, processes: ProcessSettings | None = None) -> EnvironmentRecord:
@@ -121,8 +123,6 @@ def _pool(
 def _local_places(
     name: str, location: EnvironmentLocation, processes: ProcessSettings
 ) -> list[LocalPlace]:
-    folder, log_name = processes.log_folder, processes.log_name or name
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", log_name)
     return [
         LocalPlace(
             label=f"environment process {index} of {name}",
@@ -132,12 +132,18 @@ def _local_places(
             search_path=location.search_path,
             version=location.version if location.search_path else "",
             memory_limit_bytes=processes.memory_limit_bytes,
-            log_path=folder / f"environment-{plain}-{index}.log" if folder else None,
-            log_source=f"{log_name} {index}",
+            log_path=_log_path(processes, f"{processes.log_name or name} {index}"),
+            log_source=f"{processes.log_name or name} {index}",
             is_debug=processes.is_debug,
         )
         for index in range(processes.num_workers)
     ]
+
+
+def _log_path(processes: ProcessSettings, source: str) -> Path | None:
+    if processes.log_folder is None:
+        return None
+    return processes.log_folder / log_name(ENVIRONMENT_OUTPUT, source)
 
 
 def _remote_places(name: str, processes: ProcessSettings) -> list[RemotePlace]:

@@ -11,15 +11,16 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from telescope_core.errors import EnvironmentProcessError
 from telescope_core.processes.settings import LOG_VARIABLE, split_address
+from telescope_core.records.output_logs import ENVIRONMENT_OUTPUT, OutputLog
+from telescope_core.secret_names import secret_values
 
 _PASSED_ON = """
     PATH HOME USER LANG LANGUAGE TZ TMPDIR TEMP TMP SYSTEMROOT SHELL TERM
@@ -33,7 +34,7 @@ _PASSED_ON = """
 PASSED_ON = frozenset(_PASSED_ON.split())
 """The environment variables that a worker sees, besides LC_*: no keys and no tokens."""
 _TAIL_LINES = 12
-_TAIL_BYTES = 4000
+_TAIL_CHARACTERS = 4000
 _POLL_S = 0.01
 _EPITAPH_S = 1.0
 
@@ -87,7 +88,8 @@ class LocalPlace:
     interpreter: str
     memory_limit_bytes: int | None
     log_path: Path | None
-    """File for its output, beside which is the log that it writes; None = a temporary file."""
+    """Log of its output, beside which is the log that it writes; None = only the last lines of its
+    output are kept."""
     log_source: str = ""
     """Who it is in that log."""
     is_debug: bool = False
@@ -102,13 +104,13 @@ class LocalPlace:
         """Start the process and connect to it; it then greets over the connection."""
         ours, theirs = socket.socketpair()
         guard_read, guard_write = os.pipe()
-        log = self._open_log()
+        output = self._output()
         try:
-            process = self._spawn(theirs.fileno(), guard_read, log)
+            process = self._spawn(theirs.fileno(), guard_read, output.fd)
         except OSError as error:
             os.close(guard_write)
             ours.close()
-            log.close()
+            output.close()
             raise EnvironmentProcessError(
                 f"{self.label} cannot be started with {self.interpreter!r}: {error}; "
                 "reinstall the environment"
@@ -116,7 +118,8 @@ class LocalPlace:
         finally:
             theirs.close()
             os.close(guard_read)
-        worker = LocalWorker(process, guard=guard_write, log=log)
+        output.begin()
+        worker = LocalWorker(process, guard=guard_write, output=output, log_path=self.log_path)
         try:
             await asyncio.get_running_loop().create_connection(lambda: protocol, sock=ours)
         except BaseException:
@@ -124,13 +127,13 @@ class LocalPlace:
             raise
         return worker
 
-    def _spawn(self, socket_fd: int, guard_fd: int, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+    def _spawn(self, socket_fd: int, guard_fd: int, output: int) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             self._command(socket_fd, guard_fd),
             env=self._variables(),
             pass_fds=(socket_fd, guard_fd),
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
@@ -162,20 +165,32 @@ class LocalPlace:
             command += [part for path in sys.path if path for part in ("--path", path)]
         return command
 
-    def _open_log(self) -> IO[bytes]:
-        if self.log_path is None:
-            return tempfile.TemporaryFile("a+b")
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        return self.log_path.open("a+b")
+    def _output(self) -> OutputLog:
+        if self.log_path is not None:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        return OutputLog(
+            self.log_path,
+            component=ENVIRONMENT_OUTPUT,
+            source=self.log_source,
+            hide=secret_values(os.environ),
+        )
 
 
 class LocalWorker:
     """A worker process on this machine; its keeper ends its whole process group."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", *, guard: int, log: IO[bytes]) -> None:
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        *,
+        guard: int,
+        output: OutputLog,
+        log_path: Path | None,
+    ) -> None:
         self._process = process
         self._guard: int | None = guard
-        self._log = log
+        self._output = output
+        self._log_path = log_path
 
     async def end(self, *, within_s: float) -> None:
         """Wait up to `within_s` seconds for the worker to end, then end it by force. Idempotent."""
@@ -185,7 +200,7 @@ class LocalWorker:
                 self._process.kill()
                 await self._has_ended(within_s)
         self.kill()
-        self._log.close()
+        await asyncio.to_thread(self._output.close)
 
     def kill(self) -> None:
         """Close the guard pipe, so that the keeper ends the process group."""
@@ -195,17 +210,14 @@ class LocalWorker:
 
     async def epitaph(self) -> str:
         """Return how the worker ended and the last lines of its log."""
-        await self._has_ended(_EPITAPH_S)
+        if await self._has_ended(_EPITAPH_S):
+            await asyncio.to_thread(self._output.drain, _EPITAPH_S)
         return f"{_how_ended(self._process.poll())}{self._last_words()}"
 
     def _last_words(self) -> str:
-        if self._log.closed:
-            return ""
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - _TAIL_BYTES))
-        lines = self._log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
-        where = f"; its log is {self._log.name}" if isinstance(self._log.name, str) else ""
-        return f"{where}; its last lines:\n" + "\n".join(lines) if lines else where
+        lines = self._output.tail(_TAIL_LINES)[-_TAIL_CHARACTERS:]
+        where = "" if self._log_path is None else f"; its log is {self._log_path}"
+        return f"{where}; its last lines:\n{lines}" if lines else where
 
     async def _has_ended(self, within_s: float) -> bool:
         give_up_s = time.monotonic() + within_s

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from threading import Lock
@@ -165,7 +165,8 @@ class EventLog:
         if not events:
             return
         arrow, parquet = arrow_modules()
-        table = arrow.Table.from_pylist([asdict(event) for event in events], schema=_schema())
+        columns = {name: [getattr(event, name) for event in events] for name in _NAMES}
+        table = arrow.Table.from_pydict(columns, schema=_schema())
         with whole_file(_packed_file(self._folder, step)) as temporary:
             parquet.write_table(table, temporary, compression="zstd")
         lines.unlink()
@@ -217,7 +218,7 @@ def _of_step(folder: Path, step: int) -> Iterator[AttemptEvent]:
 
 def _line(event: AttemptEvent) -> str:
     # Most fields of most events have their default, which is left out.
-    fields = {name: value for name, value in asdict(event).items() if value not in ("", None)}
+    fields = {name: value for name in _NAMES if (value := getattr(event, name)) not in ("", None)}
     return json.dumps(fields, separators=(",", ":"))
 
 

@@ -1,10 +1,10 @@
 """What a process prints, as a log of bounded size: read from a pipe by who started it.
 
-    the process  -- stdout, stderr -->  pipe  -->  a thread of who started it  -->  a log, and its tail
+    the process  -- stdout, stderr -->  pipe  -->  a thread of who started it  -->  log and tail
 
-A file that ends in `.jsonl` gets the lines of all other logs (see `logs`), with the time at which each
-was printed; another one gets the text as it is. A process never waits for a disk: lines that the file
-does not take are lost.
+A file that ends in `.jsonl` gets lines as in all other logs (see `logs`), with the time at which
+each was printed; another one gets the text as it is. A process never waits for a disk that is full:
+lines that the file does not take are lost.
 """
 
 import logging
@@ -14,7 +14,6 @@ import select
 import time
 from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Thread
 
@@ -29,6 +28,8 @@ _READ_BYTES = 2**16
 _TAIL_LINES = 50
 _POLL_S = 0.25
 """Seconds after which the beginning of a line is written without its end, such as a question."""
+_LAST_WORDS_S = 1.0
+"""Seconds for which it is read on at the end, if somebody prints without a pause."""
 _LEVELS = {
     **{"TRACE": logging.DEBUG, "DEBUG": logging.DEBUG, "INFO": logging.INFO},
     **{"NOTICE": logging.INFO, "WARN": logging.WARNING, "WARNING": logging.WARNING},
@@ -46,7 +47,7 @@ def is_output(name: str) -> bool:
 
 
 class OutputLog:
-    """Takes what one process prints. Give it `fd`, call `begin` once it runs, and `close` at its end.
+    """Takes what one process prints. Give it `fd`, `begin` once it runs, and `close` at its end.
 
     Any thread may call any method.
     """
@@ -70,7 +71,7 @@ class OutputLog:
             )
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._level = logging.INFO
-        self._ends = False
+        self._ends_s: float | None = None
         self.num_bytes = 0
         """What it has printed so far."""
         self._read_end, self.fd = os.pipe()
@@ -99,9 +100,10 @@ class OutputLog:
     def close(self) -> None:
         """Read what is there, and no more. Idempotent."""
         self._close_fd()
-        self._ends = True
+        if self._ends_s is None:
+            self._ends_s = time.monotonic() + _LAST_WORDS_S
         if self._thread.ident is not None:
-            self._thread.join(10 * _POLL_S)
+            self._thread.join(_LAST_WORDS_S + 2 * _POLL_S)
         else:
             self._end()
 
@@ -125,41 +127,34 @@ class OutputLog:
         begun = b""
         try:
             while True:
-                if not poll.poll(_POLL_S * 1e3):
-                    # Nobody prints. What has no end is written as it is.
-                    begun = self._write([begun] if begun else [])
-                    if self._ends:
-                        return
-                    continue
-                content = os.read(self._read_end, _READ_BYTES)
-                if not content:
-                    self._write([begun] if begun else [])
-                    return
+                is_quiet = not poll.poll(_POLL_S * 1e3)
+                content = b"" if is_quiet else os.read(self._read_end, _READ_BYTES)
                 self.num_bytes += len(content)
                 *lines, begun = (begun + content).split(b"\n")
-                self._write(lines)
-                if len(begun) > _READ_BYTES:
-                    begun = self._write([begun])
+                # What has no end is written as it is, once nothing follows it or it is very long.
+                if begun and (not content or len(begun) > _READ_BYTES):
+                    lines, begun = [*lines, begun], b""
+                for line in lines:
+                    self._write(line)
+                if (not content and not is_quiet) or self._is_over(is_quiet=is_quiet):
+                    return
         finally:
             self._end()
 
-    def _write(self, lines: list[bytes]) -> bytes:
-        """Write lines; returns the beginning of the next one, of which there is nothing yet."""
-        for line in lines:
-            # A progress bar is drawn over itself: what a terminal would show is kept.
-            text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
-            self._tail.append(hidden(text, self._hide))
-            level = _LEVEL.search(text[:_HEAD])
-            if level is not None:
-                self._level = _LEVELS[level[1]]
-            elif _DATED.search(text[:_HEAD]):
-                self._level = logging.INFO
-            if self._handler is not None:
-                record = logging.LogRecord("", self._level, "", 0, text, None, None)
-                record.created = time.time()
-                with suppress(ValueError):  # it was closed
-                    self._handler.handle(record)
-        return b""
+    def _is_over(self, *, is_quiet: bool) -> bool:
+        return self._ends_s is not None and (is_quiet or time.monotonic() > self._ends_s)
+
+    def _write(self, line: bytes) -> None:
+        # A progress bar is drawn over itself: what a terminal would show is kept.
+        text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
+        self._tail.append(hidden(text, self._hide))
+        level = _LEVEL.search(text[:_HEAD])
+        if level is not None:
+            self._level = _LEVELS[level[1]]
+        elif _DATED.search(text[:_HEAD]):
+            self._level = logging.INFO
+        if self._handler is not None:
+            self._handler.handle(logging.LogRecord("", self._level, "", 0, text, None, None))
 
 
 class _PlainLines(JsonLines):
@@ -168,9 +163,7 @@ class _PlainLines(JsonLines):
     def __init__(
         self, path: Path, *, component: str, source: str, hide: Iterable[str], max_bytes: int
     ) -> None:
-        super().__init__(
-            path, component=component, source=source, hide=hide, max_bytes=max_bytes
-        )
+        super().__init__(path, component=component, source=source, hide=hide, max_bytes=max_bytes)
         self.namer = None
         self._hidden = set(hide)
 

@@ -12,7 +12,8 @@ import ray
 from ray.exceptions import RayError
 
 from telescope_core.errors import ProcessDiedError
-from telescope_core.records.logs import Logs, telling_failure
+from telescope_core.records.logs import Logs, log_name, telling_failure
+from telescope_core.records.output_logs import INFERENCE
 from telescope_train.cluster.ray_cluster import answer
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.server import ServerProcess, ServerSettings
@@ -248,7 +249,8 @@ def server_settings(
             model_path=model.model,
             host=inference.inference_host,
             port=inference.inference_base_port + index,
-            log_path=log_folder / f"inference-{index}.log",
+            log_path=log_folder / log_name(INFERENCE, str(index)),
+            number=index,
             device=device,
             num_threads=max(1, int(config.ray.ray_inference_cpus_per_worker)),
             dtype=dtype,

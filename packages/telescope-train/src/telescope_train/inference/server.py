@@ -15,11 +15,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from telescope_core.errors import ProcessDiedError
+from telescope_core.records.output_logs import INFERENCE, OutputLog
+from telescope_core.secret_names import secret_values
 from telescope_train.cluster.ports import free_port, require_free_port
 from telescope_train.inference.wire import ENGINE_PATH
 from telescope_train.models.device import machine_device
@@ -35,6 +36,9 @@ CPU_KERNELS_VARIABLE = "TELESCOPE_VLLM_CPU_KERNELS"
 STARTUP_DEADLINE_S = 300.0
 """Longest that a server may take from its start to its first health check, in seconds."""
 _TRACES_EVERY_MS = 500
+_LAST_WORDS_S = 1.0
+"""Longest wait for what a server that has ended had printed, in seconds."""
+_TAIL_LINES = 15
 _POLL_S = 0.1
 """Seconds between two health checks while the server starts."""
 _TOKEN_PLANE = "telescope_train.inference.vllm_plugin.token_plane.TokenPlane"
@@ -53,6 +57,9 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int
     log_path: Path
+    """What the server prints; a name that ends in `.jsonl` makes it a log like all others."""
+    number: int = 0
+    """Which of the run's servers it is, in its log."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
     num_threads: int = 1
@@ -164,17 +171,27 @@ class ServerProcess:
         settings.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.settings = settings
         self._was_healthy = False
-        self._log: IO[bytes] = settings.log_path.open("ab")
+        self._output = OutputLog(
+            settings.log_path,
+            component=INFERENCE,
+            source=str(settings.number),
+            hide=secret_values(os.environ),
+        )
         # With a session of its own, `close` can end the whole group, and Ctrl-C in a terminal does
         # not reach the server: the driver receives it and ends its processes in order.
-        self._process = subprocess.Popen(
-            settings.arguments(),
-            env=settings.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                settings.arguments(),
+                env=settings.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output.fd,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except BaseException:
+            self._output.close()
+            raise
+        self._output.begin()
         self._watchdog: int | None = _start_watchdog(self._process.pid)
 
     @property
@@ -189,7 +206,7 @@ class ServerProcess:
             raise ProcessDiedError(
                 f"inference server at {self.settings.base_url} (pid {self.pid}) died "
                 f"{_describe_exit(code)}; its log is {self.settings.log_path}, which ends:\n"
-                f"{tail(self.settings.log_path)}"
+                f"{self._last_words()}"
             )
 
     def check_engine(self) -> bool:
@@ -218,7 +235,7 @@ class ServerProcess:
             raise ProcessDiedError(
                 f"the engine of the inference server at {self.settings.base_url} (pid {self.pid}) "
                 f"died; its log is {self.settings.log_path}, which ends:\n"
-                f"{tail(self.settings.log_path)}"
+                f"{self._last_words()}"
             )
         return False
 
@@ -234,8 +251,12 @@ class ServerProcess:
             return False
 
     def log_bytes(self) -> int:
-        """Return the size of the log."""
-        return os.fstat(self._log.fileno()).st_size
+        """Return how much it has printed."""
+        return self._output.num_bytes
+
+    def _last_words(self) -> str:
+        self._output.drain(_LAST_WORDS_S)
+        return self._output.tail(_TAIL_LINES) or "(it printed nothing)"
 
     def wait_until_healthy(self, deadline_s: float = STARTUP_DEADLINE_S) -> None:
         """Return once it answers; raises ProcessDiedError if it ends, or after `deadline_s`."""
@@ -264,7 +285,7 @@ class ServerProcess:
             os.write(self._watchdog, b"closed\n")
             os.close(self._watchdog)
             self._watchdog = None
-        self._log.close()
+        self._output.close()
 
 
 @contextmanager
@@ -317,13 +338,6 @@ def serve_model(
     )
     with running(settings):
         yield ServedModel(base_url=f"{settings.base_url}/v1", model=SERVED_MODEL_NAME)
-
-
-def tail(path: Path, *, num_lines: int = 15) -> str:
-    """Return the last lines of a log."""
-    if not path.exists():
-        return "(no log was written)"
-    return "\n".join(path.read_text(errors="replace").splitlines()[-num_lines:])
 
 
 def _describe_exit(code: int) -> str:

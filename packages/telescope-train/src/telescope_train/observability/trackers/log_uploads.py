@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from telescope_core.records.logs import LogFiles, log_files
+from telescope_core.records.output_logs import is_output
 from telescope_core.secret_names import hidden
 
 _LEVEL = 1
@@ -49,9 +50,12 @@ class LogUploads:
 
     def pack(self, into: Path, known: LogSizes = NOTHING) -> Packed:
         """Write to the folder `into` what has changed since it had the sizes `known`."""
-        suffixes = [".jsonl"] if self.has_logs or self.has_debug else []
-        suffixes += [".log"] if self.has_output else []
-        found = log_files(path for path in self.folder.glob("*") if path.suffix in suffixes)
+        found = log_files(
+            path
+            for path in self.folder.glob("*")
+            if path.suffix in (".jsonl", ".log")
+            and (self.has_output if is_output(path.name) else self.has_logs or self.has_debug)
+        )
         paths: list[Path] = []
         sizes = dict(known)
         for log in found:
@@ -66,7 +70,7 @@ class LogUploads:
     def _packed(self, log: LogFiles, into: Path) -> Path:
         path = into / f"{log.name}.gz"
         with gzip.open(path, "wb", compresslevel=_LEVEL) as packed:
-            if log.name.endswith(".log"):
+            if is_output(log.name):
                 packed.writelines(self._without_secrets(log.paths))
             elif self.has_debug:
                 for one in log.paths:

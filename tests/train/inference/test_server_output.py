@@ -1,0 +1,73 @@
+"""What a server prints: in its log with time and level, and quoted when it dies."""
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from telescope_core.errors import ProcessDiedError
+from telescope_core.records.logs import log_name
+from telescope_core.records.output_logs import INFERENCE
+from telescope_train.cluster.ports import free_port
+from telescope_train.inference.server import ServerProcess, ServerSettings
+
+pytestmark = pytest.mark.engine
+DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script(ServerSettings):
+    """The settings of a program that takes the place of vLLM's, which takes a minute to import."""
+
+    text: str
+
+    def arguments(self) -> list[str]:
+        """Return the command line."""
+        return [sys.executable, "-c", self.text]
+
+
+def script(folder: Path, text: str) -> Script:
+    path = folder / log_name(INFERENCE, "3")
+    return Script(model_path="none", port=free_port(), log_path=path, number=3, text=text)
+
+
+def test_a_server_that_dies_is_quoted_and_its_log_has_the_form_of_all_logs(tmp_path: Path):
+    text = (
+        "print('INFO loading')\nfor n in range(40): print('line', n)\nraise SystemExit('ERROR no')"
+    )
+    settings = script(tmp_path, text)
+    for life in (1, 2):
+        server = ServerProcess(settings)
+        try:
+            with pytest.raises(ProcessDiedError) as died:
+                server.wait_until_healthy(DEADLINE_S)
+        finally:
+            server.close()
+        message = str(died.value)
+        assert f"died with exit code 1; its log is {settings.log_path}, which ends:\n" in message
+        assert message.endswith("line 38\nline 39\nERROR no")
+        assert "line 25\n" not in message
+        rows = [json.loads(line) for line in settings.log_path.read_text().splitlines()]
+        assert len(rows) == 42 * life
+        assert [row["level"] for row in rows[-2:]] == ["info", "error"]
+        assert {(row["component"], row["source"]) for row in rows} == {(INFERENCE, "3")}
+        assert rows[-1]["life"] == life
+
+
+def test_a_server_that_prints_is_known_to_do_something_and_one_that_is_killed_is_quoted(
+    tmp_path: Path,
+):
+    text = "import time\nprint('50%', end='\\r', flush=True)\ntime.sleep(600)"
+    server = ServerProcess(script(tmp_path, text))
+    try:
+        give_up_s = time.monotonic() + DEADLINE_S
+        while not server.log_bytes():
+            assert time.monotonic() < give_up_s
+        server.check()
+    finally:
+        server.close()
+    with pytest.raises(ProcessDiedError, match=r"of signal SIG\w+; its log is (.|\n)*\n50%$"):
+        server.check()
