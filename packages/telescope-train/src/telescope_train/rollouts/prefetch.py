@@ -36,11 +36,6 @@ class Prefetch:
         self._last = 0
         self._reading: dict[asyncio.Task[None], Drawn] = {}
 
-    @property
-    def num_ready(self) -> int:
-        """Draws that are ready or being read, those included that were skipped."""
-        return self._draw.position
-
     def keep_ahead_of(self, number: int) -> None:
         """Get the draws after `number` ready."""
         self._last = max(self._last, number + 1 + self._size)
