@@ -39,14 +39,15 @@ class ObservabilitySection(Section):
     wandb_tags: tuple[str, ...] = ()
     """Tags of the run there."""
     wandb_upload_logs: bool = True
-    """With `use_wandb`: send the logs of all processes at the end of the run, compressed, without
-    debug messages."""
+    """With `use_wandb`: send the logs of all processes, compressed, every few minutes and at the end
+    of the run, without debug messages."""
     wandb_upload_logs_detailed: bool = False
     """With `use_wandb`: send debug messages with the logs too, which a run writes with `debug`."""
     wandb_upload_logs_stdout: bool = False
-    """With `use_wandb`: send at the end of the run what inference servers and environment workers
-    printed, compressed. It may hold what their code prints of rollouts."""
+    """With `use_wandb`: send what inference servers and environment workers print with the logs. It
+    may hold what their code prints of rollouts."""
     use_tensorboard: bool = False
     """Write metrics, meters and some rollouts to `tensorboard` in the run folder."""
     trackers: tuple[str, ...] = ()
-    """Further installed trackers, by the names of their entry points (`telescope.trackers`)."""
+    """Further installed trackers, by the names of their entry points (`telescope.trackers`), such as
+    trackio."""
