@@ -137,6 +137,7 @@ async def test_evals_are_told_with_their_intervals(tmp_path: Path):
     solved, any_of_two = result.pass_at[1], result.pass_at[2]
     assert numbers == {
         "eval/hard/version": 4.0,
+        "eval/hard/lag_steps": 0.0,
         "eval/hard/scored": 6.0,
         "eval/hard/failed": 0.0,
         "eval/hard/reward": 0.5,

@@ -42,6 +42,17 @@ IN_PROCESSES = {
         *("memory_bytes", "stuck_threads"),
     )
 }
+EVALS = {
+    "eval/lag_steps",
+    "eval/missing",
+    *(f"eval/<eval>/{name}" for name in ("version", "lag_steps", "scored", "failed")),
+    *(
+        f"eval/<eval>/{name}{end}"
+        for name in ("reward", "pass@<k>")
+        for end in ("", "/low", "/high")
+    ),
+}
+"""What a run with evals writes; `tests/train/evals` has such runs."""
 
 
 def documented() -> dict[str, re.Pattern[str]]:
@@ -83,7 +94,7 @@ async def test_the_page_lists_exactly_what_steps_write(start, tmp_path):
     missing = {key for key in written if not any(p.fullmatch(key) for p in patterns.values())}
     assert missing == set(), "document them in docs/reference/metrics.md"
     unwritten = {key for key, p in patterns.items() if not any(p.fullmatch(one) for one in written)}
-    assert unwritten == ON_A_GPU | IN_PROCESSES, "no step writes them"
+    assert unwritten == ON_A_GPU | IN_PROCESSES | EVALS, "no step writes them"
     pool = EnvironmentPool(
         "toy", [], {}, identity=Identity(name="", version=""), processes=ProcessSettings()
     )

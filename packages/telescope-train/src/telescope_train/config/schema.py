@@ -189,8 +189,9 @@ class InferenceSection(Section):
     """Seconds that a starting server may stay silent, in its log and to health checks, before the
     run gives up on it."""
     inference_progress_timeout_s: Positive = 120.0
-    """Seconds without a token or an answer to its health check after which an inference server is
-    taken for dead, ended and started again. Its requests go on at the other servers."""
+    """Seconds in which the engine of an inference server ends no step and sends no token, after
+    which the server is ended and started again. Weight updates do not count. Its requests go on at
+    the other servers."""
     gateway_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address of this machine at which programs that environments start reach the model."""
     gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0
@@ -204,8 +205,8 @@ class InferenceSection(Section):
     """Requests that one server works on at a time."""
     vllm_scheduling_policy: Literal["priority", "fcfs"] = "priority"
     """Which of the requests that wait goes first: `priority` = that of the rollout with the most
-    turns behind it, so that rollouts end soon, and evaluations last, `fcfs` = the one that came
-    first."""
+    turns behind it, so that rollouts end soon; among equals that of the oldest batch; evaluations
+    last, `fcfs` = the one that came first."""
     enable_vllm_tracing: bool = False
     """Servers send their traces to the driver: requests of others are recorded too."""
     otlp_receiver_port: Annotated[int, Field(ge=0, le=65535)] = 0

@@ -11,6 +11,7 @@ def eval_numbers(point: EvalPoint, result: EvalResult) -> dict[str, float]:
     estimates |= {f"pass@{k}": estimate for k, estimate in sorted(result.pass_at.items())}
     numbers: dict[str, float | None] = {
         "version": float(point.version),
+        "lag_steps": float(point.lag_steps),
         "scored": float(result.num_scored),
         "failed": float(result.num_failed),
     }
