@@ -179,6 +179,25 @@ def test_wheels_that_would_write_elsewhere(hub, rewrite):
 
 
 @pytest.mark.usefixtures("unchanged")
+def test_wheels_that_no_installer_would_take(hub, rewrite):
+    info = "telescope_env_acme_toy-0.2.0.dist-info"
+    good = publication_now().wheel
+    with zipfile.ZipFile(io.BytesIO(good)) as archive:
+        texts = {name: archive.read(f"{info}/{name}") for name in ("METADATA", "WHEEL")}
+    with Sender(hub.address, hub.token()) as sender:
+        for name, old, new in (
+            ("METADATA", b"Python: >=3.11", b"Python: banana"),
+            ("METADATA", b"Metadata-Version: 2.4", b"Metadata-Version: 9.9"),
+            ("METADATA", b"Metadata-Version: 2.4\n", b""),
+            ("WHEEL", b"Wheel-Version: 1.0", b"Wheel-Version: 9.0"),
+        ):
+            changed = texts[name].replace(old, new)
+            assert changed != texts[name]
+            data = rewrite(good, {f"{info}/{name}": changed})
+            refused(sender.publish(with_wheel(data)), 422, f"its {name} ")
+
+
+@pytest.mark.usefixtures("unchanged")
 def test_wheels_that_were_cut_off(hub):
     good = publication_now().wheel
     with Sender(hub.address, hub.token()) as sender:

@@ -118,6 +118,97 @@ def mutants() -> Iterator[tuple[str, bytes]]:
         yield f"changed headers {number}", bytes(changed)
 
 
+HEADER = "Metadata-Version: 2.4\nName: telescope-env-acme-toy\nVersion: 0.1.0\n"
+METADATA = {
+    "no version of the format": HEADER.partition("\n")[2],
+    "an unknown version of the format": HEADER.replace("2.4", "9.9"),
+    "a version of the format that is none": HEADER.replace("2.4", "two"),
+    "two versions of the format": f"Metadata-Version: 2.1\n{HEADER}",
+    "no name": HEADER.replace("Name:", "Title:"),
+    "two names": f"{HEADER}Name: other\n",
+    "two versions": f"{HEADER}Version: 0.2.0\n",
+    "a range of Python that is none": f"{HEADER}Requires-Python: banana\n",
+    "an exact Python that is none": f"{HEADER}Requires-Python: ===banana\n",
+    "two ranges of Python": f"{HEADER}Requires-Python: >=3.11\nRequires-Python: >=3.99\n",
+    "a requirement that is none": f"{HEADER}Requires-Dist: >=1 what\n",
+    "a requirement of an address": f"{HEADER}Requires-Dist: x @ https://x.test/x.whl\n",
+    "a marker that is none": f"{HEADER}Requires-Dist: x; moon == 'full'\n",
+    "a requirement on two lines": f"{HEADER}Requires-Dist: x;\n python_version > '3'\n",
+    "a line in the middle": f"{HEADER}\nRequires-Python: >=3.99\n",
+    "carriage returns": HEADER.replace("\n", "\r"),
+    "both ends of a line": HEADER.replace("\n", "\r\n"),
+    "an extra that is none": f"{HEADER}Provides-Extra: -x-\n",
+    "a field of its own": f"{HEADER}Moon: full\n",
+    "nothing": "",
+}
+PURE = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+WHEEL = {
+    "a later version": PURE.replace("1.0", "9.0"),
+    "a later minor version": PURE.replace("1.0", "1.9"),
+    "a version that is none": PURE.replace("1.0", "one"),
+    "no version": PURE.partition("\n")[2],
+    "two versions": f"Wheel-Version: 9.0\n{PURE}",
+    "not pure": PURE.replace("true", "false"),
+    "both pure and not": f"{PURE}Root-Is-Purelib: false\n",
+    "pure in capitals": PURE.replace("true", "True"),
+    "another tag": PURE.replace("py3-none-any", "cp311-cp311-linux_x86_64"),
+    "carriage returns": PURE.replace("\n", "\r"),
+    "a continued line": PURE.replace("Tag", " Tag"),
+    "a line without a field": f"{PURE}pure\n",
+    "a build number": f"{PURE}Build: 1\n",
+    "nothing": "",
+}
+
+
+def texts_about_itself() -> Iterator[tuple[str, bytes]]:
+    """Yield wheels whose own METADATA or WHEEL installers may refuse, or read differently."""
+    files = contents()
+    own = {name: files[f"{INFO}/{name}"] for name in ("METADATA", "WHEEL")}
+    for name, cases in (("METADATA", METADATA), ("WHEEL", WHEEL)):
+        for what, text in cases.items():
+            yield f"{name}: {what}", rebuilt({**files, f"{INFO}/{name}": text.encode()})
+    yield (
+        "METADATA: not UTF-8",
+        rebuilt({**files, f"{INFO}/METADATA": HEADER.encode() + b"A: \xff"}),
+    )
+    chance = random.Random(0)
+    for number in range(NUM_RANDOM // 2):
+        name = chance.choice(("METADATA", "WHEEL"))
+        changed = bytearray(own[name])
+        for _ in range(chance.choice((1, 1, 3))):
+            place = chance.randrange(len(changed))
+            letter = chance.choice(b" \n\r\t\0:;,.<=>019azZ-_\xc3\xff")
+            if chance.random() < 0.5:
+                changed[place] = letter
+            elif chance.random() < 0.5:
+                changed.insert(place, letter)
+            else:
+                del changed[place]
+        yield (
+            f"changed {name} {number}: {bytes(changed)!r}",
+            rebuilt({**files, f"{INFO}/{name}": bytes(changed)}),
+        )
+
+
+def test_what_a_wheel_says_of_itself_is_taken_by_other_installers_too(tmp_path: Path) -> None:
+    named: list[str] = []
+    texts: set[bytes] = set()
+    for what, data in texts_about_itself():
+        if data in texts or not is_accepted(data):
+            continue
+        texts.add(data)
+        named.append(what)
+        folder = tmp_path / str(len(named))
+        folder.mkdir()
+        assert unpacked_by_us(data, folder) == unpacked_by_uv(data, folder), what
+    assert [what for what in named if not what.startswith("changed ")] == [
+        "METADATA: a line in the middle",
+        "METADATA: both ends of a line",
+        "METADATA: a field of its own",
+        "WHEEL: a build number",
+    ]
+
+
 def unpacked_by_uv(data: bytes, folder: Path) -> dict[str, bytes]:
     wheel = folder / NAME
     wheel.write_bytes(data)

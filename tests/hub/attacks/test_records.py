@@ -11,7 +11,7 @@ from tests.hub.projects import TOY, toy_publication
 from tests.hub.server.sending import Sender, publication_now
 from tests.hub.serving import served
 
-from telescope_core.errors import RegistryError
+from telescope_core.errors import RegistryError, TelescopeError
 from telescope_envs.authoring.first_party import publish
 from telescope_envs.authoring.status import yank
 from telescope_envs.registry import Registry, resolve
@@ -40,6 +40,9 @@ HOSTILE_RECORDS = {
     "an escape in a split": {"splits": {"\x1b[2Jtrain": 1}},
     "an escape in a secret": {"secrets": ("\x1b]0;x",)},
     "an escape in a requirement": {"requires_dist": ("telescope-core\x1b[2J",)},
+    "a range of Python that is none": {"requires_python": "banana"},
+    "an exact Python that is none": {"requires_python": "===banana"},
+    "an exact requirement of nothing": {"requires_dist": ("telescope-core===banana",)},
     "a long summary": {"summary": "x" * 100_000},
     "a long record": {"resources": {str(i): "x" * 900 for i in range(400)}},
 }
@@ -81,9 +84,10 @@ def test_a_check_finds_it(registry_place, name):
 
 
 DECLARED = {
-    "reward_max = float('nan')": "reward.maximum: Input should be a finite number",
-    "reward_max = -1.0": "reward: .*minimum 0 is above maximum -1",
-    "secrets = ('\\x1b[2J',)": "secrets.0: is not the name of an environment variable",
+    "reward_max = float('nan')": "reward_max must be a finite number",
+    "reward_max = -1.0": "reward_min must be below reward_max, got 0 and -1",
+    "secrets = ('\\x1b[2J',)": "not the name of an environment variable",
+    "network: str = 'sometimes'": "network",
 }
 
 
@@ -92,7 +96,7 @@ def test_what_an_environment_declares_is_checked_where_it_is_published(
     registry, make_project, declared
 ):
     code = TOY.replace('"""Says yes."""', f'"""Says yes."""\n\n    {declared}')
-    with pytest.raises(RegistryError, match=f"whl: {DECLARED[declared]}.*correct it"):
+    with pytest.raises(TelescopeError, match=rf"\.whl\b.*{DECLARED[declared]}"):
         publish(registry.store, make_project(code=code), owner="acme", datasets=[])
 
 

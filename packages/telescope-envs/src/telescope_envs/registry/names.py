@@ -67,7 +67,9 @@ def check_version(version: str) -> str:
 def check_specifier(text: str) -> str:
     """Return `text`; raises ValueError when it is no range of Python versions."""
     try:
-        SpecifierSet(text).contains("3.11")  # which fails for numbers that are too long to read
+        found = SpecifierSet(text)
+        found.contains("3.11")  # which fails for numbers that are too long to read
+        _require_versions(found)
     except ValueError as error:
         raise ValueError(f"{str(error)[:80]}; write for instance '>=3.11'") from None
     return text
@@ -76,11 +78,20 @@ def check_specifier(text: str) -> str:
 def check_requirement(text: str) -> str:
     """Return `text`; raises ValueError when it is no requirement (PEP 508)."""
     try:
-        marker = Requirement(text).marker
+        requirement = Requirement(text)
+        _require_versions(requirement.specifier)
+        marker = requirement.marker
         _ = marker is None or marker.evaluate({"extra": ""})
     except (ValueError, RecursionError):
         raise ValueError(f"{text[:80]!r} is not a requirement (PEP 508)") from None
     return text
+
+
+def _require_versions(specifiers: SpecifierSet) -> None:
+    """Raise ValueError for `===banana`: packaging takes any text behind `===`, and uv does not."""
+    for specifier in specifiers:
+        if specifier.operator == "===":
+            Version(specifier.version)
 
 
 def is_version(version: str) -> bool:

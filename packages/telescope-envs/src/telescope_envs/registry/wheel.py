@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from unicodedata import normalize
 
-from packaging.metadata import parse_email
+from packaging.metadata import RawMetadata
 from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
@@ -27,6 +27,7 @@ from telescope_envs.registry.archive import layout_problem
 from telescope_envs.registry.digests import check_bytes
 from telescope_envs.registry.names import ENTRY_POINT_GROUP
 from telescope_envs.registry.records import Release
+from telescope_envs.registry.wheel_metadata import check_wheel_file, read_metadata
 
 __all__ = ["WheelContents", "check_bytes", "check_release", "read_wheel", "record_hash"]
 
@@ -97,7 +98,8 @@ def read_wheel(data: bytes, filename: str) -> WheelContents:
     _check_record(files, info_folder, filename)
     _check_is_pure(files, info_folder, filename)
     entry_name, factory = _entry_point(files, info_folder, filename)
-    contents = _contents(files, info_folder, entry_name, factory)
+    raw = read_metadata(files[f"{info_folder}/METADATA"], filename)
+    contents = _contents(files, info_folder, raw, entry_name, factory)
     if (contents.distribution, contents.version) != (distribution, version):
         raise RegistryError(
             f"wheel {filename}: its METADATA is for {contents.distribution} {contents.version}; "
@@ -256,11 +258,10 @@ def record_hash(data: bytes) -> str:
 
 
 def _check_is_pure(files: Mapping[str, bytes], info_folder: str, filename: str) -> None:
-    lines = _text(files, f"{info_folder}/WHEEL", filename).splitlines()
-    if "Root-Is-Purelib: true" not in lines or f"{info_folder}/METADATA" not in files:
-        raise RegistryError(
-            f"wheel {filename}: WHEEL or METADATA is missing, or the wheel is not pure Python"
-        )
+    for name in ("WHEEL", "METADATA"):
+        if f"{info_folder}/{name}" not in files:
+            raise RegistryError(f"wheel {filename}: has no {name}")
+    check_wheel_file(_text(files, f"{info_folder}/WHEEL", filename), filename)
 
 
 def _entry_point(files: Mapping[str, bytes], info_folder: str, filename: str) -> tuple[str, str]:
@@ -280,10 +281,9 @@ def _entry_point(files: Mapping[str, bytes], info_folder: str, filename: str) ->
 
 
 def _contents(
-    files: Mapping[str, bytes], info_folder: str, entry_name: str, factory: str
+    files: Mapping[str, bytes], info_folder: str, raw: RawMetadata, entry_name: str, factory: str
 ) -> WheelContents:
     metadata = files[f"{info_folder}/METADATA"]
-    raw, _ = parse_email(metadata)
     name = str(canonicalize_name(raw.get("name", "")))
     requires_dist = [_requirement(text, name) for text in raw.get("requires_dist", [])]
     return WheelContents(
