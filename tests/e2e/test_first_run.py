@@ -86,6 +86,38 @@ def require_recorded(run: RunFolder) -> None:
         )
 
 
+def require_tokens(run: RunFolder) -> None:
+    """Assert that the records of tokens are those that the metrics of the steps were made of."""
+    metrics = {row["step"]: row for row in run.metrics()}
+    for step in run.rollout_steps():
+        rollouts = {(r.group_id, r.index, r.attempt): r for r in run.rollouts([step])}
+        for row in rollouts.values():
+            for spans, ids in zip(row.version_spans, row.completion_ids, strict=True):
+                assert sum(span.num_tokens for span in spans) == len(ids)
+            versions = [span.version for spans in row.version_spans for span in spans]
+            assert (min(versions), max(versions)) == (row.oldest_version, row.newest_version)
+        facts = list(run.token_facts(step))
+        assert (run.path / "token_facts" / f"step-{step:06d}.parquet").is_file()
+        kept = {key for key, row in rollouts.items() if row.status == "kept"}
+        assert {(one.group_id, one.index, one.attempt) for one in facts} == kept
+        if not facts:
+            continue
+        apart, entropy = [], []
+        for one in facts:
+            row = rollouts[one.group_id, one.index, one.attempt]
+            sampled = row.logprobs[one.turn]
+            assert len(one.logprobs) == len(sampled)
+            entropy += one.entropy
+            if row.oldest_version == step - 1:
+                apart += [abs(new - old) for new, old in zip(one.logprobs, sampled, strict=True)]
+        assert sum(entropy) / len(entropy) == pytest.approx(metrics[step]["entropy"], rel=1e-3)
+        assert max(apart, default=0) == pytest.approx(
+            metrics[step].get("mismatch/max", 0), rel=1e-3
+        )
+        shares = sum(one.weight * len(one.logprobs) for one in facts)
+        assert shares == pytest.approx(1.0, rel=1e-4)
+
+
 def require_logged(run: RunFolder) -> None:
     """Assert that every process wrote its log, all in one form."""
     keys = ["time_s", "level", "component", "source", "life", "message"]
@@ -169,6 +201,7 @@ def test_the_commands_of_the_tutorial(tmp_path):
     assert len(list((run / "rollouts").glob("*.parquet"))) == 2
 
     require_recorded(RunFolder.open(run))
+    require_tokens(RunFolder.open(run))
     require_logged(RunFolder.open(run))
     require_metered(RunFolder.open(run))
     require_shown(tmp_path / "runs", "quickstart", tmp_path)

@@ -1,16 +1,19 @@
 """What is recorded of each token is what a plain forward and backward pass finds of it."""
 
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from telescope_train.backends.protocol import RankDiedError
 from telescope_train.batches.batch import StepPlan
 from telescope_train.batches.packing import pack, padding_batch
 from telescope_train.batches.weighting import token_weights
 from telescope_train.step.token_facts import turn_facts
+from telescope_train.step.token_records import TokenRecords
 from telescope_train.trainer.ranks import LocalRanks
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -115,3 +118,44 @@ async def test_nothing_is_kept_without_the_setting(tiny, start):
     ranks = LocalRanks(start(backend_settings(tiny)))
     await ranks.train_step(plan_of(branched()), 0)
     assert await ranks.take_token_facts() == [[]]
+
+
+class SlowFolder:
+    """Writes only when it is let to, and fails in the steps that it is told to."""
+
+    def __init__(self, *, fails=()) -> None:
+        self.may_write, self.steps, self._fails = threading.Event(), [], fails
+
+    def write_token_facts(self, step, rows) -> None:
+        assert self.may_write.wait(60)
+        if step in self._fails:
+            raise OSError("no room")
+        self.steps.append((step, len(list(rows))))
+
+
+async def test_the_next_step_does_not_wait_for_the_file_and_the_end_does(tiny, start):
+    ranks = LocalRanks(start(backend_settings(tiny, records=True)))
+    plan, folder = plan_of(branched()), SlowFolder()
+
+    async def two_steps_and_a_death():
+        async with TokenRecords(ranks, folder, is_on=True) as tokens:
+            await ranks.train_step(plan, 0)
+            await tokens.record(1, plan, branched(), scale=1.0)
+            await ranks.train_step(plan, 1)
+            assert folder.steps == []
+            folder.may_write.set()
+            await tokens.record(2, plan, branched(), scale=1.0)
+            raise RankDiedError("a rank died")
+
+    with pytest.raises(RankDiedError):
+        await two_steps_and_a_death()
+    assert folder.steps == [(1, 2 * len(branched())), (2, 2 * len(branched()))]
+
+
+async def test_a_file_that_cannot_be_written_ends_the_run(tiny, start):
+    ranks = LocalRanks(start(backend_settings(tiny, records=True)))
+    plan, folder = StepPlan(minibatches=[], order=[]), SlowFolder(fails=(1,))
+    folder.may_write.set()
+    with pytest.raises(OSError, match="no room"):
+        async with TokenRecords(ranks, folder, is_on=True) as tokens:
+            await tokens.record(1, plan, [], scale=1.0)
