@@ -26,7 +26,14 @@ import pyarrow.parquet as pq
 from machine import facts_of_run, table, write_results
 from ui.generated import RARE, write_run
 
+from telescope_core.records import RunFolder
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.chromium import browser  # noqa: E402
+
 TIMES = 9
+NUM_ROWS = 10
 SCALARS = (
     *("step", "environment", "example_id", "group_id", "index", "attempt", "status", "reward"),
     *("advantage", "num_completion_tokens", "is_truncated", "newest_version", "generate_s"),
@@ -44,7 +51,10 @@ model calls, spans of 8 ranks, meters of 8 GPUs: {size_gb:.2f} GB in {files:,} f
 | its size on disk | {index_mb:.0f} MB | 50 MB |
 | first page of the run, without an index | {first_page_ms:.0f} ms | |
 | resident memory after all questions | {memory_mb:.0f} MB | 1,000 MB |
-| a new step: from its file to its rollouts on the page | {new_step_ms:.0f} ms | 1,000 ms |
+| a new step: from its file to its rollouts in an answer | {new_step_ms:.0f} ms | 1,000 ms |
+| a new row of metrics: until a Chromium shows it, median | {row_to_page_ms:.0f} ms | 1,000 ms |
+| the slowest of {num_rows} such rows | {slowest_row_ms:.0f} ms | 1,000 ms |
+| summing up the stages of all rollouts for the timeline | {stages_s:.1f} s | |
 | SQLite with the same scalars and texts: loading | {sqlite_load_s:.0f} s | |
 | its size on disk | {sqlite_mb:,.0f} MB | |
 
@@ -234,6 +244,33 @@ def new_step_ms(server: Server, run: Path, steps: int) -> float:
     return statistics.median(found)
 
 
+def summed_up_s(server: Server) -> float:
+    """Return the seconds until the stages of all rollouts are on the timeline of the whole run."""
+    began = time.perf_counter()
+    while not server.ask("/runs/large/timeline")["index"]["is_complete"]:
+        time.sleep(0.1)
+    return time.perf_counter() - began
+
+
+def rows_to_page_ms(server: Server, run: RunFolder, profile: Path) -> list[float]:
+    """Return the milliseconds from each new row of metrics until a real browser shows its step."""
+    found: list[float] = []
+    step = "document.querySelector('.facts dd')?.innerText"
+    with browser(profile) as page:
+        address = f"http://127.0.0.1:{server.port}"
+        page.open(f"{address}/?token={server.token}")
+        page.open(f"{address}/runs/{run.path.name}")
+        page.until(f"{step} === '1' && document.querySelector('.live').innerText === 'live'")
+        for number in range(2, 2 + NUM_ROWS):
+            # A step takes longer than the pages wait between two questions.
+            time.sleep(1.5)
+            began = time.perf_counter()
+            run.log_metrics({"step": number, "task_reward/mean": 0.5})
+            page.until(f"{step} === '{number}'")
+            found.append(1000 * (time.perf_counter() - began))
+    return found
+
+
 def fill_sqlite(run: Path, path: Path) -> float:
     """Put scalars and texts into SQLite with the indexes that one would make; return seconds."""
     began = time.perf_counter()
@@ -270,6 +307,8 @@ def size_of(folder: Path) -> int:
 def measure(folder: Path, rollouts: int) -> dict[str, Any]:
     run = write_run(folder / "runs" / "large", num_rollouts=rollouts)
     write_run(folder / "runs" / "small", num_rollouts=min(rollouts, 5120))
+    live = RunFolder.create(folder / "runs" / "live", config={})
+    live.log_metrics({"step": 1, "task_reward/mean": 0.5})
     steps = len(run.rollout_steps())
     found: dict[str, Any] = {
         "rollouts": rollouts,
@@ -283,6 +322,7 @@ def measure(folder: Path, rollouts: int) -> dict[str, Any]:
         server.ask("/runs/large")
         found["first_page_ms"] = 1000 * (time.perf_counter() - began)
         found["index_s"] = time.perf_counter() - began + indexed(server, folder)
+        stages_s = summed_up_s(server)
         found["index_mb"] = max(f.stat().st_size for f in folder.rglob("*.duckdb")) / 1e6
         found["rows"] = [
             {
@@ -291,7 +331,12 @@ def measure(folder: Path, rollouts: int) -> dict[str, Any]:
             }
             for one in questions(steps)
         ]
+        found["stages_s"] = stages_s
         found["new_step_ms"] = new_step_ms(server, run.path, steps)
+        delays_ms = rows_to_page_ms(server, live, folder / "profile")
+        found["row_to_page_ms"] = statistics.median(delays_ms)
+        found["slowest_row_ms"] = max(delays_ms)
+        found["num_rows"] = NUM_ROWS
         found["memory_mb"] = server.process.memory_info().rss / 1e6
     path = folder / "store.sqlite3"
     found["sqlite_load_s"] = fill_sqlite(run.path, path)

@@ -33,6 +33,7 @@ _TEXT = (
     "product divide remainder triangle angle list sort search graph node edge cost price"
 )
 WORDS = tuple(_TEXT.split(" "))
+STAGES = ("drawn", "waiting", "environment", "generating", "scoring", "done")
 RARE = "quokka"
 """A word that one rollout in a thousand says."""
 
@@ -53,6 +54,8 @@ def write_run(path: Path, *, num_rollouts: int, seed: int = 0) -> RunFolder:
             use_dictionary=[name for name in schema.names if name not in ("chains", "turns")],
         )
     _write_metrics(path, num_steps, rng)
+    for step in range(1, num_steps + 1):
+        _write_events(path / "events", step, min(PER_STEP, num_rollouts), rng)
     _write_blocks(path / "calls", _calls(num_rollouts, rng), ModelCall)
     _write_blocks(path / "timeline", _spans(num_steps), TimelineSpan)
     _write_blocks(path / "gauges", _gauges(num_steps, rng), GaugeSample)
@@ -126,7 +129,9 @@ def _step_table(
         "score_s": np.full(num, 0.01),
         **_tokens(num, rng, schema),
     }
-    arrays = [_array(columns[name], schema.field(name).type) for name in schema.names]
+    arrays = [
+        _array(columns.get(field.name, pa.nulls(num, field.type)), field.type) for field in schema
+    ]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -171,6 +176,33 @@ def _tokens(num: int, rng: np.random.Generator, schema: pa.Schema) -> dict[str, 
         "chains": pa.ListArray.from_arrays(offsets, chain, type=kind),
         "turns": pa.array([[place]] * num, schema.field("turns").type),
     }
+
+
+def _write_events(folder: Path, step: int, num: int, rng: np.random.Generator) -> None:
+    """The stages of every rollout that was drawn for a step."""
+    folder.mkdir(exist_ok=True)
+    attempt = np.repeat(np.arange(num), len(STAGES))
+    lasts = rng.gamma(2.0, 1.5, (num, len(STAGES)))
+    began = BEGAN_S + STEP_S * (step - 1) + rng.random(num) * STEP_S
+    stage = np.tile(np.arange(len(STAGES)), num)
+    environments = [ENVIRONMENTS[(one // GROUP_SIZE) % 4] for one in range(num)]
+    servers = [SERVERS[one % len(SERVERS)] for one in range(num)]
+    text = pa.dictionary(pa.int32(), pa.string())
+    columns = {
+        "time_s": pa.array((began[:, None] + lasts.cumsum(axis=1)).ravel()),
+        "step": pa.array(np.full(len(attempt), step, np.int32)),
+        "environment": pa.array([environments[one] for one in attempt], text),
+        "group_id": pa.array([f"{step}-{one // GROUP_SIZE}" for one in attempt], text),
+        "index": pa.array((attempt % GROUP_SIZE).astype(np.int32)),
+        "attempt": pa.array(np.ones(len(attempt), np.int32)),
+        "stage": pa.array([STAGES[one] for one in stage], text),
+        "call": pa.array((stage == STAGES.index("generating")).astype(np.int32)),
+        "server": pa.array([servers[one] for one in attempt], text),
+        "version": pa.array(np.full(len(attempt), step - 1, np.int32)),
+        "reason": pa.array([""] * len(attempt), text),
+    }
+    target = folder / f"step-{step:06d}.parquet"
+    pq.write_table(pa.table(columns), target, compression="zstd")
 
 
 def _write_metrics(path: Path, num_steps: int, rng: np.random.Generator) -> None:

@@ -22,6 +22,7 @@ WIDTH = 1100
 
 def keep(page: Browser, name: str, height: int) -> None:
     """Write what is shown, with few colors: text and lines need no more."""
+    page.until(f"{SETTLED} && document.getAnimations().every(one => one.playState !== 'running')")
     with Image.open(io.BytesIO(page.picture(height))) as picture:
         few = picture.convert("RGB").quantize(NUM_COLORS, dither=Image.Dither.NONE)
         few.save(ASSETS / f"ui-{name}.png", optimize=True)

@@ -116,6 +116,26 @@ def test_stages_of_many_steps_are_their_mean_number_at_once(tmp_path, run, has_c
             assert bars[SERVER]["address"][0] == "/runs/r/rollouts/11.0/0/1"
 
 
+def test_a_window_of_very_many_stages_is_their_mean_number_at_once(tmp_path, run):
+    number = 80_000
+    columns = {
+        "time_s": [BEGAN_S + 0.001 * (at // 2) + 0.5 * (at % 2) for at in range(number)],
+        "group_id": [f"1.{at // 2}" for at in range(number)],
+        "stage": ["environment" if at % 2 == 0 else "done" for at in range(number)],
+        **{"environment": ["math"] * number, "server": [""] * number, "reason": [""] * number},
+        **{"step": [1] * number, "attempt": [1] * number, "index": [0] * number},
+        **{"call": [0] * number, "version": [0] * number},
+    }
+    path = run.path / "events" / "step-000001.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table(columns), path)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = whole_timeline(ui, f"/runs/r/timeline?from={BEGAN_S}&to={BEGAN_S + 50}")
+    (row,) = page["rows"]
+    assert row["is_too_wide"]
+    assert sum(row["density"]["busy"]) * page["bucket_s"] == pytest.approx(20_000, rel=0.01)
+
+
 def test_the_sums_of_stages_follow_the_files(tmp_path, run):
     write_steps(run, range(1, 71), groups=1)
     write_stages(run, range(1, 71))

@@ -1,9 +1,11 @@
 """The stages of attempts in `events/` of a run, as tables in SQL: one file for each step."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from telescope_core.records.arrow import arrow_modules
 from telescope_ui.block_tables import Source
 from telescope_ui.damage import MAX_LINE_BYTES, Damage
 from telescope_ui.index.database import quoted
@@ -14,6 +16,8 @@ _TYPES = {
     **{"call": "INTEGER", "version": "INTEGER"},
     **dict.fromkeys(("environment", "group_id", "stage", "server", "reason"), "VARCHAR"),
 }
+_LINE_BYTES = 150
+"""Bytes of an event as a line, about."""
 _KEYS = ("environment", "group_id", "index", "attempt")
 _KEY = 'group_id, "index", attempt'
 _SHOWN_STAGES = ("drawn", "waiting", "environment", "scoring")
@@ -68,6 +72,23 @@ def usable(damage: Damage, steps: Iterable[StepEvents]) -> Usable:
     return found
 
 
+def num_events(files: Iterable[Listed]) -> int:
+    """Return about how many events are in files that can be read."""
+    return sum(_num_rows(one) for one in files)
+
+
+@lru_cache(maxsize=8192)
+def _num_rows(file: Listed) -> int:
+    """Count the rows of a file; its stamp makes another content another question."""
+    if file.name.endswith(".jsonl"):
+        return file.stamp.size // _LINE_BYTES
+    arrow, parquet = arrow_modules()
+    try:
+        return parquet.read_metadata(file.path).num_rows
+    except (arrow.ArrowException, OSError):
+        return 0
+
+
 def all_files(steps: Iterable[StepEvents]) -> list[Listed]:
     """Return every file of `steps`."""
     return [file for step in steps for file in filter(None, step)]
@@ -79,7 +100,7 @@ def events_source(files: Sequence[Listed], columns: Sequence[str]) -> Source | N
     parts: list[str] = []
     values: list[object] = []
     for suffix, reader in (
-        (".parquet", "read_parquet(?, union_by_name = true, filename = true)"),
+        (".parquet", "read_parquet(?, union_by_name = true)"),
         (".jsonl", _lines()),
     ):
         paths = [one.path for one in files if one.name.endswith(suffix)]
@@ -93,18 +114,17 @@ def events_source(files: Sequence[Listed], columns: Sequence[str]) -> Source | N
 
 def stages_of(files: Sequence[Listed], *, with_generating: bool) -> Source | None:
     """Return the stages of attempts as spans: each lasts until the next stage of its attempt."""
-    names = ("time_s", "step", *_KEYS, "stage", "server", "version", "reason", "filename")
+    names = ("time_s", "step", *_KEYS, "stage", "server", "version", "reason")
     events = events_source(files, names)
     if events is None:
         return None
     shown = [*_SHOWN_STAGES, *(("generating",) if with_generating else ())]
-    of_file = r"CAST(regexp_extract(filename, 'step-(\d+)\.[a-z]+$', 1) AS INTEGER) AS file_step"
-    ended = f"lead(time_s) OVER (PARTITION BY filename, {_KEY} ORDER BY time_s)"
+    ended = f"lead(time_s) OVER (PARTITION BY step, {_KEY} ORDER BY time_s)"
     sql = (
         f"SELECT {_STAGE_SOURCE} AS source, time_s, until_s - time_s AS duration_s, "
         "CASE WHEN stage = 'generating' THEN 'call' ELSE stage END AS name, step, version, "
-        f"coalesce(reason, '') AS note, environment, {_KEY}, file_step "
-        f"FROM (SELECT *, {of_file}, {ended} AS until_s FROM {events.sql}) "
+        f"coalesce(reason, '') AS note, environment, {_KEY} "
+        f"FROM (SELECT *, {ended} AS until_s FROM {events.sql}) "
         f"WHERE until_s IS NOT NULL AND stage IN ({', '.join(repr(one) for one in shown)})"
     )
     return Source(sql=f"({sql})", values=events.values)
@@ -113,6 +133,6 @@ def stages_of(files: Sequence[Listed], *, with_generating: bool) -> Source | Non
 def _lines() -> str:
     schema = ", ".join(f"\"{name}\": '{kind}'" for name, kind in _TYPES.items())
     return (
-        f"read_json(?, format = 'newline_delimited', columns = {{{schema}}}, filename = true, "
+        f"read_json(?, format = 'newline_delimited', columns = {{{schema}}}, "
         f"ignore_errors = true, maximum_object_size = {MAX_LINE_BYTES})"
     )

@@ -18,7 +18,14 @@ from telescope_ui.block_tables import (
     source_of,
 )
 from telescope_ui.damage import answering
-from telescope_ui.event_tables import StepEvents, all_files, events_by_step, stages_of, usable
+from telescope_ui.event_tables import (
+    StepEvents,
+    all_files,
+    events_by_step,
+    num_events,
+    stages_of,
+    usable,
+)
 from telescope_ui.index.database import Database, quoted
 from telescope_ui.one_run import OneRun, seconds_of
 from telescope_ui.pages.overview import eval_points, server_events
@@ -31,6 +38,8 @@ COLUMNS = (
 )
 MAX_STEP_FILES = 48
 """Files of `events/` that are read for one answer."""
+MAX_EVENTS = 64_000
+"""Events that are read for one answer."""
 _STEPS_AHEAD = 16
 """Steps that rollouts are sampled ahead of their training, at most."""
 _KEYS = ("environment", "group_id", "index", "attempt")
@@ -60,7 +69,7 @@ class Spans:
     kinds: tuple[str, ...]
     """Which records there are: `timeline`, `calls`, `events`."""
     is_too_wide: bool
-    """Whether stages of attempts are left out, because they are in too many files."""
+    """Whether stages of attempts are left out, because they are too many."""
     problems: tuple[str, ...] = ()
     """Files that could not be read, each with the reason."""
 
@@ -88,11 +97,11 @@ def spans_of(run: OneRun, database: Database, window: Window) -> Spans:
     by_step = events_by_step(run.path)
     chosen = _in_window(run, by_step, window)
     problems = block_problems(damage, run.path, "timeline", "calls")
-    is_too_wide = len(chosen) > MAX_STEP_FILES
+    found = usable(damage, chosen if len(chosen) <= MAX_STEP_FILES else ())
+    is_too_wide = len(chosen) > MAX_STEP_FILES or num_events(found.files) > MAX_EVENTS
     if by_step:
         kinds.append("events")
-    if chosen and not is_too_wide:
-        found = usable(damage, chosen)
+    if not is_too_wide:
         problems += found.problems
         stages = stages_of(found.files, with_generating=calls is None)
         if stages is not None:

@@ -21,7 +21,7 @@ from telescope_ui.run_files import Listed, step_of
 
 WAIT_S = 0.05
 """How long an answer waits for the files that are new."""
-_CELLS = 64
+_CELLS = 16
 """Cells that the time of one step's rollouts is cut into."""
 _BATCH_FILES = 32
 _MAX_PROBLEMS = 20
@@ -170,7 +170,7 @@ def _add(cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[Listed]
     middle = f"lo + cell_s * (least(greatest(floor((t - lo) / cell_s), 0), {_CELLS - 1}) + 0.5)"
     cursor.execute("BEGIN")
     cursor.execute(
-        f"INSERT INTO {schema}.stages WITH spans AS MATERIALIZED (SELECT file_step AS step, "
+        f"INSERT INTO {schema}.stages WITH spans AS MATERIALIZED (SELECT step, "
         f"source, name, time_s, time_s + duration_s AS end_s FROM {source.sql} "
         "WHERE duration_s >= 0 AND source IS NOT NULL), bounds AS (SELECT step, min(time_s) AS lo, "
         f"greatest(max(end_s) - min(time_s), 1e-3) / {_CELLS} AS cell_s FROM spans GROUP BY step), "

@@ -9,6 +9,7 @@ from telescope_ui.one_run import OneRun
 from telescope_ui.pages.timeline import MAX_TRACE_SPANS, kind_of, rollout_address
 from telescope_ui.parameters import WindowParameters
 from telescope_ui.timeline_spans import (
+    MAX_EVENTS,
     MAX_STEP_FILES,
     Spans,
     Window,
@@ -69,8 +70,8 @@ def _about(spans: Spans, window: Window, rows: list[tuple[Any, ...]]) -> JsonObj
         )
     if spans.is_too_wide:
         notes.append(
-            f"stages of environments are left out, as they are in more than {MAX_STEP_FILES} "
-            "files; choose a smaller window"
+            f"stages of environments are left out, as they are more than {MAX_EVENTS:,} or in "
+            f"more than {MAX_STEP_FILES} files; choose a smaller window"
         )
     return {
         **{"from": window.first_s, "to": last_s, "is_cut": is_cut},

@@ -12,6 +12,10 @@ interface AxisProps {
   format?: (value: number) => string;
 }
 
+/** What a label may stand out beyond the end of its axis, and half the width of a letter. */
+const ROOM = 7;
+const HALF_LETTER = 3.4;
+
 export function BottomAxis({ scale, at, width, bottom, left, format = formatNumber }: AxisProps) {
   return (
     <g class="axis">
@@ -19,7 +23,7 @@ export function BottomAxis({ scale, at, width, bottom, left, format = formatNumb
       {at.map((value) => (
         <g key={value}>
           <line x1={scale(value)} x2={scale(value)} y1={bottom} y2={bottom + 4} />
-          <text x={scale(value)} y={bottom + 15} text-anchor="middle">
+          <text x={Math.min(scale(value), width + ROOM - HALF_LETTER * format(value).length)} y={bottom + 15} text-anchor="middle">
             {format(value)}
           </text>
         </g>
