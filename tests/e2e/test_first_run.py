@@ -153,6 +153,7 @@ def require_metered(run: RunFolder) -> None:
         shown.setdefault(sample.source, {}).setdefault(sample.name, []).append(sample.value)
     (node,) = (source for source in shown if source.startswith("node "))
     assert min(shown[node]["memory/used_bytes"]) > 0
+    assert max(shown[node]["cpu/used_share"]) > 0
     (server,) = (source for source in shown if source.startswith("http://"))
     assert len(shown[server]["vllm/requests_running"]) >= 2
     # Tokens of the plane bypass what vLLM counts by itself.
