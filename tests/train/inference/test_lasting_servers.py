@@ -347,3 +347,24 @@ def test_a_restart_that_is_refused_for_any_reason_does_not_end_the_run(tmp_path:
         await world.keeping(work(), fleet=Fleet())
 
     in_world(main)
+
+
+def test_a_death_while_a_server_waits_for_weights_is_noticed_then() -> None:
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+        lease = world.pool.leases[0]
+
+        async def work() -> None:
+            await world.publisher.weights_change()
+            for life in (2, 3):
+                world.engines[0].die("killed")
+                await lease.until(ServerState.STARTING)
+                await lease.until(ServerState.LOADING)
+                assert lease.life == life
+            await world.publisher.publish(1)
+            assert lease.state is ServerState.SERVING
+            assert lease.life == 3
+
+        await world.keeping(work(), start_s=1.0)
+
+    in_world(main)

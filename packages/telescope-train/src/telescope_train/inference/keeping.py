@@ -6,8 +6,8 @@ with the others. It ends when the last one is given up, with the reason.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from telescope_core.errors import ProcessDiedError, TelescopeError
 from telescope_core.records.servers import ServerState
@@ -50,7 +50,7 @@ class Keeping:
         self,
         pool: ServerPool,
         fleet: Fleet,
-        bring_in: Callable[[Lease], Awaitable[None]],
+        bring_in: Callable[[Lease], Coroutine[Any, Any, None]],
         *,
         say: Callable[[str], None] = lambda text: None,
         first: int = 0,
@@ -124,13 +124,31 @@ class Keeping:
             await self._fleet.start_again(self._first + index)
             healthy_s = clock.time()
             lease.become(ServerState.LOADING)
-            await self._bring_in(lease)
+            await self._until_brought_in(index, lease)
         except TelescopeError as error:
             # Whatever it is, such as a port that is taken, the other servers go on.
             self._pool.lose(lease, str(error))
         if lease.takes_requests:
             self._say(f"inference server {address} is back, with weights {lease.version}")
         return healthy_s
+
+    async def _until_brought_in(self, index: int, lease: Lease) -> None:
+        """Return when a server that is loading serves, or is lost.
+
+        It may wait for the next weights for long, so its process is watched meanwhile.
+        """
+        number = self._first + index
+        bringing = asyncio.create_task(self._bring_in(lease))
+        watch = asyncio.create_task(self._fleet.until_lost(number, lambda: _heard_s(lease)))
+        try:
+            await asyncio.wait([bringing, watch], return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                self._pool.lose(lease, watch.result())
+            await bringing
+        finally:
+            for task in (bringing, watch):
+                task.cancel()
+            await asyncio.wait([bringing, watch])
 
     def _give_up(self, lease: Lease) -> None:
         """Go on without a server; raises ProcessDiedError if it was the last one."""
@@ -148,6 +166,6 @@ class Keeping:
 
 def _heard_s(lease: Lease) -> float:
     """Return when a server has last given a sign of life, as far as its requests tell."""
-    # In an update the engine receives weights, and ends no step; what waits for it has deadlines.
-    is_updating = lease.state is ServerState.UPDATING
-    return asyncio.get_running_loop().time() if is_updating else lease.client.heard_s
+    # While the engine receives weights, it ends no step; what waits for it has deadlines.
+    takes_weights = lease.state in (ServerState.UPDATING, ServerState.LOADING)
+    return asyncio.get_running_loop().time() if takes_weights else lease.client.heard_s
