@@ -1,10 +1,8 @@
 """One recorded run and one server for the tests that change neither."""
 
-import time
-
 import pytest
 from tests.ui.recorded import write_run
-from tests.ui.served import LIMIT_S, served
+from tests.ui.served import served
 
 
 @pytest.fixture(scope="session")
@@ -19,12 +17,5 @@ def recorded_folder(tmp_path_factory):
 def ui(recorded_folder, tmp_path_factory):
     with served([recorded_folder], tmp_path_factory.mktemp("cache")) as one:
         for run in ("first", "second"):
-            wait_for_index(one, run)
+            one.get(f"/runs/{run}")
         yield one
-
-
-def wait_for_index(ui, run: str) -> None:
-    """Wait until all of a run is indexed: until then, answers are of a part of it."""
-    end = time.monotonic() + LIMIT_S
-    while not ui.get(f"/runs/{run}")["index"]["is_complete"]:
-        assert time.monotonic() < end, f"{run} is not indexed after {LIMIT_S:g} s"

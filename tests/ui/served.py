@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,10 +51,17 @@ class Served:
         return Answer(answer.status, found, body)
 
     def get(self, address: str, status: int = 200):
-        """Return the data of a page as a program gets it."""
-        answer = self.ask(address, authorization=f"Bearer {self.token}", accept="application/json")
-        assert answer.status == status, answer.body[:2000]
-        return answer.json
+        """Return the data of a page as a program gets it, once the index behind it is complete."""
+        headers = {"authorization": f"Bearer {self.token}", "accept": "application/json"}
+        deadline_s = time.monotonic() + LIMIT_S
+        while True:
+            answer = self.ask(address, **headers)
+            assert answer.status == status, answer.body[:2000]
+            found = answer.json
+            # A busy machine takes longer than an answer waits.
+            if found.get("index", {}).get("is_complete", True):
+                return found
+            assert time.monotonic() < deadline_s, found["index"]
 
 
 @contextmanager

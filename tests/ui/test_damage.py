@@ -12,7 +12,6 @@ import pytest
 from tests.ui.recorded import BEGAN_S, STEP_S, write_steps
 from tests.ui.served import LIMIT_S, served
 from tests.ui.test_live import Events
-from tests.ui.test_many import whole_timeline
 
 from telescope_core.records import RunFolder
 from telescope_core.records.blocks import BlockLog
@@ -114,7 +113,7 @@ def test_a_line_that_is_too_long_for_a_block_log_is_named(tmp_path, run, folder)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"x" * (40 * 2**20) + b'\n{"time_s": 1.0}\n')
     with served([tmp_path / "runs"], tmp_path / "cache") as ui:
-        page = whole_timeline(ui, "/runs/r/timeline")
+        page = ui.get("/runs/r/timeline")
         problems = page["problems"] + page["index"]["problems"]
         assert any(one.startswith(f"{folder}/{name}") for one in problems)
         assert "environment math" in [one["source"] for one in page["rows"]]

@@ -1,13 +1,12 @@
 """Runs with more of something than a page can draw, and files of earlier versions."""
 
 import json
-import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.ui.recorded import BEGAN_S, STEP_S, row, write_steps
-from tests.ui.served import LIMIT_S, served
+from tests.ui.served import served
 
 from telescope_core.records import RunFolder
 from telescope_core.records.blocks import BlockLog
@@ -80,14 +79,6 @@ def write_stages(run, steps):
         path.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
-def whole_timeline(ui, address):
-    """Return a page of the timeline once all files of events are summed up."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while not (page := ui.get(address))["index"]["is_complete"]:
-        assert time.monotonic() < deadline_s, page["index"]
-    return page
-
-
 @pytest.mark.parametrize("has_calls", [False, True])
 def test_stages_of_many_steps_are_their_mean_number_at_once(tmp_path, run, has_calls):
     write_steps(run, range(1, 71), groups=1)
@@ -97,7 +88,7 @@ def test_stages_of_many_steps_are_their_mean_number_at_once(tmp_path, run, has_c
             log.add(ModelCall(time_s=BEGAN_S, duration_s=1.0, server=SERVER))
     with served([tmp_path / "runs"], tmp_path / "cache") as ui:
         address = f"/runs/r/timeline?from={BEGAN_S + 101}&to={BEGAN_S + 695}&width=400"
-        whole = whole_timeline(ui, address)
+        whole = ui.get(address)
         near = ui.get(f"/runs/r/timeline?from={BEGAN_S + 100}&to={BEGAN_S + 200}")
         rows = {one["source"]: one for one in whole["rows"]}
         names = {"environment math", "environment math: waiting"}
@@ -130,7 +121,7 @@ def test_a_window_of_very_many_stages_is_their_mean_number_at_once(tmp_path, run
     path.parent.mkdir()
     pq.write_table(pa.table(columns), path)
     with served([tmp_path / "runs"], tmp_path / "cache") as ui:
-        page = whole_timeline(ui, f"/runs/r/timeline?from={BEGAN_S}&to={BEGAN_S + 50}")
+        page = ui.get(f"/runs/r/timeline?from={BEGAN_S}&to={BEGAN_S + 50}")
     (row,) = page["rows"]
     assert row["is_too_wide"]
     assert sum(row["density"]["busy"]) * page["bucket_s"] == pytest.approx(20_000, rel=0.01)
@@ -141,12 +132,12 @@ def test_the_sums_of_stages_follow_the_files(tmp_path, run):
     write_stages(run, range(1, 71))
     address = f"/runs/r/timeline?from={BEGAN_S}&to={BEGAN_S + 700}&width=400"
     with served([tmp_path / "runs"], tmp_path / "cache") as ui:
-        whole_timeline(ui, address)
+        ui.get(address)
         (run.path / "events" / "step-000007.jsonl").unlink()
         bad = run.path / "events" / "step-000008.parquet"
         bad.write_bytes(b"PAR1 and no more")
         (run.path / "events" / "step-000008.jsonl").unlink()
-        page = whole_timeline(ui, address)
+        page = ui.get(address)
     (row,) = (one for one in page["rows"] if one["source"] == "environment math: waiting")
     total_s = sum(row["density"]["busy"]) * page["bucket_s"]
     assert total_s == pytest.approx(68 * 1.5, rel=0.02)

@@ -31,7 +31,7 @@ export function SharedExamples({ runs }: { runs: RunOf[] }) {
                   { name: "Example", cell: (row) => visible(row.example_id) },
                   ...runs.map((run) => ({
                     name: run.key,
-                    label: `${run.name}: mean reward`,
+                    label: `${run.key}: mean reward`,
                     isNumber: true,
                     cell: (row: CompareExamplesPage["examples"][number]) => {
                       const side = row.runs[run.key];
