@@ -261,3 +261,18 @@ async def test_scoring_is_timed_by_who_scores_and_else_by_what_it_took() -> None
     life.is_cancelled("why")
     life.is_scored()
     assert life.stage is Stage.CANCELLED, "news that come late change nothing"
+
+
+async def test_what_the_end_of_a_run_leaves_is_no_part_of_a_step_that_was_taken() -> None:
+    """The attempts of a taken step are in its file already, and stay when the run is resumed."""
+    held = Held()
+    held.hold("0.1/2")
+    sampler = finished(held)
+    sampler.advance(0)
+    for step in range(3):
+        await take(sampler, held, step)
+    await until(lambda: held.asked.count("0.1/2") == 1)
+    async with asyncio.timeout(10):
+        left = await sampler.close()
+    assert ("0.1", 2, 1) in keys_of(row for rows in left.values() for row in rows)
+    assert min(left) == 3, "steps 1 to 3 are batches 0 to 2"

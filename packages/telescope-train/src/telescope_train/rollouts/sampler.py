@@ -86,6 +86,7 @@ class RolloutSampler:
         self._unended: set[int] = set()
         self._length_bias = LengthBias()
         self._next_batch = 0
+        self._num_taken = 0
         self._version: WeightVersion = 0
         self._order: BatchOrder = (
             DrawnOrder(self._places)
@@ -117,7 +118,7 @@ class RolloutSampler:
 
         Each list holds what has ended since the last one, in the order of the draws.
         """
-        self._asked[batch] = self._queues()
+        self._asked[batch] = self.queues()
         if batch in self._restored:
             yield list(self._restored[batch].groups)
             return
@@ -127,7 +128,7 @@ class RolloutSampler:
     async def take(self, batch: int) -> SampledBatch:
         """Return the groups of `batch` once all are scored; raises when not one rollout was."""
         # Looked at before waiting: what is finished by now shows whether the trainer is starved.
-        queues = self._asked.pop(batch, None) or self._queues()
+        queues = self._asked.pop(batch, None) or self.queues()
         sampled = self._restored.pop(batch, None)
         if sampled is None:
             if batch not in self._chosen:
@@ -137,6 +138,7 @@ class RolloutSampler:
         # Training on a batch of failures would hide the defect behind a step without a gradient.
         require_scored(sampled.groups)
         places = self._chosen.pop(batch, [])
+        self._num_taken = batch + 1
         self._admitted.pop(batch, None)
         ended = {one for one in self._unended if one not in self._places}
         self._unended -= ended
@@ -198,7 +200,8 @@ class RolloutSampler:
     async def close(self) -> dict[int, list[Rollout]]:
         """Cancel what is still being played, its requests included.
 
-        Returns every attempt of the places that were not taken, by the number of their batch.
+        Returns every attempt of the places that were not taken, by the number of their batch; those
+        of a batch that was taken without them go with the next one that was not.
         """
         places = [place for batch in self._places.values() for place in batch]
         places += [place for chosen in self._chosen.values() for place in chosen]
@@ -213,7 +216,8 @@ class RolloutSampler:
         self._chosen.clear()
         attempts: dict[int, list[Rollout]] = {}
         for place in places:
-            attempts.setdefault(place.batch, []).extend(place.unused())
+            batch = max(place.batch, self._num_taken, self._version)
+            attempts.setdefault(batch, []).extend(place.unused())
         return {batch: rollouts for batch, rollouts in attempts.items() if rollouts}
 
     def _admit(self, batch: int, draw_position: int) -> None:
@@ -298,7 +302,8 @@ class RolloutSampler:
             ),
         )
 
-    def _queues(self) -> dict[str, int]:
+    def queues(self) -> dict[str, int]:
+        """Return how many groups are ready, and how many rollouts are played or wait."""
         places = [place for batch in self._places.values() for place in batch]
         return {
             "groups_ready": sum(place.is_done for place in places),
