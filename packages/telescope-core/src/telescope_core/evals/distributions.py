@@ -7,6 +7,7 @@ import math
 from functools import lru_cache
 
 _TINY = 1e-300
+_LARGEST_LOG = 700.0
 _MOST_FRACTION_TERMS = 10_000
 
 
@@ -38,15 +39,33 @@ def t_cdf(t: float, df: int) -> float:
 
 
 def beta_quantile(probability: float, a: float, b: float, *, tolerance: float = 1e-8) -> float:
-    """Return x with I_x(a, b) = `probability`, to within `tolerance`, for a, b > 0."""
+    """Return x with I_x(a, b) = `probability`, to within `tolerance`, for a, b > 0.
+
+    Newton's steps from the mean, and half the bracket where a step would leave it.
+    """
     low, high = 0.0, 1.0
+    x = min(max(a / (a + b), tolerance), 1.0 - tolerance)
     while high - low > tolerance:
-        middle = 0.5 * (low + high)
-        if incomplete_beta(a, b, middle) < probability:
-            low = middle
+        excess = incomplete_beta(a, b, x) - probability
+        if excess < 0.0:
+            low = x
         else:
-            high = middle
+            high = x
+        density = math.exp(min(_log_density(a, b, x), _LARGEST_LOG))
+        step = excess / density if density > 0.0 else math.inf
+        aimed = x - step
+        if not low < aimed < high:
+            aimed = 0.5 * (low + high)
+        if abs(aimed - x) <= 0.5 * tolerance:
+            return aimed
+        x = aimed
     return 0.5 * (low + high)
+
+
+def _log_density(a: float, b: float, x: float) -> float:
+    """Return the log of the density of the beta distribution at 0 < x < 1."""
+    ways = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    return ways + (a - 1.0) * math.log(x) + (b - 1.0) * math.log1p(-x)
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:

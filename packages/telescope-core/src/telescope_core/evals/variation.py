@@ -36,8 +36,8 @@ def variance_share(counts: Mapping[tuple[int, int], int], values: Sequence[float
     shares = _shares(tuple(values))
     evidence = [0.0] * len(shares)
     for (rollouts, solved), num_tasks in counts.items():
-        for i, log_chance in enumerate(_log_chances(rollouts, solved)):
-            evidence[i] += num_tasks * log_chance
+        log_chances = _log_chances(rollouts, solved)
+        evidence = [sum_ + num_tasks * one for sum_, one in zip(evidence, log_chances, strict=True)]
     most = max(evidence)
     weights = [math.exp(one - most) for one in evidence]
     return math.fsum(w * s for w, s in zip(weights, shares, strict=True)) / math.fsum(weights)
