@@ -177,7 +177,7 @@ def test_report_parses_and_holds_the_numbers(run):
     assert text.count("paired over 64 examples") == 4  # each in the verdict and at its chart
     assert "overlap" not in text
     assert "sampling 35% (56.0 s)" in text
-    assert checked.tags.count("article") == 10
+    assert checked.tags.count("article") == 32
     assert {"step", "reward", "status"} <= set(text.split())
     assert "environments[1].name" in text
 
@@ -233,10 +233,12 @@ def test_evals_in_between_are_drawn_and_those_without_a_result_are_told(tmp_path
     assert "eval step-58" not in text
 
 
-def test_report_asks_nothing_of_the_network_and_runs_no_script(run):
+def test_report_asks_nothing_of_the_network(run):
+    """Its only script is the filter of the rollouts, which stands in the page."""
     page = write_train_report(run).read_text()
     checked = Checker(page)
-    assert not {"script", "link", "img", "iframe"} & set(checked.tags)
+    assert not {"link", "img", "iframe"} & set(checked.tags)
+    assert checked.tags.count("script") == 1
     assert not {name for name, _ in checked.attributes} & {"src", "href", "onclick"}
     assert "http" not in page
     assert "url(" not in page
@@ -260,11 +262,21 @@ def test_a_run_without_anything_still_has_a_report(tmp_path):
 
 def test_samples_are_early_and_late_good_and_bad(run):
     rows = run_samples(run)
-    assert len(rows) == 10
+    assert len(rows) == min(100, sum(row.step in (1, 80) for row in run.rollouts()))
     assert {row.step for row in rows} == {1, 80}
     assert {row.environment for row in rows} == set(NAMES)
     late = [row for row in rows if row.step == 80]
     assert {row.reward for row in late} >= {0.0, 1.0}
+
+
+def test_the_rollouts_of_a_run_are_found_as_those_of_an_eval(run):
+    page = write_train_report(run).read_text()
+    checked = Checker(page)
+    assert checked.tags.count("article") == len(run_samples(run)) > 10
+    assert page.count("<details open>") == 3
+    assert ("id", "filter") in checked.attributes  # hidden until the script shows it
+    kinds = {value for name, value in checked.attributes if name == "value"}
+    assert kinds >= {"step-1", "step-80", "kept", "discarded", "failed", "truncated"}
 
 
 def test_pick_takes_what_there_is():

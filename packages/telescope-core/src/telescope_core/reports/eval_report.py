@@ -8,13 +8,11 @@ from telescope_core.evals.result import EvalResult
 from telescope_core.records.files import write_text
 from telescope_core.records.rows import RolloutRow
 from telescope_core.reports import html
-from telescope_core.reports.rollouts_html import filter_script, sample, sample_filter
-from telescope_core.reports.samples import pick
+from telescope_core.reports.rollouts_html import sample_list
+from telescope_core.reports.samples import NUM_SAMPLES, pick
 from telescope_core.reports.svg import IntervalRow, interval_chart
 from telescope_core.reports.train_sections import format_duration
 
-_NUM_SAMPLES = 100
-_NUM_OPEN = 3
 _KINDS = {
     "solved": "solved",
     "unsolved": "not solved",
@@ -134,26 +132,16 @@ def _metrics(result: EvalResult) -> str:
 
 def _samples(folder: EvalFolder, result: EvalResult) -> str:
     recorded = folder.read()
-    rows = pick(recorded.rows, _NUM_SAMPLES)
+    rows = pick(recorded.rows, NUM_SAMPLES)
     if not rows:
         return ""
-    body = "".join(
-        sample(
-            row,
-            with_step=False,
-            is_open=index < _NUM_OPEN,
-            kinds=_kinds(row, result.success_threshold),
-        )
-        for index, row in enumerate(rows)
-    )
+    threshold = result.success_threshold
+    shown = sample_list(rows, _KINDS, kinds_of=lambda row: _kinds(row, threshold), with_step=False)
     count = len(recorded.rows)
     text = f"{len(rows)} of {count:,} rollouts, best and worst in turn. All are in rollouts.jsonl."
     if recorded.problems:
         text += f" {len(recorded.problems)} could not be read: {recorded.problems[0]}."
-    return (
-        f'<h2>Rollouts</h2><p class="soft">{escape(text)}</p>'
-        f"{sample_filter(_KINDS)}{body}{filter_script()}"
-    )
+    return f'<h2>Rollouts</h2><p class="soft">{escape(text)}</p>{shown}'
 
 
 def _kinds(row: RolloutRow, threshold: float) -> list[str]:

@@ -1,12 +1,13 @@
 """HTML of single rollouts: who said what, what was expected, how it was scored; and a filter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 from telescope_core.records.rows import RolloutRow
 from telescope_core.types import Message, TurnInfo
 
 _LONGEST_TEXT = 4000
+_NUM_OPEN = 3
 _SCRIPT = """
 (() => {
   const all = [...document.querySelectorAll('.sample')];
@@ -53,6 +54,24 @@ def sample(
         f"<summary>{_header(row, with_step=with_step)}</summary>{body}{expected}{notes}"
         f"{_numbers(row)}{error}</details></article>"
     )
+
+
+def sample_list(
+    rows: Sequence[RolloutRow],
+    kinds: Mapping[str, str],
+    *,
+    kinds_of: Callable[[RolloutRow], Sequence[str]],
+    with_step: bool = True,
+) -> str:
+    """Return `rows`, of which the first few are open, under a filter by kind and by word.
+
+    `kinds` maps kind -> its text, and `kinds_of` tells the kinds of a rollout.
+    """
+    body = "".join(
+        sample(row, with_step=with_step, is_open=index < _NUM_OPEN, kinds=kinds_of(row))
+        for index, row in enumerate(rows)
+    )
+    return f"{sample_filter(kinds)}{body}{filter_script()}"
 
 
 def sample_filter(kinds: Mapping[str, str]) -> str:

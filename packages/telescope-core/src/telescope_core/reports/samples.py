@@ -6,7 +6,8 @@ from itertools import zip_longest
 from telescope_core.records.rows import RolloutRow
 from telescope_core.records.run_folder import RunFolder
 
-NUM_SAMPLES = 10
+NUM_SAMPLES = 100
+"""Rollouts in the report of a run or an eval."""
 
 
 def run_samples(run: RunFolder, count: int = NUM_SAMPLES) -> list[RolloutRow]:

@@ -7,12 +7,13 @@ from typing import Any
 
 from telescope_core.evals.stats import Estimate
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
+from telescope_core.records.rows import RolloutRow
 from telescope_core.records.run_folder import RunFolder
 from telescope_core.reports import html
 from telescope_core.reports.before_after import BeforeAfter
 from telescope_core.reports.differences import sentence
 from telescope_core.reports.overview import RunOverview, column, edge_means, mean_of, reward_curve
-from telescope_core.reports.rollouts_html import sample
+from telescope_core.reports.rollouts_html import sample_list
 from telescope_core.reports.samples import run_samples
 from telescope_core.reports.sparkline import moving_average
 from telescope_core.reports.svg import (
@@ -32,6 +33,14 @@ TIME_PARTS = (
 """Metrics that add up to the time of a step, with their names in the report."""
 _MOST_POINTS = 12
 """Evals between the first and the last that are drawn of each environment."""
+_KINDS = {
+    "kept": "kept",
+    "discarded": "discarded",
+    "failed": "failed",
+    "cancelled": "canceled",
+    "truncated": "truncated",
+}
+"""Kinds of rollouts by which the filter finds them, beside their step."""
 _CURVES = (
     ("entropy", "Entropy", "nats per token"),
     ("grad_norm", "Gradient norm", "before clipping"),
@@ -191,7 +200,19 @@ def sample_section(run: RunFolder) -> str:
     rows = run_samples(run)
     if not rows:
         return ""
-    return "<h2>Sample rollouts</h2>" + "".join(sample(row) for row in rows)
+    first, last = min(row.step for row in rows), max(row.step for row in rows)
+    kinds = {f"step-{step}": f"step {step}" for step in sorted({first, last})} | _KINDS
+    text = (
+        f"{len(rows)} rollouts of steps {first} and {last}, best and worst in turn. All are in the "
+        "files of rollouts/."
+    )
+    shown = sample_list(rows, kinds, kinds_of=_kinds)
+    return f'<h2>Sample rollouts</h2><p class="soft">{escape(text)}</p>{shown}'
+
+
+def _kinds(row: RolloutRow) -> list[str]:
+    kinds = [f"step-{row.step}", row.status.value]
+    return [*kinds, "truncated"] if row.is_truncated else kinds
 
 
 def settings_section(run: RunFolder, overview: RunOverview) -> str:
