@@ -2,10 +2,11 @@
 
 import os
 import signal
+import subprocess
 import sys
 import tarfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from telescope_core.errors import EnvironmentLoadError
 from telescope_envs import subprocesses
 from telescope_envs.package_index import index_settings
 from telescope_envs.packages import Uv, install_requirements
-from telescope_envs.subprocesses import run_program
+from telescope_envs.subprocesses import kept, run_program, wait_for
 
 DEADLINE_S = 60.0
 
@@ -46,6 +47,90 @@ CHILD = "import os, sys, time\npid = os.fork()\nif pid == 0:\n    time.sleep(600
 def test_what_it_started_ends_with_it() -> None:
     # The child holds both outputs open, which must not be waited for.
     until_gone(int(run(CHILD)))
+
+
+DAEMON = """
+import os, sys, time
+read, write = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.write(write, str(os.getpid()).encode())
+    time.sleep(600)
+os.wait()
+pid = os.read(read, 99).decode()
+"""
+
+
+def test_a_daemon_with_a_session_of_its_own_is_gone_with_it() -> None:
+    pid = int(run(f"{DAEMON}print(pid)"))
+    assert not is_running(pid), "it is ended before the call returns"
+
+
+@pytest.mark.parametrize("end", ["os._exit(7)", "os.kill(os.getpid(), 9)", "os.killpg(0, 9)"])
+def test_or_when_the_program_dies(tmp_path: Path, end: str) -> None:
+    note = tmp_path / "pid"
+    command = [sys.executable, "-c", f"{DAEMON}open({str(note)!r}, 'w').write(pid)\n{end}"]
+    # The file is written when it is closed, which is before the end.
+    found = run_program(command, environ={}, limit_s=DEADLINE_S, late="too late")
+    assert found.returncode == (7 if "exit" in end else -signal.SIGKILL)
+    assert not is_running(int(note.read_text()))
+
+
+def test_a_program_that_stops_its_keeper_is_killed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocesses, "KEEPER_S", 0.0)
+    note, limit_s = tmp_path / "pid", 0.5
+    code = (
+        f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\n"
+        "os.kill(os.getppid(), 19)\ntime.sleep(600)"
+    )
+    while not (note.exists() and note.read_text()):
+        with pytest.raises(EnvironmentLoadError, match="too late"):
+            run(code, limit_s=limit_s)
+        limit_s *= 2
+        assert limit_s < DEADLINE_S
+    until_gone(int(note.read_text()))
+
+
+def test_nothing_is_left_when_telescope_itself_is_killed(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    part = note.with_suffix(".part")
+    code = (
+        f"{DAEMON}open({str(part)!r}, 'w').write(pid + ' ' + str(os.getpid()))\n"
+        f"os.rename({str(part)!r}, {str(note)!r})\ntime.sleep(600)"
+    )
+    outer = (
+        "import sys\nfrom telescope_envs.subprocesses import run_program\n"
+        f"run_program([sys.executable, '-c', {code!r}], environ={{}}, limit_s=600, late='')"
+    )
+    with subprocess.Popen([sys.executable, "-c", outer]) as telescope:
+        give_up_s = time.monotonic() + DEADLINE_S
+        while not note.exists():
+            assert time.monotonic() < give_up_s
+            time.sleep(0.01)
+        telescope.kill()
+    for pid in note.read_text().split():
+        until_gone(int(pid))
+
+
+def test_a_program_that_is_not_there_is_an_error_of_its_own() -> None:
+    for command in ("/no/such/program", "no-such-program"):
+        with pytest.raises(FileNotFoundError, match=r"no.such.program"):
+            run_program([command], environ={}, limit_s=DEADLINE_S, late="too late")
+
+
+def test_programs_at_the_same_time_may_write_more_than_a_pipe_holds(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; sys.stdout.write('x' * 1_000_000 + 'end')"]
+    with ExitStack() as stack:
+        programs = [
+            stack.enter_context(kept(command, environ={}, folder=tmp_path, limit_s=DEADLINE_S))
+            for _ in range(3)
+        ]
+        wait_for(programs)
+        assert [(one.out[-3:], one.is_late) for one in programs] == [("end", False)] * 3
 
 
 def test_what_it_started_ends_when_its_time_is_over(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from telescope_envs.validation import Level, processes
+from telescope_envs import subprocesses
+from telescope_envs.validation import Level
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.levels import Trial, check_load
 from telescope_envs.validation.processes import Errand, Place, make_job, run_together
@@ -142,7 +143,7 @@ def test_or_when_its_time_is_over(trial, started):
 
 
 def test_a_keeper_that_was_stopped_is_killed_and_its_probe_with_it(trial, started, monkeypatch):
-    monkeypatch.setattr(processes, "_KEEPER_S", 0.0)
+    monkeypatch.setattr(subprocesses, "KEEPER_S", 0.0)
     hanging = trial("note(os.getpid())\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(600)")
     job = make_job(hanging.place, "load", hanging.factory, 1, cuts_network=True)
     limit_s = 0.5

@@ -1,44 +1,66 @@
-"""The keeper of a probe: a process whose only job is to end everything that the probe started.
+"""The keeper of a program: a process whose only job is to end everything that the program started.
 
-Daemons leave the process group of the probe, and its session. On Linux they become children of the
-keeper when their own parents end, so it finds them. Elsewhere only the group is ended. Imports
-nothing but the standard library, so that the keeper is small and ready at once.
+It is run as a file: `python -I -S keeper.py GUARD COMMAND...`. Daemons leave the process group of
+the program, and its session. On Linux they become children of the keeper when their own parents
+end, so it finds them. Elsewhere only the group is ended. Imports nothing but the standard library,
+so that the keeper is small and ready at once.
 """
 
 import ctypes
 import os
+import resource
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of prctl
+_END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl
 
 
-def go_on_in_kept_child(guard_fd: int) -> int:
-    """Fork, and return only in the child, which leads its own session; returns the keeper's id.
+def main(guard_fd: int, command: Sequence[str]) -> None:
+    """Run `command` in a kept child."""
+    go_on_in_kept_child(guard_fd)
+    # Python ignores these, and a program would go on to ignore them.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], [*command])
+    except OSError as error:
+        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(127)
+
+
+def go_on_in_kept_child(guard_fd: int) -> None:
+    """Fork, and return only in the child, which leads its own session and ends with the keeper.
 
     This process stays as the keeper. It ends the child and all that the child started when the
-    child ends, or when the pipe behind `guard_fd` closes, which it also does if the validating
-    process dies. Then it exits with the child's exit code (128 + n for signal n).
+    child ends, or when the pipe behind `guard_fd` closes, which it also does if the process that
+    holds its other end dies. Then it ends as the child did, with its exit code or by its signal.
     """
     keeper = os.getpid()
-    if sys.platform == "linux":
+    keeps_children = sys.platform == "linux"
+    if keeps_children:
         ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
     woken_fd, wake_fd = os.pipe()
     handlers = _wake_when_children_end(wake_fd)
     child = os.fork()
     if child == 0:
         os.setsid()
+        if keeps_children:
+            ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != keeper:  # it has ended already
+            os._exit(1)
         signal.set_wakeup_fd(-1)
         for number, handler in handlers.items():
             signal.signal(number, handler)
         for descriptor in (guard_fd, woken_fd, wake_fd):
             os.close(descriptor)
-        return keeper
+        return
     ended: dict[int, int] = {}
     while child not in ended:
         ready, _, _ = select.select([guard_fd, woken_fd], [], [])
@@ -49,7 +71,16 @@ def go_on_in_kept_child(guard_fd: int) -> int:
     if child not in ended:
         os.kill(child, signal.SIGKILL)
     ended |= _end_all(child)
-    code = os.waitstatus_to_exitcode(ended[child])
+    _end_as(os.waitstatus_to_exitcode(ended[child]))
+
+
+def _end_as(code: int) -> None:
+    """End this process with exit code `code`, or by the signal that it stands for."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has written its own
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code if code >= 0 else 128 - code)
 
 
@@ -106,3 +137,7 @@ def _reaped() -> dict[int, int]:
                 break
             ended[pid] = status
     return ended
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

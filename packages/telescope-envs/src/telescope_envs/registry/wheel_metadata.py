@@ -29,8 +29,8 @@ def read_metadata(data: bytes, filename: str) -> RawMetadata:
         raise RegistryError(f"wheel {filename}: METADATA is not UTF-8: {error}") from error
     if _ODD_ENDS.search(data):
         raise RegistryError(
-            f"wheel {filename}: its METADATA has a carriage return or a zero byte, at which programs "
-            f"end lines differently; {_AGAIN}"
+            f"wheel {filename}: its METADATA has a carriage return or a zero byte, at which "
+            f"programs end lines differently; {_AGAIN}"
         )
     raw, unparsed = parse_email(data)
     odd = sorted(field for field in unparsed if _is_known(field))

@@ -5,16 +5,14 @@ Probes have a home, a temporary folder and a working directory that are deleted 
 
 import json
 import os
-import subprocess
 import tempfile
-import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from telescope_envs.subprocesses import end_group, passed_on
+from telescope_envs.subprocesses import Kept, kept, passed_on, wait_for
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.probes.job import Job, Kind
 
@@ -22,22 +20,17 @@ _PASSED_ON = ("OMP_NUM_THREADS",)
 """Variables that probes see besides those that every program of an environment sees."""
 OWN_SHARE = 0.5
 """A probe that is not done in time, but computed for this part of it, is itself the cause."""
-_KEEPER_S = 10.0
-"""Seconds that the keeper of a probe has to end all that the probe started."""
-_LOOK_EVERY_S = 0.01
 _PROGRAM = """
 import importlib, sys, types
-envs, validation, guard, job, *first = sys.argv[1:]
+envs, validation, job, *first = sys.argv[1:]
 for name, path in (("telescope_envs", envs), ("telescope_envs.validation", validation)):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
-probes = "telescope_envs.validation.probes"
-keeper = importlib.import_module(f"{probes}.keeper").go_on_in_kept_child(int(guard))
 sys.path[:0] = first
-main = importlib.import_module(f"{probes}.main").main
+main = importlib.import_module("telescope_envs.validation.probes.main").main
 for name in ("telescope_envs", "telescope_envs.validation"):
     del sys.modules[name]
-main(job, keeper)
+main(job)
 """
 """Imports the probes without their parent packages, which that interpreter may not support."""
 
@@ -122,8 +115,9 @@ def make_job(
 def run_together(place: Place, errands: Sequence[Errand]) -> list[Told]:
     """Run probes at the same time; returns what each reported. None of them outlives this call."""
     with ExitStack() as stack:
-        running = [stack.enter_context(_started(place, errand)) for errand in errands]
-        return [one.told() for one in running]
+        probes = [stack.enter_context(_started(place, errand)) for errand in errands]
+        wait_for(probes)
+        return [_told(errand, probe) for errand, probe in zip(errands, probes, strict=True)]
 
 
 def _caches(place: Place) -> dict[str, Path]:
@@ -138,29 +132,15 @@ def _caches(place: Place) -> dict[str, Path]:
     return {**caches, "HF_HOME": Path(hub)} if hub else caches
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Running:
-    """A running probe."""
-
-    errand: Errand
-    process: subprocess.Popen[bytes]
-    said: IO[bytes]
-    """The output of the probe and of the environment."""
-    deadline_s: float
-    guard: "_Guard"
-
-    def told(self) -> Told:
-        """Wait until it ends or its time is up; returns what it reported."""
-        try:
-            code = self.process.wait(max(0.0, self.deadline_s - time.monotonic()))
-            end = Ending(f"its process ended with {code}" if code else "")
-        except subprocess.TimeoutExpired:
-            end = late_ending(self.errand.limit_s, _ended(self.process, self.guard))
-        self.said.seek(0)
-        text = self.said.read()[-4000:].decode("utf-8", "replace").strip()
-        last = (text.splitlines() or [""])[-1]
-        text = f"{end.text}: {last}" if end.text and last else end.text
-        return read_answers(Path(self.errand.job.output), text, is_own_end=end.is_own)
+def _told(errand: Errand, probe: Kept) -> Told:
+    """Return what a probe that has ended, or whose time was over, reported."""
+    code = probe.process.returncode
+    end = Ending(f"its process ended with {code}" if code else "")
+    if probe.is_late:
+        end = late_ending(errand.limit_s, probe.spent_s)
+    last = (probe.err.strip().splitlines() or probe.out.strip().splitlines() or [""])[-1]
+    text = f"{end.text}: {last}" if end.text and last else end.text
+    return read_answers(Path(errand.job.output), text, is_own_end=end.is_own)
 
 
 class Ending(NamedTuple):
@@ -179,45 +159,9 @@ def late_ending(limit_s: float, spent_s: float) -> Ending:
     return Ending(f"{text}: it waited for something, or the machine was busy", is_own=False)
 
 
-class _Guard:
-    """Our end of a pipe whose other end the keeper of a probe watches."""
-
-    def __init__(self) -> None:
-        self.watched_fd, self._own_fd = os.pipe()
-
-    def watched(self) -> None:
-        """Leave the other end to the keeper alone."""
-        os.close(self.watched_fd)
-
-    def close(self) -> None:
-        """Tell the keeper to end everything; to say it twice changes nothing."""
-        if self._own_fd >= 0:
-            os.close(self._own_fd)
-            self._own_fd = -1
-
-
-def _ended(process: subprocess.Popen[bytes], guard: _Guard) -> float:
-    """End a probe and all it started; returns the seconds of processor time that they spent.
-
-    The keeper does it. One that cannot is killed itself.
-    """
-    guard.close()
-    give_up_s = time.monotonic() + _KEEPER_S
-    while True:
-        is_late = time.monotonic() > give_up_s
-        if is_late:
-            end_group(process)
-        pid, status, spent = os.wait4(process.pid, 0 if is_late else os.WNOHANG)
-        if pid:
-            break
-        time.sleep(_LOOK_EVERY_S)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return spent.ru_utime + spent.ru_stime
-
-
 @contextmanager
-def _started(place: Place, errand: Errand) -> Generator[_Running]:
-    """Start a probe; on exit, kill it and the processes that it started."""
+def _started(place: Place, errand: Errand) -> Generator[Kept]:
+    """Start a probe; on exit, nothing is left of it."""
     caches = _caches(place)
     home, work = place.scratch / "home", place.scratch / "work"
     for folder in (home, work, *(path for path in caches.values() if _is_in(place, path))):
@@ -232,29 +176,9 @@ def _started(place: Place, errand: Errand) -> Generator[_Running]:
     }
     here = Path(__file__).parent
     command = [place.interpreter, "-P", "-c", _PROGRAM, str(here.parent), str(here)]
-    with tempfile.TemporaryFile(dir=place.scratch) as said, closing(_Guard()) as guard:
-        command += [str(guard.watched_fd), errand.job.text(), *place.search_path]
-        try:
-            process = subprocess.Popen(
-                command,
-                cwd=work,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                pass_fds=(guard.watched_fd,),
-                start_new_session=True,
-            )
-        finally:
-            guard.watched()
-        deadline_s = time.monotonic() + errand.limit_s
-        try:
-            yield _Running(
-                errand=errand, process=process, said=said, deadline_s=deadline_s, guard=guard
-            )
-        finally:
-            if process.poll() is None:
-                _ended(process, guard)
+    command += [errand.job.text(), *place.search_path]
+    with kept(command, environ=environ, folder=work, limit_s=errand.limit_s) as probe:
+        yield probe
 
 
 def _is_in(place: Place, path: Path) -> bool:

@@ -1,5 +1,6 @@
 """The program of a probe: reads its job, does it, and writes its answers."""
 
+import os
 from pathlib import Path
 
 from telescope_envs.validation.probes.answers import Answers
@@ -17,10 +18,10 @@ _RUNS = {
 }
 
 
-def main(text: str, keeper: int) -> None:
-    """Run the job that `text` describes; it ends at once when process `keeper` does."""
+def main(text: str) -> None:
+    """Run the job that `text` describes; it ends at once when its keeper does."""
     job = Job.read(text)
-    end_with_parent(keeper)
+    end_with_parent(os.getppid())
     answers = Answers(Path(job.output))
     _RUNS[job.kind](job, answers)
     answers.close()
