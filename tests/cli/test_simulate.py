@@ -52,6 +52,31 @@ def test_a_run_is_estimated_with_other_divisions(settings, capsys):
     assert again == text, "the same command gives the same numbers"
 
 
+def test_the_run_is_drawn_over_time_and_as_a_page(settings, capsys, tmp_path):
+    page = tmp_path / "plan.html"
+    few = ("--gpus", "8", "--parameters", "8B", "--steps", "5", "--page", str(page))
+    code, text, _ = run(capsys, settings, *few)
+    assert code == 0
+    for name in ("servers busy", "ranks busy", "lane queue", "groups ready", "staleness"):
+        assert name in text
+    assert page.read_text().count('<svg class="chart"') == 4
+
+
+def test_larger_runs_are_simulated_in_several_processes_with_the_same_result(
+    settings, capsys, monkeypatch
+):
+    from telescope_train.simulation import estimate
+
+    few = ("--gpus", "4", "--servers", "2", "--parameters", "8B", "--steps", "3", "--json")
+    alone = json.loads(run(capsys, settings, *few)[1])
+    monkeypatch.setattr(estimate, "_FEW_ROLLOUTS", 0)
+    code, text, _ = run(capsys, settings, *few)
+    assert code == 0
+    assert json.loads(text) == alone
+    assert len(alone["course"]["steps"]) == 3
+    assert {"servers_busy", "rollouts_waiting"} <= set(alone["course"]["usage"][0])
+
+
 def test_numbers_come_as_json_and_follow_the_settings(settings, capsys):
     found = {}
     for ahead in (0, 1):

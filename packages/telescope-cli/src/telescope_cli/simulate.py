@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from telescope_cli.progress import progress_of
 from telescope_core.config import split_arguments
 from telescope_core.errors import ConfigError
 
@@ -51,6 +52,10 @@ ToolOption = Annotated[
 RewardOption = Annotated[float, typer.Option(min=0, help="Seconds of scoring a rollout.")]
 StepsOption = Annotated[int, typer.Option(min=2, help="Steps to simulate.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
+PageOption = Annotated[
+    Path | None,
+    typer.Option(help="Also write everything as a page with charts, such as plan.html."),
+]
 
 
 def simulate_command(
@@ -68,6 +73,7 @@ def simulate_command(
     tool_seconds: ToolOption = 0.0,
     reward_seconds: RewardOption = 0.2,
     steps: StepsOption = 20,
+    page: PageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a run on GPUs that are not here: steps per hour, idle time, staleness.
@@ -90,6 +96,7 @@ def simulate_command(
     from telescope_train.plan.load import load_train_config
     from telescope_train.simulation.environments import Workload, lognormal
     from telescope_train.simulation.estimate import Hardware, estimate, recorded_workload
+    from telescope_train.simulation.picture import write_page
 
     files, flags = split_arguments(context.args)
     if not files:
@@ -112,8 +119,10 @@ def simulate_command(
         workload = recorded_workload(lengths_of, workload)
     speeds, kind = _speeds(config, gpu=gpu, parameters=parameters, speeds_of=speeds_of)
     console = Console(width=WIDTH, highlight=False)
-    with Console(stderr=True).status(f"simulating {steps} steps on {gpus} x {kind}"):
-        found = estimate(config, speeds, hardware, workload, steps=steps)
+    with progress_of(f"simulating {gpus} x {kind}") as on_progress:
+        found = estimate(config, speeds, hardware, workload, steps=steps, on_progress=on_progress)
+    if page is not None:
+        write_page(page, found, title=f"{config.run.name} on {gpus} x {kind}, simulated")
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
         return
@@ -171,6 +180,7 @@ def _facts(model: str, output_dir: str, parameters: str) -> "ModelFacts":
 
 def _show(console: Console, found: "Estimate", kind: str) -> None:
     from telescope_train.simulation.estimate import table_of
+    from telescope_train.simulation.picture import lines_of
 
     one = found.chosen
     console.print(
@@ -178,6 +188,10 @@ def _show(console: Console, found: "Estimate", kind: str) -> None:
         f"{one.steps_per_hour:,.0f} steps an hour, {one.step_s:.1f} s each"
     )
     console.print(f"A step waits longest for {found.limit}.")
+    console.print()
+    for line in lines_of(found.course):
+        console.print(line, markup=False)
+    console.print()
     _bar(console, one)
     console.print(
         f"Staleness: mean {one.staleness_mean:.2f}, at most {one.staleness_max:.0f} updates. "

@@ -1,4 +1,4 @@
-"""`sparkline`, a curve in one line of text, and the moving average that smooths curves."""
+"""Curves as text: `sparkline` in one line, `columns` in several; and their moving average."""
 
 import math
 from collections.abc import Sequence
@@ -26,6 +26,28 @@ def sparkline(
     bottom = min(known) if low is None else low
     top = max(known) if high is None else high
     return "".join(" " if value is None else _bar(value, bottom, top) for value in cells)
+
+
+def columns(values: Sequence[float | None], *, height: int, high: float) -> list[str]:
+    """Return lines of text, the upper ones first, with a column from 0 for each value.
+
+    `high` is where the highest line ends. A column is empty only if its value is 0 or missing.
+    """
+    levels = [
+        0
+        if value is None or value <= 0
+        else max(1, round(min(1.0, value / high) * height * len(_BLOCKS)))
+        for value in values
+    ]
+    lines: list[str] = []
+    for line in range(height - 1, -1, -1):
+        below = line * len(_BLOCKS)
+        lines.append("".join(_block(level - below) for level in levels))
+    return lines
+
+
+def _block(level: int) -> str:
+    return " " if level <= 0 else _BLOCKS[min(level, len(_BLOCKS)) - 1]
 
 
 def moving_average(values: Sequence[float | None], *, window: int) -> list[float | None]:

@@ -122,6 +122,13 @@ class SimulatedEngine:
         return sum(not job.future.done() for _, _, job in self._waiting)
 
     @property
+    def busy_until_now_s(self) -> float:
+        """`busy_s` with what has not been added to it yet."""
+        if not self._running or self._is_paused or self._is_hung:
+            return self.busy_s
+        return self.busy_s + self._clock.time() - self._seen_s
+
+    @property
     def cache_use(self) -> float:
         """Share of the cache that running requests fill, 0 to 1."""
         self._advance()

@@ -82,16 +82,34 @@ class Recorded(Workload):
         return list(self.rollouts[chance.randrange(len(self.rollouts))])
 
 
+@dataclass(frozen=True, slots=True)
+class _Lognormal:
+    mu: float
+    sigma: float
+
+    def __call__(self, chance: random.Random) -> int:
+        return max(1, round(chance.lognormvariate(self.mu, self.sigma)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Bimodal:
+    short: Lengths
+    long: Lengths
+    share_long: float
+
+    def __call__(self, chance: random.Random) -> int:
+        return (self.long if chance.random() < self.share_long else self.short)(chance)
+
+
+# No closures, so that a workload can be sent to another process.
 def lognormal(mean: float, sigma: float) -> Lengths:
     """Return lengths with the given mean; `sigma` is the deviation of their logarithm."""
-    mu = math.log(mean) - sigma**2 / 2
-    return lambda chance: max(1, round(chance.lognormvariate(mu, sigma)))
+    return _Lognormal(math.log(mean) - sigma**2 / 2, sigma)
 
 
 def bimodal(short: float, long: float, share_long: float) -> Lengths:
     """Return lengths around `short`, or around `long` for a share of the answers."""
-    around = {False: lognormal(short, 0.4), True: lognormal(long, 0.3)}
-    return lambda chance: around[chance.random() < share_long](chance)
+    return _Bimodal(lognormal(short, 0.4), lognormal(long, 0.3), share_long)
 
 
 WORKLOADS: Mapping[str, Workload] = {

@@ -5,6 +5,7 @@ The chosen division of the GPUs between servers and ranks is simulated, and a fe
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,9 +17,13 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.simulation.environments import Asked, Recorded, Workload
 from telescope_train.simulation.machines import Speeds
 from telescope_train.simulation.run import Scenario, Simulated, simulate
+from telescope_train.simulation.together import OnStep, all_of
+from telescope_train.simulation.usage import Usage
 
 _OTHER_SPLITS = (0.5, 0.75, 1.25, 1.5)
 """Numbers of servers, relative to the chosen one, that are tried beside it."""
+_FEW_ROLLOUTS = 20_000
+"""All together: so many are simulated within a few seconds, without further processes."""
 _WARM_UP = 3
 """Steps at the start that are left out of means: the first batch has nobody to overlap with."""
 
@@ -104,10 +109,42 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepTaken:
+    """One step of a simulated run, the first ones included."""
+
+    ended_s: float
+    staleness_mean: float
+    staleness_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What a simulated run did over time."""
+
+    usage: tuple[Usage, ...]
+    steps: tuple[StepTaken, ...]
+
+    @classmethod
+    def of(cls, found: Simulated) -> "Course":
+        """Return that of `found`."""
+        steps = tuple(
+            StepTaken(
+                ended_s=ended_s,
+                staleness_mean=row.get("staleness/mean", 0.0),
+                staleness_max=row.get("staleness/max", 0.0),
+            )
+            for ended_s, row in zip(found.ended_s, found.rows, strict=True)
+        )
+        return cls(usage=found.usage, steps=steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The chosen division of the GPUs, and others for comparison."""
 
     chosen: Expected
+    course: Course
+    """Of the chosen one."""
     others: tuple[Expected, ...]
     """Sorted by the number of servers."""
     limit: str
@@ -119,15 +156,34 @@ class Estimate:
 
 
 def estimate(
-    config: TrainConfig, speeds: SpeedsOf, hardware: Hardware, workload: Workload, *, steps: int
+    config: TrainConfig,
+    speeds: SpeedsOf,
+    hardware: Hardware,
+    workload: Workload,
+    *,
+    steps: int,
+    on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Estimate:
-    """Simulate `steps` steps of the run on `hardware`, and with other numbers of servers."""
+    """Simulate `steps` steps of the run on `hardware`, and with other numbers of servers.
+
+    `on_progress` gets the steps that are done and all there are, about twice a second.
+    """
     hardware.require_sound()
     run = config.run.model_copy(update={"number_of_steps": steps})
     config = config.model_copy(update={"run": run})
-    chosen = _expected(config, speeds, hardware, workload)
-    others = [_expected(config, speeds, other, workload) for other in _other_splits(hardware)]
-    return Estimate(chosen=chosen, others=tuple(others), limit=_limit(chosen))
+    splits = [hardware, *_other_splits(hardware)]
+    works = [partial(_simulated, config, speeds(split), split, workload) for split in splits]
+    (chosen, course), *others = all_of(
+        works,
+        in_processes=_num_rollouts(config) * steps * len(works) > _FEW_ROLLOUTS,
+        on_progress=lambda done: on_progress(done, steps * len(works)),
+    )
+    return Estimate(
+        chosen=chosen,
+        course=course,
+        others=tuple(expected for expected, _ in others),
+        limit=_limit(chosen),
+    )
 
 
 def recorded_workload(run_folder: Path, like: Workload) -> Recorded:
@@ -165,10 +221,13 @@ def _other_splits(hardware: Hardware) -> list[Hardware]:
     return [replace(hardware, num_servers=number) for number in possible]
 
 
-def _expected(
-    config: TrainConfig, speeds_of: SpeedsOf, hardware: Hardware, workload: Workload
-) -> Expected:
-    speeds = speeds_of(hardware)
+def _num_rollouts(config: TrainConfig) -> int:
+    return config.rollout.prompts_batch_size_for_trainer * config.largest_group
+
+
+def _simulated(
+    config: TrainConfig, speeds: Speeds, hardware: Hardware, workload: Workload, on_step: OnStep
+) -> tuple[Expected, Course]:
     scenario = Scenario(
         config=config,
         workload=workload,
@@ -177,8 +236,10 @@ def _expected(
         engine=speeds.engine,
         servers=speeds.servers,
         trainer=speeds.trainer,
+        on_step=on_step,
     )
-    return Expected.of(simulate(scenario), hardware)
+    found = simulate(scenario)
+    return Expected.of(found, hardware), Course.of(found)
 
 
 def _limit(expected: Expected) -> str:

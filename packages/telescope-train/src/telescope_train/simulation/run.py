@@ -37,6 +37,7 @@ from telescope_train.simulation.servers import (
     read_in_turn,
 )
 from telescope_train.simulation.trainer import SimulatedRanks, TrainerSpeed
+from telescope_train.simulation.usage import Usage, UsageMeter
 from telescope_train.simulation.virtual_time import in_background, run_in_virtual_time
 from telescope_train.step.credit import credit_rules
 from telescope_train.step.stream_rules import streams_gradients
@@ -61,6 +62,8 @@ class Scenario:
     """Makes what starts lost servers again; None = none is lost."""
     call: CallServers = call_in_step
     """Calls many servers; `call_servers` if they do not all take the same times."""
+    on_step: Callable[[int], None] = lambda step: None
+    """Is told of each step that is done."""
     adapt: Callable[[LoopParts], LoopParts] = lambda parts: parts
     """Changes the parts of the run, such as for another rule of scheduling."""
 
@@ -71,6 +74,8 @@ class Simulated:
 
     rows: Sequence[dict[str, float]]
     """Metrics of each step, as a run writes them."""
+    ended_s: Sequence[float]
+    """When each step was done."""
     duration_s: float
     server_busy: float
     """Share of the time in which a server had work, over all servers."""
@@ -79,6 +84,8 @@ class Simulated:
     num_tokens: int
     """Tokens of the answers that servers finished."""
     num_preemptions: int
+    usage: tuple[Usage, ...]
+    """How busy everything was, and what waited, over the whole time."""
     mean_drawn: float
     """Mean tokens of the rollouts of all batches that were trained, as they were drawn."""
     mean_trained: float
@@ -159,6 +166,7 @@ class SimulatedRun:
     def __init__(self, scenario: Scenario, history: History) -> None:
         self._scenario = scenario
         self.history = history
+        self.ended_s: list[float] = []
         self.environments = {
             entry.name: SimulatedEnvironment(
                 scenario.workload,
@@ -191,8 +199,16 @@ class SimulatedRun:
         """Take every step, and return what came of them."""
         parts = self._scenario.adapt(await self.parts())
         self.follow(parts)
+        meter = UsageMeter(self.engines, self.ranks, parts.sampler.queues)
+        in_background(meter.run())
+
+        async def after_step(step: int, row: dict[str, float]) -> None:
+            self.ended_s.append(asyncio.get_running_loop().time())
+            self._scenario.on_step(step)
+
         try:
-            await self.watched(train(parts, after_step=_nothing))
+            await self.watched(train(parts, after_step=after_step))
+            meter.read()
         finally:
             await parts.sampler.close()
         duration_s = asyncio.get_running_loop().time()
@@ -205,7 +221,9 @@ class SimulatedRun:
         ]
         return Simulated(
             rows=rows,
+            ended_s=tuple(self.ended_s),
             duration_s=duration_s,
+            usage=meter.usage(),
             server_busy=sum(e.busy_s for e in self.engines) / (duration_s * len(self.engines)),
             trainer_busy=self.ranks.busy_s / duration_s,
             num_tokens=sum(engine.num_tokens_written for engine in self.engines),
@@ -262,7 +280,3 @@ class SimulatedRun:
             first_version=first_version,
             streams_gradients=streams_gradients(config),
         )
-
-
-async def _nothing(step: int, row: dict[str, float]) -> None:
-    """Do nothing after a step."""

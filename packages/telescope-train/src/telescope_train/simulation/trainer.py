@@ -40,6 +40,7 @@ class SimulatedRanks:
         self.busy_s = 0.0
         """Seconds in which the slowest rank was computing."""
         self.num_steps = 0
+        self._working_since_s: float | None = None
         self._died = asyncio.Event()
         self._queue = asyncio.Lock()
         self._chance = random.Random("ranks")
@@ -139,10 +140,21 @@ class SimulatedRanks:
     async def close(self) -> None:
         """Do nothing."""
 
+    @property
+    def busy_until_now_s(self) -> float:
+        """`busy_s` with what is being done."""
+        if self._working_since_s is None:
+            return self.busy_s
+        return self.busy_s + asyncio.get_running_loop().time() - self._working_since_s
+
     async def _work(self, seconds: float) -> None:
         async with self._queue:
             seconds *= 1.0 + self.speed.jitter * self._chance.random()
-            await asyncio.sleep(seconds)
+            self._working_since_s = asyncio.get_running_loop().time()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self._working_since_s = None
             if self._died.is_set():
                 raise RankDiedError("trainer ranks died, as planned")
             self.busy_s += seconds

@@ -1,0 +1,55 @@
+"""Progress of a command that may take minutes: a bar on a terminal, elsewhere a line now and then.
+
+Whatever is done within two seconds shows nothing.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+_SHOWN_AFTER_S = 2.0
+_LINE_EVERY_S = 10.0
+
+OnProgress = Callable[[int, int], None]
+"""Gets the steps that are done, and all there are."""
+
+
+@contextmanager
+def progress_of(
+    what: str, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+) -> Generator[OnProgress]:
+    """Yield what is to be told of progress, as often as it likes; it is shown on stderr."""
+    console = console or Console(stderr=True, highlight=False)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed} of {task.total} steps"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    task = bar.add_task(what, total=None)
+    began_s = clock()
+    next_line_s = began_s + _SHOWN_AFTER_S
+
+    def on_progress(done: int, of: int) -> None:
+        nonlocal next_line_s
+        now_s = clock()
+        if now_s < began_s + _SHOWN_AFTER_S:
+            return
+        if console.is_terminal:
+            bar.start()
+            bar.update(task, completed=done, total=of)
+        elif now_s >= next_line_s:
+            console.print(f"{what}: {done} of {of} steps after {now_s - began_s:.0f} s")
+            next_line_s = now_s + _LINE_EVERY_S
+
+    try:
+        yield on_progress
+    finally:
+        # One that was never started would leave an empty line.
+        if bar.live.is_started:
+            bar.stop()

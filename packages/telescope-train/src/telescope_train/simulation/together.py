@@ -1,0 +1,71 @@
+"""Several simulations at the same time, each in a process of its own, with their progress."""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from functools import partial
+from multiprocessing.queues import SimpleQueue
+from typing import TypeAlias, TypeVar
+
+OnStep: TypeAlias = Callable[[int], None]
+"""Is told the number of each step that is done."""
+Result = TypeVar("Result")
+
+_POLL_S = 0.5
+_steps: "SimpleQueue[int] | None" = None
+"""In a process that simulates: where steps are told. Set once, when the process begins."""
+
+
+def all_of(
+    works: Sequence[Callable[[OnStep], Result]],
+    *,
+    in_processes: bool,
+    on_progress: Callable[[int], None],
+) -> list[Result]:
+    """Return what all `works` return, in order; they can be pickled if there are processes.
+
+    `on_progress` gets the number of steps that all of them have done: now and then, also while
+    none is done.
+    """
+    if in_processes:
+        return _in_processes(works, on_progress)
+    num_done = 0
+
+    def count(step: int) -> None:
+        nonlocal num_done
+        num_done += 1
+        on_progress(num_done)
+
+    return [work(count) for work in works]
+
+
+def _in_processes(
+    works: Sequence[Callable[[OnStep], Result]], on_progress: Callable[[int], None]
+) -> list[Result]:
+    context = multiprocessing.get_context("spawn")
+    steps: SimpleQueue[int] = context.SimpleQueue()
+    num_done = 0
+    num_workers = min(len(works), os.cpu_count() or 1)
+    with ProcessPoolExecutor(
+        num_workers, mp_context=context, initializer=_begin, initargs=(steps,)
+    ) as processes:
+        futures = [processes.submit(partial(work, _tell)) for work in works]
+        left = set(futures)
+        while left:
+            left = wait(left, timeout=_POLL_S, return_when=FIRST_COMPLETED).not_done
+            while not steps.empty():
+                steps.get()
+                num_done += 1
+            on_progress(num_done)
+        return [future.result() for future in futures]
+
+
+def _begin(steps: "SimpleQueue[int]") -> None:
+    global _steps
+    _steps = steps
+
+
+def _tell(step: int) -> None:
+    assert _steps is not None, "the process was started without a queue"
+    _steps.put(step)

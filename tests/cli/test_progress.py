@@ -1,0 +1,30 @@
+"""Progress of long commands: nothing for short ones, lines where there is no terminal."""
+
+import io
+
+from rich.console import Console
+
+from telescope_cli.progress import progress_of
+
+
+def shown(*moments: tuple[float, int]) -> str:
+    """Return what is shown for steps that are done at these times."""
+    now_s = 0.0
+    console = Console(file=io.StringIO(), width=80)
+    with progress_of("simulating", console=console, clock=lambda: now_s) as on_progress:
+        for now_s, done in moments:  # noqa: B007 - the clock reads it
+            on_progress(done, 100)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_what_is_done_within_two_seconds_shows_nothing() -> None:
+    assert shown((0.5, 10), (1.9, 100)) == ""
+
+
+def test_after_two_seconds_there_is_a_line_even_if_nothing_is_done() -> None:
+    assert shown((1.0, 0), (2.1, 0)) == "simulating: 0 of 100 steps after 2 s\n"
+
+
+def test_further_lines_come_every_ten_seconds() -> None:
+    text = shown((2.0, 5), (5.0, 10), (11.9, 20), (12.0, 30), (21.0, 40), (30.0, 50))
+    assert [line.split(":")[1].split()[0] for line in text.splitlines()] == ["5", "30", "50"]
