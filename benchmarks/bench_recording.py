@@ -389,8 +389,9 @@ the line to look at. It comes to {each:.2f} ms for each rollout.
 {{facts}}
 """
 SHOWN = "Both intervals are under 1 %."
-NOT_SHOWN = """**Not shown: that recording costs under 1 % of a step.** An interval reaches beyond that,
-as on a machine that is busy with other work. To be run again on an idle one, with more pairs."""
+NOT_SHOWN = """\
+**Not shown: that recording costs under 1 % of a step.** An interval reaches beyond that, as on a
+machine that is busy with other work. To be run again on an idle one, with more pairs."""
 
 
 def main() -> None:
