@@ -197,9 +197,7 @@ class ServerPool:
         return lease
 
 
-def _note_tokens(
-    lease: Lease, life: int, begun: Generation | None, now: Generation | None
-) -> None:
+def _note_tokens(lease: Lease, life: int, begun: Generation | None, now: Generation | None) -> None:
     """Note that a server has sampled something, if `now` is more than `begun`."""
     num_begun = 0 if begun is None else len(begun.token_ids)
     if life == lease.life and now is not None and len(now.token_ids) > num_begun:

@@ -303,9 +303,7 @@ class TrainerWorker:
         """Describe the tensors that `send_weights` sends."""
         return [TensorHeader.of(name, tensor) for name, tensor in self.transfer_weights()]
 
-    def connect(
-        self, host: str, port: int, world_size: int, wait_s: float | None = None
-    ) -> None:
+    def connect(self, host: str, port: int, world_size: int, wait_s: float | None = None) -> None:
         """Open rank 0's end of the transfer group; returns when all servers have joined.
 
         `wait_s`: longest wait for a server, here and while weights are sent; None = minutes.
