@@ -15,7 +15,7 @@ from telescope_core.types import EnvironmentDescription
 
 
 class Scored:
-    data = [f"{number}+2=" for number in range(20)]
+    data = tuple(f"{number}+2=" for number in range(20))
 
     @reward
     def one(self, completion):

@@ -1,8 +1,8 @@
 """How often the intervals of evals hold the true value: exactly, and in seeded simulation.
 
 pass^k of tasks with chances p is 1 - pass@k of tasks with chances 1 - p (`test_eval_stats`), so
-pass@k stands for both, and for k = 1 chances up to a half stand for all. The grid with more evals of
-each cell, and with other intervals beside ours, is `benchmarks/bench_intervals.py`.
+pass@k stands for both, and for k = 1 chances up to a half stand for all. The grid with more evals
+of each cell, and with other intervals beside ours, is `benchmarks/bench_intervals.py`.
 """
 
 import math

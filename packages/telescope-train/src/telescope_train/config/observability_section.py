@@ -39,8 +39,8 @@ class ObservabilitySection(Section):
     wandb_tags: tuple[str, ...] = ()
     """Tags of the run there."""
     wandb_upload_logs: bool = True
-    """With `use_wandb`: send the logs of all processes, compressed, every few minutes and at the end
-    of the run, without debug messages."""
+    """With `use_wandb`: send the logs of all processes, compressed, every few minutes and at the
+    end of the run, without debug messages."""
     wandb_upload_logs_detailed: bool = False
     """With `use_wandb`: send debug messages with the logs too, which a run writes with `debug`."""
     wandb_upload_logs_stdout: bool = False
@@ -49,5 +49,5 @@ class ObservabilitySection(Section):
     use_tensorboard: bool = False
     """Write metrics, meters and some rollouts to `tensorboard` in the run folder."""
     trackers: tuple[str, ...] = ()
-    """Further installed trackers, by the names of their entry points (`telescope.trackers`), such as
-    trackio."""
+    """Further installed trackers, by the names of their entry points (`telescope.trackers`), such
+    as trackio."""
