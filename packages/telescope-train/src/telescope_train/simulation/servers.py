@@ -76,6 +76,8 @@ class SimulatedClient:
         self._received = ""
         self.corrupts: Callable[[], bool] = lambda: False
         """Whether the next weights arrive as something else."""
+        self.loses_answer: Callable[[str], bool] = lambda path: False
+        """Whether the answer to the next call of a path gets lost, once it was obeyed."""
         self._chance = random.Random(f"errors/{engine.name}")
 
     async def generate(
@@ -140,9 +142,14 @@ class SimulatedClient:
             if path == UPDATE_PATH:
                 self.engine.require_alive()
                 await asyncio.sleep(self.times.transfer_s)
-            return self.obey(path, body or {}, query)
+            answer = self.obey(path, body or {}, query)
         except EngineLost as error:
             raise ServerLostError(str(error)) from None
+        if self.loses_answer(path):
+            # The connection stays open, until the server is ended.
+            why = await self.engine.until_in_trouble()
+            raise ServerLostError(f"no answer from {self.base_url}{path}: {why or 'it hangs'}")
+        return answer
 
     def obey(self, path: str, body: dict[str, Any], query: str) -> Any:
         """Do what is asked for at `path`, in no time; raises EngineLost if the engine is dead."""
