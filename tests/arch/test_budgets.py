@@ -34,9 +34,16 @@ BROAD_EXCEPT = {
     ),
     "packages/telescope-cli/src/telescope_cli/main.py": "the top of the command line",
     "packages/telescope-core/src/telescope_core/rollout.py": "a rollout that fails is data",
+    "packages/telescope-core/src/telescope_core/in_process.py": "what was played outlives its end",
     "packages/telescope-core/src/telescope_core/environments/score_worker.py": "so in its parent",
     "packages/telescope-core/src/telescope_core/evals/runner.py": "so is a group reward that fails",
     "packages/telescope-core/src/telescope_core/locate.py": "as for sources: the import of code",
+    **{
+        f"packages/telescope-core/src/telescope_core/environments/{name}.py": (
+            "raised again as an error that names the author's code"
+        )
+        for name in ("attribute_checks", "building", "escapes")
+    },
     "packages/telescope-core/src/telescope_core/environments/sources.py": (
         "whatever an author's code raises is told with its file and line"
     ),

@@ -24,6 +24,7 @@ OWN |= {
     "forget_requests",
     "has_given_endpoint",
     "require_built",
+    "new_state",
 }
 """Of Telescope itself: what calls an author's methods."""
 

@@ -1,15 +1,13 @@
-"""Mistakes of new authors: each is one message with its cause, its place and what to do."""
+"""Mistakes of new authors in a class: each is one message with its cause, place and remedy."""
 
 import pytest
-from tests.core.playing import One, play
+from tests.core.playing import One
 
 from telescope_core import (
     Environment,
     EnvironmentConfig,
     Example,
     MultiTurnEnvironment,
-    SingleTurnEnvironment,
-    SplitSource,
     ToolEnvironment,
     cleanup,
     group_reward,
@@ -20,9 +18,7 @@ from telescope_core import (
     tool,
 )
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.in_process import InProcessEnvironment
-from telescope_core.rollout import play_gold
-from telescope_core.types import RolloutStatus, Split
+from telescope_core.types import Split
 
 HERE = "test_author_mistakes.py"
 
@@ -124,6 +120,24 @@ class Fine(One):
         return 1.0
 
 
+def test_a_method_is_marked_once():
+    with pytest.raises(EnvironmentLoadError, match=r"is marked with @metric and @reward; keep one"):
+        reward(metric(says()))
+
+
+class DataAndDraw(Fine):
+    data = ("a", "b")
+    examples = Environment.examples
+
+    def draw(self, random):
+        return Example(id="1", prompt="p")
+
+
+def test_two_places_of_examples_are_one_too_many():
+    with pytest.raises(EnvironmentLoadError, match=r"has data and defines DataAndDraw.draw \("):
+        DataAndDraw.from_settings({}).examples(Split.EVAL)
+
+
 class NoSuper(Fine):
     def __init__(self, config=None):
         self.words = ["a"]
@@ -160,6 +174,26 @@ class TooEarly(Fine):
     def __init__(self, config=None):
         self.size = self.config.size
         super().__init__(config)
+
+
+class ReleasesNothing(Fine):
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.on_close(None)
+
+
+class RaisesRange(Fine):
+    @property
+    def reward_max(self):
+        raise KeyError("scale")
+
+
+class OneTool(ToolEnvironment):
+    data = ("a", "b")
+    right = Fine.right
+
+    def tools(self):
+        return len
 
 
 class Hides(Fine):
@@ -204,6 +238,9 @@ class ComputedPrompt(Fine):
         (NoArgument, "NoArgument.__init__ ({}) must take (self, config=None)"),
         (Raises, "Raises.__init__ ({}) raised KeyError: 'words' ("),
         (TooEarly, "TooEarly.__init__ ({}) raised AttributeError: 'TooEarly' object has no"),
+        (ReleasesNothing, "on_close takes a function without arguments, got None"),
+        (RaisesRange, "reward_max raised KeyError: 'scale' ("),
+        (OneTool, "OneTool.tools ({}) must return a list of functions and McpServers, got"),
         (Hides, "self.right is set, which hides the reward of that name"),
         (Swapped, "reward_min must be below reward_max, got 1 and 0"),
         (NeverSolved, "no rollout could count as solved, because success_threshold is 1"),
@@ -236,180 +273,6 @@ def test_an_author_s_own_attributes_do_not_replace_telescope_s():
             return key
 
     assert [one.name for one in Own.from_settings({}).function_tools()] == ["look"]
-
-
-class DrawsNothing(SingleTurnEnvironment):
-    right = Fine.right
-
-    def draw(self, random):
-        Example(id="1", prompt="p")
-
-
-class DrawsNumbers(SingleTurnEnvironment):
-    right = Fine.right
-
-    def draw(self, random):
-        number = random.randrange(50)
-        return Example(id=number, prompt=str(number), answer=number)
-
-
-class KeysByNumber(SingleTurnEnvironment):
-    right = Fine.right
-
-    def examples(self, split):
-        return SplitSource(
-            lambda random: Example(id="1", prompt="p"), split=split, seed=0, split_key=lambda _: 3
-        )
-
-
-@pytest.mark.parametrize(
-    ("cls", "said"),
-    [
-        (DrawsNothing, "what DrawsNothing.draw ({}:"),
-        (DrawsNothing, ") returns must be an Example, got None"),
-        (KeysByNumber, ") must return text, got 3 (int)"),
-    ],
-)
-async def test_what_draw_returns_is_checked_with_its_place(cls, said):
-    client = InProcessEnvironment(cls.from_settings({}), name="it")
-    with pytest.raises(EnvironmentLoadError) as refused:
-        await client.example(Split.EVAL, 0)
-    await client.close()
-    assert HERE in str(refused.value)
-    for part in said.split("{}"):
-        assert part in str(refused.value)
-    assert "telescope_core/" not in str(refused.value)
-
-
-async def test_numbers_as_ids_are_text_also_where_they_are_drawn():
-    client = InProcessEnvironment(DrawsNumbers.from_settings({}), name="it")
-    example = await client.example(Split.EVAL, 0)
-    await client.close()
-    assert example.id == example.prompt == example.answer
-
-
-class TextSplits(Fine):
-    def splits(self):
-        return "eval"
-
-
-class OtherSplits(Fine):
-    def splits(self):
-        return ("eval", "test")
-
-
-class ListedRevisions(Fine):
-    def dataset_revisions(self):
-        return ["abc"]
-
-
-@pytest.mark.parametrize(
-    ("cls", "said"),
-    [
-        (TextSplits, ") must return a tuple of splits, such as (Split.TRAIN, Split.EVAL) or"),
-        (OtherSplits, "got ('eval', 'test') (tuple)"),
-        (ListedRevisions, ") must return a dict of texts by name, got ['abc'] (list)"),
-    ],
-)
-async def test_what_an_environment_says_about_itself_is_checked(cls, said):
-    client = InProcessEnvironment(cls.from_settings({}), name="it")
-    with pytest.raises(EnvironmentLoadError) as refused:
-        await client.describe()
-    await client.close()
-    assert said in str(refused.value)
-    assert f"{cls.__name__}." in str(refused.value)
-    assert HERE in str(refused.value)
-
-
-async def test_splits_may_be_named_by_text():
-    class Named(Fine):
-        def splits(self):
-            return ["eval"]
-
-    client = InProcessEnvironment(Named.from_settings({}), name="it")
-    assert [*(await client.describe()).num_examples] == [Split.EVAL]
-    await client.close()
-
-
-class GoldenRaises(Fine):
-    def golden_answers(self, example):
-        return {"answer": example.info["steps"]}
-
-
-class GoldenList(Fine):
-    def golden_answers(self, example):
-        return [example.answer]
-
-
-class NextOfNothing(Fine):
-    def compute_reward(self, rollout, example):
-        return float(next(word for word in rollout.completion_text.split() if word == "no"))
-
-
-class Measures(Fine):
-    value: object = None
-
-    async def play(self, episode):
-        await episode.generate()
-        episode.metrics["depth"] = self.value
-
-
-class MeasuresNan(Measures):
-    value = float("nan")
-
-
-class MeasuresHuge(Measures):
-    value = 10**400
-
-
-class ReplacesMetrics(Fine):
-    async def play(self, episode):
-        await episode.generate()
-        episode.metrics = ["deep"]
-
-
-class PaysHuge(Fine):
-    @reward
-    def right(self):
-        return 10**400
-
-
-class NeverAsks(Fine):
-    async def play(self, episode):
-        episode.add("Are you there?")
-
-
-@pytest.mark.parametrize(
-    ("cls", "said"),
-    [
-        (GoldenRaises, "KeyError: 'steps' (in golden_answers GoldenRaises.golden_answers ("),
-        (GoldenList, "GoldenList.golden_answers ("),
-        (GoldenList, ") must return a dict of texts by name, got ['yes'] (list)"),
-        (NextOfNothing, "StopIteration was raised ("),
-        (NextOfNothing, "`next` was called on something empty"),
-        (MeasuresNan, "episode.metrics['depth'] must be a finite number, got nan (float)"),
-        (MeasuresHuge, "episode.metrics['depth'] must be a finite number, got 1000"),
-        (ReplacesMetrics, "episode.metrics must be a dict of numbers, got ['deep'] (list)"),
-        (PaysHuge, "must return a finite number, got 1000"),
-        (NeverAsks, "NeverAsks.play ("),
-        (NeverAsks, ") ended without asking the policy for anything"),
-    ],
-)
-async def test_a_mistake_while_a_rollout_is_played_or_scored_names_its_place(cls, said):
-    rollout = await play(cls.from_settings({}))
-    assert (rollout.status, rollout.reward) == (RolloutStatus.FAILED, None)
-    assert said in rollout.error
-    assert f"{HERE}:" in rollout.error
-
-
-class GoldNumber(Fine):
-    def gold_answer(self, example):
-        return 4
-
-
-async def test_a_gold_answer_that_is_no_text_is_told():
-    with pytest.raises(EnvironmentLoadError, match=r"must return text, a list of texts .* got 4"):
-        await play_gold(GoldNumber.from_settings({}), "it", Split.EVAL, 0)
 
 
 def test_the_usual_classes_are_built():

@@ -14,6 +14,7 @@ from telescope_core.errors import EnvironmentLoadError
 
 LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parent))
 """Folders of Python's own modules and of this package."""
+_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
 def location_of(function: object) -> str:
@@ -35,10 +36,21 @@ def shown_path(path: str) -> str:
 
 def raised_at(error: BaseException) -> str:
     """Return ` (file:line)` of the author's code that raised `error`, or of the innermost code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]
-    frame = next(reversed(own or list(frames)), None)
+    frame = own_frame(error)
     return f" ({shown_path(frame.filename)}:{frame.lineno})" if frame is not None else ""
+
+
+def own_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the innermost place in an author's code that raised `error`.
+
+    If there is none, that of installed code, which may be an author's too, or else of any code.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    for others in ((*LIBRARIES, *_INSTALLED, "<"), (*LIBRARIES, "<"), ()):
+        own = [frame for frame in frames if not frame.filename.startswith(others)]
+        if own:
+            return own[-1]
+    return None
 
 
 def called_at() -> str:

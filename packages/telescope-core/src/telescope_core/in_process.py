@@ -1,9 +1,11 @@
 """`InProcessEnvironment`: an EnvironmentClient that plays rollouts in this process."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+from telescope_core.code_places import location_of, raised_at
 from telescope_core.environments.base import Environment
 from telescope_core.environments.class_checks import class_folder, class_location
 from telescope_core.environments.escapes import contained, stray_cancel
@@ -24,6 +26,7 @@ from telescope_core.types import (
 )
 
 _LOAD_DEADLINE_S = 600.0
+_log = logging.getLogger(__name__)
 
 
 class InProcessEnvironment:
@@ -159,8 +162,14 @@ class InProcessEnvironment:
         if tasks:
             await asyncio.wait(tasks)
         self._watch.stop()
-        with contained():
-            await self._environment.close()
+        try:
+            with contained():
+                await self._environment.close()
+        except Exception as error:  # noqa: BLE001 - a boundary: what was played is not lost
+            method = location_of(self._environment.close)
+            _log.warning(
+                "%s raised %s: %s%s", method, type(error).__name__, error, raised_at(error)
+            )
 
 
 def stray_cancelled(name: str, request: PlayRequest) -> Rollout:

@@ -5,18 +5,17 @@ Names are those of `telescope_core.open`.
 
 import importlib
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from telescope_core.code_names import location_of_file, names_class, names_file
+from telescope_core.code_places import own_frame
 from telescope_core.environments.base import Environment
 from telescope_core.environments.escapes import contained
 from telescope_core.errors import (
-    CodeExitError,
     EnvironmentLoadError,
-    StrayCancelError,
+    TelescopeError,
     UnknownNameError,
     nearest,
     unknown_name,
@@ -96,9 +95,8 @@ def _where_raised(error: Exception) -> str:
     """Return file and line of the code that raised, where an import failed."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    # Of an import that found nothing, the last frames are Python's own.
-    last = [one for one in frames if not one.filename.startswith("<frozen ")][-1]
+    last = own_frame(error)
+    assert last is not None, "an error that was raised has frames"
     return f"{last.filename}, line {last.lineno}"
 
 
@@ -112,7 +110,7 @@ def load_environment_class(factory: str) -> type[Environment]:
         raise EnvironmentLoadError(
             f"cannot import environment {factory!r}: {_what_is_missing(module_name, error)}"
         ) from error
-    except (CodeExitError, StrayCancelError) as error:
+    except TelescopeError as error:  # it names its place
         raise EnvironmentLoadError(f"cannot import environment {factory!r}: {error}") from error
     except Exception as error:
         raise EnvironmentLoadError(

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from telescope_core.attempts import is_too_long
 from telescope_core.chat.trouble import Watch, watching
@@ -24,6 +24,7 @@ from telescope_core.environments.escapes import as_failure, contained
 from telescope_core.environments.hooks import EpisodeStopped, Hook, of_kind
 from telescope_core.environments.outcomes import (
     as_floats,
+    checked_score,
     finite,
     gold_replies,
     started_play,
@@ -31,19 +32,29 @@ from telescope_core.environments.outcomes import (
 )
 from telescope_core.environments.turns import MultiTurnEnvironment
 from telescope_core.environments.usage import counting
-from telescope_core.errors import ConfigError, ContextLengthError, EndpointError, TelescopeError
+from telescope_core.errors import (
+    ConfigError,
+    ContextLengthError,
+    EndpointError,
+    EnvironmentLoadError,
+    TelescopeError,
+)
 from telescope_core.protocols import LATE_SCORE_S, PlayRequest, Policy
 from telescope_core.scoring_news import scoring_begins
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import (
     Example,
+    Message,
     Rollout,
     RolloutStatus,
     Sampling,
     Split,
     StopReason,
+    Turn,
+    TurnInfo,
 )
 
+Part = TypeVar("Part")
 _log = logging.getLogger(__name__)
 _GOLD_DEADLINE_S = 300.0
 _NO_LIMIT = Sampling(max_tokens=1 << 20)
@@ -127,7 +138,7 @@ class _Playing:
             messages,
             policy=self._policy,
             sampling=self._request.sampling,
-            state=environment.State(),
+            state=environment.new_state(),
         )
         if of_kind(environment.hooks, "stop"):
             episode.find_stop = environment.find_stop
@@ -145,6 +156,12 @@ class _Playing:
         return await self._scored(episode, stop_reason)
 
     async def _scored(self, episode: Episode[Any], stop_reason: StopReason) -> Rollout:
+        notes = _those(episode.info, TurnInfo)
+        if len(notes) != len(cast(Sequence[object], episode.info)):
+            raise EnvironmentLoadError(
+                f"{location_of(self._environment.play)}: episode.info holds what is no note; add "
+                "notes with episode.note(key, text)"
+            )
         episode.metrics = as_floats(episode.metrics, play=self._environment.play)
         self._rollout = replace(self._snapshot(), stop_reason=stop_reason)
         self._stage = "reward"
@@ -181,11 +198,11 @@ class _Playing:
             return self._rollout
         return replace(
             self._rollout,
-            messages=tuple(episode.messages),
-            turns=tuple(episode.turns),
+            messages=_those(episode.messages, Message),
+            turns=_those(episode.turns, Turn),
             tags=_as_texts(episode.tags),
             metrics=_numbers(episode.metrics),
-            info=tuple(episode.info),
+            info=_those(episode.info, TurnInfo),
         )
 
     def _failed(self, stop_reason: StopReason, error: Exception) -> Rollout:
@@ -217,6 +234,12 @@ class _Playing:
         return f"example {example_id!r}; to make it shorter, look at {writer}"
 
 
+def _those(values: object, kind: type[Part]) -> tuple[Part, ...]:
+    """Return what an episode holds of `kind`; its author may have put anything there."""
+    parts = cast(Sequence[object], values) if isinstance(values, list | tuple) else ()
+    return tuple(part for part in parts if isinstance(part, kind))
+
+
 def _as_texts(tags: object) -> dict[str, str]:
     if not isinstance(tags, Mapping):
         return {}
@@ -246,10 +269,12 @@ async def score_rollout(
     """
     if episode is None:
         policy = ScriptedClient([]).policy("")
-        state = environment.State()
+        state = environment.new_state()
         episode = Episode(example, rollout.messages, policy=policy, sampling=_NO_LIMIT, state=state)
     started_s = time.monotonic()
-    scored = await environment.score(rollout, example, episode)
+    scored = checked_score(
+        await environment.score(rollout, example, episode), method=environment.score
+    )
     return replace(scored, score_s=time.monotonic() - started_s)
 
 

@@ -9,7 +9,8 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from telescope_core.code_places import location_of
+from telescope_core.code_places import location_of, raised_at
+from telescope_core.environments.escapes import contained
 from telescope_core.errors import EnvironmentLoadError
 
 NETWORKS = ("none", "load", "always")
@@ -76,7 +77,7 @@ def check_built(environment: object, *, known: set[str], where: str) -> None:
     one: Any = environment
     for name in _KINDS:
         if name in known:
-            _require(name, getattr(one, name), where)
+            _require(name, _computed(one, name, where), where)
     low, high, success = one.reward_min, one.reward_max, one.success_threshold
     if not low < high:
         raise EnvironmentLoadError(
@@ -91,7 +92,7 @@ def check_built(environment: object, *, known: set[str], where: str) -> None:
         )
 
 
-def check_names(owner: type) -> None:
+def check_names(owner: type, *, where: str) -> None:
     """Refuse names that Telescope's own classes use, for something else than they mean."""
     own = _own_members(owner) if not owner.__module__.startswith(_OWN_MODULES) else {}
     for name, value in vars(owner).items():
@@ -106,12 +107,21 @@ def check_names(owner: type) -> None:
                 f"it; give it another name, such as {name}_{kind}"
             )
         if callable(own[name]) and not _is_method(value):
-            raise EnvironmentLoadError(f"{owner.__qualname__}: {_must_be_method(name, value)}")
+            raise EnvironmentLoadError(f"{where}: {_must_be_method(name, value)}")
 
 
 def _marks(function: object) -> set[str]:
     """Return which decorators have marked a method."""
     return _MARKS & set(getattr(function, "__dict__", ()))
+
+
+def _computed(one: object, name: str, where: str) -> object:
+    try:
+        with contained():
+            return getattr(one, name)
+    except Exception as error:
+        text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+        raise EnvironmentLoadError(f"{where}: {name} raised {text}{raised_at(error)}") from error
 
 
 def _must_be_method(name: str, value: object) -> str:

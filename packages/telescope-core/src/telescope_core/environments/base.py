@@ -8,7 +8,7 @@ from functools import cached_property
 from random import Random
 from typing import Any, ClassVar, Literal, cast
 
-from telescope_core.code_places import is_authors, location_of
+from telescope_core.code_places import called_at, is_authors, location_of, raised_at
 from telescope_core.environments.building import built, require_built
 from telescope_core.environments.calls import Caller, RunsIn
 from telescope_core.environments.class_checks import (
@@ -18,6 +18,7 @@ from telescope_core.environments.class_checks import (
     require_rewards,
 )
 from telescope_core.environments.episode import Episode
+from telescope_core.environments.escapes import contained
 from telescope_core.environments.fetch import ExampleFetcher
 from telescope_core.environments.hooks import Hook, hooks, of_kind
 from telescope_core.environments.outcomes import as_named_texts, as_truth
@@ -103,6 +104,15 @@ class Environment:
             require_rewards(cls, cls.score_functions)
         return environment
 
+    def new_state(self) -> Any:
+        """Return the state of a new rollout."""
+        try:
+            with contained():
+                return self.State()
+        except Exception as error:
+            error.add_note(f"in State of {class_location(type(self))}{raised_at(error)}")
+            raise
+
     def require_built(self) -> None:
         """Raise EnvironmentLoadError when the constructor left out what playing needs."""
         require_built(self, known=_declared_names(type(self)))
@@ -137,12 +147,18 @@ class Environment:
         They are a list or another iterable of examples or rows, the path of a file, or an example
         source. By default they come from `data`, or are drawn by `draw`. Called once for a split.
         """
+        has_draw = type(self).draw is not Environment.draw
+        if self.data is not None and has_draw:
+            raise EnvironmentLoadError(
+                f"{class_location(type(self))} has data and defines {location_of(self.draw)}, so "
+                "it is not clear where its examples come from; keep one (data = None takes it away)"
+            )
         if self.data is not None:
             where = f"data of {class_location(type(self))}"
             return divided(
                 self.data, split, where=where, folder=folder_defining(type(self), "data")
             )
-        if type(self).draw is not Environment.draw:
+        if has_draw:
             seed = f"{type(self).__name__}/{getattr(self.config, 'seed', 0)}"
             return SplitSource(self.draw, split=split, seed=seed)
         raise EnvironmentLoadError(
@@ -313,6 +329,10 @@ class Environment:
 
     def on_close(self, release: Callable[[], object]) -> None:
         """Call `release`, which may be async, when the environment is closed."""
+        if not callable(cast(object, release)):
+            raise EnvironmentLoadError(
+                f"{called_at()}: on_close takes a function without arguments, got {release!r:.80}"
+            )
         self.__releases.append(release)
 
     async def close(self) -> None:

@@ -38,7 +38,7 @@ def check_class(
     secrets: Any = getattr(cls, "secrets", ())
     require_names(secrets, class_location(cls))
     require_own_secrets(secrets, class_location(cls))
-    check_names(cls)
+    check_names(cls, where=class_location(cls))
     check_values(cls, known=known, where=class_location(cls))
     _check_methods(cls)
     for score in scores:

@@ -4,11 +4,11 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast, get_args
 
-from telescope_core.code_places import shown_path
+from telescope_core.code_places import called_at, shown_path
 from telescope_core.environments.hooks import EpisodeStopped
-from telescope_core.errors import EndpointError
+from telescope_core.errors import EndpointError, EnvironmentLoadError
 from telescope_core.example_checks import checked_messages
 from telescope_core.protocols import Policy
 from telescope_core.types import (
@@ -30,6 +30,10 @@ else:
     from typing import TypeVar
 
     StateT = TypeVar("StateT")
+
+
+NoteKind = Literal["text", "code", "stdout", "stderr"]
+_NOTES = get_args(NoteKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,7 @@ class Episode(Generic[StateT]):
         self._requests.pop(key, None)
         if self.turns:
             await self._require_going_on()
+        checked_messages(self.messages, where="episode.messages")
         started_s = time.monotonic()
         completion = await self._policy.complete(
             self.messages, self._sampling, tools=self.tools if tools is None else tools
@@ -152,9 +157,14 @@ class Episode(Generic[StateT]):
         key: str,
         value: str,
         *,
-        kind: Literal["text", "code", "stdout", "stderr"] = "text",
+        kind: NoteKind = "text",
     ) -> None:
         """Record `value` under `key` with the latest turn; `kind` decides how it is shown."""
+        if kind not in _NOTES:
+            raise EnvironmentLoadError(
+                f"{called_at()}: the kind of a note must be one of {', '.join(_NOTES)}, "
+                f"got {kind!r}; value must be text"
+            )
         turn = max(0, len(self.turns) - 1)
         self.info.append(TurnInfo(turn=turn, key=str(key), value=str(value), kind=kind))
 

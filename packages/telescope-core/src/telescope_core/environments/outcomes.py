@@ -3,12 +3,13 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, SupportsFloat, cast
 
 from telescope_core.code_places import location_of
 from telescope_core.environments.episode import Episode
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.types import Split, StopReason
+from telescope_core.types import Rollout, Split, StopReason
 
 
 def started_play(play: Callable[[Episode[Any]], Any], episode: Episode[Any]) -> Any:
@@ -98,6 +99,22 @@ def as_named_texts(value: object, *, method: Callable[..., Any]) -> dict[str, st
             f"{location_of(method)} must return a dict of texts by name, got {_shown(value)}"
         )
     return {str(name): str(text) for name, text in cast(Mapping[object, object], value).items()}
+
+
+def checked_score(value: object, *, method: Callable[..., Any]) -> Rollout:
+    """Return the rollout that `score` returned, if it has a reward."""
+    reward = finite(value.reward) if isinstance(value, Rollout) else None
+    if not isinstance(value, Rollout) or reward is None:
+        got = (
+            f"a rollout with reward {value.reward!r}"
+            if isinstance(value, Rollout)
+            else _shown(value)
+        )
+        raise EnvironmentLoadError(
+            f"{location_of(method)} must return the rollout with its reward, a finite number, such "
+            f"as replace(rollout, reward=1.0), got {got}"
+        )
+    return value if type(value.reward) is float else replace(value, reward=reward)
 
 
 def as_splits(value: object, *, method: Callable[..., Any]) -> tuple[Split, ...]:

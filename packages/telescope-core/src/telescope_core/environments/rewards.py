@@ -15,7 +15,7 @@ from telescope_core.environments.calls import call as call
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.outcomes import finite
 from telescope_core.environments.parameters import Parameters, parameters_of, values_for
-from telescope_core.errors import RewardError
+from telescope_core.errors import EnvironmentLoadError, RewardError
 from telescope_core.types import Example, MetricRange, Rollout
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -40,6 +40,11 @@ class ScoreFunction:
 
 def _mark(function: Method, kind: Kind, **more: Any) -> Method:
     require_method(function, f"@{kind}")
+    other = getattr(function, _MARK, None)
+    if other is not None:
+        raise EnvironmentLoadError(
+            f"{location_of(function)} is marked with @{other.kind} and @{kind}; keep one of them"
+        )
     code = getattr(inspect.unwrap(function), "__code__", None)
     names = code.co_names if code is not None else ()
     parameters = parameters_of(function, of_group=kind == "group_reward")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from weakref import WeakKeyDictionary
 
 from telescope_core.code_places import location_of
@@ -92,7 +92,13 @@ class ToolEnvironment(MultiTurnEnvironment):
     def function_tools(self) -> list[Tool]:
         """Return the tools that are functions; raises EnvironmentLoadError for an invalid one."""
         if self.__functions is None:
-            given = list(self.tools())
+            returned: object = self.tools()
+            if not isinstance(returned, list | tuple):
+                raise EnvironmentLoadError(
+                    f"{location_of(self.tools)} must return a list of functions and McpServers, "
+                    f"got {returned!r:.80} ({type(returned).__name__})"
+                )
+            given = [*cast(Sequence[ToolFunction | McpServer], returned)]
             servers = [one for one in given if isinstance(one, McpServer)]
             functions = [one for one in given if not isinstance(one, McpServer)]
             found = [tool_from(one, self.__threads) for one in (*tool_methods(self), *functions)]

@@ -57,6 +57,8 @@ class MultiTurnEnvironment(Environment):
             reply = await self.caller.one(
                 "play", self.env_response, tuple(episode.messages), episode
             )
+            where = f"episode.messages, after {location_of(self.env_response)},"
+            checked_messages(episode.messages, where=where)
             if reply is None:
                 return StopReason.COMPLETED
             if turn + 1 < self.max_turns:
