@@ -2,16 +2,19 @@
 
 import os
 import signal
+import sys
 import time
 
 from telescope_core import Example, ListSource, SingleTurnEnvironment, metric, reward, runs_in
+
+WORDS = ("ok", "hang", "die", "bad", "leave")
 
 
 class SlowScores(SingleTurnEnvironment):
     max_processes = 2
 
     def examples(self, split):
-        return ListSource([Example(id=word, prompt=word) for word in ("ok", "hang", "die", "bad")])
+        return ListSource([Example(id=word, prompt=word) for word in WORDS])
 
     @reward
     @runs_in("process")
@@ -22,6 +25,8 @@ class SlowScores(SingleTurnEnvironment):
             os.kill(os.getpid(), signal.SIGKILL)
         if example.id == "bad":
             raise KeyError("nothing there")
+        if example.id == "leave":
+            sys.exit("bye")
         return 1.0
 
     @metric
