@@ -12,7 +12,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from telescope_train.inference.vllm_plugin.engine_thread import EngineStep, EngineThreadClient
 from telescope_train.inference.vllm_plugin.token_plane import TokenPlane
-from telescope_train.inference.wire import ENGINE_PATH
+from telescope_train.inference.wire import ENGINE_PATH, ONCE_HEADER
 
 DEADLINE_S = 60.0
 
@@ -82,6 +82,37 @@ async def test_a_step_that_does_not_end_leaves_the_question_open() -> None:
         assert stuck.num_asked == 2
         outputs.cancel()
         core._thread.shutdown()
+
+
+async def test_while_weights_change_the_server_answers_for_itself() -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    class Busy:
+        async def call_utility_all_async(self, method: str) -> None:
+            await may_end.wait()
+
+    async def update(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        await may_end.wait()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    plane = TokenPlane(update)
+    scope = {"type": "http", "path": "/update_weights", "headers": [(ONCE_HEADER.encode(), b"1")]}
+    async with asyncio.timeout(DEADLINE_S):
+        updating = asyncio.create_task(plane(scope, receive, _refuse))
+        await begun.wait()
+        assert await asked(plane, Busy()) == 200
+        may_end.set()
+        await updating
+        # Afterwards it is the engine that is asked again.
+        may_end.clear()
+        waiting = asyncio.create_task(asked(plane, Busy()))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        may_end.set()
+        assert await waiting == 200
 
 
 async def test_a_dead_engine_is_told_at_once() -> None:

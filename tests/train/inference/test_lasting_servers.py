@@ -301,34 +301,6 @@ def test_only_the_engine_s_own_signs_of_life_count(tmp_path: Path) -> None:
     run_in_virtual_time(main)
 
 
-def test_an_update_is_no_hang_however_long_it_takes(tmp_path: Path) -> None:
-    async def main(world: World) -> None:
-        await world.publisher.connect()
-        is_silent = False
-        group = group_of(tmp_path, lambda question: not is_silent)
-        world.ranks.speed = TrainerSpeed(send_s=1000.0)
-
-        async def work() -> None:
-            nonlocal is_silent
-            is_silent = True
-            await world.publisher.publish(1)
-            is_silent = False
-            await asyncio.sleep(100.0)
-            assert world.pool.leases[0].life == 1
-            is_silent = True
-            await world.pool.leases[0].until(ServerState.LOST)
-
-        class Fleet:
-            until_lost = group.until_lost
-
-            async def start_again(self, index: int) -> None:
-                raise ConfigError("port 1 is in use")
-
-        await world.keeping(work(), fleet=Fleet())
-
-    in_world(main, num_servers=1)
-
-
 def test_a_restart_that_is_refused_for_any_reason_does_not_end_the_run(tmp_path: Path) -> None:
     async def main(world: World) -> None:
         class Fleet:

@@ -99,7 +99,7 @@ class Keeping:
     async def _until_lost(self, index: int, lease: Lease) -> None:
         """Return when the lease is lost: its process has died, or it was lost in use."""
         number = self._first + index
-        watch = asyncio.create_task(self._fleet.until_lost(number, lambda: _heard_s(lease)))
+        watch = asyncio.create_task(self._fleet.until_lost(number, lambda: lease.client.heard_s))
         in_use = asyncio.create_task(lease.until(ServerState.LOST))
         try:
             await asyncio.wait([watch, in_use], return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +139,7 @@ class Keeping:
         """
         number = self._first + index
         bringing = asyncio.create_task(self._bring_in(lease))
-        watch = asyncio.create_task(self._fleet.until_lost(number, lambda: _heard_s(lease)))
+        watch = asyncio.create_task(self._fleet.until_lost(number, lambda: lease.client.heard_s))
         try:
             await asyncio.wait([bringing, watch], return_when=asyncio.FIRST_COMPLETED)
             if watch.done():
@@ -162,10 +162,3 @@ class Keeping:
                 f"row without having done anything, the last time because: {reason}"
             )
         self._say(f"inference server {address} is given up, and the run goes on without it")
-
-
-def _heard_s(lease: Lease) -> float:
-    """Return when a server has last given a sign of life, as far as its requests tell."""
-    # While the engine receives weights, it ends no step; what waits for it has deadlines.
-    takes_weights = lease.state in (ServerState.UPDATING, ServerState.LOADING)
-    return asyncio.get_running_loop().time() if takes_weights else lease.client.heard_s

@@ -20,8 +20,8 @@ PROGRESS_S = 0.5
 the server. A shorter request has one reply."""
 TOKEN_PLANE_PATH = "/telescope/v1/tokens"
 ENGINE_PATH = "/telescope/v1/engine"
-"""Answers between two steps of the engine, and with 503 if it is dead. No answer means that a step
-does not end, or that the weights are being changed."""
+"""Answers between two steps of the engine, at once while weights are changed, and with 503 if the
+engine is dead. No answer means that a step does not end, or that the server itself hangs."""
 ONCE_HEADER = "x-telescope-once"
 """The number of a control call that is to be made once. A second call with the same number gets the
 answer of the first."""

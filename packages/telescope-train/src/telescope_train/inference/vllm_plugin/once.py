@@ -28,6 +28,11 @@ class Once:
         self._app = app
         self._calls: OrderedDict[bytes, asyncio.Task[Sequence[Message]]] = OrderedDict()
 
+    @property
+    def is_making_calls(self) -> bool:
+        """Whether a numbered call is being made."""
+        return not all(call.done() for call in self._calls.values())
+
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         number = dict(scope["headers"]).get(_HEADER) if scope["type"] == "http" else None
