@@ -52,7 +52,7 @@ class Digit(SingleTurnEnvironment):
         )
 
     @reward
-    def close(self, rollout, example):
+    def nearness(self, rollout, example):
         return 1.0 - abs(int(rollout.completion_text[-1]) - int(example.answer)) / 10
 
 
