@@ -89,9 +89,9 @@ async def test_ten_steps_equal_five_and_a_resume_and_five(tiny, tmp_path, more):
 async def test_ranks_that_die_change_nothing(tiny, tmp_path, seed):
     straight = await run(config_of(tmp_path / "a", tiny, *AHEAD))
     chance = random.Random(seed)
-    # Calls of a rank: a step, and after every second one also the two of a checkpoint. The first
-    # death comes before there is any.
-    calls = [chance.randint(1, 2), *chance.sample(range(9, 26), 3)]
+    # Calls of a rank: a step and the facts of its tokens, and after every second step also the two
+    # of a checkpoint. The first death comes before there is any.
+    calls = [chance.randint(1, 2), *chance.sample(range(14, 34), 3)]
     deaths = {call: chance.random() < 0.5 for call in calls}
     often = ("--checkpoint_every", "2", "--checkpoint_keep_last", "1")
     mended = await run(config_of(tmp_path / "b", tiny, *often, *AHEAD), deaths=deaths)
