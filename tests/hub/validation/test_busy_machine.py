@@ -15,6 +15,7 @@ from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.probes.answers import Answers
 from telescope_envs.validation.probes.meter import Cut, Limits, Meter, Span
 from telescope_envs.validation.probes.reward import check_rewards
+from telescope_envs.validation.probes.waiting import Look, own_time_s
 from telescope_envs.validation.processes import late_ending, read_answers
 from telescope_envs.validation.records import Level, verdict_of
 
@@ -148,3 +149,24 @@ def test_a_level_cut_short_is_not_conclusive_and_no_failure():
     assert found["reward.gold"].outcome is Outcome.INCONCLUSIVE
     assert found["reward.deadline"].outcome is Outcome.INCONCLUSIVE
     assert not findings.has_failed(Level.REWARD)
+
+
+def looks(*seen: tuple[float, float, str]) -> list[Look]:
+    return [Look(at_s, spent_s, state) for at_s, spent_s, state in seen]
+
+
+def test_a_thread_that_waits_for_a_processor_blocks_nothing_by_itself():
+    waits = looks((0.0, 0.0, "R"), (0.01, 0.002, "R"), (0.02, 0.003, "R"), (0.2, 0.004, "R"))
+    assert own_time_s(waits) == pytest.approx(0.004)
+
+
+def test_a_thread_that_sleeps_or_computes_blocks_the_loop():
+    sleeps = looks(*((0.01 * i, 0.0, "S") for i in range(11)))
+    assert own_time_s(sleeps) == pytest.approx(0.1)
+    computes = looks((0.0, 0.0, "R"), (0.01, 0.01, "R"), (0.1, 0.09, "R"))
+    assert own_time_s(computes) == pytest.approx(0.09)
+
+
+def test_what_went_on_while_nobody_looked_is_not_counted_as_sleep():
+    assert own_time_s(looks((0.0, 0.0, "S"), (0.2, 0.001, "S"))) == pytest.approx(0.001)
+    assert own_time_s([]) == 0.0

@@ -137,12 +137,14 @@ async def check_rewards(
         for check in CHECKED[1:]:
             answers.not_run(check, "no rollout can begin")
         watch.stop()
+        clock.stop()
         return
     is_whole = await _play_and_judge(environment, asked, meter, answers)
     if is_whole:
         answers.stage("reward.deadline")
         await _check_deadline(environment, asked[0], answers)
     watch.stop()
+    clock.stop()
     for block in blocks:
         answers.found(
             "reward.loop", f"{block.culprit} blocked the loop for {block.duration_s * 1000:.0f} ms"
