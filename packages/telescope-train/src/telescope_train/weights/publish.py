@@ -8,7 +8,7 @@ the start if they have to, and it comes back by itself (`inference.keeping`).
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from telescope_core.errors import EndpointError, TelescopeError
 from telescope_core.records.servers import ServerState
@@ -25,6 +25,8 @@ from telescope_train.inference.wire import (
     PAUSE_PATH,
 )
 from telescope_train.weights.digests import difference
+
+Result = TypeVar("Result")
 
 InFlight = Literal["continue", "pause", "abort"]
 """Whether requests in flight keep what the old weights computed of their prefix (`continue`),
@@ -102,11 +104,11 @@ class WeightPublisher:
         async with self._sending:
             await self._know_headers()
             failure = await self._with_all(_members_of(self._pool), self._join)
+        if failure is None and self._sends_adapter:
+            failure = await to_its_end(self._publish(self._pool.version, self._pause_query))
         if failure is not None:
-            # No server could ever join: what is wrong is not one of them.
+            # No server could ever join, or take an adapter: what is wrong is not one of them.
             raise failure
-        if self._sends_adapter:
-            await self.publish(self._pool.version)
 
     async def weights_change(self) -> None:
         """Say that the ranks' weights are about to differ from those of `pool.version`.
@@ -135,10 +137,12 @@ class WeightPublisher:
             self._group = []
         await to_its_end(self._publish(version, f"?{PAUSE_AND_CLEAR}"))
 
-    async def _publish(self, version: WeightVersion, pause_query: str) -> None:
+    async def _publish(self, version: WeightVersion, pause_query: str) -> TransferError | None:
+        """Return the failure by which the last server was lost, if none is left."""
         async with self._sending:
-            await self._update(self._pool, version, pause_query)
+            failure = await self._update(self._pool, version, pause_query)
             self._are_ranks_ahead = False
+        return failure
 
     async def send_to(self, pool: ServerPool) -> None:
         """Give the servers of another pool the weights that are live, and keep them there.
@@ -189,7 +193,9 @@ class WeightPublisher:
             silent = f"it gave no sign of life for {SIGN_WITHIN_S:g} s"
             self._lose(member, ServerLostError(silent))
 
-    async def _update(self, pool: ServerPool, version: WeightVersion, pause_query: str) -> None:
+    async def _update(
+        self, pool: ServerPool, version: WeightVersion, pause_query: str
+    ) -> TransferError | None:
         members = _members_of(pool)
         for member in members:
             # One that is loading gets no requests before it has weights.
@@ -198,11 +204,12 @@ class WeightPublisher:
         # First of all, because the next call takes the weights out of the layers: a forward pass
         # after it would fail or mix two versions.
         await self._each(members, PAUSE_PATH, query=pause_query, is_repeatable=True)
-        await self._until_sent(members, version)
+        failure = await self._until_sent(members, version)
         # While the servers are paused: from now on requests carry the new version in their cache
         # salt, so none is answered from keys and values that old weights computed.
         pool.version = version
         await self._resume(members, version)
+        return failure
 
     async def _resume(self, members: Sequence[Member], version: WeightVersion) -> None:
         await self._each(members, "/resume", is_repeatable=True)
@@ -212,15 +219,20 @@ class WeightPublisher:
     def _pool_of(self, lease: Lease) -> ServerPool:
         return self._pool_by_lease[id(lease)]
 
-    async def _until_sent(self, members: Sequence[Member], version: WeightVersion) -> None:
-        """Send everything to those of `members` that are not lost on the way."""
+    async def _until_sent(
+        self, members: Sequence[Member], version: WeightVersion
+    ) -> TransferError | None:
+        """Send everything to those of `members` that are not lost on the way.
+
+        Returns the failure by which the last one was, if none is left.
+        """
         await self._know_headers()
 
         async def send(remaining: Sequence[Member]) -> None:
             await self._join(remaining)
             await self._send(remaining, version)
 
-        await self._with_all(members, send)
+        return await self._with_all(members, send)
 
     async def _know_headers(self) -> None:
         # Names, dtypes and shapes stay the same for the whole run, so they are asked for once.
@@ -436,11 +448,11 @@ class WeightPublisher:
         self._pool_of(member.lease).lose(member.lease, str(error), life=member.life)
 
 
-async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+async def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
     """Await `work`, which goes on when this is canceled."""
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         # Nobody waits for its failure any more.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())

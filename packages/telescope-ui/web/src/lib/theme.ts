@@ -1,6 +1,6 @@
 /** Light or dark: as the system says, until somebody chooses. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 
 export type Theme = "light" | "dark";
 const KEY = "telescope-theme";
@@ -22,7 +22,8 @@ export function useTheme(): [Theme, () => void] {
     system.addEventListener("change", changed);
     return () => system.removeEventListener("change", changed);
   }, []);
-  useEffect(() => {
+  // Before anything is painted, so that nothing flashes in the other colors.
+  useLayoutEffect(() => {
     document.documentElement.dataset["theme"] = theme;
     dispatchEvent(new Event("telescope-theme"));
   }, [theme]);
