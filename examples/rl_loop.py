@@ -147,7 +147,7 @@ class Learner:
         # Gives the log-probs of the trained tokens of a row whose samples do not see each other.
         self.policy = PackedPolicy(loaded.model, chunk_size=256, vocab_size=loaded.vocab_size)
         self.optimizer = torch.optim.AdamW(self.lm.parameters(), lr=LEARNING_RATE)
-        self.held_port = HeldPort()
+        self.held = HeldPort()
 
     def step(self, samples: Sequence[TrainingSample]) -> float:
         """Take one step; returns the largest gap to the server's log-probs before it, in nats."""
@@ -180,12 +180,12 @@ class Learner:
 
     async def meeting_point(self) -> tuple[str, int]:
         """Return where servers find this process."""
-        return "127.0.0.1", self.held_port.hold()
+        return "127.0.0.1", self.held.hold()
 
-    async def connect(self, host: str, port: int, world_size: int) -> None:
+    async def connect(self, host: str, port: int, world_size: int, wait_s=None) -> None:
         """Wait, in a thread, until every server has joined."""
-        where = {"host": host, "port": port, "listen_fd": self.held_port.hand_over(port)}
-        self.publisher = await asyncio.to_thread(GlooPublisher, world_size=world_size, **where)
+        at = {"host": host, "port": port, "wait_s": wait_s, "listen_fd": self.held.hand_over(port)}
+        self.publisher = await asyncio.to_thread(GlooPublisher, world_size=world_size, **at)
 
     async def send_weights(self) -> str:
         """Send every tensor once; returns a digest, which every server must find as well."""
