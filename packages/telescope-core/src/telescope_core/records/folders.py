@@ -63,6 +63,18 @@ def put_in_place(path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def end_replacing(folder: Path) -> None:
+    """Give folders in `folder` their names that a crash left without any, between two renames.
+
+    No process may be writing there.
+    """
+    for old in folder.glob(".*.old"):
+        path = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
+        # The old one loses its name only once the new one is finished.
+        if not path.exists() and partial_folder(path).is_dir():
+            partial_folder(path).rename(path)
+
+
 def sync_folder(folder: Path) -> None:
     """Flush every file to disk, so that a crash cannot keep the rename but lose the contents."""
     for path in folder.rglob("*"):
@@ -76,6 +88,7 @@ def sync_folder(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Delete the leftovers of crashes in `folder`; no process may be writing there."""
+    end_replacing(folder)
     for leftover in ("partial", "old", "removed"):
         for path in folder.glob(f".*.{leftover}"):
             shutil.rmtree(path)

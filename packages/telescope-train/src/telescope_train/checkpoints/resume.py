@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from telescope_core.environment_record import EnvironmentRecord, all_changes
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records import Resume, RunFolder, RunState
+from telescope_core.records.folders import end_replacing
 from telescope_core.records.identity import now
 from telescope_train.checkpoints.folders import (
     RunCheckpoint,
@@ -156,6 +157,7 @@ def _opened(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
 
 
 def _newest(folder: Path, config: TrainConfig) -> RunCheckpoint:
+    end_replacing(folder)
     found = complete_checkpoints(folder)
     if not found:
         raise ConfigError(_nothing_to_resume(folder, config))

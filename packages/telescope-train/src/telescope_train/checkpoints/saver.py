@@ -5,12 +5,13 @@ everything is on disk, the folder is renamed into place. A failure is raised at 
 """
 
 import asyncio
+import logging
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from transformers import AutoConfig, GenerationConfig
 
@@ -33,8 +34,14 @@ from telescope_train.models.location import locate_model
 from telescope_train.observability.timeline import CHECKPOINTS, UNRECORDED, Timeline
 from telescope_train.rollouts.sampled import SamplerState
 
+_LOGGER = logging.getLogger(__name__)
+
 _POLL_S = 0.2
 """Seconds between two questions whether the ranks have written everything."""
+Call: TypeAlias = Callable[..., Awaitable[Any]]
+"""Calls a function outside the event loop, and returns when it has ended."""
+Describe: TypeAlias = Callable[[Path, ModelSection], None]
+"""Writes to a folder what the model is, without its weights."""
 
 
 class ResumableSampler(Protocol):
@@ -88,12 +95,20 @@ class Checkpointer:
         *,
         resumed_from: Path | None = None,
         timeline: Timeline = UNRECORDED,
+        call: Call = asyncio.to_thread,
+        describe: Describe | None = None,
     ) -> None:
+        """`call`: how to handle files while the event loop goes on.
+
+        `describe`: writes what the model is; None = `save_model_description`.
+        """
         self._run = run
         self._ranks = ranks
         self._sampler = sampler
         self._resumed_from = resumed_from
         self._timeline = timeline
+        self._call = call
+        self._describe = describe
         self._folder = run.folder
         self._writing: asyncio.Task[None] | None = None
 
@@ -115,9 +130,12 @@ class Checkpointer:
 
     async def close(self) -> None:
         """Give up a checkpoint that is still being written; its folder never gets its name."""
-        if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.wait([self._writing])
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        writing.cancel()
+        await asyncio.wait([writing])
+        _tell_failure(writing)
 
     async def _start(self, name: str, step: int, *, is_exported: bool = False) -> None:
         # One at a time: each holds a copy of the state in memory, and `sweep` below would delete
@@ -126,14 +144,14 @@ class Checkpointer:
         path = self._folder / name
         partial = partial_folder(path)
         # File operations run in threads, because rollouts go on in this event loop.
-        await asyncio.to_thread(sweep, self._folder)
+        await self._in_thread(sweep, self._folder)
         with room_for(path):
-            await asyncio.to_thread(partial.mkdir, parents=True)
+            await self._in_thread(partial.mkdir, parents=True)
         # The next step begins only after this method returns, so the weights that the ranks copy
         # and the state of the sampler belong to the same step.
         state = None if self._sampler is None else await self._sampler.settled(step)
         with_training_state = self._run.section.checkpoint_save_training_state
-        async with _removed_on_failure(partial):
+        async with self._removed_on_failure(partial):
             with self._timeline.span("copy for checkpoint", step=step):
                 await self._ranks.start_checkpoint(
                     partial / "state", with_training_state=with_training_state
@@ -165,7 +183,7 @@ class Checkpointer:
         span = self._timeline.span(
             f"write {path.name}", step=manifest.step, version=manifest.step, source=CHECKPOINTS
         )
-        async with _removed_on_failure(partial):
+        async with self._removed_on_failure(partial):
             with span:
                 await self._write(path, manifest, state)
 
@@ -174,11 +192,12 @@ class Checkpointer:
     ) -> None:
         partial = partial_folder(path)
         with room_for(path):
-            await _in_thread(save_model_description, partial / "model", self._run.model)
-            await _in_thread(write_manifest, partial, manifest, state)
+            describe = self._describe or save_model_description
+            await self._in_thread(describe, partial / "model", self._run.model)
+            await self._in_thread(write_manifest, partial, manifest, state)
         await self._until_ranks_are_done()
         with room_for(path):
-            await _in_thread(self._publish, path)
+            await self._in_thread(self._publish, path)
 
     async def _until_ranks_are_done(self) -> None:
         # A rank handles its calls one after the other. A call that waited for the writing would
@@ -205,28 +224,33 @@ class Checkpointer:
         ):
             remove_folder(one.path)
 
+    @asynccontextmanager
+    async def _removed_on_failure(self, partial: Path) -> AsyncIterator[None]:
+        """Remove `partial` if the block fails: what cannot become whole must not take room."""
+        try:
+            yield
+        except Exception:
+            await self._in_thread(shutil.rmtree, partial, ignore_errors=True)
+            raise
 
-@asynccontextmanager
-async def _removed_on_failure(partial: Path) -> AsyncIterator[None]:
-    """Remove `partial` if the block fails: what cannot become whole must not take room."""
-    try:
-        yield
-    except Exception:
-        await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
-        raise
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+        """Call `function` in a thread; if this is canceled, it ends when the function has.
+
+        Whoever goes on after a checkpoint was given up finds its folder as it will stay.
+        """
+        calling = asyncio.ensure_future(self._call(function, *arguments, **named))
+        try:
+            await asyncio.shield(calling)
+        except asyncio.CancelledError:
+            await asyncio.wait([calling])
+            _tell_failure(calling)
+            raise
 
 
-async def _in_thread(function: Callable[..., None], *arguments: Any) -> None:
-    """Call `function` in a thread; if this is canceled, it ends when the function has.
-
-    Whoever goes on after a checkpoint was given up finds its folder as it will stay.
-    """
-    calling = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
-    try:
-        await asyncio.shield(calling)
-    except asyncio.CancelledError:
-        await asyncio.wait([calling])
-        raise
+def _tell_failure(given_up: "asyncio.Future[Any]") -> None:
+    """Log why something failed that nobody asks for any more, because something else ends it."""
+    if not given_up.cancelled() and (error := given_up.exception()) is not None:
+        _LOGGER.warning("a checkpoint that was given up had failed: %s", error)
 
 
 def save_model_description(folder: Path, settings: ModelSection) -> None:

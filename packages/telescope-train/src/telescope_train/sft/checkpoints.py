@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from telescope_core.errors import ConfigError
+from telescope_core.records.folders import end_replacing
 from telescope_train.backends.protocol import BackendSettings, Ranks
 from telescope_train.checkpoints.folders import RunCheckpoint, complete_checkpoints, read_checkpoint
 from telescope_train.checkpoints.resume import LATEST
@@ -40,6 +41,7 @@ def sft_resume_point(config: SftConfig) -> RunCheckpoint | None:
     if a start from the beginning would mix its checkpoints with older ones.
     """
     own = log_folder(config) / "checkpoints"
+    end_replacing(own)
     found, given = complete_checkpoints(own), config.resume_from_checkpoint
     if given == LATEST:
         if not found:
