@@ -1,43 +1,19 @@
 """Kinds of faults: what each changes in a run, drawn by chance."""
 
-import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from telescope_core.types import Group
 from telescope_train.inference.keeping import MOST_RESTARTS
-from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
-from telescope_train.simulation.environments import Workload, bimodal, lognormal
+from telescope_train.simulation.checkpoint_faults import CHECKPOINT_FAULTS
+from telescope_train.simulation.disk import DiskTimes
+from telescope_train.simulation.environments import bimodal, lognormal
+from telescope_train.simulation.fault_plan import Plan, after, later
 from telescope_train.simulation.fleet import SimulatedFleet
 from telescope_train.simulation.run import SimulatedRun
-from telescope_train.simulation.servers import ServerTimes, SimulatedClient
-from telescope_train.simulation.trainer import TrainerSpeed
-
-
-@dataclass(slots=True, kw_only=True)
-class Plan:
-    """What a kind of fault changes."""
-
-    workload: Workload
-    engine: EngineSpeed
-    servers: ServerTimes
-    trainer: TrainerSpeed
-    scheduling: dict[str, object]
-    rollout: dict[str, object] = field(default_factory=dict[str, object])
-    fleet: Callable[[Sequence[SimulatedEngine]], SimulatedFleet] | None = None
-    disturb: Callable[[SimulatedRun, random.Random], None] = lambda run, chance: None
-    kills_s: Sequence[float] = ()
-    checkpoint_every: int = 1
-    checkpoint_s: float = 0.0
-
-
-def some_workload(chance: random.Random) -> Workload:
-    """Return rollouts of any kind."""
-    lengths = chance.choice([lognormal(500, 0.9), bimodal(100, 3000, 0.2), lognormal(50, 0.3)])
-    turns = chance.choice([(1, 1), (1, 1), (1, 6)])
-    return Workload(lengths=lengths, num_turns=turns, tool_s=chance.choice([0.0, 1.0, 20.0]))
+from telescope_train.simulation.servers import SimulatedClient
 
 
 def _raises(plan: Plan, chance: random.Random) -> None:
@@ -104,7 +80,7 @@ def _small_cache(plan: Plan, chance: random.Random) -> None:
 def _one_slow_server(plan: Plan, chance: random.Random) -> None:
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
         engine = chance.choice(run.engines)
-        _later(chance, lambda: engine.change_speed(chance.uniform(3, 20)))
+        later(chance, lambda: engine.change_speed(chance.uniform(3, 20)))
 
     plan.disturb = disturb
 
@@ -113,7 +89,7 @@ def _server_stands_still(plan: Plan, chance: random.Random) -> None:
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
         for _ in range(chance.randint(1, 4)):
             engine = chance.choice(run.engines)
-            _later(chance, lambda engine=engine: engine.stand_still(chance.uniform(5, 60)))
+            later(chance, lambda engine=engine: engine.stand_still(chance.uniform(5, 60)))
 
     plan.disturb = disturb
 
@@ -125,7 +101,7 @@ def _servers_die(plan: Plan, chance: random.Random) -> None:
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
         for _ in range(num_deaths):
             engine = chance.choice(run.engines)
-            _later(chance, lambda engine=engine: engine.die("killed, as planned"))
+            later(chance, lambda engine=engine: engine.die("killed, as planned"))
 
     plan.fleet = partial(SimulatedFleet, start_s=chance.uniform(1, 60))
     plan.disturb = disturb
@@ -135,7 +111,7 @@ def _servers_hang(plan: Plan, chance: random.Random) -> None:
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
         for _ in range(chance.randint(1, 3)):
             engine = chance.choice(run.engines)
-            _later(chance, engine.hang)
+            later(chance, engine.hang)
 
     plan.fleet = partial(SimulatedFleet, progress_s=chance.uniform(10, 60))
     plan.disturb = disturb
@@ -154,7 +130,7 @@ def _servers_die_in_updates(plan: Plan, chance: random.Random) -> None:
                 num_deaths -= 1
                 engine = chance.choice(run.engines)
                 delay_s = chance.uniform(0, plan.trainer.send_s)
-                _after(delay_s, lambda: engine.die("killed in an update, as planned"))
+                after(delay_s, lambda: engine.die("killed in an update, as planned"))
             return await send()
 
         run.ranks.send_weights = send_weights
@@ -166,7 +142,7 @@ def _servers_die_in_updates(plan: Plan, chance: random.Random) -> None:
 def _restarts_fail(plan: Plan, chance: random.Random) -> None:
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
         engine = chance.choice(run.engines)
-        _later(chance, lambda: engine.die("killed, as planned"))
+        later(chance, lambda: engine.die("killed, as planned"))
 
     plan.fleet = partial(SimulatedFleet, start_s=5.0, failed_starts=chance.randint(1, 4))
     plan.disturb = disturb
@@ -215,7 +191,7 @@ def _ranks_die(plan: Plan, chance: random.Random) -> None:
 
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
         for _ in range(num_deaths):
-            _later(chance, run.ranks.die)
+            later(chance, run.ranks.die)
 
     plan.disturb = disturb
 
@@ -230,7 +206,7 @@ def _ranks_die_in_updates(plan: Plan, chance: random.Random) -> None:
             nonlocal num_deaths
             if num_deaths and chance.random() < 0.5:
                 num_deaths -= 1
-                _after(chance.uniform(0, plan.trainer.send_s), run.ranks.die)
+                after(chance.uniform(0, plan.trainer.send_s), run.ranks.die)
             return await send()
 
         run.ranks.send_weights = send_weights
@@ -249,8 +225,8 @@ def _driver_is_killed_with_rejections(plan: Plan, chance: random.Random) -> None
 
 def _checkpoints_are_rare_and_slow(plan: Plan, chance: random.Random) -> None:
     """What was done since the newest whole checkpoint is done again, several steps of it."""
-    plan.checkpoint_every = chance.randint(1, 3)
-    plan.checkpoint_s = chance.uniform(1, 60)
+    plan.checkpoint["checkpoint_every"] = chance.randint(1, 3)
+    plan.disk = DiskTimes(write_s=chance.uniform(1, 60))
     chance.choice([_driver_is_killed, _ranks_die])(plan, chance)
 
 
@@ -260,14 +236,6 @@ def _everything(plan: Plan, chance: random.Random) -> None:
     if plan.fleet is None:
         # Ranks that die in an update may take servers with them, which a run starts again.
         plan.fleet = SimulatedFleet
-
-
-def _later(chance: random.Random, action: Callable[[], None]) -> None:
-    _after(chance.uniform(0, 100), action)
-
-
-def _after(delay_s: float, action: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(delay_s, action)
 
 
 _SINGLE: Mapping[str, Callable[[Plan, random.Random], None]] = {
@@ -304,5 +272,6 @@ KINDS: Mapping[str, Callable[[Plan, random.Random], None]] = {
     # Not part of several at once: its schedules stay those that they were.
     "answers-get-lost": _answers_get_lost,
     "checkpoints-rare-and-slow": _checkpoints_are_rare_and_slow,
+    **CHECKPOINT_FAULTS,
 }
 """Name -> what a kind of fault changes."""

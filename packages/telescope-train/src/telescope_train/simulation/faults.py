@@ -4,21 +4,18 @@ A schedule is a small run with settings and faults that follow from its kind and
 so the name that a failure prints plays the same run again. See `ledger` for what is checked.
 """
 
-import asyncio
 import random
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from telescope_train.backends.protocol import RankDiedError
-from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.control import call_servers
-from telescope_train.lives import live
-from telescope_train.loop import LoopParts, train
-from telescope_train.rollouts.sampled import SamplerState
 from telescope_train.simulation.engine import EngineSpeed
-from telescope_train.simulation.fault_kinds import KINDS, Plan, some_workload
+from telescope_train.simulation.fault_kinds import KINDS
+from telescope_train.simulation.fault_lives import Ended, Lives
+from telescope_train.simulation.fault_plan import Plan, nothing, some_workload
 from telescope_train.simulation.ledger import Ledger
 from telescope_train.simulation.run import Scenario, SimulatedRun
 from telescope_train.simulation.servers import ServerTimes
@@ -35,26 +32,17 @@ class Schedule:
     kind: str
     number: int
     scenario: Scenario
-    disturb: Callable[[SimulatedRun, random.Random], None] = lambda run, chance: None
+    disturb: Callable[[SimulatedRun, random.Random], None] = nothing
     """Plans what happens to the servers while the run goes on."""
     kills_s: Sequence[float] = ()
     """When the driver is killed; it is started again from its newest checkpoint."""
-    checkpoint_every: int = 1
-    """Steps from one checkpoint to the next."""
-    checkpoint_s: float = 0.0
-    """Seconds to write one, while steps go on."""
+    is_exact: bool = False
+    """Whether its weights end as those of the same run without disturbances."""
 
     @property
     def name(self) -> str:
         """What plays it again."""
         return f"{self.kind}/{self.number}"
-
-
-class _Saved(NamedTuple):
-    """A checkpoint."""
-
-    step: int
-    state: SamplerState
 
 
 def schedule(kind: str, number: int) -> Schedule:
@@ -96,6 +84,7 @@ def schedule(kind: str, number: int) -> Schedule:
                 **plan.rollout,
             },
             "scheduling": plan.scheduling,
+            "checkpoint": plan.checkpoint,
             # Room for as many turns of as many tokens as any kind has.
             "trainer": {"seq_len": 131_072},
         }
@@ -111,14 +100,15 @@ def schedule(kind: str, number: int) -> Schedule:
             engine=plan.engine,
             servers=plan.servers,
             trainer=plan.trainer,
+            disk=plan.disk,
             fleet=plan.fleet,
             # As a real run does: what one server does wrong holds up no other.
             call=call_servers,
         ),
         disturb=plan.disturb,
         kills_s=plan.kills_s,
-        checkpoint_every=plan.checkpoint_every,
-        checkpoint_s=plan.checkpoint_s,
+        # In finished order it depends on times which groups a step is trained on.
+        is_exact=plan.is_exact and order == "drawn",
     )
 
 
@@ -126,82 +116,23 @@ def play(planned: Schedule) -> list[str]:
     """Play a schedule, and return what was wrong; empty = nothing."""
     ledger = Ledger()
     try:
-        run_in_virtual_time(lambda: _lives(planned, ledger))
+        ended = played(planned, ledger)
+        problems = [
+            *ledger.problems(planned.scenario.config),
+            *ledger.wrong_weights(ended.weights),
+            *ended.problems,
+        ]
+        if planned.is_exact:
+            alone = played(replace(planned, disturb=nothing, kills_s=()), Ledger())
+            if ended.weights != alone.weights:
+                problems.append(f"undisturbed weights {alone.weights} became {ended.weights}")
     except Deadlock as error:
         return [str(error)]
-    return list(ledger.problems(planned.scenario.config))
+    return problems
 
 
-async def _lives(planned: Schedule, ledger: Ledger) -> None:
-    """Run the driver; after each kill, run another one from the newest checkpoint."""
-    chance = random.Random(f"{planned.name}/disturb")
-    saved = _Saved(0, SamplerState(next_batch=0, draw_position=0, batches={}))
-    loop = asyncio.get_running_loop()
-    for kill_s in (*planned.kills_s, None):
-        run = SimulatedRun(planned.scenario, ledger)
-        planned.disturb(run, chance)
-        newest = [saved]
-        life = asyncio.create_task(run.watched(_life(run, newest, ledger, planned)))
-        timeout = None if kill_s is None else max(0.0, kill_s - loop.time())
-        await asyncio.wait([life], timeout=timeout)
-        if life.done():
-            await life
-            return
-        life.cancel()
-        await asyncio.wait([life])
-        saved = newest[-1]
-        ledger.forget_after(saved.step, saved.state)
-
-
-async def _life(run: SimulatedRun, newest: list[_Saved], ledger: Ledger, plan: Schedule) -> None:
-    """Take all steps after the newest checkpoint; if ranks die, from the newest of that time."""
-
-    async def go_back(died: RankDiedError) -> _Saved:
-        run.ranks.start_again()
-        begun = newest[-1]
-        ledger.forget_after(begun.step, begun.state)
-        await run.publisher.restore(begun.step)
-        return begun
-
-    await live(
-        newest[-1],
-        lambda begun: supervised(
-            _steps(run, begun, newest, plan), [run.ranks.watch()], grace_s=0.0
-        ),
-        go_back=go_back,
-        died=lambda died: None,
-    )
-
-
-async def _steps(run: SimulatedRun, begun: _Saved, newest: list[_Saved], plan: Schedule) -> None:
-    """Go on from a checkpoint to the end, and save one after each step that is due."""
-    writing: list[asyncio.TimerHandle] = []
-    parts = await run.parts(begun.step)
-    parts.sampler.restore(begun.state)
-    run.follow(parts)
-
-    async def save(step: int, row: dict[str, float]) -> None:
-        if step % plan.checkpoint_every:
-            return
-        saved = _Saved(step, await parts.sampler.settled(step))
-        if not plan.checkpoint_s:
-            newest.append(saved)
-            return
-        loop = asyncio.get_running_loop()
-        writing.append(loop.call_later(plan.checkpoint_s, newest.append, saved))
-
-    try:
-        await train(parts, after_step=save)
-    finally:
-        for one in writing:
-            one.cancel()
-        await parts.sampler.close()
-    _require_all_free(run, parts)
-
-
-def _require_all_free(run: SimulatedRun, parts: LoopParts) -> None:
-    seats = parts.sampler.seats
-    held = {"lanes": seats.lanes.num_held, "rollouts": seats.num_playing}
-    held |= {engine.name: engine.num_running + engine.num_waiting for engine in run.engines}
-    held |= {one.base_url: one.num_in_flight for one in run.pool.clients}
-    assert not any(held.values()), f"a run that has ended still holds {held}"
+def played(planned: Schedule, ledger: Ledger) -> Ended:
+    """Play a schedule to its end, whatever was wrong; raises Deadlock if it has none."""
+    with tempfile.TemporaryDirectory() as folder:
+        lives = Lives(planned.scenario, planned.disturb, planned.kills_s, ledger, Path(folder))
+        return run_in_virtual_time(lambda: lives.all(random.Random(f"{planned.name}/disturb")))

@@ -9,6 +9,7 @@ from telescope_core.records.events import AttemptEvent, Stage
 from telescope_core.types import RolloutStatus
 from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.sampled import SamplerState
+from telescope_train.simulation.disk import Weights
 from telescope_train.simulation.run import History
 
 _ENDS = (Stage.DONE, Stage.CANCELLED, Stage.FAILED)
@@ -76,6 +77,15 @@ class Ledger(History):
         yield from self._wrong_places(config)
         yield from self._wrong_attempts()
         yield from self._wrong_scores()
+
+    def wrong_weights(self, weights: Weights) -> Iterator[str]:
+        """Yield what the weights in the end learned that no row says, and the reverse."""
+        # A step of which nothing was left to train on changes no weights.
+        said = [(row["step"] - 1, row.get("tokens/trained", 0)) for row in self.rows]
+        said = [(version, num_tokens) for version, num_tokens in said if num_tokens]
+        learned = [(one.version, one.num_tokens) for one in weights]
+        if learned != said:
+            yield f"weights learned (version, tokens) {learned}, and the rows say {said}"
 
     def _wrong_steps(self, config: TrainConfig) -> Iterator[str]:
         steps = [row["step"] for row in self.rows]

@@ -25,6 +25,7 @@ from telescope_train.models.facts import UNKNOWN_FACTS
 from telescope_train.rollouts.concurrency import Concurrency
 from telescope_train.rollouts.mix import make_sampler, training_environments
 from telescope_train.rollouts.seats import Seats
+from telescope_train.simulation.disk import DiskTimes, SimulatedDisk
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.environments import SimulatedEnvironment, Workload
 from telescope_train.simulation.fleet import SimulatedFleet
@@ -58,6 +59,7 @@ class Scenario:
     engine: EngineSpeed = field(default_factory=EngineSpeed)
     servers: ServerTimes = field(default_factory=ServerTimes)
     trainer: TrainerSpeed = field(default_factory=TrainerSpeed)
+    disk: DiskTimes = field(default_factory=DiskTimes)
     fleet: Callable[[Sequence[SimulatedEngine]], SimulatedFleet] | None = None
     """Makes what starts lost servers again; None = none is lost."""
     call: CallServers = call_in_step
@@ -167,6 +169,8 @@ class SimulatedRun:
         self._scenario = scenario
         self.history = history
         self.ended_s: list[float] = []
+        self.killed = asyncio.Event()
+        """Set when its driver is killed; whoever runs it ends it then."""
         self.environments = {
             entry.name: SimulatedEnvironment(
                 scenario.workload,
@@ -180,7 +184,8 @@ class SimulatedRun:
             SimulatedEngine(scenario.engine, name=f"server-{index}")
             for index in range(scenario.num_servers)
         ]
-        self.ranks = SimulatedRanks(scenario.num_ranks, scenario.trainer)
+        self.disk = SimulatedDisk(scenario.disk)
+        self.ranks = SimulatedRanks(scenario.num_ranks, scenario.trainer, self.disk)
         self.pool = ServerPool(
             [
                 SimulatedClient(one, scenario.servers, lambda: self.ranks.digest)

@@ -11,6 +11,14 @@ from numpy.typing import NDArray
 from telescope_train.backends.protocol import BatchFacts, RankDiedError, TensorHeader
 from telescope_train.batches.batch import PackedBatch, Shards, StepPlan
 from telescope_train.batches.binning import sample_costs
+from telescope_train.simulation.disk import (
+    DiskTimes,
+    Learned,
+    SimulatedDisk,
+    StateWriter,
+    Weights,
+    read_weights,
+)
 from telescope_train.simulation.servers import TOKENS_PER_ID
 from telescope_train.step.throughput import sequence_lengths
 
@@ -34,25 +42,40 @@ class TrainerSpeed:
 class SimulatedRanks:
     """All ranks; see `backends.protocol.Ranks`. They do one thing after the other."""
 
-    def __init__(self, num_ranks: int, speed: TrainerSpeed) -> None:
+    def __init__(
+        self, num_ranks: int, speed: TrainerSpeed, disk: SimulatedDisk | None = None
+    ) -> None:
+        """`disk`: where checkpoints are written; None = at once."""
         self.num_ranks = num_ranks
         self.speed = speed
+        self.weights: Weights = ()
         self.busy_s = 0.0
         """Seconds in which the slowest rank was computing."""
-        self.num_steps = 0
+        self._disk = disk or SimulatedDisk(DiskTimes())
+        self._saving: StateWriter | None = None
+        self._gradient: list[PackedBatch] = []
+        """What it was accumulated over."""
+        self._version = 0
         self._working_since_s: float | None = None
         self._died = asyncio.Event()
         self._queue = asyncio.Lock()
         self._chance = random.Random("ranks")
 
+    @property
+    def num_steps(self) -> int:
+        """How many optimizer steps the weights have taken."""
+        return len(self.weights)
+
     def die(self) -> None:
         """Let every call fail from now on, those under way at their end."""
         self._died.set()
 
-    def start_again(self) -> None:
-        """Take the place of ranks that died."""
+    async def start_again(self) -> None:
+        """Take the place of ranks that died, with the weights at the beginning."""
+        await self.close()
         self._died.clear()
         self._queue = asyncio.Lock()
+        self._take(())
 
     async def watch(self) -> None:
         """Never return; raises RankDiedError when the ranks die."""
@@ -70,11 +93,13 @@ class SimulatedRanks:
         """Take the time of forward and backward passes: in each round, that of the slowest rank."""
         rounds = zip(*shards, strict=True)
         await self._work(sum(max(self._seconds(batch) for batch in one) for one in rounds))
+        self._version = version
+        self._gradient += (batch for shard in shards for batch in shard)
 
     async def apply_gradient(self, scale: float) -> dict[str, float]:
         """Take the time of an optimizer step."""
         await self._work(self.speed.optimizer_s)
-        self.num_steps += 1
+        self._take((*self.weights, Learned.of(self._version, self._gradient)))
         return {}
 
     async def take_token_facts(self) -> list[list[BatchFacts]]:
@@ -115,30 +140,45 @@ class SimulatedRanks:
     @property
     def digest(self) -> str:
         """What servers say that they have received."""
-        return f"after {self.num_steps} steps"
+        return f"after {self.num_steps} steps, the last {self.weights[-1:]}"
 
     async def sent_digests(self) -> dict[str, str]:
         """Return the digest of the one tensor that stands for all."""
         return {"weights": self.digest}
 
     async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
-        """Do nothing: checkpoints are not simulated."""
+        """Take the time of a copy, and write it in the background."""
+        await self._hold(self._disk.times.copy_s)
+        assert self._saving is None, "finish_checkpoint comes first"
+        self._saving = StateWriter(folder, self.weights, num_ranks=self.num_ranks, disk=self._disk)
 
     async def checkpoint_is_written(self) -> bool:
-        """Return True."""
-        return True
+        """Answer once what is being done is done."""
+        await self._hold(0.0)
+        return self._saving is None or self._saving.is_done
 
     async def finish_checkpoint(self) -> None:
-        """Do nothing."""
+        """Wait for what is being written; raises TelescopeError if it could not be."""
+        await self._hold(0.0)
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            await saving.wait()
 
     async def load_checkpoint(self, folder: Path) -> None:
-        """Do nothing."""
+        """Take the weights of a checkpoint, in no time."""
+        await self._hold(0.0)
+        self._take(read_weights(folder))
 
     async def save_pretrained(self, folder: Path) -> None:
-        """Do nothing."""
+        """Write something that stands for the export."""
+        await self._hold(0.0)
+        self._disk.export(folder, self.digest)
 
     async def close(self) -> None:
-        """Do nothing."""
+        """End what is being written."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            await saving.end()
 
     @property
     def busy_until_now_s(self) -> float:
@@ -158,6 +198,17 @@ class SimulatedRanks:
             if self._died.is_set():
                 raise RankDiedError("trainer ranks died, as planned")
             self.busy_s += seconds
+
+    def _take(self, weights: Weights) -> None:
+        self.weights, self._gradient = weights, []
+
+    async def _hold(self, seconds: float) -> None:
+        """Do what is no part of a step, after what is being done."""
+        async with self._queue:
+            if seconds:
+                await asyncio.sleep(seconds)
+            if self._died.is_set():
+                raise RankDiedError("trainer ranks died, as planned")
 
     def _seconds(self, batch: PackedBatch) -> float:
         lengths_N: NDArray[np.int64] = sequence_lengths(batch) * TOKENS_PER_ID

@@ -1,0 +1,179 @@
+"""A simulated disk: real files in a folder, but writing takes virtual time, and may fail.
+
+The `Checkpointer` of a simulated run does its file work by `call`. Simulated ranks write their part
+by `StateWriter`, as far as readers of checkpoints look at it: `.metadata` comes last.
+"""
+
+import asyncio
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from telescope_core.errors import TelescopeError
+from telescope_train.batches.batch import PackedBatch
+from telescope_train.config.schema import ModelSection
+from telescope_train.step.throughput import sequence_lengths
+
+_STATE = "weights.json"
+_METADATA = ".metadata"
+
+
+class Learned(NamedTuple):
+    """What one optimizer step of simulated weights learned from."""
+
+    version: int
+    """Of the weights before it."""
+    num_tokens: int
+    """Trained tokens."""
+    samples: str
+    """Digest of the lengths of all samples, in whatever order they came."""
+
+    @classmethod
+    def of(cls, version: int, batches: Sequence[PackedBatch]) -> "Learned":
+        """Return a step over all samples of `batches`."""
+        lengths_N = np.sort(np.concatenate([sequence_lengths(one) for one in batches]))
+        return cls(
+            version,
+            sum(one.num_trained_tokens for one in batches),
+            hashlib.sha256(lengths_N.astype(np.int64).tobytes()).hexdigest()[:16],
+        )
+
+
+Weights = tuple[Learned, ...]
+"""Simulated weights are what they learned from, in order: () = those at the beginning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskTimes:
+    """How long checkpoints take, in seconds."""
+
+    copy_s: float = 0.0
+    """Ranks to copy their state; no step goes on meanwhile."""
+    write_s: float = 0.0
+    """All ranks to write the copy, in the background."""
+    file_s: float = 0.0
+    """Each piece of the driver's part, on average: make a folder, write a file, publish it all."""
+
+
+class SimulatedDisk:
+    """Where checkpoints are written."""
+
+    def __init__(self, times: DiskTimes) -> None:
+        self.times = times
+        self._chance = random.Random("disk")
+        self._threads = set[asyncio.Task[None]]()
+        self.num_failures = 0
+        """How often something could not be written."""
+        self.failure: Callable[[], OSError | None] = lambda: None
+        """What becomes of the next thing that is written; asked before and after."""
+        self.on_write: Callable[[float], None] = lambda seconds: None
+        """Is told that something begins that takes so long."""
+
+    async def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+        """Call `function` as `asyncio.to_thread` does: canceling it does not stop the function."""
+        thread = asyncio.create_task(self._thread(partial(function, *arguments, **named)))
+        self._threads.add(thread)
+        thread.add_done_callback(self._ended)
+        await asyncio.shield(thread)
+
+    async def _thread(self, work: "partial[Any]") -> None:
+        seconds = self._chance.expovariate(1) * self.times.file_s
+        self.on_write(seconds)
+        await asyncio.sleep(seconds / 2)
+        # This one ignores errors.
+        removes = work.func is shutil.rmtree
+        if not removes:
+            self.may_fail()
+        work()
+        await asyncio.sleep(seconds / 2)
+        if not removes:
+            self.may_fail()
+
+    def _ended(self, thread: "asyncio.Task[None]") -> None:
+        self._threads.remove(thread)
+        # Whoever was canceled does not ask for it.
+        if not thread.cancelled():
+            thread.exception()
+
+    def export(self, folder: Path, text: str) -> None:
+        """Write something that stands for a model in Hugging Face format."""
+        self.may_fail()
+        folder.mkdir()
+        (folder / "model.safetensors").write_text(text)
+
+    def may_fail(self) -> None:
+        """Raise what was planned."""
+        error = self.failure()
+        if error is not None:
+            self.num_failures += 1
+            raise error
+
+
+class StateWriter:
+    """Ranks that write a copy of their state in the background."""
+
+    def __init__(
+        self, folder: Path, weights: Weights, *, num_ranks: int, disk: SimulatedDisk
+    ) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._num_left = num_ranks
+        self._parts = [repr(rank) for rank in range(1, num_ranks)]
+        self._weights = json.dumps(weights)
+        self._writing = asyncio.create_task(self._write())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all ranks have written their part, or one could not."""
+        return self._writing.done()
+
+    async def wait(self) -> None:
+        """Return when all is written; raises TelescopeError if it could not be."""
+        try:
+            await self._writing
+        except OSError as error:
+            raise TelescopeError(f"{self._folder} could not be written: {error}") from error
+
+    async def end(self) -> None:
+        """Stop in the middle, as processes that die."""
+        self._writing.cancel()
+        await asyncio.wait([self._writing])
+        if not self._writing.cancelled():
+            # Nobody asks for it any more.
+            self._writing.exception()
+
+    async def _write(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        files = {_STATE: self._weights} | {f"{one}.part": one for one in self._parts}
+        seconds = self._disk.times.write_s / (len(files) + 1)
+        for name, text in files.items():
+            self._disk.on_write(seconds)
+            await asyncio.sleep(seconds)
+            path = self._folder / name
+            path.write_text(text[: len(text) // 2])
+            self._disk.may_fail()
+            path.write_text(text)
+        # Written by one rank once all have said that they are done.
+        self._disk.on_write(seconds)
+        await asyncio.sleep(seconds)
+        (self._folder / _METADATA).write_text("")
+
+
+def read_weights(folder: Path) -> Weights:
+    """Return what `StateWriter` wrote to `folder`."""
+    assert (folder / _METADATA).is_file(), f"{folder} is not whole"
+    return tuple(Learned(*one) for one in json.loads((folder / _STATE).read_text()))
+
+
+def describe_nothing(folder: Path, settings: ModelSection) -> None:
+    """Take the place of `save_model_description`: there is no model."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model": settings.model}))

@@ -1,0 +1,78 @@
+"""The real Checkpointer saves simulated runs, whatever goes wrong; what it breaks is noticed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from telescope_train.checkpoints import saver
+from telescope_train.checkpoints.folders import RunCheckpoint
+from telescope_train.checkpoints.saver import Checkpointer
+from telescope_train.simulation.checkpoint_faults import CHECKPOINT_FAULTS
+from telescope_train.simulation.faults import Ledger, play, played, schedule
+from telescope_train.simulation.trainer import SimulatedRanks
+
+
+def wrong(kind: str, num_schedules: int = 12) -> str:
+    """What is found in some schedules of a kind, as text; a crash counts."""
+    texts: list[str] = []
+    for number in range(num_schedules):
+        try:
+            texts += play(schedule(kind, number))
+        except (AssertionError, OSError) as error:
+            texts.append(f"{type(error).__name__}: {error}")
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize("kind", CHECKPOINT_FAULTS)
+def test_equal_seeds_are_equal_histories(kind: str) -> None:
+    def history() -> tuple[str, object]:
+        ledger = Ledger()
+        return played(schedule(kind, 1), ledger).weights, ledger.digest
+
+    assert history() == history()
+
+
+@pytest.mark.parametrize(
+    "name", ["several-while-saving/9", "several-while-saving/58", "several-while-saving/95"]
+)
+def test_a_failure_that_nobody_asks_for_is_not_left_to_asyncio(name: str) -> None:
+    kind, _, number = name.rpartition("/")
+    assert play(schedule(kind, int(number))) == []
+
+
+def test_a_checkpoint_that_gets_its_name_too_early_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def at_once(self: Checkpointer) -> None:
+        """Wait for nobody."""
+
+    monkeypatch.setattr(Checkpointer, "_until_ranks_are_done", at_once)
+    assert wrong("driver-killed-while-saving")
+
+
+def test_weights_of_another_step_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = SimulatedRanks.load_checkpoint
+
+    async def behind(self: SimulatedRanks, folder: Path) -> None:
+        path = folder / "weights.json"
+        path.write_text(json.dumps(json.loads(path.read_text())[:-1]))
+        await load(self, folder)
+
+    monkeypatch.setattr(SimulatedRanks, "load_checkpoint", behind)
+    found = wrong("ranks-die-while-saving")
+    assert "weights learned (version, tokens)" in found
+    assert "undisturbed weights" in found
+
+
+def test_a_retention_that_keeps_the_oldest_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def newest(found: list[RunCheckpoint], **rules: object) -> list[RunCheckpoint]:
+        return found[1:] if rules["keep_last"] else []
+
+    monkeypatch.setattr(saver, "expendable", newest)
+    assert "the last checkpoint is not final" in wrong("driver-killed-while-saving")
+
+
+def test_leftovers_that_nobody_removes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saver, "sweep", lambda folder: None)
+    assert "FileExistsError" in wrong("several-while-saving")
