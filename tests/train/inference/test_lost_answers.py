@@ -71,6 +71,8 @@ class Losing:
     def __init__(self, app: Any) -> None:
         self._app = app
         self.loses: list[str] = []
+        self.stays_open = False
+        """Whether the connection is still there when an answer is lost."""
         self.num_lost = 0
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,6 +94,8 @@ class Losing:
         if path in self.loses:
             self.loses.remove(path)
             self.num_lost += 1
+            if self.stays_open:
+                await reader.read()  # until the other side gives up
             writer.transport.abort()
             return
         body = b"".join(one.get("body", b"") for one in sent)
@@ -121,7 +125,8 @@ async def opened() -> AsyncIterator[World]:
     world = World()
     listening = [await asyncio.start_server(one, "127.0.0.1", 0) for one in world.servers]
     ports = [one.sockets[0].getsockname()[1] for one in listening]
-    world.pool = ServerPool([TokenClient(f"http://127.0.0.1:{port}") for port in ports])
+    clients = [TokenClient(f"http://127.0.0.1:{port}", answer_within_s=0.2) for port in ports]
+    world.pool = ServerPool(clients)
     world.publisher = WeightPublisher(world.pool, world.ranks, in_flight="pause")
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -147,11 +152,15 @@ async def test_a_lost_answer_loses_no_server(path: str) -> None:
             assert world.engines[1].made.count(once) == 2
 
 
-async def test_answers_to_everything_may_be_lost_in_one_update() -> None:
+@pytest.mark.parametrize("stays_open", [False, True])
+async def test_answers_to_everything_may_be_lost_in_one_update(stays_open: bool) -> None:
+    # Those that wait for all others have no deadline: whoever sends notices when nothing moves.
+    collective = ("/init_weight_transfer_engine", "/update_weights" if stays_open else "")
     async with opened() as world:
         await world.publisher.connect()
         for server in world.servers:
-            server.loses = [path for path in CALLS if path != "/init_weight_transfer_engine"]
+            server.stays_open = stays_open
+            server.loses = [path for path in CALLS if path not in collective]
         await world.publisher.publish(1)
         assert [lease.state for lease in world.pool.leases] == [ServerState.SERVING] * 2
         assert [engine.version for engine in world.engines] == ["1", "1"]

@@ -21,7 +21,7 @@ from telescope_train.inference.generation import (
     joined,
     sampling_after,
 )
-from telescope_train.inference.leases import ALIVE_WITHIN_S, CONTROL_DEADLINE_S
+from telescope_train.inference.leases import ALIVE_WITHIN_S, ANSWER_WITHIN_S, CONTROL_DEADLINE_S
 from telescope_train.inference.load import ServerLoad, parse_load
 from telescope_train.inference.wire import (
     ENGINE_PATH,
@@ -49,8 +49,10 @@ class TokenClient:
     Canceling a call aborts its request on the server.
     """
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, *, answer_within_s: float = ANSWER_WITHIN_S) -> None:
+        """A control call with a deadline is made again after `answer_within_s` seconds."""
         self.base_url = base_url
+        self._answer_within_s = answer_within_s
         self.num_in_flight = 0
         self.heard_s = 0.0
         # Each control call opens its own connection. vLLM closes a connection that has been idle
@@ -124,7 +126,8 @@ class TokenClient:
         headers = _JSON if is_repeatable else _JSON | {ONCE_HEADER: uuid4().hex}
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._post_again(f"{path}{query}", body or {}, headers)
+                within_s = None if deadline_s is None else self._answer_within_s
+                return await self._post_again(f"{path}{query}", body or {}, headers, within_s)
         except TimeoutError:
             raise ServerLostError(
                 f"{self.base_url}{path} did not answer within {deadline_s:g} s"
@@ -192,14 +195,21 @@ class TokenClient:
     def _hear(self) -> None:
         self.heard_s = asyncio.get_running_loop().time()
 
-    async def _post_again(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
-        for pause_s in (*_PAUSES_S, None):
+    async def _post_again(
+        self, path: str, body: dict[str, Any], headers: dict[str, str], within_s: float | None
+    ) -> Any:
+        pauses_s = iter(_PAUSES_S)
+        while True:
             try:
-                return await self._post(path, body, headers)
+                async with asyncio.timeout(within_s):
+                    return await self._post(path, body, headers)
             except aiohttp.ClientError as error:
+                pause_s = next(pauses_s, None)
                 if pause_s is None:
                     raise _no_answer(f"{self.base_url}{path}", error) from error
                 await asyncio.sleep(pause_s)
+            except TimeoutError:
+                continue  # until the deadline of the call
 
     async def _post(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
         url = f"{self.base_url}{path}"

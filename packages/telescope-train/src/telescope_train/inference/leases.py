@@ -19,6 +19,9 @@ from telescope_train.inference.load import ServerLoad
 
 CONTROL_DEADLINE_S = 120.0
 """Longest that a control call may take, its retries included, in seconds."""
+ANSWER_WITHIN_S = 30.0
+"""Seconds after which a control call with a deadline is made again: its answer may be lost, though
+the connection is still there. The server does not do it twice."""
 ALIVE_WITHIN_S = 20.0
 """Seconds for a sign of life: the engine gives it between two steps."""
 _NEXT = {

@@ -21,7 +21,12 @@ from telescope_train.inference.generation import (
     ServerLostError,
     joined,
 )
-from telescope_train.inference.leases import ALIVE_WITHIN_S, CONTROL_DEADLINE_S, ServerClient
+from telescope_train.inference.leases import (
+    ALIVE_WITHIN_S,
+    ANSWER_WITHIN_S,
+    CONTROL_DEADLINE_S,
+    ServerClient,
+)
 from telescope_train.inference.load import ServerLoad
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.wire import PAUSE_AND_ABORT, PAUSE_AND_KEEP, PAUSE_PATH
@@ -132,11 +137,14 @@ class SimulatedClient:
         """Do what the server would do at `path`, as far as the engine notices it."""
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._controlled(path, body, query)
+                within_s = None if deadline_s is None else ANSWER_WITHIN_S
+                return await self._controlled(path, body, query, within_s)
         except TimeoutError:
             raise ServerLostError(f"{path} did not answer within {deadline_s:g} s") from None
 
-    async def _controlled(self, path: str, body: dict[str, Any] | None, query: str) -> Any:
+    async def _controlled(
+        self, path: str, body: dict[str, Any] | None, query: str, within_s: float | None
+    ) -> Any:
         await asyncio.sleep(self.times.round_trip_s)
         try:
             if path == UPDATE_PATH:
@@ -145,11 +153,19 @@ class SimulatedClient:
             answer = self.obey(path, body or {}, query)
         except EngineLost as error:
             raise ServerLostError(str(error)) from None
-        if self.loses_answer(path):
-            # The connection stays open, until the server is ended.
-            why = await self.engine.until_in_trouble()
-            raise ServerLostError(f"no answer from {self.base_url}{path}: {why or 'it hangs'}")
+        await self._until_answered(path, within_s)
         return answer
+
+    async def _until_answered(self, path: str, within_s: float | None) -> None:
+        """Return when an answer arrives; after `within_s`, the server is asked for it again."""
+        while self.loses_answer(path):
+            # The connection stays open, until the server is ended.
+            try:
+                async with asyncio.timeout(within_s):
+                    why = await self.engine.until_in_trouble()
+            except TimeoutError:
+                continue
+            raise ServerLostError(f"no answer from {self.base_url}{path}: {why or 'it hangs'}")
 
     def obey(self, path: str, body: dict[str, Any], query: str) -> Any:
         """Do what is asked for at `path`, in no time; raises EngineLost if the engine is dead."""
