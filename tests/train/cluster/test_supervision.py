@@ -46,3 +46,29 @@ async def test_a_death_that_shows_later_is_the_reason(first: Exception) -> None:
 async def test_without_a_death_the_failure_is_its_own_reason() -> None:
     with pytest.raises(RuntimeError, match="a bug"):
         await supervised(fail(RuntimeError("a bug")), [forever()], grace_s=0.01)
+
+
+async def test_what_is_being_closed_is_closed_when_whoever_waits_is_cancelled_too() -> None:
+    closing, may_close = asyncio.Event(), asyncio.Event()
+    closed: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            closing.set()
+            await may_close.wait()
+            closed.append("all")
+
+    async def watch() -> None:
+        raise ProcessDiedError("trainer rank 0 died")
+
+    supervision = asyncio.create_task(supervised(work(), [watch()], grace_s=0.0))
+    async with asyncio.timeout(30):
+        await closing.wait()
+        supervision.cancel()
+        await asyncio.sleep(0)
+        may_close.set()
+        with pytest.raises(asyncio.CancelledError):
+            await supervision
+    assert closed == ["all"]

@@ -41,4 +41,16 @@ async def supervised(
         # Waited for, so that the work has closed what it opened before the caller closes the rest.
         for task in (*watchers, worker):
             task.cancel()
-        await asyncio.wait([*watchers, worker])
+        await _all_ended([*watchers, worker])
+
+
+async def _all_ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait for tasks that were cancelled, to their end also if this is cancelled meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    while not all(task.done() for task in tasks):
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

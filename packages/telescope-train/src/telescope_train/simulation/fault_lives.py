@@ -170,8 +170,11 @@ class Lives:
             await train(parts, after_step=lambda step, row: checkpointer.after_step(step))
             await checkpointer.finish(self._config.run.number_of_steps)
         finally:
-            await checkpointer.close()
-            await parts.sampler.close()
+            # Both, also if the driver is killed while it closes after ranks have died.
+            try:
+                await checkpointer.close()
+            finally:
+                await parts.sampler.close()
         _require_all_free(run, parts)
 
     def _not_handled(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
