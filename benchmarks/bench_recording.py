@@ -32,7 +32,7 @@ from recording.switch import (
     SwitchedSpans,
     switched_timeline,
 )
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from small_run import make_model
 
 from telescope_core import Example, Message, Sampling, SingleTurnEnvironment, reward
 from telescope_core.chains import sampled_tokens
@@ -169,27 +169,9 @@ class Block:
     """Processor time of the process with all its threads, mean of a step."""
 
 
-def make_model(folder: Path) -> Path:
+def small_model(folder: Path) -> Path:
     """Write a random model of about 0.6M parameters."""
-    tokenizer = character_tokenizer()
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=64,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        dtype="float32",
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return make_model(folder, layers=3, heads=2, positions=512)
 
 
 def settings(model: Path, steps: int) -> TrainConfig:
@@ -260,7 +242,7 @@ async def measure(folder: Path, outside: "subprocess.Popen[str]", pairs: int) ->
     assert outside.stdout is not None
     assert outside.stdin is not None
     address = f"http://127.0.0.1:{int(outside.stdout.readline())}"
-    config = settings(make_model(folder / "model"), WARM_UP + 2 * pairs * BLOCK)
+    config = settings(small_model(folder / "model"), WARM_UP + 2 * pairs * BLOCK)
     run = RunFolder.create(folder / "run", config=config.model_dump(mode="json"))
     shown = PrometheusEndpoint("127.0.0.1", 0, environments=["letters"])
     recorded = RecordingSettings(

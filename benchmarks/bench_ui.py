@@ -74,10 +74,24 @@ class Question(NamedTuple):
     sql: str = ""
 
 
+RUN = "/runs/large"
+COLUMNS = ", ".join(f'"{name}"' for name in SCALARS)
+
+
 def questions(steps: int) -> list[Question]:
-    run, half = "/runs/large", steps // 2
-    begin_s = 1_750_000_000
-    columns = ", ".join(f'"{name}"' for name in SCALARS)
+    """Return what is asked of a run with so many steps, in the order of the pages."""
+    half = steps // 2
+    return [
+        *questions_of_lists(half),
+        *questions_of_rollouts(half),
+        *questions_of_searches(),
+        *questions_of_times(half),
+    ]
+
+
+def questions_of_lists(half: int) -> list[Question]:
+    """Return questions about many rollouts at once."""
+    run, columns = RUN, COLUMNS
     return [
         Question("runs", "/", 200),
         Question(
@@ -120,6 +134,13 @@ def questions(steps: int) -> list[Question]:
             "SELECT num_completion_tokens / 50, count(*) FROM r GROUP BY 1",
         ),
         Question("histogram of a tag", f"{run}/rollouts?distribution=tags/level", 200),
+    ]
+
+
+def questions_of_rollouts(half: int) -> list[Question]:
+    """Return questions about few rollouts in the middle of the run."""
+    run = RUN
+    return [
         Question(
             "one rollout with its tokens",
             f"{run}/rollouts/{half}-5/3/1",
@@ -144,6 +165,13 @@ def questions(steps: int) -> list[Question]:
             f"/difference?left=large%2F{half}-5%2F3%2F1&right=large%2F{half}-5%2F4%2F1",
             200,
         ),
+    ]
+
+
+def questions_of_searches() -> list[Question]:
+    """Return searches in the texts of all rollouts."""
+    run = RUN
+    return [
         Question(
             "search: first hits of a common word",
             f"{run}/rollouts?q=triangle%20angle&limit=20",
@@ -156,6 +184,13 @@ def questions(steps: int) -> list[Question]:
             100,
             f"SELECT id FROM t WHERE text LIKE '%{RARE}%' ORDER BY id DESC LIMIT 5",
         ),
+    ]
+
+
+def questions_of_times(half: int) -> list[Question]:
+    """Return questions about moments, and the rest of the pages."""
+    run, begin_s = RUN, 1_750_000_000
+    return [
         Question("timeline of the whole run", f"{run}/timeline", 200),
         Question(
             "timeline of ten minutes",

@@ -26,18 +26,18 @@ class Share(SingleTurnEnvironment):
 '''
 
 
-def make_model(folder: Path) -> Path:
-    """Write a random model of about 2M parameters, which ends an answer by chance."""
+def make_model(folder: Path, *, layers: int = 4, heads: int = 3, positions: int = 2048) -> Path:
+    """Write a random model, by default of about 2M parameters, which ends an answer by chance."""
     tokenizer = character_tokenizer()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=576,
-        num_hidden_layers=4,
-        num_attention_heads=3,
+        hidden_size=64 * heads,
+        intermediate_size=192 * heads,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
         num_key_value_heads=1,
         head_dim=64,
-        max_position_embeddings=2048,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         dtype="float32",
         eos_token_id=tokenizer.eos_token_id,
