@@ -6,7 +6,6 @@ any ending.
 """
 
 _PLANNED = """
-    megatron megatron_*
     inference_tensor_parallel_size max_num_batched_tokens
     weight_broadcast_mode weight_broadcast_bucket_mb weight_broadcast_cpu_staging
     weight_broadcast_pin_memory weight_broadcast_free_grad_buffers
@@ -47,5 +46,5 @@ REFUSED_NAMES = {
 }
 """Setting of evals -> why rollouts that are trained on do not have it."""
 
-PLANNED_BACKENDS = ("megatron",)
+PLANNED_BACKENDS: tuple[str, ...] = ()
 PLANNED_TRANSPORTS = ("nccl", "ipc", "disk")
