@@ -1,4 +1,4 @@
-"""The settings of `[megatron]`: how the backend `megatron` shares the model out, and its optimizer."""
+"""The settings of `[megatron]`: how that backend shares the model out, and its optimizer."""
 
 from typing import Annotated, Literal
 
@@ -31,7 +31,7 @@ class MegatronSection(Section):
     megatron_gradient_checkpointing: bool = True
     """Keep only the input of each layer, and compute the layer again in the backward pass."""
     megatron_grad_reduce_in_fp32: bool = True
-    """Add up and sum gradients in float32; false = in the type of the layers, in half the memory."""
+    """Add up gradients in float32; false = in the type of the layers, in half the memory."""
     megatron_optimizer_cpu_offload: bool = False
     """Keep optimizer state in CPU memory and step there; needs a GPU."""
     megatron_optimizer_offload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0

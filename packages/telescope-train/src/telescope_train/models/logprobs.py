@@ -21,14 +21,17 @@ DEVICE_BLOCK = 2**25
 """Logits in one block elsewhere: few kernels, each long enough to keep the device busy."""
 
 
-class VocabularyShard(NamedTuple):
-    """Which part of the vocabulary this rank's head has; the others of the group have the rest."""
+class HeadShard(NamedTuple):
+    """The part of the head that this rank has; the others of the group have the rest."""
 
-    group: dist.ProcessGroup
+    weight_VH: Tensor
+    """Rows of the head for consecutive token ids."""
     first: int
-    """Token id of the first row of the head."""
-    size: int
+    """Token id of the first row."""
+    vocab_size: int
     """Tokens in the whole vocabulary."""
+    group: dist.ProcessGroup | None
+    """None = this rank has all of it."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -48,7 +51,6 @@ def chunked_logprobs(
     chunk_size: int,
     entropy_grad: bool = False,
     wide_logits: bool = True,
-    shard: VocabularyShard | None = None,
 ) -> TokenLogprobs:
     """Return log softmax(hidden @ weight.T / temperature) at the targets, and the entropy.
 
@@ -58,24 +60,46 @@ def chunked_logprobs(
     tokens. `wide_logits` keeps logits in float32 where the model is narrower; without it they are
     rounded to the model's dtype first, as in an engine that does so. Peak memory beyond inputs and
     outputs: two blocks, and in backward `[T, H]` and `[W, H]` in float32.
-
-    With `shard` the head is a part of the vocabulary, and every rank of the group calls this with
-    the same tokens and gets the same results. The gradient of the hidden states is then this
-    rank's part of it: the caller adds up those of all ranks.
     """
-    vocab_size = len(weight_VH) if shard is None else shard.size
+    head = HeadShard(weight_VH, 0, len(weight_VH), None)
+    options = _Options(chunk_size, entropy_grad, wide_logits, None)
+    return _logprobs_of(hidden_TH, head, targets_T, temperatures_T, options)
+
+
+def sharded_logprobs(
+    hidden_TH: Tensor,
+    head: HeadShard,
+    targets_T: Tensor,
+    temperatures_T: Tensor,
+    *,
+    chunk_size: int,
+    entropy_grad: bool = False,
+    wide_logits: bool = True,
+) -> TokenLogprobs:
+    """Like `chunked_logprobs`, where each rank of a group has a part of the vocabulary.
+
+    All of them call this with the same tokens and get the same results. The gradient of the hidden
+    states is this rank's part of it: the caller adds up those of all ranks.
+    """
+    options = _Options(chunk_size, entropy_grad, wide_logits, head.group)
+    return _logprobs_of(hidden_TH, head, targets_T, temperatures_T, options)
+
+
+def _logprobs_of(
+    hidden_TH: Tensor,
+    head: HeadShard,
+    targets_T: Tensor,
+    temperatures_T: Tensor,
+    options: "_Options",
+) -> TokenLogprobs:
     # A target outside would be in no block, and its logit would silently stay 0.
-    if bool((~_is_inside(targets_T, vocab_size)).any()):
+    if bool((~_is_inside(targets_T, head.vocab_size)).any()):
         raise ValueError(
-            f"expected token ids from 0 to {vocab_size - 1}, got {int(targets_T.min())} to "
+            f"expected token ids from 0 to {head.vocab_size - 1}, got {int(targets_T.min())} to "
             f"{int(targets_T.max())}; the samples come from a model with a larger vocabulary"
         )
     logprobs_T, entropy_T = _ChunkedLogprobs.apply(
-        hidden_TH,
-        weight_VH,
-        targets_T.long() - (0 if shard is None else shard.first),
-        temperatures_T,
-        _Options(chunk_size, entropy_grad, wide_logits, None if shard is None else shard.group),
+        hidden_TH, head.weight_VH, targets_T.long() - head.first, temperatures_T, options
     )
     return TokenLogprobs(logprobs_T, entropy_T)
 

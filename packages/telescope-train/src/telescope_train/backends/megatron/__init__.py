@@ -1,1 +1,1 @@
-"""The Megatron backend: megatron-core shares one model over ranks in many ways; runs in the ranks."""
+"""The Megatron backend: megatron-core shares one model over ranks; runs in the ranks."""

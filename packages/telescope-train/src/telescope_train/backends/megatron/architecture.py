@@ -130,10 +130,15 @@ def _refuse(family: str, c: Any) -> None:
         )
 
 
-def empty_model(config: PretrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
-    """Return the Hugging Face model without memory for its weights."""
+def empty_model(
+    config: PretrainedConfig, *, trust_remote_code: bool, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Return the Hugging Face model, to compute in `dtype`, without memory for its weights."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    if dtype == torch.float64 and hasattr(lm, "set_experts_implementation"):
+        lm.set_experts_implementation("eager")  # the others know no float64
+    return lm
 
 
 def rotary_frequencies(lm: PreTrainedModel) -> torch.Tensor:
@@ -149,4 +154,4 @@ def rotary_frequencies(lm: PreTrainedModel) -> torch.Tensor:
             f"train_backend 'megatron' cannot train a model with rope_type {kind!r}, whose "
             "rotations depend on the sequence's length or are scaled; use train_backend = 'fsdp'"
         )
-    return rotary.inv_freq.float()
+    return rotary.inv_freq.float().clone()

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from telescope_core.errors import TelescopeError
@@ -23,6 +22,7 @@ from telescope_train.backends.fsdp.sharding import gather_values
 from telescope_train.backends.fsdp.state import Progress
 from telescope_train.backends.loss_inputs import LossInputs, batch_facts, loss_inputs
 from telescope_train.backends.megatron import checkpoint
+from telescope_train.backends.megatron.layout import megatron_layout
 from telescope_train.backends.megatron.library import using
 from telescope_train.backends.megatron.loading import Loaded, build, row_multiple, save_model
 from telescope_train.backends.megatron.optimizer import Stepper, wrap
@@ -32,13 +32,13 @@ from telescope_train.backends.megatron.weights import RankWeights
 from telescope_train.backends.megatron.whole_model import StreamedModel
 from telescope_train.backends.protocol import (
     BackendSettings,
-    BatchFacts,
     GradientResult,
     Loss,
     UpdateResult,
 )
 from telescope_train.backends.schedule import learning_rate_factor
 from telescope_train.batches.batch import PackedBatch
+from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.packed import TrainedLogprobs
 from telescope_train.models.row import packed_row
 from telescope_train.observability.spans import SilentRecorder, SpanRecorder
@@ -51,6 +51,11 @@ _BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16:
 
 class MegatronBackend:
     """One rank of the model; see `TrainerBackend`."""
+
+    @staticmethod
+    def rank_layout(settings: BackendSettings, num_ranks: int) -> RankLayout:
+        """Return how `num_ranks` ranks divide the work; ConfigError if they cannot."""
+        return megatron_layout(settings.megatron, num_ranks)
 
     def __init__(
         self,
@@ -266,9 +271,7 @@ class MegatronBackend:
         """Write weights, optimizer, progress and random state."""
         checkpoint.save(Path(folder), self._trained(), self._progress, device=self._device)
 
-    def start_checkpoint(
-        self, folder: str | Path, *, with_training_state: bool
-    ) -> Saving:
+    def start_checkpoint(self, folder: str | Path, *, with_training_state: bool) -> Saving:
         """Copy the state, or only the weights, to CPU memory and write it in the background."""
         return checkpoint.start(
             Path(folder),

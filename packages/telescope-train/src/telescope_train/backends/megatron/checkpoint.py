@@ -1,7 +1,7 @@
 """Checkpoints by megatron-core's dist_checkpointing: parts that any other layout can read.
 
-Every rank calls every function, and `read` inside `library.using`. Beside the library's files a folder holds
-`megatron.json` and the state of each rank's random generators.
+Every rank calls every function, and `read` inside `library.using`. Beside the library's files a
+folder holds `megatron.json` and the state of each rank's random generators.
 """
 
 import pickle
@@ -133,7 +133,7 @@ def read(folder: Path, trained: Trained) -> Progress:
         loaded = dist_checkpointing.load(state, str(folder))
     trained.model.load_state_dict(loaded["model"])
     if "optimizer" in loaded:
-        trained.stepper.optimizer.load_state_dict(loaded["optimizer"])
+        trained.stepper.load_state(loaded["optimizer"])
     if trained.reference is not None:
         trained.reference.load_state_dict(loaded["reference"])
     own = folder / f"random-{dist.get_rank()}.pkl"

@@ -30,6 +30,7 @@ class Norm(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, states: Tensor) -> Tensor:
+        """[..., H] in and out; sums are in float32 or wider."""
         wide = states.to(torch.promote_types(states.dtype, torch.float32))
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * (wide * scale).to(states.dtype)

@@ -1,56 +1,45 @@
-"""Which rank holds which part: tensor, pipeline, context, expert and data-parallel ranks.
+"""How backend `megatron` divides a run among its ranks, from settings alone. Imports no torch.
 
-Plain arithmetic without torch or megatron-core, for plans as well. The order is the library's own,
-from the inside out: tensor, context, expert, data, pipeline. Experts are divided over ranks that
-differ in tensor, context or data place, and are themselves never divided.
+The order of ranks is the library's own, `RankLayout`'s. Experts are divided over the ranks of a
+pipeline stage, and are themselves never divided.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from telescope_core.errors import ConfigError
+from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.config.megatron_section import MegatronSection
 
 
+def megatron_layout(section: MegatronSection, num_ranks: int) -> RankLayout:
+    """Return the layout of `num_ranks` ranks; ConfigError if the settings do not divide them."""
+    problems = list(layout_problems(section, num_ranks))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    tensor = section.megatron_tensor_parallel_size
+    pipeline = section.megatron_pipeline_parallel_size
+    context = section.megatron_context_parallel_size
+    return RankLayout(
+        data=num_ranks // (tensor * pipeline * context),
+        tensor=tensor,
+        context=context,
+        pipeline=pipeline,
+        expert=section.megatron_expert_parallel_size,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MegatronLayout:
-    """How a number of ranks share one model and its rows."""
+class ModelSizes:
+    """What a division has to fit."""
 
-    tensor: int
-    pipeline: int
-    context: int
-    expert: int
-    num_ranks: int
-
-    @classmethod
-    def of(cls, section: MegatronSection, num_ranks: int) -> "MegatronLayout":
-        """Return the layout that the settings ask for; see `layout_problems`."""
-        return cls(
-            tensor=section.megatron_tensor_parallel_size,
-            pipeline=section.megatron_pipeline_parallel_size,
-            context=section.megatron_context_parallel_size,
-            expert=section.megatron_expert_parallel_size,
-            num_ranks=num_ranks,
-        )
-
-    @property
-    def data(self) -> int:
-        """Ranks that each take rows of their own: the shards of a step."""
-        return self.num_ranks // (self.tensor * self.context * self.pipeline)
-
-    @property
-    def ranks_per_stage(self) -> int:
-        """Ranks that hold one pipeline stage together."""
-        return self.num_ranks // self.pipeline
-
-    @property
-    def speakers(self) -> tuple[int, ...]:
-        """The rank that answers for each shard: its first one with the last layers."""
-        first = (self.pipeline - 1) * self.ranks_per_stage
-        return tuple(first + data * self.tensor * self.context for data in range(self.data))
-
-    def shard_of(self, rank: int) -> int:
-        """Return the shard of a step that `rank` takes."""
-        return rank % self.ranks_per_stage // (self.tensor * self.context)
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_size: int
+    """Columns between the two products of a dense feed-forward layer; experts are not divided."""
+    num_experts: int | None
+    """None = a dense model."""
 
 
 def layout_problems(section: MegatronSection, num_ranks: int) -> Iterator[str]:
@@ -74,7 +63,7 @@ def layout_problems(section: MegatronSection, num_ranks: int) -> Iterator[str]:
         )
 
 
-def model_problems(section: MegatronSection, sizes: "ModelSizes") -> Iterator[str]:
+def model_problems(section: MegatronSection, sizes: ModelSizes) -> Iterator[str]:
     """Yield why the model of these sizes cannot be divided as the settings ask."""
     tensor = section.megatron_tensor_parallel_size
     pipeline = section.megatron_pipeline_parallel_size
@@ -99,8 +88,8 @@ def model_problems(section: MegatronSection, sizes: "ModelSizes") -> Iterator[st
     kv_heads = max(1, sizes.num_kv_heads // tensor)
     if heads % context or (kv_heads % context and context % kv_heads):
         yield (
-            f"megatron.megatron_context_parallel_size ({context}) must divide the {heads} attention "
-            f"heads of a rank, and fit its {kv_heads} key-value heads; lower it"
+            f"megatron.megatron_context_parallel_size ({context}) must divide the {heads} "
+            f"attention heads of a rank, and fit its {kv_heads} key-value heads; lower it"
         )
     if sizes.num_experts is None:
         if expert > 1:
@@ -120,16 +109,3 @@ def model_problems(section: MegatronSection, sizes: "ModelSizes") -> Iterator[st
             f"with megatron_tensor_parallel_size ({tensor}): ranks would route the same tokens; "
             "turn it on"
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSizes:
-    """What a division has to fit."""
-
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    ffn_size: int
-    """Columns between the two products of a dense feed-forward layer; experts are not divided."""
-    num_experts: int | None
-    """None = a dense model."""

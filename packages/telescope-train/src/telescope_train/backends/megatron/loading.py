@@ -27,8 +27,7 @@ from telescope_train.backends.megatron.architecture import (
     rotary_frequencies,
 )
 from telescope_train.backends.megatron.layout import (
-    MegatronLayout,
-    layout_problems,
+    megatron_layout,
     model_problems,
 )
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
@@ -43,6 +42,7 @@ from telescope_train.backends.megatron.pretrained import write_weights
 from telescope_train.backends.megatron.weights import RankWeights
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.chat.tokenizer import load_tokenizer
+from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.attention.choice import AttentionChoice, choose_attention
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.location import locate_model
@@ -60,7 +60,7 @@ class Loaded:
     config: Any
     """The library's TransformerConfig."""
     architecture: Architecture
-    layout: MegatronLayout
+    layout: RankLayout
     context_rank: int
     attention: AttentionChoice
     empty: PreTrainedModel
@@ -73,23 +73,20 @@ def build(settings: BackendSettings, device: torch.device) -> Loaded:
     section = settings.megatron
     hf_config = read_config(settings.model)
     architecture = architecture_of(hf_config)
-    problems = [
-        *layout_problems(section, dist.get_world_size()),
-        *model_problems(section, architecture.sizes),
-    ]
+    layout = megatron_layout(section, dist.get_world_size())
+    problems = list(model_problems(section, architecture.sizes))
     if problems:
         raise ConfigError("\n".join(problems))
-    layout = MegatronLayout.of(section, dist.get_world_size())
     dtype = torch_dtype(settings.compute_dtype)
     trust = settings.model.trust_remote_code
     attention = choose_attention(
-        empty_model(_few_experts(hf_config), trust_remote_code=trust),
+        empty_model(_few_experts(hf_config), trust_remote_code=trust, dtype=dtype),
         device,
         dtype,
         # These kinds take the sequences of a row, and no mask that transformers makes of it.
         is_row_shared=True,
     )
-    empty = empty_model(hf_config, trust_remote_code=trust)
+    empty = empty_model(hf_config, trust_remote_code=trust, dtype=dtype)
     _join(layout, settings.seed)
     building = Building(
         settings=settings,
@@ -131,7 +128,7 @@ def _few_experts(config: PretrainedConfig) -> PretrainedConfig:
     return small
 
 
-def _join(layout: MegatronLayout, seed: int) -> None:
+def _join(layout: RankLayout, seed: int) -> None:
     from megatron.core import parallel_state, tensor_parallel
 
     if parallel_state.model_parallel_is_initialized():
@@ -149,7 +146,7 @@ def _join(layout: MegatronLayout, seed: int) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True)
 
 
-def row_multiple(settings: BackendSettings, layout: MegatronLayout) -> int:
+def row_multiple(settings: BackendSettings, layout: RankLayout) -> int:
     """Return what the number of tokens in a row must be a multiple of."""
     section = settings.megatron
     multiple = settings.trainer.pad_to_multiple_of

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from telescope_train.backends.megatron.architecture import Architecture
 from telescope_train.backends.megatron.layers import GroupedExperts, Norm, PackedAttention
-from telescope_train.backends.megatron.layout import MegatronLayout
 from telescope_train.backends.megatron.rows import RankRow
 from telescope_train.backends.protocol import BackendSettings
+from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.attention.context_parallel import GatherTokens
 from telescope_train.models.attention.kinds import AttentionKind
 from telescope_train.models.load import torch_dtype
-from telescope_train.models.logprobs import VocabularyShard, chunked_logprobs
+from telescope_train.models.logprobs import HeadShard, sharded_logprobs
 from telescope_train.models.packed import TrainedLogprobs
 
 FP8_MULTIPLE = 16
@@ -33,7 +33,7 @@ class Building:
 
     settings: BackendSettings
     architecture: Architecture
-    layout: MegatronLayout
+    layout: RankLayout
     frequencies: Tensor
     """[head_dim / 2] of the rotary embedding."""
     attention: AttentionKind
@@ -257,16 +257,20 @@ def _score(
     first = group.rank() * len(weight)
     vocab_size = building.architecture.vocab_size
     settings = building.settings
-    logprobs_P, entropy_P = chunked_logprobs(
+    logprobs_P, entropy_P = sharded_logprobs(
         hidden_CH.index_select(0, row.predictors_P),
-        # Rows of padding have no probability.
-        weight[: max(0, min(len(weight), vocab_size - first))],
+        HeadShard(
+            # Rows of padding have no probability.
+            weight[: max(0, min(len(weight), vocab_size - first))],
+            first,
+            vocab_size,
+            group if group.size() > 1 else None,
+        ),
         row.targets_P,
         row.temperatures_P,
         chunk_size=settings.trainer.entropy_chunk_size,
         entropy_grad=settings.algorithm is not None and settings.algorithm.entropy_coef > 0,
         wide_logits=settings.model.fp32_lm_head,
-        shard=VocabularyShard(group, first, vocab_size) if group.size() > 1 else None,
     )
     number = len(row.trained_M)
     if row.order is None:

@@ -90,6 +90,7 @@ class Stepper:
         from megatron.core.optimizer import get_megatron_optimizer
 
         self._wrapped = wrapped
+        self._weight_decay = settings.trainer.weight_decay
         # A copy of the state in CPU groups is not needed: checkpoints gather it as it is.
         self.optimizer: Any = get_megatron_optimizer(optimizer_config(settings), [wrapped])
         self._has_gradient = self._is_summed = False
@@ -157,6 +158,8 @@ class Stepper:
         """Take a step at learning rate `rate` with the gradient that `clip` has prepared."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+            # The library leaves this to its own scheduler: norms and biases have none.
+            group["weight_decay"] = self._weight_decay * group["wd_mult"]
         self.optimizer.step_with_ready_grads()
 
     def forget_steps(self) -> None:
@@ -177,6 +180,16 @@ class Stepper:
         self.optimizer.prepare_grads()
         self.step(0.0)
         self.clear()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what the library has read."""
+        self.optimizer.load_state_dict(state)
+        for inner in self.inner_optimizers():
+            for values in inner.state.values():
+                # The distributed optimizer gives all parameters one and the same count of steps,
+                # and torch's AdamW would add one to it for each of them.
+                if torch.is_tensor(values.get("step")):
+                    values["step"] = values["step"].clone()
 
     def inner_optimizers(self) -> Iterator[torch.optim.Optimizer]:
         """Yield the optimizers that hold the state, those of an offloading one included."""

@@ -7,6 +7,7 @@ predicted from a token of this rank.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -121,7 +122,7 @@ def context_order(starts: NDArray[np.integer], ranks: int) -> NDArray[np.int64]:
     """Return the places in the row of the tokens of rank 0, then those of rank 1, and so on."""
     order: list[NDArray[np.int64]] = []
     for rank in range(ranks):
-        for first, last in zip(starts[:-1], starts[1:], strict=True):
+        for first, last in pairwise(starts):
             width = (last - first) // (2 * ranks)
             for chunk in (rank, 2 * ranks - 1 - rank):
                 order.append(np.arange(first + chunk * width, first + (chunk + 1) * width))

@@ -52,8 +52,20 @@ class RankWeights:
         self._pipeline = groups.get_pipeline_model_parallel_group()
         self._experts = groups.get_expert_model_parallel_group()
         self.model = model
-        self.parameters = dict(_named(model))
+        self.parameters: dict[str, Any] = dict(_named(model))
         """Name in the whole model -> parameter of this rank."""
+        self._mark_divided()
+
+    def _mark_divided(self) -> None:
+        """Tell the gradient norm which parameters are divided: others it counts on one rank alone.
+
+        The library marks them only while it fills them with random numbers.
+        """
+        for part in self._parts:
+            if part.split is not None:
+                for name in (part.name, _SHARED_HEAD if part.name == _EMBEDDING else part.name):
+                    if name in self.parameters:
+                        self.parameters[name].tensor_model_parallel = True
 
     def load(self, files: ModelFiles) -> None:
         """Fill every parameter from the files of the Hugging Face model."""

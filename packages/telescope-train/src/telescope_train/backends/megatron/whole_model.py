@@ -29,8 +29,6 @@ class StreamedModel:
         self._lm, self._device, self._dtype = lm.eval(), device, dtype
         base = lm.base_model
         base.rotary_emb = type(base.rotary_emb)(config=lm.config.get_text_config()).to(device)
-        if dtype == torch.float64 and hasattr(lm, "set_experts_implementation"):
-            lm.set_experts_implementation("eager")  # the others know no float64
         lm.set_attn_implementation(SDPA.implementation)
         self._is_tied = bool(lm.config.get_text_config().tie_word_embeddings)
         self._stream: Iterator[tuple[str, Tensor]] = iter(())
