@@ -34,9 +34,7 @@ def main() -> None:
 
 
 def run(case, output: Path, rank: int, world_size: int) -> None:
-    settings = megatron_settings(
-        case["model"], case["section"], dtype=case.get("dtype", "float64")
-    )
+    settings = megatron_settings(case["model"], case["section"], dtype=case.get("dtype", "float64"))
     backend = MegatronBackend(settings, loss_function(settings.algorithm), torch.device("cpu"))
     layout = MegatronBackend.rank_layout(settings, world_size)
     found = {}

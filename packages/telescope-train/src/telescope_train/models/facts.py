@@ -38,6 +38,10 @@ class ModelFacts:
     """Attention heads in a layer."""
     num_kv_heads: int | None = None
     """Key and value heads in a layer."""
+    num_layers: int | None = None
+    """Decoder layers."""
+    ffn_size: int | None = None
+    """Columns between the two products of a feed-forward layer."""
 
 
 UNKNOWN_FACTS = ModelFacts(
@@ -96,6 +100,8 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         attention_width=layers * heads * head_dim,
         num_heads=heads,
         num_kv_heads=kv_heads,
+        num_layers=layers,
+        ffn_size=width,
     )
 
 

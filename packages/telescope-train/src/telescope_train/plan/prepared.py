@@ -20,6 +20,10 @@ from telescope_train.models.facts import (
     read_model_facts,
 )
 from telescope_train.plan.checks.config import max_tokens_problems
+from telescope_train.plan.checks.megatron import (
+    megatron_device_problems,
+    megatron_model_problems,
+)
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.environments import RunEnvironments, prepare_environments
 from telescope_train.rollouts.held_out import held_out_problems
@@ -74,6 +78,7 @@ def prepare(config: TrainConfig) -> Prepared:
     limit = _max_model_len(config, facts)
     problems += _length_problems(config, facts, limit)
     problems += _step_problems(config, facts)
+    problems += megatron_model_problems(config, facts)
     problems += template_problems(config.model)
     environments = prepare_environments(config)
     problems += environments.problems
@@ -142,6 +147,7 @@ def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
 
 
 def _device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
+    yield from megatron_device_problems(config, device)
     if device == "cuda":
         return
     if config.trainer.optimizer == "adamw_8bit":
