@@ -11,6 +11,8 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.models.adapted_product import round_sums_once
 from telescope_train.models.attention.choice import AttentionChoice, choose_attention
 from telescope_train.models.attention.context_parallel import ContextGroup, join_context
+from telescope_train.models.attention.kinds import AttentionKind
+from telescope_train.models.attention.sharing import PrefixSharing, choose_sharing
 from telescope_train.models.cpu_kernels import is_onednn_faster, replace_linears, replace_rms_norms
 from telescope_train.models.facts import context_problem
 from telescope_train.models.layers import checkpoint_activations, compile_layers
@@ -27,6 +29,13 @@ class ShardedPolicy:
     attention: AttentionChoice
     context: ContextGroup | None
     """The ranks that this one shares rows with; None = it shares none."""
+    sharing: PrefixSharing
+    """Whether samples of a row share prefixes."""
+
+    @property
+    def attention_in_use(self) -> AttentionKind:
+        """The attention over all rows."""
+        return (self.sharing.attention or self.attention).kind
 
 
 def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolicy:
@@ -46,6 +55,13 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
     # First, because a size that does not fit would only show as a wrong shape in attention.
     check_context(loaded.model, size)
     attention = choose_attention(loaded.model, device, dtype, is_row_shared=size > 1)
+    sharing = choose_sharing(
+        loaded.model,
+        device,
+        dtype,
+        is_on=trainer.share_prefixes == "auto",
+        has_dropout=trainer.use_lora and trainer.lora_dropout > 0,
+    )
     context = join_context(size)
     if trainer.use_lora:
         # Every rank shards its own copy, so all must draw the same initial adapters.
@@ -71,9 +87,10 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         entropy_grad=settings.algorithm is not None and settings.algorithm.entropy_coef > 0,
         wide_logits=settings.model.fp32_lm_head,
     ).eval()
-    policy.use_attention(attention.kind, context)
+    sharded = ShardedPolicy(policy=policy, attention=attention, context=context, sharing=sharing)
+    policy.use_attention(sharded.attention_in_use, context)
     shard(policy, device, dtype, offload=trainer.optimizer_cpu_offload)
-    return ShardedPolicy(policy=policy, attention=attention, context=context)
+    return sharded
 
 
 def load_reference(
@@ -96,7 +113,7 @@ def load_reference(
         wide_logits=settings.model.fp32_lm_head,
     ).eval()
     policy.requires_grad_(False)
-    policy.use_attention(like.attention.kind, like.context)
+    policy.use_attention(like.attention_in_use, like.context)
     shard(policy, device, dtype, offload=settings.trainer.optimizer_cpu_offload)
     return policy
 
