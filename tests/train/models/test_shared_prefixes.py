@@ -21,12 +21,11 @@ from transformers import (
 )
 
 from telescope_train.models.attention.kinds import SDPA, SHARING_KINDS
-from telescope_train.models.attention.prefixes import SharedRow
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.row import packed_row
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from prefix_trees import plain_batches, random_tree, sharing_all  # noqa: E402
+from prefix_trees import plain_batches, random_tree, sharing_all
 
 CPU = torch.device("cpu")
 VOCAB = 61

@@ -69,6 +69,12 @@ def pack(
     return [[next(filled) if b.size else padding_batch() for b in rank] for rank in ranks]
 
 
+def end_to_end(samples: Sequence[TrainingSample], weights_N: NDArray[np.float64]) -> PackedBatch:
+    """Return one batch of all `samples` in their order, without a plan."""
+    lengths_N = np.array([len(sample) for sample in samples])
+    return _batches(samples, weights_N, lengths_N, [np.arange(len(samples))])[0]
+
+
 def _with_shared(batch: PackedBatch, shared_S: NDArray[np.int64]) -> PackedBatch:
     return replace(batch, shared_S=shared_S) if shared_S.any() else batch
 

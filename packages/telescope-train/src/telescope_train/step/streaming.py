@@ -144,4 +144,6 @@ def full_rounds(samples: Sequence[TrainingSample], packing: Packing) -> list[int
     bins = spread_over_ranks(sizes_N, seq_len=packing.seq_len, num_ranks=1)
     full = [one for one in bins if sizes_N[one].sum() >= FULL * packing.seq_len]
     whole_rounds = len(full) // packing.num_ranks * packing.num_ranks
-    return [index for one in full[:whole_rounds] for part in one.tolist() for index in parts[part][1]]
+    return [
+        index for one in full[:whole_rounds] for part in one.tolist() for index in parts[part][1]
+    ]

@@ -39,6 +39,7 @@ from telescope_train.batches.batch import PackedBatch
 from telescope_train.chat.tokenizer import vocabulary_size
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.diagnostics.rank_checks import Tolerance, check_rank
+from telescope_train.models.attention.sharing import PrefixSharing, no_sharing
 from telescope_train.observability.spans import SpanRecorder
 from telescope_train.trainer.old_logprobs import with_old_logprobs
 from telescope_train.weights.digests import Digests
@@ -167,11 +168,17 @@ class TrainerWorker:
                 vocab_size=vocabulary_size(settings.model),
                 tolerance=Tolerance.of(settings.compute_dtype),
                 exactness=_exactness(settings),
+                shares_prefixes=not self.sharing.reason,
             )
             self.spans.take()  # what the self-tests did is no part of a step
         except BaseException:
             self.close()
             raise
+
+    @property
+    def sharing(self) -> PrefixSharing:
+        """Whether samples of a row share prefixes; a backend that does not say so cannot."""
+        return getattr(self.backend, "sharing", no_sharing("the backend cannot"))
 
     @property
     def gpu_name(self) -> str | None:

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
-from telescope_train.backends.fsdp.sharding import decoder_layers, shard
+from telescope_train.backends.fsdp.sharding import decoder_layers, shard, weight_mesh
 from telescope_train.backends.protocol import BackendSettings
+from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.adapted_product import round_sums_once
 from telescope_train.models.attention.choice import AttentionChoice, choose_attention
 from telescope_train.models.attention.context_parallel import ContextGroup, join_context
@@ -31,6 +33,8 @@ class ShardedPolicy:
     """The ranks that this one shares rows with; None = it shares none."""
     sharing: PrefixSharing
     """Whether samples of a row share prefixes."""
+    mesh: DeviceMesh
+    """The ranks over which weights are sharded and copied."""
 
     @property
     def attention_in_use(self) -> AttentionKind:
@@ -38,7 +42,9 @@ class ShardedPolicy:
         return (self.sharing.attention or self.attention).kind
 
 
-def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolicy:
+def load_policy(
+    settings: BackendSettings, device: torch.device, layout: RankLayout
+) -> ShardedPolicy:
     """Return the model that is trained, ready and sharded."""
     trainer, dtype = settings.trainer, torch_dtype(settings.compute_dtype)
     if trainer.optimizer_cpu_offload and device.type == "cpu":
@@ -51,10 +57,9 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         dtype=settings.model.model_dtype,
         trust_remote_code=settings.model.trust_remote_code,
     )
-    size = trainer.fsdp_context_parallel_size
     # First, because a size that does not fit would only show as a wrong shape in attention.
-    check_context(loaded.model, size)
-    attention = choose_attention(loaded.model, device, dtype, is_row_shared=size > 1)
+    check_context(loaded.model, layout.context)
+    attention = choose_attention(loaded.model, device, dtype, is_row_shared=layout.context > 1)
     sharing = choose_sharing(
         loaded.model,
         device,
@@ -62,7 +67,7 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         is_on=trainer.share_prefixes == "auto",
         has_dropout=trainer.use_lora and trainer.lora_dropout > 0,
     )
-    context = join_context(size)
+    context = join_context(layout)
     if trainer.use_lora:
         # Every rank shards its own copy, so all must draw the same initial adapters.
         with torch.random.fork_rng(devices=[]):
@@ -87,9 +92,15 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         entropy_grad=settings.algorithm is not None and settings.algorithm.entropy_coef > 0,
         wide_logits=settings.model.fp32_lm_head,
     ).eval()
-    sharded = ShardedPolicy(policy=policy, attention=attention, context=context, sharing=sharing)
+    sharded = ShardedPolicy(
+        policy=policy,
+        attention=attention,
+        context=context,
+        sharing=sharing,
+        mesh=weight_mesh(layout, device),
+    )
     policy.use_attention(sharded.attention_in_use, context)
-    shard(policy, device, dtype, offload=trainer.optimizer_cpu_offload)
+    shard(policy, sharded.mesh, dtype, offload=trainer.optimizer_cpu_offload)
     return sharded
 
 
@@ -114,7 +125,7 @@ def load_reference(
     ).eval()
     policy.requires_grad_(False)
     policy.use_attention(like.attention_in_use, like.context)
-    shard(policy, device, dtype, offload=settings.trainer.optimizer_cpu_offload)
+    shard(policy, like.mesh, dtype, offload=settings.trainer.optimizer_cpu_offload)
     return policy
 
 

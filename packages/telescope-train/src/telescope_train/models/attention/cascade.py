@@ -165,9 +165,7 @@ def _blocks(layout: PackedLayout) -> Iterator[tuple[slice, tuple[int, int]]]:
         base += num_pieces * length
 
 
-def _own(
-    states: tuple[Tensor, Tensor, Tensor], options: _Options
-) -> tuple[Tensor, Tensor]:
+def _own(states: tuple[Tensor, Tensor, Tensor], options: _Options) -> tuple[Tensor, Tensor]:
     """Return [T, H, D] of each piece's attention to itself, and its normalizers [T, H]; wide."""
     own = options.layout.own
     padded = [one.index_select(0, own.gather_P) for one in states]
