@@ -1,8 +1,8 @@
 """Which samples with a common beginning go into one row: they are bound into bundles and planned.
 
-A bundle is a run of neighbors in the order of their tokens, and it is planned like one sample. Large
-bundles share the most and are hard to spread over ranks, so several sizes are tried and the plan
-with the lowest cost wins; samples that share nothing are one of the candidates.
+A bundle is a run of neighbors in the order of their tokens, and it is planned like one sample.
+Large bundles share the most and are hard to spread over ranks, so several sizes are tried and the
+plan with the lowest cost wins; samples without bundles are one of the candidates.
 Letters: N samples in the order of their tokens, G bundles.
 """
 

@@ -40,7 +40,8 @@ def spread_by_costs(
 ) -> list[list[Bin]]:
     """Return the bins of each rank, the same number for all, in the order in which they run.
 
-    `costs_N` [N] are relative FLOPs. Rounds are as few as `spread_over_ranks` needs. No bin holds more than `seq_len` tokens.
+    `costs_N` [N] are relative FLOPs. Rounds are as few as `spread_over_ranks` needs. No bin holds
+    more than `seq_len` tokens.
     """
     bins = spread_over_ranks(lengths_N, seq_len=seq_len, num_ranks=num_ranks)
     first = deal_by_costs(bins, costs_N, num_ranks=num_ranks)

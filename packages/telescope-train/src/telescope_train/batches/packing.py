@@ -41,7 +41,8 @@ def pack(
     The k-th batches of all ranks cost about the same, because ranks wait for each other in every
     batch. `seq_len` is in tokens. `hidden_size` sets how much attention costs relative to the rest.
     With `share_prefixes`, samples that begin alike are packed together, and tokens that a sample
-    has in common with the one before it count once. No samples give no batches. Raises ConfigError for a sample longer than `seq_len`.
+    has in common with the one before it count once. No samples give no batches. Raises ConfigError
+    for a sample longer than `seq_len`.
     """
     if not samples:
         return [[] for _ in range(num_ranks)]
@@ -62,7 +63,8 @@ def pack(
     rows = [one for rank in ranks for one in rank if one.size]
     batches = _batches(samples, weights_N, lengths_N, [order_N[members] for members in rows])
     if shared_N.any():
-        batches = [_with_shared(*both) for both in zip(batches, shared_in_rows(rows, shared_N))]
+        both = zip(batches, shared_in_rows(rows, shared_N), strict=True)
+        batches = [_with_shared(batch, shared_S) for batch, shared_S in both]
     # Consumed in the order in which they were built. All ranks must run the same number of
     # collectives, so a rank without samples for a round gets padding instead of nothing.
     filled = iter(batches)

@@ -54,7 +54,8 @@ def training_flops(facts: ModelFacts, batches: Sequence[PackedBatch]) -> float |
     """Return the FLOPs of one forward and backward pass; None if the model's size is not known.
 
     6 per parameter and token, with the output head for trained tokens only, and 6 * width *
-    length^2 for causal attention, with the width summed over layers. What samples share counts once.
+    length^2 for causal attention, with the width summed over layers. What samples share counts
+    once.
     """
     body, width, head = facts.num_body_parameters, facts.attention_width, facts.num_head_parameters
     if body is None or width is None or head is None:

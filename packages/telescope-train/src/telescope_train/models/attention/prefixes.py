@@ -47,7 +47,7 @@ class SharedRow:
         return np.cumsum(self.own_S) - self.own_S
 
     def places(self) -> NDArray[np.int64]:
-        """Return for each token of each sample, one sample after the other, its place in the row."""
+        """Return the place in the row of each token of each sample, one sample after the other."""
         begins_S = np.cumsum(self.lengths_S) - self.lengths_S
         positions = np.arange(self.lengths_S.sum()) - np.repeat(begins_S, self.lengths_S)
         places = positions + np.repeat(self.starts_S - self.shared_S, self.lengths_S)

@@ -30,7 +30,6 @@ def _varlen_attention(
     attention_mask: torch.Tensor | None,
     *,
     cu_seq_lens_q: torch.Tensor,
-    cu_seq_lens_k: torch.Tensor,
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -44,7 +43,7 @@ def _varlen_attention(
     output_THD = varlen_attn(
         *(states[0].transpose(0, 1) for states in (query, key, value)),
         cu_seq_lens_q,
-        cu_seq_lens_k,
+        options["cu_seq_lens_k"],
         options["max_length_q"],
         options["max_length_k"],
         scale=scaling,
