@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from telescope_train.batches.batch import PackedBatch, TrainingSample, TurnPart
-from telescope_train.batches.packing import pack
+from telescope_train.batches.packing import end_to_end
+from telescope_train.batches.prefixes import prefix_order
 from telescope_train.batches.weighting import token_weights
 
 MAX_TOKENS = 64
@@ -53,11 +54,16 @@ def tree_sample(
 
 
 def plain_batches(
-    samples: list[TrainingSample], *, seq_len: int = 10_000, num_ranks: int = 1
+    samples: list[TrainingSample], *, num_ranks: int = 1, num_batches: int = 1
 ) -> list[list[PackedBatch]]:
-    """Return the batches of each rank, without anything shared."""
+    """Return the batches of each rank, without anything shared; alike samples are neighbors."""
     weights_N = token_weights(samples, "token", max_tokens=MAX_TOKENS)
-    return pack(samples, weights_N, seq_len=seq_len, num_ranks=num_ranks)
+    order_N = prefix_order(samples, min_tokens=1).order_N
+    parts = [
+        end_to_end([samples[index] for index in part.tolist()], weights_N[part])
+        for part in np.array_split(order_N, num_ranks * num_batches)
+    ]
+    return [parts[rank::num_ranks] for rank in range(num_ranks)]
 
 
 def sharing_all(batch: PackedBatch, *, sometimes: np.random.Generator | None = None) -> PackedBatch:

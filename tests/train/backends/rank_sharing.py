@@ -26,7 +26,7 @@ def main() -> None:
     )
     assert not worker.sharing.reason, worker.sharing.reason
     samples = random_tree(np.random.default_rng(5), num=16, vocab=VOCAB)
-    apart = plain_batches(samples, seq_len=120, num_ranks=world_size // context)
+    apart = plain_batches(samples, num_batches=2, num_ranks=world_size // context)
     together = all_shared(apart)
     for name, shards in (("apart", apart), ("together", together)):
         for parameter in worker.backend._policy.parameters():
