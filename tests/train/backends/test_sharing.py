@@ -100,7 +100,8 @@ def test_however_the_model_is_trained(tiny, start, both, options, dtype):
     assert worker.sharing.reason == ""
     (expected, _), (found, _) = (gradient_of(worker, one) for one in both)
     assert expected.norm() > 1e-3
-    assert difference(found, expected) < 1e-6
+    # float32 alone is 1.7e-6 away from float64 here, with and without anything shared.
+    assert difference(found, expected) < (4e-6 if dtype == "float32" else 1e-6)
     (alone,), (shared,) = (worker.logprobs(one) for one in both)
     assert np.abs(alone - shared).max() < 1e-5
 
