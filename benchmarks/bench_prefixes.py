@@ -43,9 +43,9 @@ NOTE = f"""\
 One optimizer step of GRPO over groups of {GROUP_SIZE}: prompts of {PROMPT} tokens, completions of
 {COMPLETION}. One rank in one process, float32, `gradient_checkpointing` as by default, rows of at
 most {SEQ_LEN:,} tokens. "apart" is `share_prefixes = false`, which is how every step was computed
-before. Times are medians; the ways take turns. Memory is the most that the process had held after the
-first step of a way, beyond what it held before all of them; the ways come in the order of the
-table, so a way needs no more than its line, and more than the line above only if it says so.
+before. Times are medians; the ways take turns, the first turn is not counted. Memory is the most
+that the process had held after the first step of a way, beyond what it held before all of them. The
+ways come in the order of the table, so a way needs at most what its line says.
 
 {{result}}
 
