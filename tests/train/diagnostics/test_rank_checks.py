@@ -73,23 +73,18 @@ class Broken:
 
 
 def test_prefixes_that_are_not_attended_to_are_caught(worker):
-    def without_prefixes(batches):
-        # Each sample begins with what it does not share.
-        cut = [
-            replace(batch, positions_T=batch.positions_T - shared_T, shared_S=None)
-            if batch.shared_S is not None
-            else batch
-            for batch in batches
-            for shared_T in [0 if batch.shared_S is None else shared_of(batch)]
-        ]
-        return worker.backend.logprobs(cut)
+    def of_other_prefixes(batches):
+        return worker.backend.logprobs([with_other_prefix(batch) for batch in batches])
 
-    def shared_of(batch):
-        shared_T = np.repeat(batch.shared_S, batch.lengths_S)
-        return np.where(batch.positions_T >= shared_T, shared_T, 0)
+    def with_other_prefix(batch):
+        if batch.shared_S is None:
+            return batch
+        is_shared_T = batch.positions_T < np.repeat(batch.shared_S, batch.lengths_S)
+        other_T = np.where(is_shared_T, (batch.token_ids_T + 1) % VOCAB, batch.token_ids_T)
+        return replace(batch, token_ids_T=other_T, shared_S=None)
 
-    with pytest.raises(ConfigError, match="'shared prefixes change nothing'.*share_prefixes"):
-        check(Broken(worker.backend, logprobs=without_prefixes))
+    with pytest.raises(ConfigError, match=r"'shared prefixes change nothing'.*share_prefixes"):
+        check(Broken(worker.backend, logprobs=of_other_prefixes))
 
 
 def test_a_forward_pass_that_differs_from_itself_is_caught(worker):

@@ -243,7 +243,9 @@ def test_what_cannot_share_prefixes_says_why(llama):
     assert "off" in reason(is_on=False)
     assert "dropout" in reason(has_dropout=True)
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    assert "num_local_experts = 4" in reason(MixtralForCausalLM(MixtralConfig(**SIZES, **experts)))
+    assert "experts (num_experts = 4)" in reason(
+        MixtralForCausalLM(MixtralConfig(**SIZES, **experts))
+    )
     # Its scores go through a tanh, which attention in parts does not know.
     capped = Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=12, attn_logit_softcapping=0.5))
     assert "differ from single ones" in reason(capped)

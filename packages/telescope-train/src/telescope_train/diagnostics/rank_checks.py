@@ -119,16 +119,7 @@ def check_rank(
         ),
     ]
     if shares_prefixes:
-        shared = check_sharing(backend, vocab_size=vocab_size, tolerance=tolerance)
-        tests.append(
-            SelfTest(
-                name="shared prefixes change nothing",
-                value=shared.found,
-                limit=shared.limit,
-                unit="nats",
-                remedy="set share_prefixes = false, and report the model to the developers",
-            ).require()
-        )
+        tests.append(check_sharing(backend, vocab_size=vocab_size, tolerance=tolerance).require())
     weight = backend.accumulate_gradient([batch], version=0).metrics["importance_weight"]
     if exactness is not None:
         tests.append(
@@ -205,9 +196,7 @@ def _require(found: float, limit: float, samples: str) -> None:
         )
 
 
-def check_sharing(
-    backend: TrainerBackend, *, vocab_size: int, tolerance: Tolerance
-) -> PackingDifference:
+def check_sharing(backend: TrainerBackend, *, vocab_size: int, tolerance: Tolerance) -> SelfTest:
     """Compare samples that share prefixes in a row with single ones in transformers' own forward.
 
     The samples branch twice. The limit is that of `check_packing`. Every rank calls this.
@@ -222,8 +211,13 @@ def check_sharing(
     (found_T,) = backend.logprobs([batch])
     alone = _each_alone(samples, backend.logprobs)
     expected = _each_alone(samples, backend.transformers_logprobs)
-    limit = max(tolerance.nats, SPREADS * _rms(alone - expected))
-    return PackingDifference(_rms(found_T[batch.mask_T] - expected), limit)
+    return SelfTest(
+        name="shared prefixes change nothing",
+        value=_rms(found_T[batch.mask_T] - expected),
+        limit=max(tolerance.nats, SPREADS * _rms(alone - expected)),
+        unit="nats",
+        remedy="set share_prefixes = false, and report the model to the developers",
+    )
 
 
 def _each_alone(samples: list[TrainingSample], logprobs: LogprobsOf) -> Logprobs:

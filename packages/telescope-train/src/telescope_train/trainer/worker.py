@@ -48,11 +48,8 @@ from telescope_train.weights.gloo import GlooPublisher
 Item = TypeVar("Item")
 
 _M_TRIM_THRESHOLD = -1
-
 _M_TOP_PAD = -2
-
 _M_MMAP_MAX = -4
-
 # mallopt takes an int, so this is the largest threshold there is.
 _KEPT_BYTES = 2**31 - 1
 
