@@ -31,6 +31,8 @@ LIMIT_S = 300.0
 TASK = "The tests of price.py fail. Mend it."
 WRONG = "def total(prices):\n    return sum(prices[1:])\n"
 MENDS = ["cat price.py", "sed -i 's/prices.1:./prices/' price.py"]
+NUM_SAMPLES = {"mini-swe-agent": 1, "openai-agents": 3}
+"""Program -> training samples of a rollout of three turns with thinking."""
 TOOL = {"mini-swe-agent": "bash", "openai-agents": "shell"}
 ENDS = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo mended"
 
@@ -127,6 +129,7 @@ async def test_its_rollout_is_trained_on_exactly_what_was_sampled(name, client, 
     rollout = await client.play(ask(deadline_s=LIMIT_S, sampling=SAMPLING), policy)
     require_mended(rollout)
     samples = samples_from_rollout(rollout, 1.0, 1.0)
+    assert len(samples) == NUM_SAMPLES[name]
     sampled = sum(len(turn.completion.completion_ids) for turn in rollout.turns)
     assert sum(int(sample.mask.sum()) for sample in samples) == sampled
 
