@@ -19,7 +19,7 @@ from typing import Any
 
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.collector import rare_collections
-from telescope_core.errors import NoRoomError, ProcessDiedError, TelescopeError
+from telescope_core.errors import ConfigError, NoRoomError, ProcessDiedError, TelescopeError
 from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
@@ -80,7 +80,7 @@ from telescope_train.step.records import record_unfinished
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
 from telescope_train.summary import make_summary, require_disjoint
-from telescope_train.trainer.ranks import RayRanks
+from telescope_train.trainer.ray_ranks import RayRanks
 from telescope_train.weights.publish import WeightPublisher
 
 RANK_DEATH_SHOWS_WITHIN_S = 5.0
@@ -296,7 +296,11 @@ async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:
     view.warn(restart_text(restart))
     folder.go_back(restart)
     view.go_back(restart.step)
-    await ranks.start_again(rank_settings(prepared), num_threads=threads_of(prepared))
+    try:
+        await ranks.start_again(rank_settings(prepared), num_threads=threads_of(prepared))
+    except ConfigError as error:
+        # Another try would wait for the same room: a node is gone, and the others are full.
+        raise ProcessDiedError(f"{died}. The ranks cannot start again: {error}") from None
     if begun is not None:
         await ranks.load_checkpoint(begun.state_path.absolute())
     await publisher.restore(restart.step)
