@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from telescope_train.backends.protocol import BatchFacts, RankDiedError, TensorHeader
 from telescope_train.batches.batch import Shards, StepPlan
+from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.diagnostics.rank_checks import SelfTest
 from telescope_train.trainer.worker import TrainerWorker
 
@@ -50,18 +51,23 @@ class AllRanks:
     """Every call is collective: it goes to all ranks at once and returns when all have answered."""
 
     def __init__(
-        self, ranks: Sequence[Rank], facts: Sequence[RankFacts] = (), *, sharing: int = 1
+        self,
+        ranks: Sequence[Rank],
+        facts: Sequence[RankFacts] = (),
+        *,
+        layout: RankLayout = ONE_RANK,
     ) -> None:
-        """`sharing`: neighboring ranks that take the same rows (context parallelism)."""
+        """`layout` says which rows each rank takes and which rank answers for them."""
         self._ranks = list(ranks)
-        self._sharing = sharing
+        self.layout = layout
+        """How the ranks divide the work."""
         self.facts = list(facts)
         """Of each rank, once its model is loaded."""
 
     @property
     def num_ranks(self) -> int:
         """How many shards a step has: ranks that share rows count once."""
-        return len(self._ranks) // self._sharing
+        return self.layout.num_shards
 
     @property
     def gpu_name(self) -> str | None:
@@ -95,7 +101,7 @@ class AllRanks:
 
     async def take_token_facts(self) -> list[list[BatchFacts]]:
         """Return what the last step found of its tokens, by [shard][batch], and forget it."""
-        return (await self._all("take_token_facts"))[:: self._sharing]
+        return self._of_speakers(await self._all("take_token_facts"))
 
     async def logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
         """Return logprobs_T, nats, of [rank][batch] under the present weights."""
@@ -162,7 +168,10 @@ class AllRanks:
 
     @property
     def _shard_of_rank(self) -> list[int]:
-        return [rank // self._sharing for rank in range(len(self._ranks))]
+        return [self.layout.shard_of(rank) for rank in range(len(self._ranks))]
+
+    def _of_speakers(self, answers: Sequence[Any]) -> list[Any]:
+        return [answers[rank] for rank in self.layout.speakers]
 
     async def _each(self, method: str, shards: Shards, *arguments: Any) -> list[Any]:
         """Call `method` on each rank with its shard; returns one answer for each shard."""
@@ -172,7 +181,7 @@ class AllRanks:
                 for rank, shard in zip(self._ranks, self._shard_of_rank, strict=True)
             )
         )
-        return answers[:: self._sharing]
+        return self._of_speakers(answers)
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         return await asyncio.gather(*(rank.call(method, *arguments) for rank in self._ranks))

@@ -17,6 +17,7 @@ from telescope_train.cluster.network import Network
 from telescope_train.cluster.nodes import all_nodes
 from telescope_train.cluster.placement import in_order_of_nodes
 from telescope_train.cluster.ports import HeldPort
+from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.cluster.ray_cluster import answer
 from telescope_train.observability.timeline import TakenSpans, TimedRank
 from telescope_train.trainer.ranks import AllRanks, Rank, RankFacts
@@ -226,13 +227,13 @@ class RayRanks(AllRanks):
         *,
         network: Network,
         timeout_s: float,
-        sharing: int = 1,
+        layout: RankLayout = ONE_RANK,
     ) -> None:
         """Start one process per place of `room`, which writes to `logs`; `open` loads the model.
 
         Ranks that make no progress for `timeout_s` seconds are taken for dead.
         """
-        super().__init__((), sharing=sharing)
+        super().__init__((), layout=layout)
         self._room = room
         self._network = network
         self._logs = logs
