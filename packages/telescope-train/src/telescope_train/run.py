@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from telescope_core.chat.trouble import showing_troubles
@@ -39,7 +39,6 @@ from telescope_train.checkpoints.resume import (
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.cluster.placement import bundles_of
 from telescope_train.cluster.ray_cluster import cluster_has_gpus, ray_cluster
-from telescope_train.cluster.shared_folder import unshared_folder
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.eval_folders import AFTER, BEFORE
 from telescope_train.diagnostics.engine_check import check_engine
@@ -68,6 +67,7 @@ from telescope_train.opened import (
     threads_of,
     timing_ranks,
 )
+from telescope_train.plan.node_checks import with_absolute_model
 from telescope_train.plan.notes import notes_of
 from telescope_train.plan.prepared import Prepared
 from telescope_train.recorded import open_recording, run_logs, run_secrets
@@ -142,6 +142,7 @@ def _on_cluster(prepared: Prepared, folder: RunFolder) -> None:
     with ray_cluster(config.ray, bundles, debug=config.run.debug), rare_collections():
         if config.ray.ray_address is not None:
             prepared = prepared.on_cluster(has_gpus=cluster_has_gpus())
+            prepared = replace(prepared, config=with_absolute_model(prepared.config))
         asyncio.run(_run(prepared, folder))
 
 
@@ -167,9 +168,9 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
             opened = Opened(
                 prepared=prepared, folder=folder, view=view, processes=processes, policies=policies
             )
-            if config.ray.ray_address and (said := await unshared_folder(folder.path.absolute())):
-                view.warn(said)
-            watches = [*keeping(opened), timing_ranks(opened)]
+            if apart := processes.logs.nodes:
+                view.note(f"logs are fetched from {', '.join(apart)}")
+            watches = [*keeping(opened), timing_ranks(opened), processes.logs.run()]
             watches.append(Concurrency.of(config, policies.seats.lanes, policies.pool).run())
             if (meters := run_meters(opened)) is not None:
                 watches.append(meters.run())

@@ -6,6 +6,7 @@ of the machine resolves to, which is 127.0.0.1 in many containers, and NCCL the 
 
 import os
 from collections.abc import Mapping, MutableMapping, Sequence
+from ipaddress import ip_address
 from typing import NamedTuple
 
 import psutil
@@ -62,4 +63,7 @@ def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str |
 
 def is_loopback(host: str) -> bool:
     """Return whether only processes of the same machine reach `host`."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
