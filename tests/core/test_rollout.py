@@ -406,7 +406,7 @@ async def test_a_loop_with_too_much_to_do_accuses_nobody():
     assert blocks == []
 
 
-async async def test_code_without_line_numbers_is_named_by_its_first_line():
+async def test_code_without_line_numbers_is_named_by_its_first_line():
     blocks = []
     watch = LoopWatch(threshold_s=0.1, on_block=blocks.append)
 
