@@ -425,7 +425,7 @@ async def test_code_without_line_numbers_is_named_by_its_first_line():
     assert blocks[0].culprit.endswith(f":{spin.__code__.co_firstlineno})")
 
 
-def test_a_loop_that_is_only_busy_awaiting_is_not_accused():
+async def test_a_loop_that_is_only_busy_awaiting_is_not_accused():
     blocks = []
     watch = LoopWatch(threshold_s=0.05, on_block=blocks.append)
     watch.start()

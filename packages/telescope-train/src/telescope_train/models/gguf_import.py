@@ -148,7 +148,7 @@ def _tokenizer(source: Path) -> tuple[PreTrainedTokenizerFast, tuple[str, ...]]:
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
-    elif is_byte_level and split not in SPLIT_AS_GPT2 and not _is_known(split):
+    elif is_byte_level and split not in SPLIT_AS_GPT2 and not _has_own_split(tokenizer):
         notes.append(
             f"the file splits text as {split!r}, which is not known here; it is split as GPT-2 "
             "does, so some texts become other tokens than in pretraining"
@@ -159,6 +159,11 @@ def _tokenizer(source: Path) -> tuple[PreTrainedTokenizerFast, tuple[str, ...]]:
             "take an instruct model"
         )
     return tokenizer, tuple(notes)
+
+
+def _has_own_split(tokenizer: Any) -> bool:
+    """Whether transformers knew how the file's vocabulary splits text; else it does as GPT-2."""
+    return isinstance(tokenizer.backend_tokenizer.pre_tokenizer, pre_tokenizers.Sequence)
 
 
 def _split_of(source: Path) -> tuple[str, bool]:
@@ -172,12 +177,6 @@ def _split_of(source: Path) -> tuple[str, bool]:
         return "" if field is None else str(field.contents())
 
     return text("tokenizer.ggml.pre"), text("tokenizer.ggml.model") == "gpt2"
-
-
-def _is_known(split: str) -> bool:
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
-    return split in GGUF_PRE_TOKENIZER_SPLITS
 
 
 def _model(source: Path) -> PreTrainedModel:
