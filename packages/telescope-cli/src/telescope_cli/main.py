@@ -38,6 +38,11 @@ VERBS = {
         target="telescope_cli.hub.app:app",
         help="Manage a registry of environments: check, render and serve it.",
     ),
+    "model": Verb(
+        target="telescope_cli.model:app",
+        help="Bring models of other formats into the one that is trained and served.",
+        needs="telescope_train",
+    ),
     "sandbox": Verb(
         target="telescope_cli.sandbox:app",
         help="Check the sandboxes in which programs of models run.",
