@@ -11,6 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from agents import (
+    Agent,
+    MaxTurnsExceeded,
+    OpenAIChatCompletionsModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
+from openai import AsyncOpenAI
+
 
 def shown(done):
     """Return what the model is told of a command."""
@@ -20,15 +30,6 @@ def shown(done):
 
 async def answer_of(asked):
     """Build the agent, run it, and return its answer; None when its turns are over."""
-    from agents import (
-        Agent,
-        MaxTurnsExceeded,
-        OpenAIChatCompletionsModel,
-        Runner,
-        function_tool,
-        set_tracing_disabled,
-    )
-    from openai import AsyncOpenAI
 
     @function_tool
     async def shell(command: str) -> str:
