@@ -123,7 +123,7 @@ TAMPERING = {
     "floods": [bash("printf 'while True: print(\"x\" * 65536)' > listing/__init__.py")],
     "leaves a process": [bash("(setsid sh -c 'while :; do :; done' &) ; rm -r listing")],
     "a pipe for a test": [bash("rm tests/test_pages.py; mkfifo tests/test_pages.py")],
-    "deletes everything": [bash("rm -rf /tmp/work/* /tmp/work")],
+    "deletes everything": [bash("rm -rf ../*/* ../*")],
 }
 
 
