@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from telescope_core.errors import ConfigError
+from telescope_train.models.attention import choice as choice_of_attention
 from telescope_train.models.attention import kinds as attention_kinds
 from telescope_train.models.attention.blocks import PACKED_ATTENTION, find_shared_sequences
 from telescope_train.models.attention.choice import choose_attention
@@ -243,12 +244,20 @@ def test_what_cannot_share_prefixes_says_why(llama):
     assert "off" in reason(is_on=False)
     assert "dropout" in reason(has_dropout=True)
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    assert "experts (num_experts = 4)" in reason(
-        MixtralForCausalLM(MixtralConfig(**SIZES, **experts))
+    mixture = MixtralForCausalLM(MixtralConfig(**SIZES, **experts))
+    assert "experts (num_experts = 4)" in reason(mixture)
+
+
+def test_an_attention_that_forgets_prefixes_is_refused(llama, monkeypatch):
+    own_alone = replace(
+        SHARING_KINDS[-1],
+        name="own",
+        arguments=lambda found: SHARING_KINDS[-1].arguments(replace(found, shared=None)),
     )
-    # Its scores go through a tanh, which attention in parts does not know.
-    capped = Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=12, attn_logit_softcapping=0.5))
-    assert "differ from single ones" in reason(capped)
+    monkeypatch.setattr(choice_of_attention, "SHARING_KINDS", (own_alone,))
+    sharing = choose_sharing(llama, CPU, torch.float32, is_on=True, has_dropout=False)
+    assert sharing.attention is None
+    assert "own: leaks between packed samples" in sharing.reason
 
 
 def test_gathered_keys_are_those_of_whole_samples_causal_from_the_end():
