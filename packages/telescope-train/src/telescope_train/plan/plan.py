@@ -12,6 +12,7 @@ from telescope_core.secret_names import which_are_set
 from telescope_train.algorithms.corrections import age_of_rollouts
 from telescope_train.chat.template import how_replies_are_read
 from telescope_train.checkpoints.folders import checkpoints_folder
+from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.models.served_adapter import served_adapter
@@ -76,6 +77,8 @@ class Plan:
     """How much older than the weights they train, and what corrects for it."""
     gradients: str
     """When the gradient of a batch is computed, and why not earlier."""
+    prompts: str
+    """Whether what rollouts begin with alike is computed once."""
     replies: str
     """How what the model writes is read."""
     lora: str | None
@@ -119,6 +122,7 @@ def make_plan(prepared: Prepared) -> Plan:
         algorithm=config.algorithm.algorithm,
         age_of_rollouts=age_of_rollouts(config),
         gradients=how_gradients_are_taken(config),
+        prompts=_prompts(config),
         replies=how_replies_are_read(config.model),
         lora=_lora(config, prepared.dtype),
         max_model_len=limit,
@@ -161,6 +165,15 @@ def _environment_shares(
     return shares
 
 
+def _prompts(config: TrainConfig) -> str:
+    trainer = config.trainer
+    if trainer.share_prefixes is False:
+        return "computed for each rollout: share_prefixes is false"
+    if trainer.use_lora and trainer.lora_dropout:
+        return "computed for each rollout: lora_dropout is drawn for each"
+    return "computed once for rollouts that begin alike, if a test of the model passes"
+
+
 def _lora(config: TrainConfig, dtype: str) -> str | None:
     if not config.trainer.use_lora:
         return None
@@ -177,6 +190,10 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
     first = inference.inference_base_port
     last = first + inference.inference_num_workers - 1
     ports = f"port {first}" if first == last else f"ports {first} to {last}"
+    own_host = LOOPBACK if ray.ray_address is None else "the address of its node"
+    host = inference.inference_host or own_host
+    size = inference.processes_per_server
+    parts = f", {size} GPUs or processes each" if size > 1 else ""
     num_eval = config.evals.eval_num_servers
     for_evals = f", the last {num_eval} for evals" if num_eval else ""
     address = ray.ray_address
@@ -199,7 +216,7 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
         ProcessPlan(
             name="vLLM server",
             count=inference.inference_num_workers,
-            detail=f"{inference.inference_host}, {ports}{for_evals}, "
+            detail=f"{host}, {ports}{for_evals}{parts}, "
             f"{ray.ray_inference_cpus_per_worker:g} CPU each",
         ),
     )
