@@ -39,6 +39,7 @@ from telescope_train.backends.protocol import (
 from telescope_train.backends.schedule import learning_rate_factor
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.models.attention.sharing import no_sharing
 from telescope_train.models.packed import TrainedLogprobs
 from telescope_train.models.row import packed_row
 from telescope_train.observability.spans import SilentRecorder, SpanRecorder
@@ -71,6 +72,7 @@ class MegatronBackend:
         with using(device):
             self._loaded: Loaded = build(settings, device)
             self.attention = self._loaded.attention
+            self.sharing = no_sharing("train_backend megatron computes every sample by itself")
             self._weights: RankWeights = self._loaded.weights
             self._wrapped = wrap(settings, self._loaded.config, self._weights.model)
             self._stepper = Stepper(settings, self._wrapped)
@@ -224,7 +226,7 @@ class MegatronBackend:
         """Like `logprobs`, through transformers' own layers, each with its exported weights."""
         found: list[NDArray[np.float32]] = []
         for batch in batches:
-            row = packed_row(batch, self._device)
+            row = packed_row(batch, self._device, share=False)
             values = self._streamed.logprobs(row, self._weights.export())
             trained_M = row.trained_M.cpu().numpy()
             found.append(_in_batch(batch, trained_M, values.cpu().numpy()))

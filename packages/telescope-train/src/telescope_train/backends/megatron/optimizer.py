@@ -66,11 +66,13 @@ def optimizer_config(settings: BackendSettings) -> Any:
             "use_torch_optimizer_for_cpu_offload": True,
         }
     if section.megatron_use_precision_aware_optimizer:
-        values |= _precision_values(section)
+        values |= precision_values(section)
     return OptimizerConfig(**values)
 
 
-def _precision_values(section: MegatronSection) -> dict[str, Any]:
+def precision_values(section: MegatronSection) -> dict[str, Any]:
+    """Return what a precision-aware optimizer is told; Transformer Engine must be there for it."""
+
     def dtype(name: str) -> torch.dtype:
         return _LOW_DTYPES.get(name, torch.float32)
 

@@ -64,7 +64,7 @@ def rank_row(
     is more than one rank.
     """
     cpu = torch.device("cpu")
-    plain = packed_row(batch, cpu, multiple_of=1)
+    plain = packed_row(batch, cpu, share=False)
     starts = plain.sequences.starts.numpy()
     chunk = 2 * ranks if ranks > 1 else 1
     places, positions = _padded(starts, chunk=chunk, multiple_of=multiple_of)
