@@ -1,7 +1,8 @@
-"""One trainer rank as a process: takes a gradient, writes what the tests compare.
+"""One process that is a trainer rank of one job after the other; writes what the tests compare.
 
-usage: rank_script.py RANK WORLD_SIZE PORT JOB_FILE (JSON: model, seq_len, output; optional trainer
-settings, and the rank whose advantages are not finite)
+usage: rank_script.py RANK JOB_FILE (JSON: list of jobs with model, output, world_size, port;
+optional seq_len, dtype, steps, trainer settings, a checkpoint to load, and the rank whose
+advantages are not finite). A rank takes part in the jobs that have that many ranks.
 """
 
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from backend_cases import VOCAB, backend_settings, grpo_batches
 
+from telescope_train.backends import load_backend
 from telescope_train.diagnostics.rank_checks import Tolerance, check_packing
 from telescope_train.trainer.worker import Meeting, TrainerWorker
 
@@ -19,19 +21,31 @@ FACTS = ("logprobs_M", "entropy_M", "effective_advantages_M")
 
 
 def main() -> None:
-    rank, world_size, port = (int(text) for text in sys.argv[1:4])
-    job = json.loads(Path(sys.argv[4]).read_text())
-    output, options = Path(job["output"]), job.get("trainer", {})
-    sharing = options.get("fsdp_context_parallel_size", 1)
-    worker = TrainerWorker(
-        backend_settings(job["model"], dtype="float64", records=True, **options),
-        meeting=Meeting(rank=rank, world_size=world_size, port=port),
+    rank = int(sys.argv[1])
+    for job in json.loads(Path(sys.argv[2]).read_text()):
+        if rank < job["world_size"]:
+            run(rank, job)
+
+
+def run(rank: int, job: dict) -> None:
+    output, world_size = Path(job["output"]), job["world_size"]
+    settings = backend_settings(
+        job["model"], dtype=job.get("dtype", "float64"), records=True, **job.get("trainer", {})
     )
-    shards = grpo_batches(seq_len=job["seq_len"], num_ranks=world_size // sharing)
-    batches = shards[rank // sharing]
+    layout = load_backend("fsdp").rank_layout(settings, world_size)
+    worker = TrainerWorker(
+        settings, meeting=Meeting(rank=rank, world_size=world_size, port=job["port"])
+    )
+    if "load" in job:
+        worker.load_checkpoint(job["load"])
+    shards = grpo_batches(seq_len=job.get("seq_len", 64), num_ranks=layout.num_shards)
+    batches = shards[layout.shard_of(rank)]
     if job.get("broken_rank") == rank:
         batches = [replace(b, advantages_T=b.advantages_T * np.nan) for b in batches]
-    packing = check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance(1e-6, 1e-6))
+    tolerance = 1e-6 if job.get("dtype") != "float32" else 1e-4
+    packing = check_packing(
+        worker.backend, vocab_size=VOCAB, tolerance=Tolerance(tolerance, tolerance)
+    )
     logprobs = worker.logprobs(batches)
     result = worker.backend.accumulate_gradient(batches, version=0)
     columns = [[getattr(one, name) for name in FACTS] for one in result.token_facts]
@@ -39,13 +53,17 @@ def main() -> None:
         np.savez(output / f"facts-{rank}-{number}.npz", *one)
     gradient = {name: value.numpy() for name, value in worker.backend.export_gradient()}
     update = worker.backend.apply_gradient()
-    weights = {name: value.numpy() for name, value in worker.export_weights()}
+    weights = exported(worker)
     worker.save_checkpoint(output / "checkpoint")
     worker.save_pretrained(output / "exported")
+    for _ in range(job.get("steps", 1) - 1):
+        worker.backend.accumulate_gradient(batches, version=0)
+        worker.backend.apply_gradient()
     if rank == 0:
         np.savez(output / "gradient.npz", **gradient)
         np.savez(output / "weights.npz", **weights)
         np.savez(output / "logprobs.npz", *logprobs)
+        np.savez(output / "last.npz", **exported(worker))
         numbers = {
             "loss": result.loss,
             "norm": update.gradient_norm,
@@ -55,7 +73,24 @@ def main() -> None:
             "count": result.metrics["entropy"].count,
         }
         (output / "numbers.json").write_text(json.dumps(numbers))
+    (output / f"kept-{rank}.json").write_text(json.dumps(kept(worker)))
     worker.close()
+
+
+def exported(worker: TrainerWorker) -> dict[str, np.ndarray]:
+    return {name: value.numpy().copy() for name, value in worker.export_weights()}
+
+
+def kept(worker: TrainerWorker) -> dict[str, int]:
+    """Numbers that this rank keeps: of weights, and of the optimizer's moments."""
+    policy, optimizer = worker.backend._policy, worker.backend._optimizer
+    moments = [
+        value for state in optimizer.state.values() for value in state.values() if value.ndim
+    ]
+    return {
+        "weights": sum(value.to_local().numel() for value in policy.parameters()),
+        "moments": sum(value.to_local().numel() for value in moments),
+    }
 
 
 if __name__ == "__main__":

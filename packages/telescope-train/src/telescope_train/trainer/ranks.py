@@ -32,6 +32,7 @@ from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.cluster.ray_cluster import answer
 from telescope_train.diagnostics.rank_checks import SelfTest
 from telescope_train.observability.timeline import TakenSpans, TimedRank
+from telescope_train.trainer.rows import put_minibatches, put_rows
 from telescope_train.trainer.worker import Meeting, Progress, TrainerWorker
 
 _LOGGER = logging.getLogger(__name__)
@@ -103,10 +104,13 @@ class AllRanks:
 
     async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
         """Take the optimizer steps of `plan`; returns metrics over all of them and all ranks."""
+        parts = await self._put_minibatches(
+            [plan.of_rank(shard) for shard in range(self.layout.num_shards)]
+        )
         order = list(plan.order)
         rows = await asyncio.gather(
             *(
-                rank.call("train_minibatches", plan.of_rank(shard), order, version)
+                rank.call("train_minibatches", parts[shard], order, version)
                 for rank, shard in zip(self._ranks, self._shard_of_rank, strict=True)
             )
         )
@@ -196,13 +200,22 @@ class AllRanks:
 
     async def _each(self, method: str, shards: Shards, *arguments: Any) -> list[Any]:
         """Call `method` on each rank with its shard; returns one answer for each shard."""
+        rows = await self._put_rows(shards)
         answers = await asyncio.gather(
             *(
-                rank.call(method, shards[shard], *arguments)
+                rank.call(method, rows[shard], *arguments)
                 for rank, shard in zip(self._ranks, self._shard_of_rank, strict=True)
             )
         )
         return self._of_speakers(answers)
+
+    async def _put_rows(self, shards: Shards) -> Sequence[Any]:
+        """Return what ranks are given for their shard."""
+        return shards
+
+    async def _put_minibatches(self, shards: Sequence[Shards]) -> Sequence[Any]:
+        """Return what ranks are given for the minibatches of their shard."""
+        return shards
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         return await asyncio.gather(*(rank.call(method, *arguments) for rank in self._ranks))
@@ -298,7 +311,7 @@ class _RayRank:
 
     async def call(self, name: str, *arguments: Any) -> Any:
         with _faults_of_ray(self.process):
-            # Large arguments are copied to Ray's object store here.
+            # References among the arguments are what they refer to when the call is made.
             reference = self.actor.call.remote(name, *arguments)
         return await self.answer(reference)
 
@@ -417,6 +430,14 @@ class RayRanks(AllRanks):
                 for rank, one in enumerate(self._processes)
             )
         )
+
+    async def _put_rows(self, shards: Shards) -> Sequence[Any]:
+        with _faults_of_ray("the trainer ranks"):
+            return await put_rows(shards)
+
+    async def _put_minibatches(self, shards: Sequence[Shards]) -> Sequence[Any]:
+        with _faults_of_ray("the trainer ranks"):
+            return await put_minibatches(shards)
 
     @property
     def timed(self) -> Sequence[TimedRank]:

@@ -42,6 +42,7 @@ from telescope_train.backends.protocol import (
 from telescope_train.backends.schedule import learning_rate_factor
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.models.file_names import as_in_files
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.lora import adapter_weights, dropout_on, merged_weights
 from telescope_train.models.lora_transfer import merged_blocks, scaled_adapter
@@ -274,8 +275,9 @@ class FsdpBackend:
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather one tensor at a time on every rank, with adapters merged in."""
         reshard(self._policy)
-        for name, value in merged_weights(self._policy.lm, self._whole):
-            yield name, value.cpu()
+        lm = self._policy.lm
+        for name, value in merged_weights(lm, self._whole):
+            yield from as_in_files(name, value.cpu(), lm.config.model_type)
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all weights, or with LoRA adapted blocks or adapters: servers loaded the rest."""
@@ -335,7 +337,12 @@ class FsdpBackend:
         # The condition is inside the loops, because every rank must take part in gathering. Cloned,
         # because a value that is on the CPU already may share memory with its parameter.
         lm, is_writer = self._policy.lm, dist.get_rank() == 0
-        weights = {name: value.clone() for name, value in self.export_weights() if is_writer}
+        reshard(self._policy)
+        weights = {
+            name: value.cpu().clone()
+            for name, value in merged_weights(lm, self._whole)
+            if is_writer
+        }
         adapter = {
             name: value.cpu() for name, value in adapter_weights(lm, self._whole) if is_writer
         }
