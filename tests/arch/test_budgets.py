@@ -17,6 +17,7 @@ OPTIONAL = {
     "datasets": "[datasets] of telescope-train and environments: only for data of that kind",
     "huggingface_hub": "comes with datasets: only where a gated dataset is read",
     "docker": "telescope-core[docker]: only once a container is asked for",
+    "gguf": "telescope-train[gguf]: only for `telescope model import`",
     "httpx": "telescope-core[e2b], [prime]: what their SDKs speak HTTP with",
     "httpx2": "telescope-core[mcp]: the HTTP client that mcp takes",
     "keyring": "telescope-envs[keyring]: only where a token is looked for",
@@ -47,6 +48,8 @@ BROAD_EXCEPT = {
     "packages/telescope-core/src/telescope_core/graders/mathematics/comparing.py": (
         "whatever a parser raises about an answer, the answer is not equal"
     ),
+    "packages/telescope-envs/environments/humaneval/src/telescope_env_telescope_humaneval/"
+    "checking.py": "whatever a test raises about a value, it has not passed",
     "packages/telescope-core/src/telescope_core/locate.py": "as for sources: the import of code",
     **{
         f"packages/telescope-core/src/telescope_core/environments/{name}.py": (

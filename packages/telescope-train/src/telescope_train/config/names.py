@@ -7,10 +7,8 @@ any ending.
 
 _PLANNED = """
     megatron megatron_*
-    inference_tensor_parallel_size max_num_batched_tokens
     weight_broadcast_mode weight_broadcast_bucket_mb weight_broadcast_cpu_staging
     weight_broadcast_pin_memory weight_broadcast_free_grad_buffers
-    ray_namespace ray_runtime_env ray_inference_placement_strategy ray_trainer_placement_strategy
 """
 
 PLANNED_NAMES = frozenset(_PLANNED.split())

@@ -75,12 +75,15 @@ class WeightPublisher:
         in_flight: InFlight,
         sends_adapter: bool = False,
         others: Sequence[ServerPool] = (),
+        workers_per_server: int = 1,
         call: CallServers = call_servers,
     ) -> None:
         """`sends_adapter`: what the ranks send is a LoRA adapter, not weights.
 
-        `others`: pools that get weights by `send_to` only. `call` calls many servers.
+        `others`: pools that get weights by `send_to` only. `workers_per_server`: its processes that
+        receive. `call` calls many servers.
         """
+        self._workers_per_server = workers_per_server
         self._call = call
         self._pool = pool
         self._pool_by_lease = {id(lease): one for one in (pool, *others) for lease in one.leases}
@@ -272,13 +275,17 @@ class WeightPublisher:
             return
         self._group = []
         host, port = await self._ranks.meeting_point()
-        # Rank 0 is the trainer, and each server is one worker with one rank.
-        world_size = 1 + len(members)
+        # Rank 0 is the trainer, and each worker of a server has one of its own.
+        workers = self._workers_per_server
+        world_size = 1 + workers * len(members)
 
         place = {"host": host, "port": port, "world_size": world_size}
+        own = {
+            n: {"init_info": place | {"rank_offset": 1 + workers * n}} for n in range(len(members))
+        }
         join = ControlCall(
             path="/init_weight_transfer_engine",
-            own={n: {"init_info": place | {"rank_offset": 1 + n}} for n in range(len(members))},
+            own=own,
             # No member's call returns before all others have joined.
             is_collective=True,
             deadline_s=None,
@@ -335,7 +342,7 @@ class WeightPublisher:
         others: list[Member] = []
 
         def compare(member: Member, digest: str) -> None:
-            if digest != sent:
+            if digest != sent and member not in others:
                 others.append(member)
 
         await self._ask(members, "received_digest", compare)
@@ -344,23 +351,32 @@ class WeightPublisher:
         parts = await self._ranks.sent_digests()
 
         def explain(member: Member, held: Any) -> None:
-            found = difference(parts, held)
-            error = EndpointError(f"it holds other weights than were sent: {found}")
-            self._lose(member, error)
+            if held != parts:
+                found = difference(parts, held)
+                error = EndpointError(f"it holds other weights than were sent: {found}")
+                self._lose(member, error)
 
         await self._ask(others, "received_digests", explain)
 
     async def _ask(
         self, members: Sequence[Member], method: str, hear: Callable[[Member, Any], None]
     ) -> None:
-        """Hear what the first worker of each server answers; those that do not are lost."""
+        """Hear what each worker of each server answers; servers that do not are lost.
+
+        Of a server with several engines, vLLM returns the answers of one.
+        """
         call = ControlCall(
             path="/collective_rpc",
             body={"method": method},
             is_repeatable=True,
             deadline_s=self._deadline_s(members),
         )
-        await self._called(members, call, lambda one, answer: hear(one, answer["results"][0]))
+
+        def hear_all(member: Member, answer: Any) -> None:
+            for result in answer["results"]:
+                hear(member, result)
+
+        await self._called(members, call, hear_all)
 
     async def _each(
         self,
