@@ -2,12 +2,12 @@
 
 import json
 import math
+import os
+import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -159,29 +159,50 @@ def require_facts(rows, expected) -> None:
         np.testing.assert_allclose(row.effective_advantages, effective, rtol=1e-3, atol=1e-6)
 
 
-def run_ranks(world_size, job, folder, *, script=None) -> None:
-    """Run `script` once per rank, or one job of the rank script; every process is gone after it."""
-    if script is None:
-        run_jobs([{**job, "world_size": world_size, "output": str(folder)}], folder)
-        return
+def run_ranks(world_size, job, folder, *, script) -> None:
+    """Run `script` once per rank; every process is gone when this returns."""
     job_file = folder / "job.json"
     job_file.write_text(json.dumps({**job, "output": str(folder)}))
     (port,) = _free_ports(1)
-    _run_all(
-        [[str(script), str(rank), str(world_size), port, job_file] for rank in range(world_size)]
-    )
+    commands = [[script, rank, world_size, port, job_file] for rank in range(world_size)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for command in commands
+    ]
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=180)
+            assert rank.returncode == 0, output[-3000:]
+    finally:
+        for rank in ranks:
+            rank.kill()
 
 
 def run_jobs(jobs, folder) -> None:
-    """Run `jobs` one after the other in as many processes as the largest has ranks."""
-    ports = _free_ports(len(jobs))
-    for job, port in zip(jobs, ports, strict=True):
+    """Run jobs of the rank script one after the other; every process is gone after it."""
+    for job, port in zip(jobs, _free_ports(len(jobs)), strict=True):
         Path(job["output"]).mkdir(exist_ok=True)
         job["port"] = int(port)
     job_file = folder / "jobs.json"
     job_file.write_text(json.dumps(jobs))
-    num_processes = max(job["world_size"] for job in jobs)
-    _run_all([[str(RANK_SCRIPT), str(rank), job_file] for rank in range(num_processes)])
+    with subprocess.Popen(
+        [sys.executable, str(RANK_SCRIPT), str(job_file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as ranks:
+        try:
+            output, _ = ranks.communicate(timeout=900)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(ranks.pid, signal.SIGKILL)
+        assert ranks.returncode == 0, output[-3000:]
 
 
 def _free_ports(number) -> list[str]:
@@ -190,27 +211,6 @@ def _free_ports(number) -> list[str]:
         for one in free:
             one.bind(("127.0.0.1", 0))
         return [str(one.getsockname()[1]) for one in free]
-
-
-def _run_all(commands) -> None:
-    """Run `commands` at once; the output of the first that fails is shown, not of who waits."""
-    with ExitStack() as opened:
-        ranks = []
-        for command in commands:
-            output = opened.enter_context(tempfile.TemporaryFile("w+"))
-            argv = [sys.executable, *map(str, command)]
-            ranks.append((subprocess.Popen(argv, stdout=output, stderr=output), output))
-        try:
-            waiting = opened.enter_context(ThreadPoolExecutor(len(ranks)))
-            ends = [waiting.submit(rank.wait, 600) for rank, _ in ranks]
-            for end in as_completed(ends):
-                output = ranks[ends.index(end)][1]
-                output.seek(0)
-                assert end.result() == 0, output.read()[-3000:]
-        finally:
-            for rank, _ in ranks:
-                rank.kill()
-                rank.wait()
 
 
 def make_mixture(folder, kind) -> Path:

@@ -1,30 +1,41 @@
-"""One process that is a trainer rank of one job after the other; writes what the tests compare.
+"""Trainer ranks of one job after the other; they write what the tests compare.
 
-usage: rank_script.py RANK JOB_FILE (JSON: list of jobs with model, output, world_size, port;
-optional seq_len, dtype, steps, trainer settings, a checkpoint to load, and the rank whose
-advantages are not finite). A rank takes part in the jobs that have that many ranks.
+usage: rank_script.py JOB_FILE (JSON: list of jobs with model, output, world_size and port; optional
+seq_len, dtype, steps, trainer settings, whether it saves, a checkpoint to load, and the rank whose
+advantages are not finite in a last step). Ranks are forked: libraries are imported once for all.
 """
 
 import json
+import multiprocessing
 import sys
 from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
-from backend_cases import VOCAB, backend_settings, grpo_batches
+from backend_cases import backend_settings, grpo_batches
 
 from telescope_train.backends import load_backend
-from telescope_train.diagnostics.rank_checks import Tolerance, check_packing
 from telescope_train.trainer.worker import Meeting, TrainerWorker
 
+FORK = multiprocessing.get_context("fork")
 FACTS = ("logprobs_M", "entropy_M", "effective_advantages_M")
 
 
 def main() -> None:
-    rank = int(sys.argv[1])
-    for job in json.loads(Path(sys.argv[2]).read_text()):
-        if rank < job["world_size"]:
-            run(rank, job)
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        ranks = [FORK.Process(target=run, args=(rank, job)) for rank in range(job["world_size"])]
+        for rank in ranks:
+            rank.start()
+        waiting = {rank.sentinel: rank for rank in ranks}
+        while waiting:
+            for sentinel in wait(list(waiting)):
+                ended = waiting.pop(sentinel)
+                ended.join()
+                if ended.exitcode:
+                    for other in waiting.values():
+                        other.kill()
+                    sys.exit(f"rank {ranks.index(ended)} of {job} failed")
 
 
 def run(rank: int, job: dict) -> None:
@@ -40,12 +51,6 @@ def run(rank: int, job: dict) -> None:
         worker.load_checkpoint(job["load"])
     shards = grpo_batches(seq_len=job.get("seq_len", 64), num_ranks=layout.num_shards)
     batches = shards[layout.shard_of(rank)]
-    if job.get("broken_rank") == rank:
-        batches = [replace(b, advantages_T=b.advantages_T * np.nan) for b in batches]
-    tolerance = 1e-6 if job.get("dtype") != "float32" else 1e-4
-    packing = check_packing(
-        worker.backend, vocab_size=VOCAB, tolerance=Tolerance(tolerance, tolerance)
-    )
     logprobs = worker.logprobs(batches)
     result = worker.backend.accumulate_gradient(batches, version=0)
     columns = [[getattr(one, name) for name in FACTS] for one in result.token_facts]
@@ -54,21 +59,30 @@ def run(rank: int, job: dict) -> None:
     gradient = {name: value.numpy() for name, value in worker.backend.export_gradient()}
     update = worker.backend.apply_gradient()
     weights = exported(worker)
-    worker.save_checkpoint(output / "checkpoint")
-    worker.save_pretrained(output / "exported")
+    if job.get("saves"):
+        worker.save_checkpoint(output / "checkpoint")
+        worker.save_pretrained(output / "exported")
     for _ in range(job.get("steps", 1) - 1):
         worker.backend.accumulate_gradient(batches, version=0)
         worker.backend.apply_gradient()
+    last = exported(worker)
+    broken = None
+    if "broken_rank" in job:
+        if job["broken_rank"] == rank:
+            batches = [replace(b, advantages_T=b.advantages_T * np.nan) for b in batches]
+        worker.backend.accumulate_gradient(batches, version=0)
+        broken = worker.backend.apply_gradient()
+        assert all(np.array_equal(value, last[name]) for name, value in exported(worker).items())
     if rank == 0:
         np.savez(output / "gradient.npz", **gradient)
         np.savez(output / "weights.npz", **weights)
         np.savez(output / "logprobs.npz", *logprobs)
-        np.savez(output / "last.npz", **exported(worker))
+        np.savez(output / "last.npz", **last)
         numbers = {
             "loss": result.loss,
             "norm": update.gradient_norm,
-            "is_skipped": update.is_skipped,
-            "packing_difference": packing.found,
+            "broken": None if broken is None else [broken.is_skipped, broken.gradient_norm],
+            "packing_difference": worker.self_tests[1].value,
             "entropy": result.metrics["entropy"].mean,
             "count": result.metrics["entropy"].count,
         }

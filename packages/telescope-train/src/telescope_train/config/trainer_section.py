@@ -1,10 +1,15 @@
 """The settings of `[trainer]`: the optimizer and the trainer processes."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from telescope_train.config.fields import Count, Index, NotNegative, Positive, Ratio, Section
+
+Optimizer: TypeAlias = Literal["adamw", "adamw_bf16", "adamw_8bit"]
+LoraTargets: TypeAlias = Annotated[tuple[str, ...], Field(min_length=1)]
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""All matrices of the decoder layers of Llama, Qwen, Mistral and models built like them."""
 
 
 class TrainerSection(Section):
@@ -14,7 +19,7 @@ class TrainerSection(Section):
     """Name of an installed backend."""
     trainer_num_workers: Count = 1
     """Number of trainer processes (ranks); each one takes a GPU if there are GPUs."""
-    optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit"] = "adamw"
+    optimizer: Optimizer = "adamw"
     """AdamW with moments of 32, 16 or 8 bits; `adamw_8bit` needs a GPU and torchao."""
     optimizer_cpu_offload: bool = False
     """Keep weights, gradients and optimizer state in CPU memory and step there; needs a GPU."""
@@ -58,13 +63,5 @@ class TrainerSection(Section):
     """Adapters are scaled by this over `lora_rank`."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that is dropped at random during training."""
-    lora_target_modules: Annotated[tuple[str, ...], Field(min_length=1)] = (
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    )
+    lora_target_modules: LoraTargets = LORA_TARGETS
     """Matrices of the decoder layers that get an adapter."""

@@ -8,6 +8,9 @@ from telescope_train.config.fields import was_set
 from telescope_train.config.schema import CheckpointSection, TrainConfig
 from telescope_train.models.served_adapter import VLLM_RANKS, served_adapter
 
+LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
+"""Settings that have no effect without `use_lora`."""
+
 
 def trainer_problems(config: TrainConfig) -> Iterator[str]:
     """Yield a message for each problem in `[trainer]`."""
@@ -51,7 +54,7 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
 
 def _lora_problems(config: TrainConfig) -> Iterator[str]:
     section = config.trainer
-    for field in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"):
+    for field in LORA_FIELDS:
         if was_set(section, field) and not section.use_lora:
             yield (
                 f"trainer.{field} has no effect without use_lora; "
