@@ -23,6 +23,7 @@ FACTS = ("logprobs_M", "entropy_M", "effective_advantages_M")
 
 
 def main() -> None:
+    load_backend("fsdp")  # imported once, before ranks are forked
     for job in json.loads(Path(sys.argv[1]).read_text()):
         ranks = [FORK.Process(target=run, args=(rank, job)) for rank in range(job["world_size"])]
         for rank in ranks:

@@ -69,8 +69,12 @@ SELECTIVE = {"gradient_checkpointing": "selective"}
 LAYOUTS = {
     "one": (1, {}),
     "data-2": (2, {}),
-    "data-4": (4, {}),
+    "data-4": (4, {"fsdp_gradient_sync": "step"}),
     "hsdp-2x2": (4, {"fsdp_replicate_size": 2}),
+    "hsdp-2x2-once": (
+        4,
+        {"fsdp_replicate_size": 2, "fsdp_gradient_sync": "step", "fsdp_prefetch_layers": 2},
+    ),
     "context-2": (2, {"fsdp_context_parallel_size": 2}),
     "hsdp-2-context-2": (
         4,

@@ -22,7 +22,7 @@ class TrainerSection(Section):
     optimizer: Optimizer = "adamw"
     """AdamW with moments of 32, 16 or 8 bits; `adamw_8bit` needs a GPU and torchao."""
     optimizer_cpu_offload: bool = False
-    """Keep weights, gradients and optimizer state in CPU memory and step there; needs a GPU."""
+    """Keep the moments of `adamw` in CPU memory and step there; needs a GPU."""
     gradient_checkpointing: bool | Literal["full", "selective"] = True
     """Recompute activations in the backward pass instead of keeping them: all of them (`full`,
     true), or all except those of attention and matrix products (`selective`)."""
@@ -55,6 +55,16 @@ class TrainerSection(Section):
     fsdp_replicate_size: Count = 1
     """Whole copies of the model (HSDP): each is sharded over trainer_num_workers divided by this
     many ranks, best those of one node, and only the sums of gradients pass between copies."""
+    fsdp_gradient_sync: Literal["microbatch", "step"] = "microbatch"
+    """When ranks add up their gradients: after each packed sequence, or once for all sequences of
+    an optimizer step, which keeps a whole gradient on each rank until then. Copies of the model
+    (`fsdp_replicate_size`) add up theirs once in both cases."""
+    fsdp_prefetch_layers: Index = 0
+    """Layers whose weights are gathered while the one before them computes; each takes the memory
+    of a whole layer. 0 = as torch does it by itself, about one."""
+    fsdp_cpu_offload: bool = False
+    """Keep weights, gradients and moments in CPU memory between uses and step there; needs a
+    GPU."""
     use_lora: bool = False
     """Freeze the model and train low-rank adapters beside its matrices."""
     lora_rank: Count = 16

@@ -25,6 +25,7 @@ from telescope_train.backends.fsdp.optimizer import make_optimizer, set_learning
 from telescope_train.backends.fsdp.policy import ShardedPolicy, load_policy, load_reference
 from telescope_train.backends.fsdp.reference import AdaptersAside, FrozenCopy, Reference, load_moved
 from telescope_train.backends.fsdp.sharding import (
+    add_up_now,
     gather_values,
     local_part,
     reshard,
@@ -100,8 +101,11 @@ class FsdpBackend:
         """Forward and backward over `batches`, one at a time."""
         total, parts = 0.0, []
         facts: list[BatchFacts] = []
+        once = self._settings.trainer.fsdp_gradient_sync == "step"
         with dropout_on(self._policy.lm):
             for number, batch in enumerate(batches):
+                is_last = number == len(batches) - 1
+                add_up_now(self._policy, is_last=is_last, once=once)
                 loss, metrics, found = self._accumulate_one(batch, version, number)
                 total += loss
                 parts.append(metrics)

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp.filling import fill, fill_adapters
-from telescope_train.backends.fsdp.sharding import decoder_layers, shard, weight_mesh
+from telescope_train.backends.fsdp.sharding import decoder_layers, prefetch, shard, weight_mesh
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.adapted_product import round_sums_once
@@ -43,11 +43,12 @@ def load_policy(
 ) -> ShardedPolicy:
     """Return the model that is trained, ready and sharded."""
     trainer, dtype = settings.trainer, torch_dtype(settings.compute_dtype)
-    if trainer.optimizer_cpu_offload and device.type == "cpu":
-        raise ConfigError(
-            "optimizer_cpu_offload has no effect without a GPU: everything is in CPU memory "
-            "already; remove it"
-        )
+    for name in ("optimizer_cpu_offload", "fsdp_cpu_offload"):
+        if getattr(trainer, name) and device.type == "cpu":
+            raise ConfigError(
+                f"{name} has no effect without a GPU: everything is in CPU memory already; "
+                "remove it"
+            )
     loaded = _prepared(settings)
     # First, because a size that does not fit would only show as a wrong shape in attention.
     check_context(loaded.model, layout.context)
@@ -80,7 +81,8 @@ def load_policy(
     ).eval()
     policy.use_attention(attention.kind, context)
     mesh = weight_mesh(layout, device)
-    shard(policy, mesh, dtype, offload=trainer.optimizer_cpu_offload)
+    shard(policy, mesh, dtype, offload=trainer.fsdp_cpu_offload)
+    prefetch(policy, trainer.fsdp_prefetch_layers)
     _fill(policy, loaded, settings, device)
     if trainer.use_lora:
         fill_adapters(policy.lm, seed=settings.seed)
@@ -106,7 +108,8 @@ def load_reference(
     ).eval()
     policy.requires_grad_(False)
     policy.use_attention(like.attention.kind, like.context)
-    shard(policy, like.mesh, dtype, offload=settings.trainer.optimizer_cpu_offload)
+    shard(policy, like.mesh, dtype, offload=settings.trainer.fsdp_cpu_offload)
+    prefetch(policy, settings.trainer.fsdp_prefetch_layers)
     _fill(policy, loaded, settings, device)
     return policy
 
@@ -124,7 +127,7 @@ def _fill(
 ) -> None:
     """Read this rank's shards, unless the model was loaded whole and then sharded."""
     if loaded.files is not None:
-        where = torch.device("cpu") if settings.trainer.optimizer_cpu_offload else device
+        where = torch.device("cpu") if settings.trainer.fsdp_cpu_offload else device
         fill(policy, policy.lm, loaded.files, where)
 
 

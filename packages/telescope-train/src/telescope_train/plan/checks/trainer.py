@@ -6,6 +6,7 @@ from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.config.fields import was_set
 from telescope_train.config.schema import CheckpointSection, TrainConfig
+from telescope_train.config.trainer_section import TrainerSection
 from telescope_train.models.served_adapter import VLLM_RANKS, served_adapter
 
 LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
@@ -39,17 +40,31 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
             "gradient_checkpointing = 'selective' would have no effect; use 'full', or turn one off"
         )
     yield from _lora_problems(config)
-    if section.train_backend == "fsdp":
-        try:
-            fsdp_layout(section, section.trainer_num_workers)
-        except ConfigError as error:
-            yield str(error)
+    yield from _fsdp_problems(section)
     last_port = config.inference.inference_base_port + config.inference.inference_num_workers - 1
     if last_port > 65535:
         yield (
             f"inference.inference_base_port: the last server would need port {last_port}, "
             "above 65535; lower inference_base_port"
         )
+
+
+def _fsdp_problems(section: TrainerSection) -> Iterator[str]:
+    if section.optimizer_cpu_offload and section.optimizer != "adamw":
+        yield (
+            f"trainer.optimizer_cpu_offload works with optimizer = 'adamw', got "
+            f"{section.optimizer!r}; change one"
+        )
+    if section.optimizer_cpu_offload and section.fsdp_cpu_offload:
+        yield (
+            "trainer.optimizer_cpu_offload has no effect with fsdp_cpu_offload, which keeps the "
+            "moments in CPU memory too; remove one"
+        )
+    if section.train_backend == "fsdp":
+        try:
+            fsdp_layout(section, section.trainer_num_workers)
+        except ConfigError as error:
+            yield str(error)
 
 
 def _lora_problems(config: TrainConfig) -> Iterator[str]:
