@@ -16,6 +16,8 @@ from transformers import (
     AutoModelForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -235,4 +237,22 @@ def make_mixture(folder, kind) -> Path:
         config = MixtralConfig(**sizes, num_local_experts=4, intermediate_size=24)
         model = MixtralForCausalLM(config)
     model.save_pretrained(folder)
+    return folder
+
+
+def make_deep_model(folder) -> Path:
+    """Write a random dense model of many small tensors, about 155 MB."""
+    character_tokenizer().save_pretrained(folder)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=48,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder, max_shard_size="60MB")
     return folder

@@ -13,19 +13,23 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from backend_cases import backend_settings, grpo_batches
 
-from telescope_train.backends import load_backend
-from telescope_train.trainer.worker import Meeting, TrainerWorker
+from telescope_train.backends.fsdp.layout import fsdp_layout
+from telescope_train.backends.fsdp.policy import load_policy, load_reference
+from telescope_train.trainer.worker import Meeting, TrainerWorker, keep_freed_memory
 
+CPU = torch.device("cpu")
 FORK = multiprocessing.get_context("fork")
 FACTS = ("logprobs_M", "entropy_M", "effective_advantages_M")
 
 
 def main() -> None:
-    load_backend("fsdp")  # imported once, before ranks are forked
     for job in json.loads(Path(sys.argv[1]).read_text()):
-        ranks = [FORK.Process(target=run, args=(rank, job)) for rank in range(job["world_size"])]
+        work = load_only if job.get("only_loads") else run
+        ranks = [FORK.Process(target=work, args=(rank, job)) for rank in range(job["world_size"])]
         for rank in ranks:
             rank.start()
         waiting = {rank.sentinel: rank for rank in ranks}
@@ -44,7 +48,7 @@ def run(rank: int, job: dict) -> None:
     settings = backend_settings(
         job["model"], dtype=job.get("dtype", "float64"), records=True, **job.get("trainer", {})
     )
-    layout = load_backend("fsdp").rank_layout(settings, world_size)
+    layout = fsdp_layout(settings.trainer, world_size)
     worker = TrainerWorker(
         settings, meeting=Meeting(rank=rank, world_size=world_size, port=job["port"])
     )
@@ -57,7 +61,7 @@ def run(rank: int, job: dict) -> None:
     columns = [[getattr(one, name) for name in FACTS] for one in result.token_facts]
     for number, one in enumerate(columns):
         np.savez(output / f"facts-{rank}-{number}.npz", *one)
-    gradient = {name: value.numpy() for name, value in worker.backend.export_gradient()}
+    gradient = {name: value.numpy().copy() for name, value in worker.backend.export_gradient()}
     update = worker.backend.apply_gradient()
     weights = exported(worker)
     if job.get("saves"):
@@ -90,6 +94,38 @@ def run(rank: int, job: dict) -> None:
         (output / "numbers.json").write_text(json.dumps(numbers))
     (output / f"kept-{rank}.json").write_text(json.dumps(kept(worker)))
     worker.close()
+
+
+def load_only(rank: int, job: dict) -> None:
+    """Load the policy and a reference model; writes the bytes of memory that each one took."""
+    output, world_size = Path(job["output"]), job["world_size"]
+    settings = backend_settings(job["model"], dtype="float32")
+    store = dist.FileStore(str(output / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    keep_freed_memory()  # so that what was taken for a moment shows at the end
+    before = anonymous_bytes()
+    policy = load_policy(settings, CPU, fsdp_layout(settings.trainer, world_size))
+    between = anonymous_bytes()
+    reference = load_reference(settings, CPU, policy)
+    after = anonymous_bytes()
+    local = [value.to_local() for value in policy.policy.parameters()]
+    facts = {
+        "policy": between - before,
+        "reference": after - between,
+        "shard": sum(one.nbytes for one in local),
+        "largest": max(one.nbytes for one in policy.policy.parameters()),
+        "layers": reference.lm.config.num_hidden_layers,
+    }
+    (output / f"loaded-{rank}.json").write_text(json.dumps(facts))
+    dist.destroy_process_group()
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that no file backs: pages of a mapped file can be dropped."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("Linux says it")
 
 
 def exported(worker: TrainerWorker) -> dict[str, np.ndarray]:
