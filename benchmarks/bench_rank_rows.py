@@ -1,8 +1,8 @@
 """What handing the rows of a step to trainer ranks costs the driver, per token.
 
-Two actors stand for ranks and only count what they get. "arguments" is a call with the batches among
-its arguments, which pickles them in the event loop, once for each rank; "references" is what
-`RayRanks` does. `loop` is processor time of the thread of the event loop, `all` that of the process.
+Two actors stand for ranks and only count what they get. "arguments" is a call with the batches
+among its arguments, which pickles them in the event loop, once for each rank; "references" is what
+`RayRanks` does. `loop` is processor time of the thread of the event loop, `all` of the process.
 
 usage: bench_rank_rows.py [--tokens N] [--repeats N]
 """
