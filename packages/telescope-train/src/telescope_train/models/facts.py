@@ -42,6 +42,8 @@ class ModelFacts:
     """Key and value heads in a layer."""
 
 
+EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configs call the number of experts in a layer."""
 UNKNOWN_FACTS = ModelFacts(
     num_parameters=None, vocab_size=None, max_positions=None, kv_values_per_token=None
 )
@@ -142,7 +144,7 @@ def _mlp_sizes(
 
 
 def _require_known(sizes: Mapping[str, int], model_type: object) -> None:
-    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+    for key in EXPERT_SETTINGS:
         if sizes.get(key) and model_type not in KNOWN_MIXTURES:
             raise ConfigError(
                 f"model: {key} = {sizes[key]} makes it a mixture of experts of type "

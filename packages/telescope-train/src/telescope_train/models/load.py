@@ -21,6 +21,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from telescope_core.errors import ConfigError
+from telescope_train.models.facts import EXPERT_SETTINGS
 from telescope_train.models.file_names import KNOWN_MIXTURES, file_parts
 from telescope_train.models.location import first_line, locate_model
 from telescope_train.models.weight_files import WeightFiles
@@ -86,7 +87,7 @@ def _problems_of(name: str) -> Iterator[None]:
 
 def _config(location: str, name: str, trust_remote_code: bool) -> PreTrainedConfig:
     config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
-    for field in ("num_experts", "num_local_experts", "n_routed_experts"):
+    for field in EXPERT_SETTINGS:
         if getattr(config, field, None) and config.model_type not in KNOWN_MIXTURES:
             raise ConfigError(
                 f"model {name!r} is a mixture of experts of type {config.model_type!r}; this "

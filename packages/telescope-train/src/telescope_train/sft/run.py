@@ -170,6 +170,7 @@ def backend_settings(config: SftConfig) -> BackendSettings:
             seq_len=config.seq_len,
             entropy_chunk_size=config.entropy_chunk_size,
             **{name: getattr(config, name) for name in SHARED if was_set(config, name)},
+            share_prefixes=False,  # each example has a prompt of its own
         ),
         algorithm=None,
         seed=config.seed,
