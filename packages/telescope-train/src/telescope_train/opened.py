@@ -17,6 +17,7 @@ from telescope_core.records import RunFolder
 from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.servers import ServerRole, ServerState
 from telescope_train.backends.protocol import BackendSettings
+from telescope_train.backends.transfer import Wire
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.cluster.node_meters import metered_nodes
@@ -39,7 +40,10 @@ from telescope_train.plan.prepared import Prepared
 from telescope_train.recorded import run_logs
 from telescope_train.rollouts.seats import SeatedPool, Seats
 from telescope_train.trainer.ranks import RayRanks
+from telescope_train.weights.buckets import PER_TENSOR
+from telescope_train.weights.choice import transport_of
 from telescope_train.weights.publish import WeightPublisher
+from telescope_train.weights.transport import load_transport
 
 _LOGGER = logging.getLogger(__name__)
 RANK_DEATH_SHOWS_WITHIN_S = 5.0
@@ -198,6 +202,7 @@ async def open_policies(
             processes.ranks,
             in_flight=prepared.config.scheduling.in_flight_update,
             sends_adapter=served_adapter(prepared.config) is not None,
+            wire=weight_wire(prepared, folder),
             others=[] if eval_servers.own is None else [eval_servers.own],
         )
         yield Policies(
@@ -296,6 +301,20 @@ def _standing(lease: Lease) -> ServerStanding:
 def rank_settings(prepared: Prepared) -> BackendSettings:
     """Return what trainer ranks are opened with."""
     return BackendSettings.from_config(prepared.config, device=prepared.device)
+
+
+def weight_wire(prepared: Prepared, folder: RunFolder) -> Wire:
+    """Return how weights travel in this run."""
+    config, section = prepared.config, prepared.config.weights
+    name = transport_of(config, prepared.device)
+    is_bucketed = section.weight_broadcast_mode == "bucket"
+    return Wire(
+        transport=name,
+        bucket_bytes=section.weight_broadcast_bucket_mb * 2**20 if is_bucketed else PER_TENSOR,
+        is_staged=section.weight_broadcast_cpu_staging or load_transport(name).is_stored,
+        folder=str(folder.path.absolute() / "weights"),
+        model=config.model.model,
+    )
 
 
 def threads_of(prepared: Prepared) -> int:

@@ -8,8 +8,6 @@ any ending.
 _PLANNED = """
     megatron megatron_*
     inference_tensor_parallel_size max_num_batched_tokens
-    weight_broadcast_mode weight_broadcast_bucket_mb weight_broadcast_cpu_staging
-    weight_broadcast_pin_memory weight_broadcast_free_grad_buffers
     ray_namespace ray_runtime_env ray_inference_placement_strategy ray_trainer_placement_strategy
 """
 
@@ -48,4 +46,3 @@ REFUSED_NAMES = {
 """Setting of evals -> why rollouts that are trained on do not have it."""
 
 PLANNED_BACKENDS = ("megatron",)
-PLANNED_TRANSPORTS = ("nccl", "ipc", "disk")

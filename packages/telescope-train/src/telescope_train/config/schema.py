@@ -22,6 +22,7 @@ from telescope_train.config.fields import (
 )
 from telescope_train.config.observability_section import ObservabilitySection
 from telescope_train.config.trainer_section import TrainerSection
+from telescope_train.config.weights_section import WeightsSection
 
 
 def _plain_name(name: str) -> str:
@@ -203,6 +204,12 @@ class InferenceSection(Section):
     own limit."""
     max_num_seqs: Count = 256
     """Requests that one server works on at a time."""
+    colocate: bool = False
+    """Let one trainer process and one server share a GPU: the server sleeps while the trainer
+    works. Needs `max_async_rollout = 0`."""
+    colocate_sleep_level: Literal[1, 2] | None = None
+    """What a server does with its weights while it sleeps: 1 = keeps them in CPU memory, 2 =
+    forgets them, because it gets new ones anyway; null = 2, or 1 with `use_lora`."""
     vllm_scheduling_policy: Literal["priority", "fcfs"] = "priority"
     """Which of the requests that wait goes first: `priority` = that of the rollout with the most
     turns behind it, so that rollouts end soon; among equals that of the oldest batch; evaluations
@@ -211,17 +218,6 @@ class InferenceSection(Section):
     """Servers send their traces to the driver: requests of others are recorded too."""
     otlp_receiver_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port at `gateway_host` at which the driver takes traces; 0 = a free one."""
-
-
-class WeightsSection(Section):
-    """How new weights reach the servers."""
-
-    weight_transport: str = "auto"
-    """Name of an installed transport; `auto` = the fastest that works on this machine."""
-    lora_transfer: Literal["merged", "adapter"] = "merged"
-    """What servers are given with `use_lora`: `merged` = the matrices with the adapter added,
-    `adapter` = the adapter alone, which is far less to send, but slows sampling, and in bfloat16
-    its first small changes are lost."""
 
 
 class CheckpointSection(Section):

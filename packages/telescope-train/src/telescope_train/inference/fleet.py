@@ -243,7 +243,6 @@ def server_settings(
     traces; None = they keep none.
     """
     inference, model = config.inference, config.model
-    transport = config.weights.weight_transport
     return [
         ServerSettings(
             model_path=model.model,
@@ -258,7 +257,7 @@ def server_settings(
             max_num_seqs=inference.max_num_seqs,
             scheduling_policy=inference.vllm_scheduling_policy,
             gpu_memory_utilization=inference.gpu_memory_utilization,
-            weight_transport="gloo" if transport == "auto" else transport,
+            takes_weights=True,
             trust_remote_code=model.trust_remote_code,
             fp32_lm_head=model.fp32_lm_head,
             traces_endpoint=traces_endpoint,

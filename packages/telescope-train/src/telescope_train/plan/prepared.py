@@ -20,6 +20,7 @@ from telescope_train.models.facts import (
     read_model_facts,
 )
 from telescope_train.plan.checks.config import max_tokens_problems
+from telescope_train.plan.checks.weights import weights_device_problems
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.environments import RunEnvironments, prepare_environments
 from telescope_train.rollouts.held_out import held_out_problems
@@ -142,6 +143,7 @@ def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
 
 
 def _device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
+    yield from weights_device_problems(config, device)
     if device == "cuda":
         return
     if config.trainer.optimizer == "adamw_8bit":

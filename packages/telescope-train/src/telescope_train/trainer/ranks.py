@@ -24,8 +24,8 @@ from telescope_train.backends.protocol import (
     BackendSettings,
     BatchFacts,
     RankDiedError,
-    TensorHeader,
 )
+from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import Shards, StepPlan
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.cluster.ray_cluster import answer
@@ -138,11 +138,13 @@ class AllRanks:
         """Return (host, port) where servers can meet rank 0."""
         return await self._ranks[0].address()
 
-    async def connect(
-        self, host: str, port: int, world_size: int, *, wait_s: float | None = None
-    ) -> None:
+    async def connect(self, place: Place, *, wait_s: float | None = None) -> None:
         """Open rank 0's end of the weight transfer; `wait_s` limits each wait for a server."""
-        await self._ranks[0].call("connect", host, port, world_size, wait_s)
+        await self._ranks[0].call("connect", place, wait_s)
+
+    async def stage_weights(self, wire: Wire) -> None:
+        """Gather the weights where they can be sent from without the ranks' help."""
+        await self._all("stage_weights", wire)
 
     async def send_weights(self) -> str:
         """Send all weights to all servers; returns their digest.
