@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from telescope_core.parsers import (
     as_model,
     boxed_answer,
+    code_block,
     follows_xml_format,
     json_values,
     last_json,
@@ -202,3 +203,23 @@ def test_hostile_text_takes_no_time():
         follows_xml_format(text, ["think", "answer"])
         json_values(text)
     assert time.monotonic() - started_s < 3.0
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\nx = 1\n```", "x = 1"),
+        ("a\n```py\nx\n```\nb\n```\ny\nz\n```\nc", "y\nz"),
+        ("```Python3 \nx\n  ```", "x"),
+        ("```python\nx\n```\n```sh\nls\n```", "x"),
+        ("```python\nx = '''\n```js\n'''\n```", "x = '''\n```js\n'''"),
+        ("```python\nx\ny", "x\ny"),
+        ("```sh\nls", None),
+        ("<think>```python\nx\n```</think>no", None),
+        ("x = ```1```", None),
+        ("", None),
+        ("```python\n```", ""),
+    ],
+)
+def test_the_last_block_of_python_is_the_code(text, code):
+    assert code_block(text) == code

@@ -173,3 +173,16 @@ def test_tolerance_is_for_numbers_alone():
     assert not same_output("0.33 x", "0.34 x", 1e-6)
     assert same_output("a  \nb\n\n", "a\nb")
     assert not same_output("a b", "a  b")
+
+
+async def test_a_program_that_cannot_be_started_has_failed(box):
+    for program in (f"{ADD}# \0", f"{ADD}{'#' * 200_000}", f"{ADD}# \ud800"):
+        grade = await grade_program(box, program, CALLS)
+        assert (grade.passed, len(grade.outcomes)) == (False, 1)
+        assert grade.outcomes[0].reason.startswith("the program h")
+
+
+async def test_any_of_several_values_may_be_right(box):
+    test = CallTest(function="add", arguments=[1, 2], expected=[3], alternatives=[7, 3])
+    assert (await grade_program(box, ADD, [test])).passed
+    assert not (await grade_program(box, ADD.replace("+", "-"), [test])).passed

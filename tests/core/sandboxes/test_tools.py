@@ -9,13 +9,16 @@ from tests.core.sandboxes.attacks import LIFE_S, MARK, processes_of
 
 from telescope_core import (
     Episode,
+    Example,
     RolloutStatus,
+    Sampling,
     StopReason,
     ToolEnvironment,
     cleanup,
     reward,
 )
 from telescope_core.attempts import play_with_attempts
+from telescope_core.errors import UnknownNameError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.sandboxes import EpisodeSandboxes, SandboxError, SandboxSpec
 from telescope_core.sandboxes.local.provider import LocalProvider
@@ -160,3 +163,15 @@ async def test_a_provider_that_never_answers_costs_no_more_than_the_deadline():
     assert rollout.stop_reason is StopReason.TIMEOUT
     assert slow._open == set()
     assert processes_of(MARK) == []
+
+
+async def test_a_provider_is_opened_when_it_is_needed_and_a_misspelt_one_refused_before():
+    with pytest.raises(UnknownNameError, match="did you mean 'local'"):
+        EpisodeSandboxes("lokal")
+    sandboxes, policy = EpisodeSandboxes("docker"), ScriptedClient([]).policy("r")
+    assert sandboxes.usage().num_created == 0
+    await sandboxes.close()
+    with pytest.raises(SandboxError, match="the sandboxes are closed"):
+        await sandboxes.sandbox(
+            Episode(Example(id="1", prompt=""), (), policy=policy, sampling=Sampling(max_tokens=1))
+        )

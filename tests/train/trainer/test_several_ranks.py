@@ -74,8 +74,9 @@ def one_rank(tiny, tmp_path_factory):
         (2, {"fsdp_context_parallel_size": 2}),
         (4, {"fsdp_context_parallel_size": 2, "pad_to_multiple_of": 6}),
         (4, {"fsdp_context_parallel_size": 4, "gradient_checkpointing": "selective"}),
+        (4, {"fsdp_replicate_size": 2}),
     ],
-    ids=["data-4", "context-2", "data-2-context-2", "context-4-fewer-kv-heads"],
+    ids=["data-4", "context-2", "data-2-context-2", "context-4-fewer-kv-heads", "hsdp-2x2"],
 )
 def test_any_ranks_give_the_gradient_and_norm_of_one(tiny, tmp_path, one_rank, world_size, options):
     """AdamW would hide a wrong scale of the gradient; its norm does not."""

@@ -16,6 +16,7 @@ from telescope_core.processes import EnvironmentPool
 from telescope_core.records import RunFolder
 from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.servers import ServerRole, ServerState
+from telescope_train.backends import layout_of
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.backends.transfer import Wire
 from telescope_train.chat.probe import declared_uses, probe_template
@@ -145,7 +146,7 @@ async def open_processes(
         places.ranks,
         run_logs(config, folder),
         timeout_s=config.ray.worker_progress_timeout_s,
-        sharing=config.trainer.fsdp_context_parallel_size,
+        layout=layout_of(rank_settings(prepared)),
     )
     try:
         # One that dies after it was healthy is noticed by who keeps them, once all have started.

@@ -388,13 +388,12 @@ def _packing(prepared: Prepared, mix: Mix, ranks: RayRanks) -> Packing:
 
 
 def _machine(prepared: Prepared, ranks: RayRanks) -> Machine:
-    trainer = prepared.config.trainer
     return Machine(
         facts=prepared.facts,
-        seq_len=trainer.seq_len,
+        seq_len=prepared.config.trainer.seq_len,
         hidden_size=prepared.facts.hidden_size or DEFAULT_HIDDEN_SIZE,
         gpu_name=ranks.gpu_name,
-        ranks_per_shard=trainer.fsdp_context_parallel_size,
+        ranks_per_shard=ranks.layout.ranks_per_shard,
     )
 
 

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
         StdinTest,
         grade_program,
     )
+    from telescope_core.sandboxes.literals import Returned, call_function
     from telescope_core.sandboxes.lookup import open_provider, provider_names
     from telescope_core.sandboxes.pool import PoolUsage, SandboxPool
+    from telescope_core.sandboxes.programs import ProgramConfig, ProgramEnvironment
     from telescope_core.sandboxes.protocol import (
         WORK_FOLDER,
         CommandResult,
@@ -46,6 +48,9 @@ __all__ = [
     "Limit",
     "Network",
     "PoolUsage",
+    "ProgramConfig",
+    "ProgramEnvironment",
+    "Returned",
     "Sandbox",
     "SandboxError",
     "SandboxFileError",
@@ -57,6 +62,7 @@ __all__ = [
     "StdinTest",
     "StopCause",
     "WORK_FOLDER",
+    "call_function",
     "grade_program",
     "open_provider",
     "provider_names",
@@ -64,5 +70,7 @@ __all__ = [
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(
-        __name__, __all__, ("protocol", "errors", "lookup", "pool", "grading", "tools")
+        __name__,
+        __all__,
+        ("protocol", "errors", "lookup", "pool", "grading", "literals", "tools", "programs"),
     )

@@ -19,6 +19,13 @@ def provider_names() -> list[str]:
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 
+def require_provider(name: str) -> None:
+    """Raise UnknownNameError unless there is a provider called `name`; opens none."""
+    known = provider_names()
+    if name not in known:
+        raise unknown_name("sandbox provider", name, known)
+
+
 def open_provider(name: str, **settings: object) -> SandboxProvider:
     """Return the provider called `name`, made with `settings`.
 

@@ -1,6 +1,7 @@
 """The tools `python` and `bash` of a `ToolEnvironment`: a sandbox for a rollout that uses them."""
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +9,8 @@ from weakref import WeakKeyDictionary
 
 from telescope_core.environments.episode import Episode
 from telescope_core.errors import ConfigError
-from telescope_core.sandboxes.lookup import open_provider
+from telescope_core.sandboxes.errors import SandboxError
+from telescope_core.sandboxes.lookup import open_provider, require_provider
 from telescope_core.sandboxes.pool import PoolUsage, SandboxPool
 from telescope_core.sandboxes.protocol import (
     CommandResult,
@@ -28,8 +30,18 @@ class _Place:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """The provider and its pool, once a rollout needed them."""
+
+    provider: SandboxProvider
+    pool: SandboxPool
+
+
 class EpisodeSandboxes:
     """Sandboxes for the rollouts of an environment, each made when it is first used.
+
+    The provider is opened when the first of them is.
 
     Return `python` and `bash` from `tools`, call `release` in a `@cleanup` and `close` in `close`.
     """
@@ -46,16 +58,21 @@ class EpisodeSandboxes:
         """`timeout_s` is for one call, and must be below the environment's `tool_timeout_s`."""
         if not timeout_s > 0:
             raise ConfigError(f"timeout_s of a sandbox tool must be above 0 s, got {timeout_s!r}")
-        is_ours = isinstance(provider, str)
-        self._provider = open_provider(provider) if isinstance(provider, str) else provider
-        self._is_ours = is_ours
-        self._pool = SandboxPool(self._provider, spec, max_open=max_open, num_warm=num_warm)
+        if isinstance(provider, str):
+            require_provider(provider)
+        self._given = provider
+        self._spec = spec
+        self._max_open = max_open
+        self._num_warm = num_warm
         self._timeout_s = timeout_s
+        self._opening = threading.Lock()
+        self._opened: _Opened | None = None
+        self._is_closed = False
         self._places: WeakKeyDictionary[Episode[Any], _Place] = WeakKeyDictionary()
 
     def usage(self) -> PoolUsage:
         """Return what all rollouts used so far."""
-        return self._pool.usage()
+        return self._opened.pool.usage() if self._opened is not None else PoolUsage()
 
     async def python(self, code: str, episode: Episode[Any]) -> str:  # noqa: D417 - it is hidden
         """Run a Python program and return what it prints. Files stay; variables do not.
@@ -81,7 +98,8 @@ class EpisodeSandboxes:
         place = self._places.setdefault(episode, _Place())
         async with place.lock:
             if place.sandbox is None:
-                place.sandbox = await place.stack.enter_async_context(self._pool.take())
+                opened = self._opened or await asyncio.to_thread(self._open_once)
+                place.sandbox = await place.stack.enter_async_context(opened.pool.take())
             return place.sandbox
 
     async def release(self, episode: Episode[Any]) -> None:
@@ -94,9 +112,26 @@ class EpisodeSandboxes:
 
     async def close(self) -> None:
         """Close all sandboxes, and the provider if it was opened by its name."""
-        await self._pool.close()
-        if self._is_ours:
-            await self._provider.close()
+        self._is_closed = True
+        opened = self._opened
+        if opened is not None:
+            await opened.pool.close()
+            if isinstance(self._given, str):
+                await opened.provider.close()
+
+    def _open_once(self) -> _Opened:
+        """Open the provider, which looks at what the machine can do: not before it is needed."""
+        with self._opening:
+            if self._is_closed:
+                raise SandboxError("the sandboxes are closed; no further one can be made")
+            if self._opened is None:
+                given = self._given
+                provider = open_provider(given) if isinstance(given, str) else given
+                pool = SandboxPool(
+                    provider, self._spec, max_open=self._max_open, num_warm=self._num_warm
+                )
+                self._opened = _Opened(provider=provider, pool=pool)
+            return self._opened
 
     async def _run(self, episode: Episode[Any], argv: list[str]) -> str:
         sandbox = await self.sandbox(episode)

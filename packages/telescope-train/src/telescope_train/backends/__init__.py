@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from telescope_core.errors import unknown_name
 
 if TYPE_CHECKING:
-    from telescope_train.backends.protocol import TrainerBackend
+    from telescope_train.backends.protocol import BackendSettings, TrainerBackend
+    from telescope_train.cluster.rank_layout import RankLayout
 
 GROUP = "telescope.backends"
 
@@ -28,4 +29,10 @@ def load_backend(name: str) -> "type[TrainerBackend]":
     return next(iter(found)).load()
 
 
-__all__ = ["known_backends", "load_backend"]
+def layout_of(settings: "BackendSettings") -> "RankLayout":
+    """Return how the ranks that `settings` ask for divide the work; ConfigError if they cannot."""
+    backend = load_backend(settings.trainer.train_backend)
+    return backend.rank_layout(settings, settings.trainer.trainer_num_workers)
+
+
+__all__ = ["known_backends", "layout_of", "load_backend"]

@@ -1,7 +1,7 @@
 """The interfaces of a trainer backend: one rank from inside, and all ranks as the driver sees them.
 
-Every method of `TrainerBackend` is collective: all ranks call it in the same order, with the same
-number of batches. Neighboring ranks that share rows (`fsdp_context_parallel_size`) get the same
+Every method of `TrainerBackend` but `rank_layout` is collective: all ranks call it in the same
+order, with the same number of batches. Ranks of the same shard (`RankLayout.shard_of`) get the same
 batches. `Ranks` is implemented in `telescope_train.trainer.ranks` for all backends.
 """
 
@@ -22,6 +22,7 @@ from telescope_train.algorithms.token_metrics import MetricSum
 from telescope_train.backends.distributed_checkpoint import Saving
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import PackedBatch, Shards, StepPlan
+from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.config.schema import (
     AlgorithmSection,
     ModelSection,
@@ -132,6 +133,14 @@ class TrainerBackend(Protocol):
 
     attention: AttentionChoice
     """The attention that its self-test chose to keep packed samples apart."""
+
+    @staticmethod
+    def rank_layout(settings: BackendSettings, num_ranks: int) -> RankLayout:
+        """Return how `num_ranks` ranks divide the work; asked before any of them starts.
+
+        Raises ConfigError if the settings do not divide them.
+        """
+        ...
 
     def __init__(
         self,

@@ -47,6 +47,9 @@ class TrainerSection(Section):
     """Compile the decoder layers; needs a compiler, and the first steps take minutes longer."""
     fsdp_context_parallel_size: Count = 1
     """Ranks that share each packed sequence; each takes a slice of its tokens."""
+    fsdp_replicate_size: Count = 1
+    """Whole copies of the model (HSDP): each is sharded over trainer_num_workers divided by this
+    many ranks, best those of one node, and only the sums of gradients pass between copies."""
     use_lora: bool = False
     """Freeze the model and train low-rank adapters beside its matrices."""
     lora_rank: Count = 16

@@ -28,6 +28,7 @@ from telescope_train.backends.protocol import (
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import Shards, StepPlan
 from telescope_train.cluster.ports import HeldPort
+from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.cluster.ray_cluster import answer
 from telescope_train.diagnostics.rank_checks import SelfTest
 from telescope_train.observability.timeline import TakenSpans, TimedRank
@@ -71,18 +72,23 @@ class AllRanks:
     """Every call is collective: it goes to all ranks at once and returns when all have answered."""
 
     def __init__(
-        self, ranks: Sequence[Rank], facts: Sequence[RankFacts] = (), *, sharing: int = 1
+        self,
+        ranks: Sequence[Rank],
+        facts: Sequence[RankFacts] = (),
+        *,
+        layout: RankLayout = ONE_RANK,
     ) -> None:
-        """`sharing`: neighboring ranks that take the same rows (context parallelism)."""
+        """`layout` says which rows each rank takes and which rank answers for them."""
         self._ranks = list(ranks)
-        self._sharing = sharing
+        self.layout = layout
+        """How the ranks divide the work."""
         self.facts = list(facts)
         """Of each rank, once its model is loaded."""
 
     @property
     def num_ranks(self) -> int:
         """How many shards a step has: ranks that share rows count once."""
-        return len(self._ranks) // self._sharing
+        return self.layout.num_shards
 
     @property
     def gpu_name(self) -> str | None:
@@ -116,7 +122,7 @@ class AllRanks:
 
     async def take_token_facts(self) -> list[list[BatchFacts]]:
         """Return what the last step found of its tokens, by [shard][batch], and forget it."""
-        return (await self._all("take_token_facts"))[:: self._sharing]
+        return self._of_speakers(await self._all("take_token_facts"))
 
     async def logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
         """Return logprobs_T, nats, of [rank][batch] under the present weights."""
@@ -185,7 +191,10 @@ class AllRanks:
 
     @property
     def _shard_of_rank(self) -> list[int]:
-        return [rank // self._sharing for rank in range(len(self._ranks))]
+        return [self.layout.shard_of(rank) for rank in range(len(self._ranks))]
+
+    def _of_speakers(self, answers: Sequence[Any]) -> list[Any]:
+        return [answers[rank] for rank in self.layout.speakers]
 
     async def _each(self, method: str, shards: Shards, *arguments: Any) -> list[Any]:
         """Call `method` on each rank with its shard; returns one answer for each shard."""
@@ -195,7 +204,7 @@ class AllRanks:
                 for rank, shard in zip(self._ranks, self._shard_of_rank, strict=True)
             )
         )
-        return answers[:: self._sharing]
+        return self._of_speakers(answers)
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         return await asyncio.gather(*(rank.call(method, *arguments) for rank in self._ranks))
@@ -349,13 +358,19 @@ class RayRanks(AllRanks):
     """One Ray actor for each rank."""
 
     def __init__(
-        self, places: Sequence[dict[str, Any]], logs: Logs, *, timeout_s: float, sharing: int = 1
+        self,
+        places: Sequence[dict[str, Any]],
+        logs: Logs,
+        *,
+        timeout_s: float,
+        layout: RankLayout = ONE_RANK,
     ) -> None:
         """Start one process per place, which writes to `logs`; `open` loads the model.
 
         Ranks that make no progress for `timeout_s` seconds are taken for dead.
         """
-        super().__init__((), sharing=sharing)
+        assert len(places) == layout.num_ranks, "one place for each rank of the layout"
+        super().__init__((), layout=layout)
         self._places = list(places)
         self._logs = logs
         self._timeout_s = timeout_s

@@ -21,6 +21,7 @@ from telescope_train.algorithms.terms import TokenLoss, shared_metrics
 from telescope_train.algorithms.token_metrics import MetricSum, reduce_metrics
 from telescope_train.backends.distributed_checkpoint import Saving, save_state, start_saving
 from telescope_train.backends.fsdp import state as fsdp_state
+from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.backends.fsdp.optimizer import make_optimizer, set_learning_rate
 from telescope_train.backends.fsdp.policy import ShardedPolicy, load_policy, load_reference
 from telescope_train.backends.fsdp.reference import AdaptersAside, FrozenCopy, Reference, load_moved
@@ -43,6 +44,7 @@ from telescope_train.backends.protocol import (
 from telescope_train.backends.schedule import learning_rate_factor
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
+from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.lora import adapter_weights, dropout_on, merged_weights
 from telescope_train.models.lora_transfer import merged_blocks, scaled_adapter
@@ -70,7 +72,8 @@ class FsdpBackend:
         self._spans = spans or SilentRecorder()
         self._loss = loss
         self._device = device
-        loaded = load_policy(settings, device)
+        self._layout = self.rank_layout(settings, dist.get_world_size())
+        loaded = load_policy(settings, device, self._layout)
         self._policy, self.attention = loaded.policy, loaded.attention
         if spans is not None:
             time_reductions(self._policy, spans)
@@ -78,6 +81,11 @@ class FsdpBackend:
         # After sharding, because the optimizer holds the shards, not the parameters as loaded.
         self._optimizer = make_optimizer(self._policy.parameters(), settings.trainer, device)
         self._progress = fsdp_state.Progress()
+
+    @staticmethod
+    def rank_layout(settings: BackendSettings, num_ranks: int) -> RankLayout:
+        """Rows over all ranks, or over groups that share them; weights over all of a copy."""
+        return fsdp_layout(settings.trainer, num_ranks)
 
     def _make_reference(self, trained: ShardedPolicy) -> Reference | None:
         algorithm = self._settings.algorithm
@@ -102,9 +110,9 @@ class FsdpBackend:
                 facts += found
         # One collective per call instead of per batch. Ranks that share rows have the same numbers,
         # so one rank of each group is counted.
-        step = self._settings.trainer.fsdp_context_parallel_size
         with self._spans.span("metrics", on_cpu=True):
-            per_rank = gather_values((total, reduce_metrics(parts)))[::step]
+            every = gather_values((total, reduce_metrics(parts)))
+        per_rank = [every[rank] for rank in self._layout.speakers]
         return GradientResult(
             loss=sum(loss for loss, _ in per_rank),
             metrics=reduce_metrics(metrics for _, metrics in per_rank),
@@ -192,7 +200,7 @@ class FsdpBackend:
 
         Returns the norm before the cut.
         """
-        # Shards do not overlap, so the global square is the sum of the local ones: one collective.
+        # Shards of a copy do not overlap, so the square is the sum of theirs: one collective.
         gradients = [
             local_part(parameter.grad)
             for parameter in self._policy.parameters()
@@ -203,6 +211,8 @@ class FsdpBackend:
         # is on the CPU, where NCCL cannot reduce it.
         square = torch.nn.utils.get_total_norm(gradients).double().to(self._device) ** 2
         dist.all_reduce(square)
+        # Over all ranks, so that all have the same bits; each copy of the model was counted.
+        square /= self._layout.num_copies
         norm = scale * (math.sqrt(square.item()) if square.isfinite() else square.item())
         factor = scale
         if max_norm and math.isfinite(norm) and norm > max_norm:
@@ -244,7 +254,7 @@ class FsdpBackend:
     def _row(self, batch: PackedBatch) -> PackedRow:
         trainer = self._settings.trainer
         # Context parallelism cuts the row into slices of equal length, one per rank.
-        multiple_of = math.lcm(trainer.pad_to_multiple_of, trainer.fsdp_context_parallel_size)
+        multiple_of = math.lcm(trainer.pad_to_multiple_of, self._layout.context)
         return packed_row(batch, self._device, multiple_of=multiple_of)
 
     def _timed_logprobs(

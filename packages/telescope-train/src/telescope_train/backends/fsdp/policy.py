@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
-from telescope_train.backends.fsdp.sharding import decoder_layers, shard
+from telescope_train.backends.fsdp.sharding import decoder_layers, shard, weight_mesh
 from telescope_train.backends.protocol import BackendSettings
+from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.adapted_product import round_sums_once
 from telescope_train.models.attention.choice import AttentionChoice, choose_attention
 from telescope_train.models.attention.context_parallel import ContextGroup, join_context
@@ -27,9 +29,13 @@ class ShardedPolicy:
     attention: AttentionChoice
     context: ContextGroup | None
     """The ranks that this one shares rows with; None = it shares none."""
+    mesh: DeviceMesh
+    """The ranks over which weights are sharded and copied."""
 
 
-def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolicy:
+def load_policy(
+    settings: BackendSettings, device: torch.device, layout: RankLayout
+) -> ShardedPolicy:
     """Return the model that is trained, ready and sharded."""
     trainer, dtype = settings.trainer, torch_dtype(settings.compute_dtype)
     if trainer.optimizer_cpu_offload and device.type == "cpu":
@@ -42,11 +48,10 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         dtype=settings.model.model_dtype,
         trust_remote_code=settings.model.trust_remote_code,
     )
-    size = trainer.fsdp_context_parallel_size
     # First, because a size that does not fit would only show as a wrong shape in attention.
-    check_context(loaded.model, size)
-    attention = choose_attention(loaded.model, device, dtype, is_row_shared=size > 1)
-    context = join_context(size)
+    check_context(loaded.model, layout.context)
+    attention = choose_attention(loaded.model, device, dtype, is_row_shared=layout.context > 1)
+    context = join_context(layout)
     if trainer.use_lora:
         # Every rank shards its own copy, so all must draw the same initial adapters.
         with torch.random.fork_rng(devices=[]):
@@ -72,8 +77,9 @@ def load_policy(settings: BackendSettings, device: torch.device) -> ShardedPolic
         wide_logits=settings.model.fp32_lm_head,
     ).eval()
     policy.use_attention(attention.kind, context)
-    shard(policy, device, dtype, offload=trainer.optimizer_cpu_offload)
-    return ShardedPolicy(policy=policy, attention=attention, context=context)
+    mesh = weight_mesh(layout, device)
+    shard(policy, mesh, dtype, offload=trainer.optimizer_cpu_offload)
+    return ShardedPolicy(policy=policy, attention=attention, context=context, mesh=mesh)
 
 
 def load_reference(
@@ -97,7 +103,7 @@ def load_reference(
     ).eval()
     policy.requires_grad_(False)
     policy.use_attention(like.attention.kind, like.context)
-    shard(policy, device, dtype, offload=settings.trainer.optimizer_cpu_offload)
+    shard(policy, like.mesh, dtype, offload=settings.trainer.optimizer_cpu_offload)
     return policy
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
+from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.observability.spans import SpanRecorder
 
@@ -33,10 +34,19 @@ def decoder_layers(lm: PreTrainedModel) -> torch.nn.ModuleList:
     return layers
 
 
+def weight_mesh(layout: RankLayout, device: torch.device) -> DeviceMesh:
+    """Return the ranks of one copy of the model, or [copy, rank of it] if there are several."""
+    # With one copy the mesh has one dimension: torch would otherwise reduce twice.
+    sizes, names = (layout.weight_shards,), ("shard",)
+    if layout.num_copies > 1:
+        sizes, names = (layout.num_copies, *sizes), ("replicate", *names)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=names)
+
+
 def shard(
-    policy: PackedPolicy, device: torch.device, compute_dtype: torch.dtype, *, offload: bool
+    policy: PackedPolicy, mesh: DeviceMesh, compute_dtype: torch.dtype, *, offload: bool
 ) -> None:
-    """Shard every decoder layer, then the rest (embeddings, norm, head) as the root.
+    """Shard every decoder layer, then the rest (embeddings, norm, head) as the root, over `mesh`.
 
     Gradients are summed over ranks, never averaged. `offload` keeps weights, gradients and
     optimizer state in CPU memory between uses.
@@ -46,7 +56,7 @@ def shard(
     if any(parameter.dtype != compute_dtype for parameter in policy.parameters()):
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     arguments = {
-        "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
+        "mesh": mesh,
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
     # Layers come first, because the root takes the parameters that no module inside it has sharded.
@@ -56,7 +66,7 @@ def shard(
     for layer in decoder_layers(policy.lm):
         fully_shard(
             layer,
-            reshard_after_forward=dist.get_world_size() > 1,
+            reshard_after_forward=mesh.shape[-1] > 1,
             mp_policy=precision,
             **arguments,
         )

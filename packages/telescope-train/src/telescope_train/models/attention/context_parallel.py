@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AttentionInterface
 
+from telescope_train.cluster.rank_layout import RankLayout
+
 CONTEXT_ATTENTION = "telescope_context"
 
 
@@ -34,19 +36,20 @@ class ContextGroup:
         return slice(self.rank * width, (self.rank + 1) * width)
 
 
-def join_context(size: int) -> ContextGroup | None:
-    """Make groups of `size` neighboring ranks; None for 1. Every rank calls it."""
-    if size == 1:
+def join_context(layout: RankLayout) -> ContextGroup | None:
+    """Make the groups of ranks that share rows; None if none do. Every rank calls it."""
+    if layout.context == 1:
         return None
     # torch requires every rank to create every group in the same order, even groups that it is not
     # in. Otherwise the ranks wait for each other until they time out.
     rank, mine = dist.get_rank(), None
-    for first in range(0, dist.get_world_size(), size):
-        group = dist.new_group(list(range(first, first + size)))
-        if first <= rank < first + size:
+    for members in layout.groups("context"):
+        group = dist.new_group(members)
+        if rank in members:
             mine = group
-    assert isinstance(mine, dist.ProcessGroup), "the number of ranks is a multiple of the size"
-    return ContextGroup(group=mine, rank=rank % size, size=size)
+    assert isinstance(mine, dist.ProcessGroup), "every rank of a layout is in one group"
+    place = layout.coordinates(rank).context
+    return ContextGroup(group=mine, rank=place, size=layout.context)
 
 
 def register_context_attention() -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from telescope_core.errors import ConfigError
+from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.config.fields import was_set
 from telescope_train.config.schema import CheckpointSection, TrainConfig
 from telescope_train.models.served_adapter import VLLM_RANKS, served_adapter
@@ -34,13 +36,11 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
             "gradient_checkpointing = 'selective' would have no effect; use 'full', or turn one off"
         )
     yield from _lora_problems(config)
-    size = section.fsdp_context_parallel_size
-    if section.trainer_num_workers % size:
-        yield (
-            f"trainer.trainer_num_workers ({section.trainer_num_workers}) must be a multiple of "
-            f"fsdp_context_parallel_size ({size}), because that many ranks share a sequence; "
-            "change one"
-        )
+    if section.train_backend == "fsdp":
+        try:
+            fsdp_layout(section, section.trainer_num_workers)
+        except ConfigError as error:
+            yield str(error)
     last_port = config.inference.inference_base_port + config.inference.inference_num_workers - 1
     if last_port > 65535:
         yield (

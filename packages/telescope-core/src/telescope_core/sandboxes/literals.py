@@ -1,0 +1,122 @@
+"""Call a function of a model's program with plain Python values, and get plain values back.
+
+For tests that need more than JSON has: tuples, sets, and dictionaries whose keys are no text. The
+values are rebuilt outside the sandbox from JSON, so that only the built-in types come back, and
+comparing them runs no code of the program's.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from telescope_core.sandboxes.grading import why_no_answer, why_not_run
+from telescope_core.sandboxes.protocol import Sandbox
+from telescope_core.types import JsonValue
+
+_MANY = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_CALLS = """
+import json, os, sys
+_out = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+_many = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_plain = (type(None), bool, int, float, str)
+def _encoded(value, _plain=_plain, _many=_many, _type=type):
+    kind = _type(value)
+    if kind in _plain:
+        return value
+    for name, one in _many.items():
+        if kind is one:
+            return {name: [_encoded(inner) for inner in value]}
+    if kind is dict:
+        return {"dict": [[_encoded(key), _encoded(inner)] for key, inner in value.items()]}
+    raise TypeError(f"a value of type {kind.__name__} was returned")
+def _decoded(value, _many=_many):
+    if not isinstance(value, dict):
+        return value
+    (name, inner), = value.items()
+    if name == "dict":
+        return {_decoded(key): _decoded(one) for key, one in inner}
+    return _many[name](_decoded(one) for one in inner)
+_given = json.loads(sys.stdin.read())
+_dump = json.dump
+_space = {"__name__": "solution"}
+exec(compile(_given["program"], "solution.py", "exec"), _space)
+_function = _space[_given["function"]]
+_values = [_encoded(_function(*_decoded(one))) for one in _given["calls"]]
+_dump(_values, _out)
+_out.flush()
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """What the calls of a function came to."""
+
+    values: tuple[object, ...] = ()
+    """One for each call, of the built-in types alone; empty if there is a reason."""
+    reason: str = ""
+    """Why there are no values: the program's failure."""
+
+
+async def call_function(
+    sandbox: Sandbox,
+    program: str,
+    function: str,
+    calls: Sequence[tuple[object, ...]],
+    *,
+    timeout_s: float = 10.0,
+) -> Returned:
+    """Call `function` of `program` with each tuple of arguments, in one process, in order.
+
+    Arguments and values are None, bool, int, float, str, and lists, tuples, sets and dictionaries
+    of them. `timeout_s` is for all calls together. Raises SandboxError only if the provider failed.
+    """
+    unfit = why_not_run(program)
+    if unfit:
+        return Returned(reason=unfit)
+    given = {"program": program, "function": function, "calls": [encoded(one) for one in calls]}
+    done = await sandbox.run(
+        ["python3", "-c", _CALLS], stdin=json.dumps(given).encode(), timeout_s=timeout_s
+    )
+    reason = why_no_answer(done)
+    if reason:
+        return Returned(reason=reason)
+    try:
+        answer = cast(object, json.loads(done.stdout))
+        values = [decoded(one) for one in cast(list[JsonValue], answer)]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return Returned(reason="no values came back")
+    if len(values) != len(calls):
+        return Returned(reason="no values came back")
+    return Returned(values=tuple(values))
+
+
+def encoded(value: object) -> JsonValue:
+    """Return a plain value as JSON from which `decoded` makes it again."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    for name, kind in _MANY.items():
+        if type(value) is kind:
+            return {name: [encoded(one) for one in cast(Sequence[object], value)]}
+    if type(value) is dict:
+        items = cast(dict[object, object], value).items()
+        return {"dict": [[encoded(key), encoded(one)] for key, one in items]}
+    raise TypeError(f"expected a plain value, got {type(value).__name__}")
+
+
+def decoded(value: JsonValue) -> object:
+    """Return the plain value that `encoded` wrote; raises ValueError, TypeError or KeyError."""
+    if isinstance(value, list):
+        raise TypeError("a list must say what it is")
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1:
+        raise ValueError(f"expected one name, got {len(value)}")
+    ((name, inner),) = value.items()
+    if not isinstance(inner, list):
+        raise TypeError(f"expected a list, got {type(inner).__name__}")
+    if name == "dict":
+        pairs = [cast(list[JsonValue], one) for one in inner]
+        return {decoded(key): decoded(one) for key, one in pairs}
+    return cast(object, _MANY[name](decoded(one) for one in inner))

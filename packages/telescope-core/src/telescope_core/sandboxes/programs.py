@@ -1,0 +1,66 @@
+"""`ProgramEnvironment`: one turn in which the policy writes a program, graded in a sandbox."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from telescope_core.environments.settings import EnvironmentConfig
+from telescope_core.environments.turns import SingleTurnEnvironment
+from telescope_core.sandboxes.lookup import open_provider, require_provider
+from telescope_core.sandboxes.pool import SandboxPool
+from telescope_core.sandboxes.protocol import Sandbox, SandboxSpec
+
+
+class ProgramConfig(EnvironmentConfig):
+    """Where programs run; subclass it to add your own settings."""
+
+    sandbox: str = "local"
+    """Name of the provider of sandboxes."""
+    max_sandboxes: Annotated[int, Field(ge=1, le=1000)] = 16
+    """Most sandboxes that are open at the same time; further rollouts wait."""
+    test_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """Most seconds for one test."""
+    memory_mb: Annotated[int, Field(ge=16)] = 512
+    """Most memory of a program, MiB."""
+
+
+class ProgramEnvironment(SingleTurnEnvironment):
+    """The policy writes one program. A subclass grades it in `sandbox()`, in its reward method.
+
+    The provider is opened when the first program is graded. A provider that fails fails the
+    rollout, which then has no reward.
+    """
+
+    Config = ProgramConfig
+    config: Any
+
+    def __init__(self, config: EnvironmentConfig | None = None) -> None:
+        super().__init__(config)
+        require_provider(self.config.sandbox)
+        # Two underscores: an author's own attributes must not replace these.
+        self.__pool: SandboxPool | None = None
+        self.__opening = threading.Lock()
+
+    @asynccontextmanager
+    async def sandbox(self) -> AsyncGenerator[Sandbox]:
+        """Yield a sandbox for one program; waits while `max_sandboxes` are in use."""
+        if self.__pool is None:
+            await asyncio.to_thread(self.__open_once)
+        assert self.__pool is not None, "it was opened"
+        async with self.__pool.take() as sandbox:
+            yield sandbox
+
+    def __open_once(self) -> None:
+        """Open the provider, which looks at what the machine can do: not before it is needed."""
+        with self.__opening:
+            if self.__pool is None:
+                provider = open_provider(self.config.sandbox)
+                spec = SandboxSpec(memory_mb=self.config.memory_mb)
+                self.on_close(provider.close)
+                pool = SandboxPool(provider, spec, max_open=self.config.max_sandboxes)
+                self.on_close(pool.close)
+                self.__pool = pool
