@@ -5,7 +5,7 @@ Each is a context that closes what it opened; `run` puts them one into the other
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,7 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.backends.transfer import Wire
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
+from telescope_train.cluster.colocation import SharedGpu, Turns, sleep_level
 from telescope_train.cluster.node_meters import metered_nodes
 from telescope_train.cluster.placement import place_processes
 from telescope_train.evals.servers import EvalCalls, EvalServers
@@ -31,6 +32,7 @@ from telescope_train.inference.leases import Lease
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
+from telescope_train.inference.sleep import Sleeping
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.meters import Meters, show_nobody
 from telescope_train.observability.prometheus import ServerStanding
@@ -74,6 +76,8 @@ class Policies:
     rank_spans: RankSpans
     clients: Sequence[TokenClient]
     """The ways to all servers."""
+    turns: Turns
+    """Whose turn it is on a GPU that ranks and servers share."""
     eval_servers: EvalServers
     eval_source: TokenPolicySource
 
@@ -151,14 +155,35 @@ async def open_processes(
     try:
         # One that dies after it was healthy is noticed by who keeps them, once all have started.
         num_needed = len(settings) - config.evals.eval_num_servers
-        failed, _ = await asyncio.gather(
-            servers.wait_until_healthy(num_needed=num_needed),
-            ranks.open(rank_settings(prepared), num_threads=threads_of(prepared)),
-        )
+        healthy = servers.wait_until_healthy(num_needed=num_needed)
+        loaded = ranks.open(rank_settings(prepared), num_threads=threads_of(prepared))
+        if config.inference.colocate:
+            failed = await one_after_another(healthy, loaded, servers.base_urls)
+        else:
+            failed, _ = await asyncio.gather(healthy, loaded)
         yield Processes(servers=servers, ranks=ranks, failed_servers=failed)
     finally:
         await servers.close()
         await ranks.close()
+
+
+async def one_after_another(
+    healthy: Awaitable[Mapping[int, str]], loaded: Awaitable[None], base_urls: Sequence[str]
+) -> Mapping[int, str]:
+    """Start servers, then ranks on the same GPU; returns which servers have failed, and why."""
+    # vLLM measures what is free while it starts: nobody else may load a model then.
+    failed = await healthy
+    clients = [TokenClient(url) for url in base_urls]
+    try:
+        # At level 1, because nobody could send them their first weights.
+        servers = Sleeping(clients, level=1)
+        await servers.sleep()
+        await loaded
+        await servers.wake()
+    finally:
+        for client in clients:
+            await client.close()
+    return failed
 
 
 @asynccontextmanager
@@ -214,6 +239,7 @@ async def open_policies(
             recording=recording,
             rank_spans=rank_spans,
             clients=clients,
+            turns=_turns(prepared, processes, clients),
             eval_servers=eval_servers,
             eval_source=source(lambda rollout_id: EvalCalls(eval_servers, calls, rollout_id)),
         )
@@ -225,6 +251,12 @@ async def open_policies(
             await client.close()
         await rank_spans.ask_at_end()
         log.flush()
+
+
+def _turns(prepared: Prepared, processes: Processes, clients: Sequence[TokenClient]) -> Turns:
+    if not prepared.config.inference.colocate:
+        return Turns()
+    return SharedGpu(Sleeping(clients, level=sleep_level(prepared.config)), processes.ranks)
 
 
 def _note_replaced_workers(prepared: Prepared, timeline: Timeline) -> None:

@@ -12,6 +12,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from telescope_core.errors import ConfigError
 from telescope_train.config.schema import TrainConfig
 
+_SHARE = 0.5
+"""Of a GPU that two processes share, as Ray counts: it shows the whole GPU to both."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
@@ -31,7 +34,9 @@ class Places(NamedTuple):
 
 
 def bundles_of(config: TrainConfig, device: str) -> list[Bundle]:
-    """Return what each process needs: servers first, then trainer ranks."""
+    """Return what each process needs: servers first, then trainer ranks; one if they share."""
+    if config.inference.colocate:
+        return [shared_bundle(config)]
     ray, gpus = config.ray, 1 if device == "cuda" else 0
     server = Bundle(cpus=ray.ray_inference_cpus_per_worker, gpus=gpus)
     rank = Bundle(cpus=ray.ray_trainer_cpus_per_worker, gpus=gpus)
@@ -45,9 +50,28 @@ def place_processes(config: TrainConfig, device: str) -> Places:
     """Reserve room for all processes at once; raises ConfigError if the cluster has too little."""
     bundles = bundles_of(config, device)
     room = reserve(bundles, deadline_s=config.ray.ray_placement_timeout_s)
+    if config.inference.colocate:
+        return shared_places(config, room)
     places = [placed(room, index, bundle) for index, bundle in enumerate(bundles)]
     num_servers = config.inference.inference_num_workers
     return Places(places[:num_servers], places[num_servers:])
+
+
+def shared_bundle(config: TrainConfig) -> Bundle:
+    """Return what a server and a rank need together."""
+    ray = config.ray
+    return Bundle(cpus=ray.ray_inference_cpus_per_worker + ray.ray_trainer_cpus_per_worker, gpus=1)
+
+
+def shared_places(config: TrainConfig, room: PlacementGroup) -> Places:
+    """Return the places of a server and a rank in the one bundle of `room`."""
+
+    def half(cpus: float) -> list[dict[str, Any]]:
+        return [placed(room, 0, Bundle(cpus=cpus)) | {"num_gpus": _SHARE}]
+
+    return Places(
+        half(config.ray.ray_inference_cpus_per_worker), half(config.ray.ray_trainer_cpus_per_worker)
+    )
 
 
 def reserve(bundles: Sequence[Bundle], *, deadline_s: float) -> PlacementGroup:

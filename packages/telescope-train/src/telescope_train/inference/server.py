@@ -74,6 +74,8 @@ class ServerSettings:
     """vLLM's name of the order of requests that wait: `priority` or `fcfs`."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory that vLLM may use, from 0 to 1; has no meaning on CPU."""
+    sleeps: bool = False
+    """Whether it can give the memory of its GPU back for a while."""
     takes_weights: bool = False
     """Whether a trainer will send it weights."""
     trust_remote_code: bool = False
@@ -116,6 +118,8 @@ class ServerSettings:
             arguments.append("--no-async-scheduling")
         else:
             arguments += ["--gpu-memory-utilization", str(self.gpu_memory_utilization)]
+        if self.sleeps:
+            arguments.append("--enable-sleep-mode")
         if self.takes_weights:
             arguments += [
                 *(

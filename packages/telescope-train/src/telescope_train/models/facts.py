@@ -34,6 +34,10 @@ class ModelFacts:
     """Numbers in the matrix of the output head, whether or not it is tied."""
     attention_width: int | None = None
     """Heads times their size, summed over all layers."""
+    num_layers: int | None = None
+    """Decoder layers."""
+    mlp_width: int | None = None
+    """Width inside the MLP of a layer."""
     num_heads: int | None = None
     """Attention heads in a layer."""
     num_kv_heads: int | None = None
@@ -94,6 +98,8 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         num_body_parameters=None if total is None else total - embeddings,
         num_head_parameters=vocab_size * hidden,
         attention_width=layers * heads * head_dim,
+        num_layers=layers,
+        mlp_width=width,
         num_heads=heads,
         num_kv_heads=kv_heads,
     )

@@ -165,6 +165,10 @@ class AllRanks:
                 await one
         return (await asyncio.gather(*sending))[0]
 
+    async def free_cached_memory(self) -> None:
+        """Give memory of GPUs that no tensor is in back, for servers that share them."""
+        await self._all("free_cached_memory")
+
     async def sent_digests(self) -> dict[str, str]:
         """Return the digest of each tensor that was sent last, by name."""
         return await self._ranks[0].call("sent_digests")

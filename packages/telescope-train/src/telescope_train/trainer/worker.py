@@ -327,6 +327,11 @@ class TrainerWorker:
         with self.spans.span("send weights", on_cpu=True):
             return self._sending.send()
 
+    def free_cached_memory(self) -> None:
+        """Give memory of the GPU that no tensor is in back, for a server that shares it."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def sent_digests(self) -> dict[str, str]:
         """Return the digest of each tensor that was sent last, by name; of rank 0 only."""
         return self._sending.digests()
