@@ -17,6 +17,7 @@ OPTIONAL = {
     "datasets": "[datasets] of telescope-train and environments: only for data of that kind",
     "huggingface_hub": "comes with datasets: only where a gated dataset is read",
     "docker": "telescope-core[docker]: only once a container is asked for",
+    "gguf": "telescope-train[gguf]: only for `telescope model import`",
     "httpx": "telescope-core[e2b], [prime]: what their SDKs speak HTTP with",
     "httpx2": "telescope-core[mcp]: the HTTP client that mcp takes",
     "keyring": "telescope-envs[keyring]: only where a token is looked for",

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import threading
 import time
+from types import FunctionType
 
 import pytest
 from tests.asking import ask
@@ -403,6 +404,25 @@ async def test_a_loop_with_too_much_to_do_accuses_nobody():
     watch.stop()
     assert watch.longest_s > 0.3
     assert blocks == []
+
+
+async def test_code_without_line_numbers_is_named_by_its_first_line():
+    blocks = []
+    watch = LoopWatch(threshold_s=0.1, on_block=blocks.append)
+
+    def spin() -> None:
+        end_s = time.monotonic() + 1.0
+        while time.monotonic() < end_s:
+            pass
+
+    no_lines = FunctionType(spin.__code__.replace(co_linetable=b""), {"time": time})
+    watch.start()
+    await asyncio.sleep(0)
+    no_lines()
+    await asyncio.sleep(0)
+    watch.stop()
+    assert blocks[0].culprit.startswith("spin (")
+    assert blocks[0].culprit.endswith(f":{spin.__code__.co_firstlineno})")
 
 
 async def test_a_loop_that_is_only_busy_awaiting_is_not_accused():

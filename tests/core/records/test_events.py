@@ -84,6 +84,14 @@ async def test_a_torn_last_line_and_a_torn_packing_lose_nothing_else(tmp_path: P
         read_events(tmp_path)
 
 
+async def test_half_a_surrogate_pair_in_a_reason_is_kept(tmp_path: Path) -> None:
+    log = EventLog(tmp_path)
+    log.add(event(1, Stage.FAILED, reason="\ud800"))
+    log.add(event(1, Stage.FAILED, reason="\u00e9"))
+    log.flush()
+    assert [one.reason for one in read_events(tmp_path)] == ["\ud800", "\u00e9"]
+
+
 async def test_a_resumed_run_drops_what_it_plays_again(tmp_path: Path) -> None:
     log = EventLog(tmp_path)
     for step in (1, 2, 3):

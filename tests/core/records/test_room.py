@@ -123,10 +123,10 @@ async def test_events_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     log = EventLog(tmp_path / "events")
     with monkeypatch.context() as full:
 
-        def fail(path, lines):
+        def fail(path, content):
             raise NoRoomError("full")
 
-        full.setattr(events, "append_lines", fail)
+        full.setattr(events, "append_content", fail)
         log.add(event(1, 1.0))
         log.add(event(2, 2.0))
         for _ in range(2):
@@ -142,14 +142,14 @@ async def test_a_slow_disk_does_not_hold_up_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()
-    append = events.append_lines
+    append = events.append_content
 
-    def slow(path, lines):
+    def slow(path, content):
         begun.set()
         assert may_end.wait(60)
-        append(path, lines)
+        append(path, content)
 
-    monkeypatch.setattr(events, "append_lines", slow)
+    monkeypatch.setattr(events, "append_content", slow)
     log = EventLog(tmp_path / "events")
     for number in range(1024):
         log.add(event(1, float(number)))

@@ -88,6 +88,8 @@ def test_weights_are_forgotten_only_if_all_of_them_are_sent_again():
     assert sleep_level(config("--colocate_sleep_level", "1")) == 1
 
 
-def test_both_get_one_place_with_one_gpu():
-    (bundle,) = bundles_of(config("--ray_trainer_cpus_per_worker", "3"), "cuda")
-    assert (bundle.cpus, bundle.gpus) == (4.0, 1)
+def test_both_get_a_half_of_one_gpu():
+    server, rank = bundles_of(config("--ray_trainer_cpus_per_worker", "3"), "cuda")
+    assert (server.cpus, rank.cpus) == (1.0, 3.0)
+    assert server.gpus + rank.gpus == 1
+    assert {bundle.gpus for bundle in bundles_of(config(), "cpu")} == {0}

@@ -307,7 +307,7 @@ def test_a_restart_that_is_refused_for_any_reason_does_not_end_the_run(tmp_path:
             async def until_lost(self, index: int, heard_s: Callable[[], float]) -> str:
                 return await world.engines[index].until_in_trouble()
 
-            async def start_again(self, index: int) -> None:
+            async def start_again(self, index: int) -> str:
                 raise ConfigError("port 1 is in use")
 
         async def work() -> None:

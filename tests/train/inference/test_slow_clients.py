@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 import uvicorn
 
-from telescope_train.inference.vllm_plugin import websockets
+from telescope_train.inference.vllm_plugin import http_server
 
 PING_EVERY_S = 0.02
 NUM_MISSED = 5
@@ -37,7 +37,7 @@ async def test_a_client_that_answers_no_ping_for_long_is_still_answered(
     # What takes uvicorn 20 s takes it 0.02 s here: one missed ping is already too many.
     strict = partial(uvicorn.Config, ws_ping_interval=PING_EVERY_S, ws_ping_timeout=PING_EVERY_S)
     monkeypatch.setattr(uvicorn, "Config", strict)
-    websockets.install()
+    http_server.install("")
     config = uvicorn.Config(answer_one, lifespan="off", log_level="error")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

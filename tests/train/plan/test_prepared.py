@@ -119,7 +119,7 @@ def test_the_device_takes_a_gpu_and_a_torch_that_was_built_for_it(
     for name in devices:
         (tmp_path / name).touch()
     monkeypatch.setattr(device, "DEVICES", tmp_path)
-    monkeypatch.setattr(device, "_torch_has_cuda", lambda: torch_cuda)
+    monkeypatch.setattr(device, "torch_has_cuda", lambda: torch_cuda)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

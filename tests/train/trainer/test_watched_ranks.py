@@ -24,7 +24,7 @@ from telescope_train.cluster.placement import Bundle
 from telescope_train.cluster.ray_cluster import ray_cluster
 from telescope_train.config.schema import RaySection
 from telescope_train.simulation.virtual_time import run_in_virtual_time
-from telescope_train.trainer.ranks import _RayRank, _SharedProgress
+from telescope_train.trainer.ray_ranks import _RayRank, _SharedProgress
 
 TIMEOUT_S = 10.0
 

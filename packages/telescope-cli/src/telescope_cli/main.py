@@ -13,6 +13,10 @@ import typer
 from telescope_cli.verbs import Verb, VerbGroup, command_of, verb_app
 
 VERBS = {
+    "agent": Verb(
+        target="telescope_cli.agent:app",
+        help="Install agent programs that play environments in sandboxes.",
+    ),
     "env": Verb(
         target="telescope_cli.env.app:app", help="Find, install, check and remove environments."
     ),
@@ -33,6 +37,11 @@ VERBS = {
     "hub": Verb(
         target="telescope_cli.hub.app:app",
         help="Manage a registry of environments: check, render and serve it.",
+    ),
+    "model": Verb(
+        target="telescope_cli.model:app",
+        help="Bring models of other formats into the one that is trained and served.",
+        needs="telescope_train",
     ),
     "sandbox": Verb(
         target="telescope_cli.sandbox:app",

@@ -5,12 +5,14 @@ Each is a context that closes what it opened; `run` puts them one into the other
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from telescope_core.errors import ConfigError
 from telescope_core.gateway import Gateway
 from telescope_core.processes import EnvironmentPool
 from telescope_core.records import RunFolder
@@ -21,12 +23,17 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.backends.transfer import Wire
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
+from telescope_train.checkpoints.folders import checkpoints_folder
 from telescope_train.cluster.colocation import SharedGpu, Turns, sleep_level
+from telescope_train.cluster.logs_home import LogsHome, logs_home
+from telescope_train.cluster.network import Network
 from telescope_train.cluster.node_meters import metered_nodes
-from telescope_train.cluster.placement import place_processes
+from telescope_train.cluster.nodes import ask_nodes, living_nodes
+from telescope_train.cluster.placement import Rooms, place_processes
+from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
-from telescope_train.inference.fleet import ServerGroup, server_settings
+from telescope_train.inference.fleet import ServerGroup, ServerSeat, server_secret, server_settings
 from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.leases import Lease
 from telescope_train.inference.policy import TokenPolicySource
@@ -39,10 +46,11 @@ from telescope_train.observability.prometheus import ServerStanding
 from telescope_train.observability.recording import Recording
 from telescope_train.observability.terminal import LiveView
 from telescope_train.observability.timeline import RankSpans, Timeline
+from telescope_train.plan.node_checks import look_here, markers, node_problems
 from telescope_train.plan.prepared import Prepared
 from telescope_train.recorded import run_logs
 from telescope_train.rollouts.seats import SeatedPool, Seats
-from telescope_train.trainer.ranks import RayRanks
+from telescope_train.trainer.ray_ranks import RayRanks
 from telescope_train.weights.buckets import PER_TENSOR
 from telescope_train.weights.choice import transport_of
 from telescope_train.weights.publish import WeightPublisher
@@ -60,8 +68,12 @@ class Processes:
 
     servers: ServerGroup
     ranks: RayRanks
+    logs: LogsHome
+    """What fetches the logs of nodes that do not share the run folder."""
     failed_servers: Mapping[int, str] = field(default_factory=dict[int, str])
     """Why the servers with these numbers have not started."""
+    secret: str = field(default="", repr=False)
+    """What servers ask for at addresses that others reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +125,9 @@ async def open_gateway(prepared: Prepared) -> AsyncIterator[Gateway]:
     """Listen for environments whose programs speak HTTP; first, as a port may be taken."""
     inference = prepared.config.inference
     gateway = Gateway(
-        model=SERVED_MODEL_NAME, host=inference.gateway_host, port=inference.gateway_port
+        model=SERVED_MODEL_NAME,
+        host=inference.gateway_host or LOOPBACK,
+        port=inference.gateway_port,
     )
     try:
         await gateway.start()
@@ -131,7 +145,9 @@ async def open_processes(
     Servers that have not started are named: one of those that rollouts ask is enough to begin.
     """
     config = prepared.config
-    places = place_processes(config, prepared.device)
+    network = Network(is_local=config.ray.ray_address is None)
+    rooms, logs = await _find_room(prepared, folder)
+    secret = server_secret(os.environ)
     settings = server_settings(
         config,
         device=prepared.device,
@@ -139,16 +155,14 @@ async def open_processes(
         max_model_len=prepared.max_model_len,
         log_folder=folder.logs_path.absolute(),
         traces_endpoint=traces_endpoint,
+        secret=secret,
     )
-    servers = ServerGroup.start(
-        settings,
-        places.servers,
-        silence_s=config.inference.inference_startup_timeout_s,
-        progress_s=config.inference.inference_progress_timeout_s,
-    )
+    seat = ServerSeat.of(config, network)
+    servers = ServerGroup.start(settings, rooms.servers.places(), seat, config)
     ranks = RayRanks(
-        places.ranks,
+        rooms.ranks,
         run_logs(config, folder),
+        network=network,
         timeout_s=config.ray.worker_progress_timeout_s,
         layout=layout_of(rank_settings(prepared)),
     )
@@ -158,22 +172,54 @@ async def open_processes(
         healthy = servers.wait_until_healthy(num_needed=num_needed)
         loaded = ranks.open(rank_settings(prepared), num_threads=threads_of(prepared))
         if config.inference.colocate:
-            failed = await one_after_another(healthy, loaded, servers.base_urls)
+            failed = await one_after_another(healthy, loaded, servers.base_urls, secret)
         else:
             failed, _ = await asyncio.gather(healthy, loaded)
-        yield Processes(servers=servers, ranks=ranks, failed_servers=failed)
+        yield Processes(
+            servers=servers, ranks=ranks, logs=logs, failed_servers=failed, secret=secret
+        )
     finally:
         await servers.close()
         await ranks.close()
+        await logs.finish()
+
+
+async def _find_room(prepared: Prepared, folder: RunFolder) -> tuple[Rooms, LogsHome]:
+    """Return the room of all processes, and what fetches the logs of nodes far away.
+
+    Raises ConfigError if there is no room, or if a node that they come to lacks something.
+    """
+    config, logs_folder = prepared.config, folder.logs_path.absolute()
+    if config.ray.ray_address is None:
+        return await asyncio.to_thread(place_processes, config, prepared.device), LogsHome.of_none()
+    checkpoints = checkpoints_folder(config)
+    with markers(folder.path, checkpoints, config.model.model) as wanted:
+        nodes = await asyncio.to_thread(living_nodes)
+        seen = await ask_nodes(nodes, look_here, wanted)
+    rooms = await asyncio.to_thread(place_processes, config, prepared.device)
+    labels = {node.id: node.label for node in nodes}
+    problems = node_problems(
+        {node.label: one for node, one in seen.items()},
+        wanted,
+        servers={labels.get(node, node) for node in rooms.servers.nodes()},
+        ranks={labels.get(node, node) for node in rooms.ranks.nodes()},
+        device=prepared.device,
+    )
+    if told := list(problems):
+        raise ConfigError("\n".join(told))
+    return rooms, logs_home(logs_folder, (node for node, one in seen.items() if not one.shares_run))
 
 
 async def one_after_another(
-    healthy: Awaitable[Mapping[int, str]], loaded: Awaitable[None], base_urls: Sequence[str]
+    healthy: Awaitable[Mapping[int, str]],
+    loaded: Awaitable[None],
+    base_urls: Sequence[str],
+    secret: str,
 ) -> Mapping[int, str]:
     """Start servers, then ranks on the same GPU; returns which servers have failed, and why."""
     # vLLM measures what is free while it starts: nobody else may load a model then.
     failed = await healthy
-    clients = [TokenClient(url) for url in base_urls]
+    clients = [TokenClient(url, secret=secret) for url in base_urls]
     try:
         # At level 1, because nobody could send them their first weights.
         servers = Sleeping(clients, level=1)
@@ -197,7 +243,8 @@ async def open_policies(
     gateway: Gateway,
 ) -> AsyncIterator[Policies]:
     """Connect to the servers, on behalf of the environments."""
-    clients = [TokenClient(url) for url in processes.servers.base_urls]
+    urls = processes.servers.base_urls
+    clients = [TokenClient(url, secret=processes.secret) for url in urls]
     num_rollout_servers = len(clients) - prepared.config.evals.eval_num_servers
     pool = ServerPool(clients[:num_rollout_servers], on_event=folder.log_server, is_kept=True)
     eval_servers = EvalServers(pool, _eval_pool(clients[num_rollout_servers:], folder))
@@ -344,6 +391,7 @@ def weight_wire(prepared: Prepared, folder: RunFolder) -> Wire:
     return Wire(
         transport=name,
         bucket_bytes=section.weight_broadcast_bucket_mb * 2**20 if is_bucketed else PER_TENSOR,
+        workers_per_server=config.inference.processes_per_server,
         is_staged=section.weight_broadcast_cpu_staging or load_transport(name).is_stored,
         folder=str(folder.path.absolute() / "weights"),
         model=config.model.model,

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from telescope_core.records import RunFolder
 from telescope_core.records.logs import Logs, telling_failure
 from telescope_core.secret_names import secret_values
+from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.schema import TrainConfig
 from telescope_train.observability.prometheus import PrometheusEndpoint
 from telescope_train.observability.recording import Recording, RecordingSettings, recording
@@ -54,7 +55,7 @@ async def open_recording(
         run=prepared.config.run.name,
         model=prepared.config.model.model,
         receives_traces=inference.enable_vllm_tracing,
-        receiver_host=inference.gateway_host,
+        receiver_host=inference.gateway_host or LOOPBACK,
         receiver_port=inference.otlp_receiver_port,
         export_to=observability.otlp_export_endpoint,
         prometheus=shown,

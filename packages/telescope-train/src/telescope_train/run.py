@@ -14,12 +14,12 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.collector import rare_collections
-from telescope_core.errors import NoRoomError, ProcessDiedError, TelescopeError
+from telescope_core.errors import ConfigError, NoRoomError, ProcessDiedError, TelescopeError
 from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
@@ -39,7 +39,6 @@ from telescope_train.checkpoints.resume import (
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.cluster.placement import bundles_of
 from telescope_train.cluster.ray_cluster import cluster_has_gpus, ray_cluster
-from telescope_train.cluster.shared_folder import unshared_folder
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.eval_folders import AFTER, BEFORE
 from telescope_train.diagnostics.engine_check import check_engine
@@ -68,6 +67,7 @@ from telescope_train.opened import (
     threads_of,
     timing_ranks,
 )
+from telescope_train.plan.node_checks import with_absolute_model
 from telescope_train.plan.notes import notes_of
 from telescope_train.plan.prepared import Prepared
 from telescope_train.recorded import open_recording, run_logs, run_secrets
@@ -80,7 +80,7 @@ from telescope_train.step.records import record_unfinished
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
 from telescope_train.summary import make_summary, require_disjoint
-from telescope_train.trainer.ranks import RayRanks
+from telescope_train.trainer.ray_ranks import RayRanks
 from telescope_train.weights.publish import WeightPublisher
 
 RANK_DEATH_SHOWS_WITHIN_S = 5.0
@@ -142,6 +142,7 @@ def _on_cluster(prepared: Prepared, folder: RunFolder) -> None:
     with ray_cluster(config.ray, bundles, debug=config.run.debug), rare_collections():
         if config.ray.ray_address is not None:
             prepared = prepared.on_cluster(has_gpus=cluster_has_gpus())
+            prepared = replace(prepared, config=with_absolute_model(prepared.config))
         asyncio.run(_run(prepared, folder))
 
 
@@ -167,9 +168,9 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
             opened = Opened(
                 prepared=prepared, folder=folder, view=view, processes=processes, policies=policies
             )
-            if config.ray.ray_address and (said := await unshared_folder(folder.path.absolute())):
-                view.warn(said)
-            watches = [*keeping(opened), timing_ranks(opened)]
+            if apart := processes.logs.nodes:
+                view.note(f"logs are fetched from {', '.join(apart)}")
+            watches = [*keeping(opened), timing_ranks(opened), processes.logs.run()]
             watches.append(Concurrency.of(config, policies.seats.lanes, policies.pool).run())
             if (meters := run_meters(opened)) is not None:
                 watches.append(meters.run())
@@ -298,7 +299,11 @@ async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:
     folder.go_back(restart)
     view.go_back(restart.step)
     await opened.policies.turns.trainer_works()
-    await ranks.start_again(rank_settings(prepared), num_threads=threads_of(prepared))
+    try:
+        await ranks.start_again(rank_settings(prepared), num_threads=threads_of(prepared))
+    except ConfigError as error:
+        # Another try would wait for the same room: a node is gone, and the others are full.
+        raise ProcessDiedError(f"{died}. The ranks cannot start again: {error}") from None
     if begun is not None:
         await ranks.load_checkpoint(begun.state_path.absolute())
     await opened.policies.turns.servers_work()

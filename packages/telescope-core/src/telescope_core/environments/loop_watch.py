@@ -213,7 +213,7 @@ def _block(author: FrameType, late_s: float, innermost: FrameType | None) -> Blo
     name, file = author.f_code.co_name, shown_path(author.f_code.co_filename)
     return Block(
         duration_s=late_s,
-        culprit=f"{name} ({file}:{author.f_lineno})",
+        culprit=f"{name} ({file}:{_line_of(author)})",
         stack=_calls(author, innermost),
     )
 
@@ -224,8 +224,9 @@ def _calls(author: FrameType, innermost: FrameType | None) -> str:
     frame = innermost
     while frame is not None:
         code = frame.f_code
-        text = linecache.getline(code.co_filename, frame.f_lineno).strip()
-        place = f"{shown_path(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+        line = _line_of(frame)
+        text = linecache.getline(code.co_filename, line).strip()
+        place = f"{shown_path(code.co_filename)}:{line} in {code.co_name}"
         lines.append(f"  {place}: {text}" if text else f"  {place}")
         if frame is author:
             break
@@ -235,6 +236,15 @@ def _calls(author: FrameType, innermost: FrameType | None) -> str:
         left_out = len(lines) - _MOST_CALLS + 1
         lines[_MOST_CALLS - 2 : -1] = [f"  ... {left_out} more calls"]
     return "\n".join(lines)
+
+
+def _line_of(frame: FrameType) -> int:
+    """Return the line that `frame` is at, or the first of its code where it is at none.
+
+    Between two lines, at instructions that the compiler added, a frame has no line.
+    """
+    line: int | None = frame.f_lineno
+    return frame.f_code.co_firstlineno if line is None else line
 
 
 class _Warnings:

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
@@ -42,6 +43,7 @@ class BlockLog(Generic[Row]):
         """`kind` is the dataclass of the rows. What an earlier writer left open is gone on with."""
         self._folder, self._kind, self._block_rows = folder, kind, block_rows
         self._defaults = _defaults(kind)
+        self._values = attrgetter(*self._defaults)
         self._rows: list[Row] = []
         self._keeping = Lock()
         """Held to touch the rows that are kept."""
@@ -130,11 +132,8 @@ class BlockLog(Generic[Row]):
 
     def _line(self, row: Row) -> str:
         # Most fields of most rows have their default, which is left out.
-        defaults = self._defaults
-        values = {
-            name: value for name, value in _values(row) if value != defaults.get(name, _NEVER)
-        }
-        return json.dumps(values, separators=(",", ":"))
+        pairs = zip(self._defaults.items(), self._values(row), strict=True)
+        return _encode({name: value for (name, default), value in pairs if value != default})
 
     def _write_often(self) -> None:
         while not self._ends.wait(_FLUSH_S):
@@ -177,16 +176,11 @@ def block_files(folder: Path) -> list[Path]:
     return [found[stem] for stem in sorted(found)]
 
 
-_NEVER = object()
-"""What no value is equal to."""
-
-
-def _values(row: Any) -> Iterator[tuple[str, Any]]:
-    for name in row.__dataclass_fields__:
-        yield name, getattr(row, name)
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
+    """Return each field with its default; what has none is equal to no value."""
     return {field.name: field.default for field in fields(kind)}
 
 

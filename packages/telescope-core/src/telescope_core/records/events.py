@@ -8,21 +8,25 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
+import msgspec
+
 from telescope_core.errors import ConfigError, NoRoomError
 from telescope_core.records.arrow import arrow_modules
-from telescope_core.records.files import append_lines, read_json_lines, write_text
+from telescope_core.records.files import append_content, read_json_lines, write_text
 from telescope_core.records.folders import whole_file
 from telescope_core.types import WeightVersion
 
 _FLUSH_S = 1.0
+_COMPRESSED = {"time_s": "zstd", "group_id": "zstd", "reason": "zstd"}
+"""The columns that are worth a compressor; of the others, dictionaries leave a few bits."""
 _MOST_KEPT = 1024
 """Events that are written at once, before `_FLUSH_S` have passed."""
 
@@ -76,6 +80,26 @@ class AttemptEvent:
 _NAMES = tuple(field.name for field in fields(AttemptEvent))
 
 
+class _Line(msgspec.Struct, omit_defaults=True):
+    """An event as its line has it: seconds since 1970, and what most events lack left out."""
+
+    time_s: float
+    step: int
+    environment: str
+    group_id: str
+    index: int
+    attempt: int
+    stage: str
+    call: int
+    server: str = ""
+    version: int | None = None
+    reason: str = ""
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(_Line)
+
+
 class EventSink(Protocol):
     """Where events go: `EventLog`, or a test's list."""
 
@@ -101,14 +125,15 @@ class EventLog:
         """`hear` is given each event, with its time on the clock of the event loop."""
         self._folder = folder
         self._hear = hear
-        self._lines: defaultdict[int, list[str]] = defaultdict(list)
+        self._events: defaultdict[int, list[AttemptEvent]] = defaultdict(list)
         self._num_kept = 0
         self._keeping = Lock()
-        """Held to touch the lines that are kept."""
+        """Held to touch the events that are kept."""
         self._writing = Lock()
         """Held by who writes files."""
         self._timer: asyncio.TimerHandle | None = None
         self._epoch_s: float | None = None
+        """When the clock of the event loop was 0, seconds since 1970."""
 
     def add(self, event: AttemptEvent) -> None:
         """Record `event`; it is on disk about a second later."""
@@ -117,9 +142,9 @@ class EventLog:
         if self._epoch_s is None:
             # Once: durations are right even if somebody sets the clock of the machine.
             self._epoch_s = time.time() - loop.time()
-        event = replace(event, time_s=event.time_s + self._epoch_s)
+        # What takes time is left to the thread that writes.
         with self._keeping:
-            self._lines[event.step].append(_line(event))
+            self._events[event.step].append(event)
             self._num_kept += 1
         if self._num_kept == _MOST_KEPT:
             self._begin_to_write()
@@ -142,17 +167,18 @@ class EventLog:
         """Write what is kept; raises NoRoomError if the disk is full."""
         with self._writing:
             with self._keeping:
-                kept, self._lines, self._num_kept = self._lines, defaultdict(list), 0
+                kept, self._events, self._num_kept = self._events, defaultdict(list), 0
             try:
                 while kept:
                     step = next(iter(kept))
-                    append_lines(_open_file(self._folder, step), kept[step])
+                    lines = _lines(kept[step], self._epoch_s or 0.0)
+                    append_content(_open_file(self._folder, step), lines)
                     del kept[step]
             finally:
                 with self._keeping:
-                    for step, lines in kept.items():
-                        self._lines[step][:0] = lines
-                        self._num_kept += len(lines)
+                    for step, events in kept.items():
+                        self._events[step][:0] = events
+                        self._num_kept += len(events)
 
     def pack(self, step: int) -> None:
         """Write the events of `step`, which are complete, as one Parquet file.
@@ -161,14 +187,14 @@ class EventLog:
         """
         self.flush()
         lines = _open_file(self._folder, step)
-        events = list(_from_lines(lines))
+        events = _read_lines(lines)
         if not events:
             return
         arrow, parquet = arrow_modules()
         columns = {name: [getattr(event, name) for event in events] for name in _NAMES}
         table = arrow.Table.from_pydict(columns, schema=_schema())
         with whole_file(_packed_file(self._folder, step)) as temporary:
-            parquet.write_table(table, temporary, compression="zstd")
+            parquet.write_table(table, temporary, compression=_COMPRESSED)
         lines.unlink()
 
 
@@ -191,7 +217,7 @@ def drop_events(folder: Path, *, after: int, is_repeated: Callable[[AttemptEvent
         if step > after:
             kept = [event for event in _of_step(folder, step) if not is_repeated(event)]
             lines = _open_file(folder, step)
-            write_text(lines, "".join(f"{_line(event)}\n" for event in kept))
+            write_text(lines, _lines(kept).decode())
             _packed_file(folder, step).unlink(missing_ok=True)
             if not kept:
                 lines.unlink()
@@ -213,17 +239,38 @@ def _of_step(folder: Path, step: int) -> Iterator[AttemptEvent]:
         yield from (_event(row) for row in rows)
     # Both are there if the run was killed between the two steps of packing.
     elif (lines := _open_file(folder, step)).is_file():
-        yield from _from_lines(lines)
+        yield from map(_event_of, _read_lines(lines))
 
 
-def _line(event: AttemptEvent) -> str:
-    # Most fields of most events have their default, which is left out.
-    fields = {name: value for name in _NAMES if (value := getattr(event, name)) not in ("", None)}
-    return json.dumps(fields, separators=(",", ":"))
+def _lines(events: Iterable[AttemptEvent], epoch_s: float = 0.0) -> bytes:
+    """Return the lines of `events`, whose times are seconds since `epoch_s`."""
+    found = [
+        _Line(
+            epoch_s + one.time_s,
+            *(one.step, one.environment, one.group_id, one.index, one.attempt),
+            *(one.stage.value, one.call, one.server, one.version, one.reason),
+        )
+        for one in events
+    ]
+    try:
+        return _ENCODER.encode_lines(found)
+    except UnicodeEncodeError:  # half a surrogate pair, in the reason of a failure
+        texts = (json.dumps(msgspec.to_builtins(one)) for one in found)
+        return "".join(f"{text}\n" for text in texts).encode()
 
 
-def _from_lines(path: Path) -> Iterator[AttemptEvent]:
-    yield from (_event(fields) for fields in read_json_lines(path))
+def _read_lines(path: Path) -> list[_Line]:
+    """Return what is in a file of lines, without those that a kill cut short."""
+    try:
+        return _DECODER.decode_lines(path.read_bytes())
+    except FileNotFoundError:
+        return []
+    except msgspec.MsgspecError:
+        return [msgspec.convert(fields, _Line) for fields in read_json_lines(path)]
+
+
+def _event_of(line: _Line) -> AttemptEvent:
+    return _event({name: getattr(line, name) for name in _NAMES})
 
 
 def _event(row: dict[str, Any]) -> AttemptEvent:

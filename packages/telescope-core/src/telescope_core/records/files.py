@@ -39,7 +39,11 @@ def append_json_line(path: Path, value: Mapping[str, JsonValue]) -> None:
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Append `lines` in a single write, on a new line if the last one was cut short."""
-    content = "".join(f"{line}\n" for line in lines).encode()
+    append_content(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def append_content(path: Path, content: bytes) -> None:
+    """Append whole lines in a single write, on a new line if the last one was cut short."""
     with room_for(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _append(path, content)

@@ -6,26 +6,33 @@ Rows are written and read in chunks of bounded size, each a row group of the fil
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields as fields_of
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple
 
 from telescope_core.chains import chains_of
 from telescope_core.errors import ConfigError
 from telescope_core.records.arrow import arrow_modules
 from telescope_core.records.folders import whole_file
-from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
+from telescope_core.records.rows import RolloutRow, row_from_json, row_without_tokens
 from telescope_core.records.token_columns import COLUMNS, read_tokens, token_columns, token_fields
-from telescope_core.records.tokens import PER_TURN
+from telescope_core.records.tokens import PER_TURN, PLACE_FIELDS, Tokens
 from telescope_core.types import RolloutStatus
 
 CHUNK_BYTES = 64 * 2**20
 """About how many bytes of tokens, texts and numbers are copied at a time, and make a row group."""
 _BATCH_ROWS = 64
 """Rows that are decoded to get one of them."""
-_Fields: TypeAlias = Mapping[object, object]
 _JSON_COLUMNS = ("rewards", "metrics", "tags", "golden_answers", "info", "conversations")
+_COMPRESSED = (
+    *("example_id", "group_id", "error", *_JSON_COLUMNS),
+    *(f"messages.list.element.{name}" for name in ("content", "reasoning_content", "tool_calls")),
+    *(f"messages.list.element.{name}" for name in ("refusal", "images")),
+    *(f"chains.list.element.{name}.list.element" for name in ("token_ids", "logprobs")),
+    *(f"turns.list.element.{name}" for name in PLACE_FIELDS),
+)
+"""Texts and tokens. Of the other columns dictionaries leave a few bits a row, and a compressor for
+each of them would cost a step more than it saves."""
 
 
 def write_rows(path: Path, rows: Iterable[RolloutRow], *, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -35,14 +42,14 @@ def write_rows(path: Path, rows: Iterable[RolloutRow], *, chunk_bytes: int = CHU
     # Token ids and log-probs repeat rarely, so dictionaries for them double the time of plain
     # columns and make the file larger.
     options = {
-        "compression": "zstd",
+        "compression": dict.fromkeys(_COMPRESSED, "zstd"),
         "use_dictionary": [name for name in _leaves(schema) if not name.startswith("chains.")],
         "use_byte_stream_split": ["chains.list.element.logprobs.list.element"],
     }
     with whole_file(path) as temporary, parquet.ParquetWriter(temporary, schema, **options) as out:
         for chunk in _chunks(rows, chunk_bytes):
-            fields = [_fields(row) for row in chunk]
-            columns = token_columns([row.tokens for row in chunk])
+            fields = [one.fields for one in chunk]
+            columns = token_columns([one.tokens for one in chunk])
             arrays = [
                 columns[name] if name in columns else _column(fields, name, schema)
                 for name in schema.names
@@ -116,13 +123,22 @@ def _rows_of(file: Any, group: int, *, with_tokens: bool) -> Iterator[RolloutRow
         yield replace(row, tokens=tokens)
 
 
-def _chunks(rows: Iterable[RolloutRow], chunk_bytes: int) -> Iterator[list[RolloutRow]]:
+class _Parts(NamedTuple):
+    """A row as it is written."""
+
+    fields: dict[str, Any]
+    """All but the tokens."""
+    tokens: Tokens | None
+
+
+def _chunks(rows: Iterable[RolloutRow], chunk_bytes: int) -> Iterator[list[_Parts]]:
     """Yield `rows` in lists of about `chunk_bytes`; no list is empty."""
-    chunk: list[RolloutRow] = []
+    chunk: list[_Parts] = []
     size = 0
     for row in rows:
-        chunk.append(row)
-        size += _size(row)
+        parts = _Parts(_fields(row), row.tokens)
+        chunk.append(parts)
+        size += _size(parts)
         if size >= chunk_bytes:
             yield chunk
             chunk, size = [], 0
@@ -130,24 +146,22 @@ def _chunks(rows: Iterable[RolloutRow], chunk_bytes: int) -> Iterator[list[Rollo
         yield chunk
 
 
-def _size(row: RolloutRow) -> int:
-    """Return about how many bytes the row takes."""
-    chains = chains_of(row.tokens or ())
-    tokens = 4 * sum(len(one.own_ids) + len(one.logprobs) for one in chains)
-    return 1000 + _length(replace(row, tokens=None)) + tokens
+def _size(parts: _Parts) -> int:
+    """Return about how many bytes a row takes."""
+    fields = parts.fields
+    turns: list[list[Any]] = fields["version_spans"]
+    chains = chains_of(parts.tokens or ())
+    return (
+        1000
+        + _length(fields)
+        + sum(100 + _length(message) for message in fields["messages"])
+        + 8 * sum(map(len, turns))
+        + 4 * sum(len(one.own_ids) + len(one.logprobs) for one in chains)
+    )
 
 
-def _length(value: object) -> int:
-    """Return about how many bytes a value takes, with all texts and numbers inside it."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(_length(part) for item in cast(_Fields, value).items() for part in item)
-    if isinstance(value, list | tuple):
-        return sum(map(_length, cast(Sequence[object], value)))
-    if is_dataclass(value):
-        return sum(_length(getattr(value, one.name)) for one in fields_of(value))
-    return 8
+def _length(fields: Mapping[str, object]) -> int:
+    return sum(len(value) for value in fields.values() if isinstance(value, str))
 
 
 def count_rows(paths: Iterable[Path]) -> Counter[tuple[str, RolloutStatus]]:
@@ -174,14 +188,17 @@ def _text_pairs(paths: Iterable[Path], first: str, second: str) -> Iterator[tupl
 
 def _fields(row: RolloutRow) -> dict[str, Any]:
     """Return the recorded fields of a row, except its tokens."""
-    fields: dict[str, Any] = dict(row_to_json(replace(row, tokens=None)))
+    fields = row_without_tokens(row)
     for name in _JSON_COLUMNS:
         fields[name] = _as_json(fields[name])
     for message in fields["messages"]:
         message["tool_calls"] = _as_json(message.get("tool_calls", []))
         if "images" in message:
             message["images"] = json.dumps(message["images"])
-    fields["version_spans"] = [[one._asdict() for one in turn] for turn in row.version_spans]
+    fields["version_spans"] = [
+        [{"version": version, "num_tokens": num_tokens} for version, num_tokens in turn]
+        for turn in row.version_spans
+    ]
     return fields
 
 

@@ -173,6 +173,12 @@ def row_of(
 
 def row_to_json(row: RolloutRow) -> dict[str, JsonValue]:
     """Return `row` as a JSON object, with its tokens only if they are recorded."""
+    fields = row_without_tokens(row)
+    return fields if row.tokens is None else fields | tokens_to_json(row.tokens)
+
+
+def row_without_tokens(row: RolloutRow) -> dict[str, Any]:
+    """Return the JSON object of `row` without its tokens."""
     fields = {name: getattr(row, name) for name in _PLAIN_FIELDS}
     fields["messages"] = [message_to_record(message) for message in row.messages]
     fields["conversations"] = [
@@ -180,7 +186,7 @@ def row_to_json(row: RolloutRow) -> dict[str, JsonValue]:
         for conversation in row.conversations
     ]
     fields["info"] = [asdict(one) for one in row.info]
-    return fields if row.tokens is None else fields | tokens_to_json(row.tokens)
+    return fields
 
 
 def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:

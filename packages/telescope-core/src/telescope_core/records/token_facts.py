@@ -59,7 +59,7 @@ def write_facts(path: Path, rows: Iterable[TurnFacts], *, chunk_tokens: int = CH
     schema = _schema()
     leaves = [f"{name}.list.element" for name in _VALUES]
     options = {
-        "compression": "zstd",
+        "compression": dict.fromkeys(("group_id", *leaves), "zstd"),
         "use_dictionary": [name for name in schema.names if name not in _VALUES],
         # Bytes of one kind beside each other: those that the rounding left 0 take no room.
         "use_byte_stream_split": leaves,

@@ -1,104 +1,223 @@
-"""Where the processes of a run go: what each one needs, and its place on the cluster."""
+"""Where the processes of a run go: what each one needs, and its place on the cluster.
 
-from collections.abc import Sequence
+Servers and trainer ranks have a placement group each, so that each kind follows its own strategy.
+Whatever a server consists of is one bundle, which Ray never divides over nodes.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
-import ray
-from ray.exceptions import GetTimeoutError
-from ray.util.placement_group import PlacementGroup, placement_group
+from ray.exceptions import RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from telescope_core.errors import ConfigError
+from telescope_train.cluster.nodes import living_nodes, nodes_text
+from telescope_train.config.ray_section import Strategy
 from telescope_train.config.schema import TrainConfig
 
-_SHARE = 0.5
-"""Of a GPU that two processes share, as Ray counts: it shows the whole GPU to both."""
+OWN_CLUSTER_S = 30.0
+"""Longest wait for room in a cluster of the run's own, which gets no further nodes: in this time
+Ray says that it is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What one process needs."""
+    """What one process needs, or one server with all of its processes."""
 
     cpus: float
     """CPUs that Ray reserves; they need not be whole."""
-    gpus: int = 0
-    """Whole GPUs."""
+    gpus: float = 0
+    """Whole GPUs, or a half of one that two processes share: Ray shows it to both."""
+
+    def resources(self) -> dict[str, float]:
+        """Return what Ray is asked for."""
+        return {"CPU": self.cpus, "GPU": self.gpus} if self.gpus else {"CPU": self.cpus}
 
 
-class Places(NamedTuple):
-    """Ray's options for the actors of a run: one entry for each process."""
+class Asked(NamedTuple):
+    """Room for processes of one kind."""
 
-    servers: list[dict[str, Any]]
-    ranks: list[dict[str, Any]]
+    what: str
+    """What they are, for messages."""
+    settings: str
+    """Which settings say how much room they need."""
+    bundles: Sequence[Bundle]
+    strategy: Strategy
+
+    def shortage(self) -> str:
+        """Say what was asked for."""
+        cpus = sum(bundle.cpus for bundle in self.bundles)
+        gpus = sum(bundle.gpus for bundle in self.bundles)
+        where = {
+            "STRICT_PACK": ", all on one node",
+            "STRICT_SPREAD": ", each on a node of its own",
+        }.get(self.strategy, "")
+        return f"{len(self.bundles)} {self.what} ({cpus:g} CPUs, {gpus} GPUs{where})"
+
+
+class Room(NamedTuple):
+    """What Ray has reserved, and asks of actors that go there."""
+
+    group: PlacementGroup
+    bundles: Sequence[Bundle]
+
+    def places(self) -> list[dict[str, Any]]:
+        """Return the options of one actor for each bundle, those of a node next to each other."""
+        order = in_order_of_nodes(self.nodes())
+        return [placed(self.group, index, self.bundles[index]) for index in order]
+
+    def nodes(self) -> list[str]:
+        """Return the id of the node of each bundle; empty for one that has none now."""
+        table = placement_group_table(self.group)
+        by_bundle: Mapping[int, str] = table["bundles_to_node_id"]
+        return [by_bundle.get(index) or "" for index in range(len(self.bundles))]
+
+    def give_back(self) -> None:
+        """Let others have it."""
+        try:
+            remove_placement_group(self.group)
+        except RayError:
+            return  # the cluster is gone, and with it what it had reserved
+
+
+class RankRoom:
+    """The room of the trainer ranks, which go elsewhere together when a node of theirs is gone."""
+
+    def __init__(self, room: Room, reserve_again: Callable[[], Room]) -> None:
+        self._room = room
+        self._reserve_again = reserve_again
+
+    def places(self) -> list[dict[str, Any]]:
+        """Return Ray's options for the actor of each rank, neighbors on the same node."""
+        return self._room.places()
+
+    def nodes(self) -> list[str]:
+        """Return the ids of the nodes that it is on."""
+        return self._room.nodes()
+
+    async def renew(self) -> None:
+        """Reserve other room if a node is gone; raises ConfigError if there is none."""
+        living = {node.id for node in await asyncio.to_thread(living_nodes)}
+        if not living.issuperset(self._room.nodes()):
+            # Ray would find room for the lost bundles alone, and separate the ranks.
+            self._room.give_back()
+            self._room = await asyncio.to_thread(self._reserve_again)
+
+
+class Rooms(NamedTuple):
+    """The room of a run."""
+
+    servers: Room
+    ranks: RankRoom
+
+
+def server_bundles(config: TrainConfig, device: str) -> list[Bundle]:
+    """Return what each server needs."""
+    gpus = config.inference.processes_per_server if device == "cuda" else 0
+    gpus *= _share(config)
+    bundle = Bundle(cpus=config.ray.ray_inference_cpus_per_worker, gpus=gpus)
+    return [bundle] * config.inference.inference_num_workers
+
+
+def rank_bundles(config: TrainConfig, device: str) -> list[Bundle]:
+    """Return what each trainer rank needs."""
+    gpus = _share(config) if device == "cuda" else 0
+    bundle = Bundle(cpus=config.ray.ray_trainer_cpus_per_worker, gpus=gpus)
+    return [bundle] * config.trainer.trainer_num_workers
+
+
+def _share(config: TrainConfig) -> float:
+    """Return the part of each GPU that a process takes."""
+    return 0.5 if config.inference.colocate else 1
 
 
 def bundles_of(config: TrainConfig, device: str) -> list[Bundle]:
-    """Return what each process needs: servers first, then trainer ranks; one if they share."""
-    if config.inference.colocate:
-        return [shared_bundle(config)]
-    ray, gpus = config.ray, 1 if device == "cuda" else 0
-    server = Bundle(cpus=ray.ray_inference_cpus_per_worker, gpus=gpus)
-    rank = Bundle(cpus=ray.ray_trainer_cpus_per_worker, gpus=gpus)
-    return [
-        *[server] * config.inference.inference_num_workers,
-        *[rank] * config.trainer.trainer_num_workers,
-    ]
+    """Return what all processes need that Ray places."""
+    return [*server_bundles(config, device), *rank_bundles(config, device)]
 
 
-def place_processes(config: TrainConfig, device: str) -> Places:
-    """Reserve room for all processes at once; raises ConfigError if the cluster has too little."""
-    bundles = bundles_of(config, device)
-    room = reserve(bundles, deadline_s=config.ray.ray_placement_timeout_s)
-    if config.inference.colocate:
-        return shared_places(config, room)
-    places = [placed(room, index, bundle) for index, bundle in enumerate(bundles)]
-    num_servers = config.inference.inference_num_workers
-    return Places(places[:num_servers], places[num_servers:])
+def place_processes(config: TrainConfig, device: str) -> Rooms:
+    """Reserve room for all processes; raises ConfigError if the cluster has too little."""
+    # Ranks first: they need each other's neighborhood more than servers do.
+    deadline_s = _deadline_s(config)
+    reserve_ranks = partial(reserve, _asked_ranks(config, device), deadline_s=deadline_s)
+    ranks = reserve_ranks()
+    try:
+        servers = reserve(_asked_servers(config, device), deadline_s=deadline_s)
+    except BaseException:
+        ranks.give_back()
+        raise
+    return Rooms(servers, RankRoom(ranks, reserve_ranks))
 
 
-def shared_bundle(config: TrainConfig) -> Bundle:
-    """Return what a server and a rank need together."""
-    ray = config.ray
-    return Bundle(cpus=ray.ray_inference_cpus_per_worker + ray.ray_trainer_cpus_per_worker, gpus=1)
-
-
-def shared_places(config: TrainConfig, room: PlacementGroup) -> Places:
-    """Return the places of a server and a rank in the one bundle of `room`."""
-
-    def half(cpus: float) -> list[dict[str, Any]]:
-        return [placed(room, 0, Bundle(cpus=cpus)) | {"num_gpus": _SHARE}]
-
-    return Places(
-        half(config.ray.ray_inference_cpus_per_worker), half(config.ray.ray_trainer_cpus_per_worker)
+def _asked_ranks(config: TrainConfig, device: str) -> Asked:
+    return Asked(
+        "trainer ranks",
+        "trainer_num_workers, ray_trainer_cpus_per_worker",
+        rank_bundles(config, device),
+        config.ray.ray_trainer_placement_strategy,
     )
 
 
-def reserve(bundles: Sequence[Bundle], *, deadline_s: float) -> PlacementGroup:
-    """Reserve room for all `bundles` at once.
+def _asked_servers(config: TrainConfig, device: str) -> Asked:
+    return Asked(
+        "inference servers",
+        "inference_num_workers, ray_inference_cpus_per_worker",
+        server_bundles(config, device),
+        config.ray.ray_inference_placement_strategy,
+    )
+
+
+def _deadline_s(config: TrainConfig) -> float:
+    limit_s = config.ray.ray_placement_timeout_s
+    return limit_s if config.ray.ray_address is not None else min(limit_s, OWN_CLUSTER_S)
+
+
+def reserve(asked: Asked, *, deadline_s: float) -> Room:
+    """Reserve room for all of `asked` at once.
 
     Raises ConfigError if the cluster has no room within `deadline_s` seconds.
     """
     # All or nothing: actors that are placed one by one could fill the cluster before the last of
     # them has room, and the run would wait for it without an error.
     group = placement_group(
-        [
-            {"CPU": bundle.cpus, "GPU": bundle.gpus} if bundle.gpus else {"CPU": bundle.cpus}
-            for bundle in bundles
-        ],
-        strategy="PACK",
+        [bundle.resources() for bundle in asked.bundles], strategy=asked.strategy
     )
+    room = Room(group, asked.bundles)
     try:
-        ray.get(group.ready(), timeout=deadline_s)
-    except GetTimeoutError:
-        cpus = sum(bundle.cpus for bundle in bundles)
-        gpus = sum(bundle.gpus for bundle in bundles)
+        has_room = group.wait(timeout_seconds=deadline_s)
+    except BaseException:
+        room.give_back()
+        raise
+    if not has_room:
+        room.give_back()
         raise ConfigError(
-            f"the Ray cluster had no room for {len(bundles)} processes ({cpus:g} CPUs, {gpus} "
-            f"GPUs) within {deadline_s:g} s; it has {ray.cluster_resources()}. Add nodes, lower "
-            "trainer_num_workers or inference_num_workers, or raise ray_placement_timeout_s"
-        ) from None
-    return group
+            f"the Ray cluster had no room for {asked.shortage()} within {deadline_s:g} s. It has "
+            f"{nodes_text()}. Add nodes, lower the number of processes or what each of them "
+            f"reserves ({asked.settings}), choose another placement strategy, or raise "
+            "ray_placement_timeout_s"
+        )
+    return room
+
+
+def in_order_of_nodes(node_of_bundle: Sequence[str]) -> list[int]:
+    """Return the indices of bundles such that those of a node are next to each other.
+
+    Nodes come in the order of their first bundle, and bundles of a node in their own.
+    """
+    first = {node: index for index, node in reversed(list(enumerate(node_of_bundle)))}
+    return sorted(
+        range(len(node_of_bundle)), key=lambda index: (first[node_of_bundle[index]], index)
+    )
 
 
 def placed(group: PlacementGroup, index: int, bundle: Bundle) -> dict[str, Any]:

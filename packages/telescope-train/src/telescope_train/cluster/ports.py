@@ -1,14 +1,19 @@
 """TCP ports of this machine: free ones, and those of a run that are already taken."""
 
+import errno
 import socket
 
 from telescope_core.errors import ConfigError
+from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.schema import TrainConfig
+
+MOST_PORT = 65535
 
 
 def port_problems(config: TrainConfig) -> list[str]:
     """Return a message for each port of the inference servers that is already taken."""
     section = config.inference
+    host = section.inference_host or LOOPBACK
     problems: list[str] = []
     for port in range(
         section.inference_base_port,
@@ -17,10 +22,10 @@ def port_problems(config: TrainConfig) -> list[str]:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((section.inference_host, port))
+                probe.bind((host, port))
             except OSError as error:
                 problems.append(
-                    f"inference server: cannot listen on {section.inference_host}:{port} "
+                    f"inference server: cannot listen on {host}:{port} "
                     f"({error.strerror or error}); stop the program that uses it, or set "
                     "inference_base_port"
                 )
@@ -40,10 +45,13 @@ class HeldPort:
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
 
-    def hold(self) -> int:
-        """Return a port that connections reach from now on; one that was held before is let go."""
+    def hold(self, host: str = LOOPBACK) -> int:
+        """Return a port of `host` that connections reach from now on.
+
+        One that was held before is let go.
+        """
         self.close()
-        self._socket = socket.create_server(("", 0))
+        self._socket = socket.create_server((host, 0))
         return int(self._socket.getsockname()[1])
 
     def hand_over(self, port: int) -> int | None:
@@ -63,6 +71,31 @@ class HeldPort:
             self._socket = None
 
 
+def first_free_port(host: str, first: int, *, every: int) -> int:
+    """Return the first port of `first`, `first + every` and so on that is free on `host`.
+
+    Servers of a run on the same machine have other remainders, so none takes another one's. Raises
+    ConfigError if there is none.
+    """
+    for port in range(first, MOST_PORT + 1, every):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise ConfigError(
+                        f"cannot listen on {host} of {socket.gethostname()}: {error.strerror}; set "
+                        "inference_host to an address that this machine has, or leave it out"
+                    ) from None
+                continue
+            return port
+    raise ConfigError(
+        f"no port of {host} from {first} on is free on {socket.gethostname()}; set "
+        "inference_base_port to a lower one"
+    )
+
+
 def require_free_port(host: str, port: int) -> None:
     """Raise ConfigError when something already listens on `port`."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -71,6 +104,6 @@ def require_free_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"port {port} on {host} is in use ({error.strerror}); stop the program that "
-                "listens there, or set inference_base_port to another port"
+                f"port {port} on {host} of {socket.gethostname()} is in use ({error.strerror}); "
+                "stop the program that listens there, or set inference_base_port to another port"
             ) from None

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import ray
 from ray._private.utils import read_ray_address
-from ray.exceptions import RayError
+from ray.exceptions import AuthenticationError, RayError
 
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_train.cluster.placement import Bundle
@@ -50,6 +50,8 @@ def ray_cluster(section: RaySection, bundles: Sequence[Bundle], *, debug: bool) 
         "include_dashboard": False,
         "log_to_driver": debug,
         "logging_level": "INFO" if debug else "ERROR",
+        "namespace": section.ray_namespace,
+        "runtime_env": dict(section.ray_runtime_env) or None,
     }
     with _connected(section.ray_address, bundles, options):
         yield
@@ -102,10 +104,28 @@ def _require_listening(address: str) -> None:
 
 
 def _unreachable(address: str, error: Exception) -> ConfigError:
+    if _asks_for_token(error):
+        return ConfigError(
+            f"the Ray cluster at ray_address = {address!r} asks for a token, which a plain `ray "
+            "start --head` makes it do. Set RAY_AUTH_MODE=token for this command and before `ray "
+            "start` on every node, and give all of them the token that `ray get-auth-token` prints "
+            "on the head: in ~/.ray/auth_token, or as RAY_AUTH_TOKEN. To do without, on a network "
+            "of your own, start every node with RAY_AUTH_MODE=disabled"
+        )
     return ConfigError(
         f"cannot reach the Ray cluster at ray_address = {address!r}: {error}; "
         "start it with `ray start --head`, or leave ray_address out to start one here"
     )
+
+
+def _asks_for_token(error: BaseException | None) -> bool:
+    """Return whether a failure to connect comes of a token that is missing or wrong."""
+    while error is not None:
+        # Where Ray raises another class on the way, the name stands in its text.
+        if isinstance(error, AuthenticationError) or "AuthenticationError" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _own_cluster(bundles: Sequence[Bundle], folder: Path) -> dict[str, Any]:

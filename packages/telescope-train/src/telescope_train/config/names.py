@@ -7,8 +7,6 @@ any ending.
 
 _PLANNED = """
     megatron megatron_*
-    inference_tensor_parallel_size max_num_batched_tokens
-    ray_namespace ray_runtime_env ray_inference_placement_strategy ray_trainer_placement_strategy
 """
 
 PLANNED_NAMES = frozenset(_PLANNED.split())

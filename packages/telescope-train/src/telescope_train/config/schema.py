@@ -15,12 +15,13 @@ from telescope_train.config.fields import (
     Dtype,
     Index,
     NotNegative,
-    Port,
     Positive,
     Ratio,
     Section,
 )
+from telescope_train.config.inference_section import InferenceSection
 from telescope_train.config.observability_section import ObservabilitySection
+from telescope_train.config.ray_section import RaySection
 from telescope_train.config.trainer_section import TrainerSection
 from telescope_train.config.weights_section import WeightsSection
 
@@ -177,49 +178,6 @@ class SchedulingSection(Section):
     null = 4 for each lane."""
 
 
-class InferenceSection(Section):
-    """The vLLM servers that sample rollouts."""
-
-    inference_num_workers: Count = 1
-    """Number of servers; each one takes a GPU if there are GPUs."""
-    inference_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Address on which the servers listen."""
-    inference_base_port: Port = 8100
-    """Port of the first server; the others take the ports after it."""
-    inference_startup_timeout_s: Positive = 300.0
-    """Seconds that a starting server may stay silent, in its log and to health checks, before the
-    run gives up on it."""
-    inference_progress_timeout_s: Positive = 120.0
-    """Seconds in which the engine of an inference server ends no step and sends no token, after
-    which the server is ended and started again. Weight updates do not count. Its requests go on at
-    the other servers."""
-    gateway_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Address of this machine at which programs that environments start reach the model."""
-    gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port at `gateway_host`; 0 = a free one."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of a GPU's memory that vLLM may use; has no meaning without a GPU."""
-    max_model_len: Count | None = None
-    """Most tokens of prompt and answer together; null = the smaller of `seq_len` and the model's
-    own limit."""
-    max_num_seqs: Count = 256
-    """Requests that one server works on at a time."""
-    colocate: bool = False
-    """Let one trainer process and one server share a GPU: the server sleeps while the trainer
-    works. Needs `max_async_rollout = 0`."""
-    colocate_sleep_level: Literal[1, 2] | None = None
-    """What a server does with its weights while it sleeps: 1 = keeps them in CPU memory, 2 =
-    forgets them, because it gets new ones anyway; null = 2, or 1 with `use_lora`."""
-    vllm_scheduling_policy: Literal["priority", "fcfs"] = "priority"
-    """Which of the requests that wait goes first: `priority` = that of the rollout with the most
-    turns behind it, so that rollouts end soon; among equals that of the oldest batch; evaluations
-    last, `fcfs` = the one that came first."""
-    enable_vllm_tracing: bool = False
-    """Servers send their traces to the driver: requests of others are recorded too."""
-    otlp_receiver_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port at `gateway_host` at which the driver takes traces; 0 = a free one."""
-
-
 class CheckpointSection(Section):
     """When and where the state of the run is saved, and where a run continues from."""
 
@@ -289,26 +247,6 @@ class EvalsSection(Section):
     `eval_num_servers`."""
     evals: tuple[EvalEntry, ...] = ()
     """The evaluations; `[[evals]]` at the top of a file is the same list."""
-
-
-class RaySection(Section):
-    """The cluster on which the processes are placed."""
-
-    ray_address: str | None = None
-    """Address of a running Ray cluster; null = start one of the run's own on this machine, whatever
-    other clusters are there."""
-    ray_placement_timeout_s: Positive = 300.0
-    """Seconds to wait until the cluster has room."""
-    worker_progress_timeout_s: Positive = 1800.0
-    """Seconds without any progress after which a trainer process is taken for dead. A call may take
-    any time as long as batches, weights or files move on."""
-    max_trainer_restarts: Index = 3
-    """How often in a row trainer processes that died are started again, to go on from the newest
-    checkpoint, before the run ends; a further step begins a new row. 0 = the run ends at once."""
-    ray_inference_cpus_per_worker: Positive = 1.0
-    """CPUs reserved for each inference server; without a GPU, also its number of threads."""
-    ray_trainer_cpus_per_worker: Positive = 1.0
-    """CPUs reserved for each trainer process; without a GPU, also its number of threads."""
 
 
 class TrainConfig(Section):

@@ -34,6 +34,7 @@ from telescope_train.inference.wire import (
     TokenReply,
     TokenRequest,
     column,
+    secret_headers,
 )
 
 _LOAD_S = 5.0
@@ -49,8 +50,13 @@ class TokenClient:
     Canceling a call aborts its request on the server.
     """
 
-    def __init__(self, base_url: str, *, answer_within_s: float = ANSWER_WITHIN_S) -> None:
-        """A control call with a deadline is made again after `answer_within_s` seconds."""
+    def __init__(
+        self, base_url: str, *, secret: str = "", answer_within_s: float = ANSWER_WITHIN_S
+    ) -> None:
+        """A control call with a deadline is made again after `answer_within_s` seconds.
+
+        `secret` is what the server asks for; empty = nothing.
+        """
         self.base_url = base_url
         self._answer_within_s = answer_within_s
         self.num_in_flight = 0
@@ -63,6 +69,7 @@ class TokenClient:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+            headers=secret_headers(secret),
         )
         self._plane: Plane | None = None
         self._opening = asyncio.Lock()

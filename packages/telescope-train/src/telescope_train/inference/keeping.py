@@ -35,8 +35,8 @@ class Fleet(Protocol):
         """
         ...
 
-    async def start_again(self, index: int) -> None:
-        """End what is left of server `index`, and start it; returns when it is healthy.
+    async def start_again(self, index: int) -> str:
+        """End what is left of server `index`, and start it; returns its address once it is healthy.
 
         Raises ProcessDiedError if it does not become healthy.
         """
@@ -121,7 +121,9 @@ class Keeping:
         )
         lease.become(ServerState.STARTING)
         try:
-            await self._fleet.start_again(self._first + index)
+            # It is elsewhere if its node was lost.
+            address = await self._fleet.start_again(self._first + index)
+            lease.client.base_url = address
             healthy_s = clock.time()
             lease.become(ServerState.LOADING)
             await self._until_brought_in(index, lease)

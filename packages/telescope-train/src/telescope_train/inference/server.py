@@ -10,19 +10,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from telescope_core.errors import ProcessDiedError
 from telescope_core.records.output_logs import INFERENCE, OutputLog
 from telescope_core.secret_names import secret_values
 from telescope_train.cluster.ports import free_port, require_free_port
-from telescope_train.inference.wire import ENGINE_PATH, WEIGHT_ENGINE
+from telescope_train.config.inference_section import LOOPBACK
+from telescope_train.inference.wire import (
+    ENGINE_PATH,
+    SECRET_VARIABLE,
+    WEIGHT_ENGINE,
+    secret_headers,
+)
 from telescope_train.models.device import machine_device
 from telescope_train.models.served_adapter import ServedAdapter
 from telescope_train.observability.genai_names import SERVER as SERVER_ATTRIBUTE
@@ -34,7 +40,7 @@ CPU_KERNELS_VARIABLE = "TELESCOPE_VLLM_CPU_KERNELS"
 """With the value 1, an engine in the API server's process computes with fused kernels on CPU
 (`vllm_plugin.cpu_kernels`)."""
 STARTUP_DEADLINE_S = 300.0
-"""Longest that a server may take from its start to its first health check, in seconds."""
+"""Longest that a server that starts may print nothing, in seconds."""
 _TRACES_EVERY_MS = 500
 _LAST_WORDS_S = 1.0
 """Longest wait for what a server that has ended had printed, in seconds."""
@@ -54,8 +60,15 @@ class ServerSettings:
 
     model_path: str
     """Folder of a Hugging Face model, or its id on the Hugging Face Hub."""
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
+    """Address on which it listens."""
+    reached_at: str | None = None
+    """Address at which others reach it; None = `host`."""
     port: int
+    secret: str = field(default="", repr=False)
+    """What every request must show, whatever its path; empty = nothing is asked for."""
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further environment variables, those of its node."""
     log_path: Path
     """What the server prints; a name that ends in `.jsonl` makes it a log like all others."""
     number: int = 0
@@ -64,12 +77,18 @@ class ServerSettings:
     """`cpu` or `cuda`."""
     num_threads: int = 1
     """CPU threads that compute; has no meaning on a GPU."""
+    tensor_parallel_size: int = 1
+    """GPUs, or processes on CPU, that compute one model together."""
+    data_parallel_size: int = 1
+    """Copies of the model, which share the requests."""
     dtype: str = "float32"
     """vLLM's name of the type that the model computes in, such as `bfloat16` or `auto`."""
     max_model_len: int | None = None
     """Tokens of prompt and answer together; None = the model's own limit."""
     max_num_seqs: int = 256
     """Requests that the server works on at a time."""
+    max_num_batched_tokens: int | None = None
+    """Tokens that an engine computes in one step; None = vLLM's choice."""
     scheduling_policy: str = "priority"
     """vLLM's name of the order of requests that wait: `priority` or `fcfs`."""
     gpu_memory_utilization: float = 0.9
@@ -87,11 +106,18 @@ class ServerSettings:
     """Where the server sends its traces, as OTLP with protobuf over HTTP; None = it keeps none."""
     adapter: ServedAdapter | None = None
     """The adapter that the trainer will send; None = the weights themselves change, or nothing."""
+    more_arguments: tuple[str, ...] = ()
+    """Arguments of vLLM's command line that nothing else here stands for."""
 
     @property
     def base_url(self) -> str:
         """Root of the server, without a trailing slash."""
-        return f"http://{self.host}:{self.port}"
+        return f"http://{self.reached_at or self.host}:{self.port}"
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that compute, each on a GPU of its own if there are GPUs."""
+        return self.tensor_parallel_size * self.data_parallel_size
 
     def arguments(self) -> list[str]:
         """Return the command line."""
@@ -112,12 +138,9 @@ class ServerSettings:
             arguments += ["--chat-template", str(self.chat_template)]
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
-        if self.device == "cpu":
-            arguments += ["--enforce-eager", "--distributed-executor-backend", _IN_ENGINE]
-            # Scheduling ahead keeps a GPU busy. Here the CPU both schedules and computes.
-            arguments.append("--no-async-scheduling")
-        else:
-            arguments += ["--gpu-memory-utilization", str(self.gpu_memory_utilization)]
+        if self.max_num_batched_tokens is not None:
+            arguments += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
+        arguments += self._engine_arguments()
         if self.sleeps:
             arguments.append("--enable-sleep-mode")
         if self.takes_weights:
@@ -134,12 +157,27 @@ class ServerSettings:
             arguments += self.adapter.arguments()
         if self.trust_remote_code:
             arguments.append("--trust-remote-code")
-        return arguments
+        return [*arguments, *self.more_arguments]
+
+    def _engine_arguments(self) -> list[str]:
+        """Return what says how many engines there are, and what they compute on."""
+        arguments: list[str] = []
+        if self.num_processes > 1:
+            arguments += ["--tensor-parallel-size", str(self.tensor_parallel_size)]
+            arguments += ["--data-parallel-size", str(self.data_parallel_size)]
+        if self.device != "cpu":
+            return [*arguments, "--gpu-memory-utilization", str(self.gpu_memory_utilization)]
+        executor = _IN_ENGINE if self.tensor_parallel_size == 1 else "mp"
+        arguments += ["--enforce-eager", "--distributed-executor-backend", executor]
+        # Scheduling ahead keeps a GPU busy. Here the CPU both schedules and computes.
+        return [*arguments, "--no-async-scheduling"]
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of the server's process."""
         environment = {
             **os.environ,
+            **self.variables,
+            SECRET_VARIABLE: self.secret,
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             # vLLM serves `/resume` and the routes of weight updates only in this mode.
@@ -157,12 +195,35 @@ class ServerSettings:
             # vLLM would bind its threads to cores. The trainer uses the same cores, so the
             # operating system places the threads better.
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+            if self.num_processes > 1:
+                # An engine in the API server's process is the only one there can be, and its
+                # kernels are registered in that process alone.
+                environment[ENGINE_THREAD_VARIABLE] = "0"
             environment.setdefault(ENGINE_THREAD_VARIABLE, "1")
             environment.setdefault(CPU_KERNELS_VARIABLE, "1")
             # With enforce-eager, only one helper of the sampler is still compiled. That costs the
             # first request 20 s of C++ compilation and gains nothing measurable.
             environment.setdefault("TORCHDYNAMO_DISABLE", "1")
         return environment
+
+
+class Silence:
+    """How long a server that starts has printed nothing.
+
+    It says what it does: it downloads, loads each file, compiles, captures graphs. A large model
+    may take any time for that, while a server that hangs falls silent.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._log_bytes = -1
+        self._spoke_s = time.monotonic()
+
+    def is_too_long(self, log_bytes: int) -> bool:
+        """Return whether its log has had this size for longer than the limit."""
+        if log_bytes != self._log_bytes:
+            self._log_bytes, self._spoke_s = log_bytes, time.monotonic()
+        return time.monotonic() - self._spoke_s > self._limit_s
 
 
 class ServerProcess:
@@ -179,7 +240,7 @@ class ServerProcess:
             settings.log_path,
             component=INFERENCE,
             source=str(settings.number),
-            hide=secret_values(os.environ),
+            hide={*secret_values(os.environ), *filter(None, [settings.secret])},
         )
         # With a session of its own, `close` can end the whole group, and Ctrl-C in a terminal does
         # not reach the server: the driver receives it and ends its processes in order.
@@ -224,7 +285,7 @@ class ServerProcess:
             return True
         try:
             # Not `/health`, which a server answers as well when its engine hangs.
-            urlopen(f"{self.settings.base_url}{ENGINE_PATH}", timeout=5.0).close()
+            urlopen(self._request(ENGINE_PATH), timeout=5.0).close()
         except HTTPError as error:
             is_gone = error.code == HTTPStatus.SERVICE_UNAVAILABLE
         except URLError as error:
@@ -248,11 +309,15 @@ class ServerProcess:
         # Without this, waiting for a server that failed to start would last the whole deadline.
         self.check()
         try:
-            with urlopen(f"{self.settings.base_url}/health", timeout=5.0) as reply:
+            with urlopen(self._request("/health"), timeout=5.0) as reply:
                 self._was_healthy = reply.status == HTTPStatus.OK
                 return self._was_healthy
         except OSError:  # it does not listen yet, or the answer is not 200
             return False
+
+    def _request(self, path: str) -> Request:
+        headers = secret_headers(self.settings.secret)
+        return Request(f"{self.settings.base_url}{path}", headers=headers)
 
     def log_bytes(self) -> int:
         """Return how much it has printed."""
@@ -263,13 +328,17 @@ class ServerProcess:
         return self._output.tail(_TAIL_LINES) or "(it printed nothing)"
 
     def wait_until_healthy(self, deadline_s: float = STARTUP_DEADLINE_S) -> None:
-        """Return once it answers; raises ProcessDiedError if it ends, or after `deadline_s`."""
-        give_up_s = time.monotonic() + deadline_s
+        """Return once it answers.
+
+        Raises ProcessDiedError if it ends, or prints nothing for `deadline_s` seconds.
+        """
+        silence = Silence(deadline_s)
         while not self.is_healthy():
-            if time.monotonic() > give_up_s:
+            if silence.is_too_long(self.log_bytes()):
                 raise ProcessDiedError(
                     f"inference server at {self.settings.base_url} did not answer its health "
-                    f"check within {deadline_s:g} s; its log is {self.settings.log_path}"
+                    f"check, and printed nothing for {deadline_s:g} s; its log is "
+                    f"{self.settings.log_path}"
                 )
             time.sleep(_POLL_S)
 

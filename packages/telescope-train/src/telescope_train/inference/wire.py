@@ -27,6 +27,8 @@ engine is dead. No answer means that a step does not end, or that the server its
 ONCE_HEADER = "x-telescope-once"
 """The number of a control call that is to be made once. A second call with the same number gets the
 answer of the first."""
+SECRET_VARIABLE = "TELESCOPE_SERVER_SECRET"
+"""Environment variable of a server with what every request must show; empty = nothing."""
 PAUSE_PATH = "/telescope/v1/pause"
 """Stops the engine between two steps and keeps its requests, until `/resume`. vLLM's own `/pause`
 sleeps for 20 ms after the engine has paused, and always drops the caches."""
@@ -37,12 +39,19 @@ PAUSE_AND_KEEP = "cache=keep"
 PAUSE_AND_ABORT = "requests=abort"
 """The query that drops all caches and ends the running requests, with the tokens that they have."""
 PAUSE_QUERIES = (PAUSE_AND_CLEAR, PAUSE_AND_KEEP, PAUSE_AND_ABORT)
+SLEEP_PATHS = ("/sleep", "/wake_up", "/is_sleeping")
+"""vLLM's routes of sleep, refused where it has none."""
 FRAME_BYTES = 4 * 2**20
 """A frame holds items of at most this size together, or one item that is larger by itself."""
 MAX_FRAME_BYTES = 256 * 2**20
 """Largest frame that either end accepts: a prompt or an answer of 32 million tokens."""
 _ITEM_OVERHEAD_BYTES = 64
 """More than the numbers, tags and lengths of an item take on the wire."""
+
+
+def secret_headers(secret: str) -> dict[str, str]:
+    """Return the headers with which a request shows `secret`; none if there is none."""
+    return {"authorization": f"Bearer {secret}"} if secret else {}
 
 
 class SizedItem(Protocol):

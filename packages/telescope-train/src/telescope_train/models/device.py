@@ -25,7 +25,7 @@ def machine_device() -> Device:
     """
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
     has_gpu = any(DEVICES.glob("nvidia[0-9]*")) or (DEVICES / "dxg").exists()
-    return "cuda" if has_gpu and not is_hidden and _torch_has_cuda() else "cpu"
+    return "cuda" if has_gpu and not is_hidden and torch_has_cuda() else "cpu"
 
 
 def machine_gpus() -> list[int]:
@@ -68,7 +68,7 @@ def compute_dtype(mixed_precision_dtype: str | None, device: str) -> str:
 
 
 @cache
-def _torch_has_cuda() -> bool:
+def torch_has_cuda() -> bool:
     """Return whether the installed torch is a CUDA build, read from its files.
 
     Importing torch would take seconds. True if torch is not installed: nothing runs then, and the

@@ -23,7 +23,9 @@ def num_gpus_needed(config: TrainConfig) -> int:
     """Return the GPUs of a run; a server of several takes as many."""
     if config.inference.colocate:
         return 1
-    return config.inference.inference_num_workers + config.trainer.trainer_num_workers
+    inference = config.inference
+    servers = inference.inference_num_workers * inference.processes_per_server
+    return servers + config.trainer.trainer_num_workers
 
 
 def gpu_problems(
@@ -52,9 +54,9 @@ def _count_problems(config: TrainConfig, num_gpus: int) -> Iterator[str]:
         "with more"
     )
     yield (
-        f"this run needs {needed} GPUs, one for each of {servers} servers "
-        f"(inference_num_workers) and {ranks} trainer ranks (trainer_num_workers), and this "
-        f"machine has {num_gpus}; {advice}"
+        f"this run needs {needed} GPUs for {servers} servers (inference_num_workers, "
+        f"inference_tensor_parallel_size, inference_data_parallel_size) and {ranks} trainer ranks "
+        f"(trainer_num_workers), and this machine has {num_gpus}; {advice}"
     )
 
 

@@ -12,6 +12,7 @@ from telescope_core.secret_names import which_are_set
 from telescope_train.algorithms.corrections import age_of_rollouts
 from telescope_train.chat.template import how_replies_are_read
 from telescope_train.checkpoints.folders import checkpoints_folder
+from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.models.served_adapter import served_adapter
@@ -177,6 +178,10 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
     first = inference.inference_base_port
     last = first + inference.inference_num_workers - 1
     ports = f"port {first}" if first == last else f"ports {first} to {last}"
+    own_host = LOOPBACK if ray.ray_address is None else "the address of its node"
+    host = inference.inference_host or own_host
+    size = inference.processes_per_server
+    parts = f", {size} GPUs or processes each" if size > 1 else ""
     num_eval = config.evals.eval_num_servers
     for_evals = f", the last {num_eval} for evals" if num_eval else ""
     address = ray.ray_address
@@ -199,7 +204,7 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
         ProcessPlan(
             name="vLLM server",
             count=inference.inference_num_workers,
-            detail=f"{inference.inference_host}, {ports}{for_evals}, "
+            detail=f"{host}, {ports}{for_evals}{parts}, "
             f"{ray.ray_inference_cpus_per_worker:g} CPU each",
         ),
     )

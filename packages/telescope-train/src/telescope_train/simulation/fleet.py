@@ -32,11 +32,12 @@ class SimulatedFleet:
             await asyncio.sleep(self._progress_s)
         return why or f"it hangs: it was silent for {self._progress_s:g} s"
 
-    async def start_again(self, index: int) -> None:
-        """Start a server; returns when it is healthy."""
+    async def start_again(self, index: int) -> str:
+        """Start a server; returns its address when it is healthy."""
         self._engines[index].die("it is ended")
         await asyncio.sleep(self._start_s)
         if self._failed_starts > 0:
             self._failed_starts -= 1
             raise ProcessDiedError("it died while it started, as planned")
         self._engines[index].start_again()
+        return self._engines[index].name

@@ -349,8 +349,8 @@ class WeightPublisher:
         """Lose the servers that have received something else than was sent."""
         others: list[Member] = []
 
-        def compare(member: Member, held: list[str]) -> None:
-            if any(digest != sent for digest in held):
+        def compare(member: Member, digest: str) -> None:
+            if digest != sent and member not in others:
                 others.append(member)
 
         await self._ask(members, "received_digest", compare)
@@ -358,26 +358,33 @@ class WeightPublisher:
             return
         parts = await self._ranks.sent_digests()
 
-        def explain(member: Member, held: list[dict[str, str]]) -> None:
-            found = next(
-                (difference(parts, one) for one in held if one != parts), "no tensor differs"
-            )
-            error = EndpointError(f"it holds other weights than were sent: {found}")
-            self._lose(member, error)
+        def explain(member: Member, held: Any) -> None:
+            if held != parts:
+                found = difference(parts, held)
+                error = EndpointError(f"it holds other weights than were sent: {found}")
+                self._lose(member, error)
 
         await self._ask(others, "received_digests", explain)
 
     async def _ask(
         self, members: Sequence[Member], method: str, hear: Callable[[Member, Any], None]
     ) -> None:
-        """Hear what the workers of each server answer; those that do not are lost."""
+        """Hear what each worker of each server answers; servers that do not are lost.
+
+        Of a server with several engines, vLLM returns the answers of one.
+        """
         call = ControlCall(
             path="/collective_rpc",
             body={"method": method},
             is_repeatable=True,
             deadline_s=self._deadline_s(members),
         )
-        await self._called(members, call, lambda one, answer: hear(one, answer["results"]))
+
+        def hear_all(member: Member, answer: Any) -> None:
+            for result in answer["results"]:
+                hear(member, result)
+
+        await self._called(members, call, hear_all)
 
     async def _each(
         self,

@@ -16,6 +16,7 @@ import msgspec
 from vllm.inputs import tokens_input
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -42,6 +43,7 @@ from telescope_train.inference.wire import (
     PAUSE_PATH,
     PAUSE_QUERIES,
     PROGRESS_S,
+    SLEEP_PATHS,
     TOKEN_PLANE_PATH,
     ClientFrame,
     Outbox,
@@ -56,6 +58,10 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+_NO_SLEEP = (
+    b'{"error": "this server computes on CPU, where vLLM cannot sleep: it would free no memory and '
+    b'answer no request until it is woken. Stop the server instead"}'
+)
 _PROTOCOL_ERROR = 1002
 """The WebSocket close code for a malformed frame (RFC 6455)."""
 _connection_numbers = count()
@@ -79,6 +85,8 @@ class TokenPlane:
             await _pause(scope["app"].state.engine_client, scope["query_string"].decode(), send)
         elif scope["type"] == "http" and scope["path"] == ENGINE_PATH:
             await self._say_alive(scope["app"].state.engine_client, send)
+        elif scope["type"] == "http" and scope["path"] in SLEEP_PATHS and _cannot_sleep():
+            await _answer(send, 501, _NO_SLEEP)
         else:
             await self._app(scope, receive, send)
 
@@ -92,6 +100,11 @@ class TokenPlane:
             await _answer(send, 503, b'{"error": "the engine is dead"}')
         else:
             await _answer(send, 200, b"{}")
+
+
+def _cannot_sleep() -> bool:
+    """Return whether sleep frees nothing, though vLLM answers as if it did."""
+    return current_platform.is_cpu()
 
 
 def _count_in_metrics(engine: AsyncLLM) -> None:

@@ -3,16 +3,24 @@
 import html
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import tensorboardX
+from tensorboardX.proto.summary_pb2 import Summary
 
 from telescope_core.records.rows import RolloutRow
 from telescope_train.observability.trackers.tracker import TrackedRun
 
 FOLDER = "tensorboard"
 _NOT_IN_TAGS = re.compile(r"[^-/\w.]")
+
+
+@lru_cache(maxsize=10_000)
+def _tag(name: str) -> str:
+    """Return `name` as TensorBoard takes it: its writer tells of each that it has to change."""
+    return _NOT_IN_TAGS.sub("_", name)
 
 
 class TensorBoard:
@@ -29,8 +37,9 @@ class TensorBoard:
 
     def log_metrics(self, step: int, row: Mapping[str, float]) -> None:
         """Write the numbers of a step."""
-        for name, value in row.items():
-            self._writer.add_scalar(_tag(name), value, global_step=step)
+        # As one record: a record for each number takes ten times as long.
+        values = [Summary.Value(tag=_tag(name), simple_value=value) for name, value in row.items()]
+        self._writer.file_writer.add_summary(Summary(value=values), step)
         self._writer.flush()
 
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
@@ -46,8 +55,3 @@ class TensorBoard:
     def end(self, state: str) -> None:
         """Close the file."""
         self._writer.close()
-
-
-def _tag(name: str) -> str:
-    """Return `name` as TensorBoard takes it: its writer tells of each that it has to change."""
-    return _NOT_IN_TAGS.sub("_", name)

@@ -83,6 +83,8 @@ def colocation_problems(config: TrainConfig) -> Iterator[str]:
     for where, value, expected in (
         ("trainer.trainer_num_workers", config.trainer.trainer_num_workers, 1),
         ("inference.inference_num_workers", inference.inference_num_workers, 1),
+        ("inference.inference_tensor_parallel_size", inference.inference_tensor_parallel_size, 1),
+        ("inference.inference_data_parallel_size", inference.inference_data_parallel_size, 1),
         ("scheduling.max_async_rollout", config.scheduling.max_async_rollout, 0),
     ):
         if value != expected:
@@ -90,6 +92,11 @@ def colocation_problems(config: TrainConfig) -> Iterator[str]:
                 f"{where} must be {expected} with colocate, got {value}: trainer and server take "
                 f"turns on one GPU; set {where.rpartition('.')[2]} = {expected}, or remove colocate"
             )
+    if config.ray.ray_address is not None:
+        yield (
+            "inference.colocate uses a GPU of this machine, and ray_address places processes "
+            "anywhere; remove one"
+        )
     if config.weights.weight_transport == "nccl":
         yield (
             "weights.weight_transport = 'nccl' cannot connect two processes on one GPU, which "

@@ -1,0 +1,87 @@
+"""`telescope model`: bring models of other formats into the one that is trained and served."""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from telescope_cli.verbs import Verb, VerbGroup, verb_app
+from telescope_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from telescope_train.models.gguf_import import ImportedModel
+
+DTYPES = ("float32", "bfloat16")
+VERBS = {
+    "import": Verb(
+        target="telescope_cli.model:import_command",
+        help="Turn a GGUF file into a model folder that can be trained and served.",
+        needs="telescope_train",
+    ),
+}
+EPILOG = """Examples:
+
+  telescope model import SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2
+
+  telescope model import model.gguf models/mine --dtype bfloat16 --json"""
+
+
+class _Model(VerbGroup):
+    verbs = VERBS
+    epilog_text = EPILOG
+
+
+app = verb_app(_Model)
+
+
+@app.callback()
+def model() -> None:
+    """Bring models of other formats into the one that is trained and served."""
+
+
+def import_command(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="The GGUF file.")],
+    output: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder to write the model to.")],
+    dtype: Annotated[
+        str, typer.Option(help="Type of the written weights: float32 or bfloat16.")
+    ] = "float32",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written as JSON.")
+    ] = False,
+) -> None:
+    """Turn a GGUF file into a model folder in Hugging Face format.
+
+    Quantized weights are unpacked: training needs them as plain numbers. The folder can be given
+    wherever a model is expected. It appears complete or not at all; a model that is already there
+    is replaced.
+
+    For example:
+
+      telescope model import SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    path = Path(source).expanduser()
+    if as_json or not sys.stderr.isatty():
+        os.environ["TQDM_DISABLE"] = "1"  # transformers draws a bar while it unpacks weights
+    if not as_json:
+        typer.echo(f"reading {path} ...")
+    from telescope_train.models.gguf_import import import_gguf
+
+    done = import_gguf(path, Path(output).expanduser(), dtype=dtype)
+    typer.echo(
+        json.dumps({**asdict(done), "path": str(done.path)}, indent=2) if as_json else _said(done)
+    )
+
+
+def _said(done: "ImportedModel") -> str:
+    lines = [
+        f"wrote {done.path}: {done.architecture}, {done.num_parameters / 1e6:,.1f}M parameters",
+        f"an English sentence costs it {done.nats_per_token:.2f} nats a token",
+        *(f"note: {note}" for note in done.notes),
+    ]
+    return "\n".join(lines)

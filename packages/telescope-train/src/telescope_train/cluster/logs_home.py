@@ -1,0 +1,159 @@
+"""Logs of nodes that do not share the run folder come home: what is new is fetched again and again.
+
+    a node's own disk:  LOGS/*.jsonl  --> LogReader (an actor there) --> LogsHome --> LOGS here
+
+A file keeps its name, and its bytes their order. What a node wrote and that was not fetched before
+it was lost stays there.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import ray
+from ray.exceptions import RayError
+
+from telescope_core.records.logs import base_name
+from telescope_train.cluster.nodes import Node, on_node
+
+_LOGGER = logging.getLogger(__name__)
+EVERY_S = 2.0
+"""Seconds between two questions to a node."""
+LAST_S = 10.0
+"""Longest wait for what a node has written last."""
+MOST_BYTES = 8 * 2**20
+"""Most that a node sends at once."""
+
+
+class Part(NamedTuple):
+    """What is new in one file."""
+
+    name: str
+    was: str
+    """Its name before: a file that is full is renamed."""
+    content: bytes
+
+
+class _Known(NamedTuple):
+    """What was read of a file."""
+
+    name: str
+    num_bytes: int
+
+
+class LogReader:
+    """Reads, on a node, what was added to the logs there."""
+
+    def __init__(self, folder: Path) -> None:
+        """What is there already is of an earlier start of the run, and was fetched then."""
+        self._folder = folder
+        self._known: dict[int, _Known] = {}
+        """By inode, which a file keeps when it is renamed."""
+        for path in self._files():
+            with suppress(OSError):
+                found = path.stat()
+                self._known[found.st_ino] = _Known(path.name, found.st_size)
+
+    def more(self) -> list[Part]:
+        """Return what is new since the last call, at most `MOST_BYTES`; nothing = that was all."""
+        parts: list[Part] = []
+        room = MOST_BYTES
+        for path in self._files():
+            with suppress(OSError), path.open("rb") as stream:
+                inode = os.fstat(stream.fileno()).st_ino
+                known = self._known.get(inode, _Known(path.name, 0))
+                stream.seek(known.num_bytes)
+                content = stream.read(room)
+                self._known[inode] = _Known(path.name, known.num_bytes + len(content))
+                room -= len(content)
+                if content or known.name != path.name:
+                    parts.append(Part(path.name, known.name, content))
+        return parts
+
+    def _files(self) -> list[Path]:
+        """Return the files, the oldest of each log first, as they have to be renamed."""
+        with suppress(OSError):
+            return sorted(self._folder.iterdir(), key=lambda path: -base_name(path.name)[1])
+        return []
+
+
+class RemoteReader(Protocol):
+    """The way to a `LogReader`."""
+
+    async def more(self) -> Sequence[Part]:
+        """Return what is new; raises RayError if the node is gone."""
+        ...
+
+
+class LogsHome:
+    """Fetches the logs of other nodes into the folder of the run."""
+
+    def __init__(self, folder: Path, readers: Mapping[str, RemoteReader]) -> None:
+        """`readers`: by the name of the node, for messages."""
+        self._folder = folder
+        self._readers = dict(readers)
+
+    @classmethod
+    def of_none(cls) -> "LogsHome":
+        """Return one for a run whose processes all write here."""
+        return cls(Path(), {})
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes whose logs are fetched."""
+        return sorted(self._readers)
+
+    async def run(self) -> None:
+        """Fetch again and again, until canceled."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await self.fetch()
+
+    async def fetch(self) -> None:
+        """Fetch all that there is now; a node that is gone is left out from then on."""
+        await asyncio.gather(*(self._fetch_of(name) for name in list(self._readers)))
+
+    async def finish(self) -> None:
+        """Fetch the rest, as far as nodes answer soon."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_S):
+                await self.fetch()
+
+    async def _fetch_of(self, name: str) -> None:
+        reader = self._readers[name]
+        try:
+            while parts := await reader.more():
+                await asyncio.to_thread(self._write, parts)
+        except RayError as error:
+            self._readers.pop(name, None)
+            _LOGGER.info("logs of %s are no longer fetched: %s", name, error)
+
+    def _write(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            path = self._folder / part.name
+            if part.was != part.name:
+                with suppress(FileNotFoundError):
+                    (self._folder / part.was).replace(path)
+            # Appended: a process that goes on elsewhere has its log go on too.
+            with path.open("ab") as stream:
+                stream.write(part.content)
+
+
+class _RayReader:
+    """A `LogReader` in an actor on another node."""
+
+    def __init__(self, node: Node, folder: Path) -> None:
+        actor: Any = ray.remote(LogReader)
+        self._actor = actor.options(**on_node(node.id)).remote(folder)
+
+    async def more(self) -> Sequence[Part]:
+        return await self._actor.more.remote()
+
+
+def logs_home(folder: Path, nodes: Iterable[Node]) -> LogsHome:
+    """Return what fetches the logs in `folder` of `nodes`, which do not share it."""
+    return LogsHome(folder, {node.label: _RayReader(node, folder) for node in nodes})

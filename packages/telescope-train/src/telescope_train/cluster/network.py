@@ -1,0 +1,69 @@
+"""Under which address a process can be reached, and over which interface it speaks with others.
+
+Decided in the process itself, on its own node. gloo would otherwise take the address that the name
+of the machine resolves to, which is 127.0.0.1 in many containers, and NCCL the first interface.
+"""
+
+import os
+from collections.abc import Mapping, MutableMapping, Sequence
+from ipaddress import ip_address
+from typing import NamedTuple
+
+import psutil
+import ray
+
+from telescope_train.config.inference_section import LOOPBACK
+
+ANY_ADDRESS = ("0.0.0.0", "::")
+"""Hosts that stand for all addresses of a machine."""
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""Variables with which torch's libraries are told their interface."""
+NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
+
+
+class Network(NamedTuple):
+    """How the processes of a run reach each other."""
+
+    is_local: bool
+    """Whether all of them are on one machine: then they speak over its loopback."""
+
+    def address(self) -> str:
+        """Return the address at which others reach this process."""
+        return LOOPBACK if self.is_local else str(ray.util.get_node_ip_address())
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that libraries of this node need; what is set stays as it is."""
+        name = interface_of(self.address(), addresses_by_interface())
+        if name is None:
+            return {}
+        # On one machine NCCL uses its GPUs' own links, and finds itself.
+        wanted = INTERFACE_VARIABLES if self.is_local else (*INTERFACE_VARIABLES, NCCL_VARIABLE)
+        return {variable: name for variable in wanted if variable not in environ}
+
+    def apply(self, environ: MutableMapping[str, str] | None = None) -> None:
+        """Set those variables in this process, before it makes a process group."""
+        environ = os.environ if environ is None else environ
+        environ.update(self.variables(environ))
+
+
+def addresses_by_interface() -> dict[str, list[str]]:
+    """Return the addresses of this machine by the name of their interface."""
+    found = psutil.net_if_addrs()
+    return {name: [one.address for one in addresses] for name, addresses in found.items()}
+
+
+def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
+    """Return the interface that has `address`; None if none has, as behind a translation."""
+    for name, addresses in interfaces.items():
+        # A local IPv6 address comes with its interface behind a percent sign.
+        if address in [one.partition("%")[0] for one in addresses]:
+            return name
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only processes of the same machine reach `host`."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,90 @@
+"""The nodes of the cluster: what each has, what a function finds there, and which are gone."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+Found = TypeVar("Found")
+
+ANSWER_S = 120.0
+"""Longest wait for the answer of a node, which has to start a process for it first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine of the cluster, as Ray knows it."""
+
+    id: str
+    address: str
+    host: str
+    """The name that it gives itself."""
+    is_alive: bool
+    cpus: float
+    gpus: float
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "Node":
+        """Return the node of a row of `ray.nodes()`."""
+        resources = row["Resources"]
+        return cls(
+            id=row["NodeID"],
+            address=row["NodeManagerAddress"],
+            host=row["NodeManagerHostname"],
+            is_alive=row["Alive"],
+            cpus=resources.get("CPU", 0.0),
+            gpus=resources.get("GPU", 0.0),
+        )
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages: two containers may give themselves the same name."""
+        return f"{self.host} ({self.address})"
+
+
+def all_nodes() -> list[Node]:
+    """Return the nodes that there are or were."""
+    return [Node.of(row) for row in ray.nodes()]
+
+
+def living_nodes() -> list[Node]:
+    """Return the nodes that there are."""
+    return [node for node in all_nodes() if node.is_alive]
+
+
+def nodes_text() -> str:
+    """Return what each living node has, for messages."""
+    return ", ".join(
+        f"{node.label} with {node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in living_nodes()
+    )
+
+
+def on_node(node_id: str) -> dict[str, Any]:
+    """Return the options of a task or an actor without a processor of its own on a node."""
+    place = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return {"num_cpus": 0, "scheduling_strategy": place}
+
+
+async def ask_nodes(
+    nodes: Iterable[Node], function: Callable[..., Found], *arguments: Any
+) -> dict[Node, Found]:
+    """Return what `function` returns on each node; nodes that do not answer are left out."""
+    asked = list(nodes)
+    remote: Any = ray.remote(function)
+    answers: Sequence[Found | None] = await asyncio.gather(
+        *(_in_time(remote, node, arguments) for node in asked)
+    )
+    pairs = zip(asked, answers, strict=True)
+    return {node: answer for node, answer in pairs if answer is not None}
+
+
+async def _in_time(remote: Any, node: Node, arguments: Sequence[Any]) -> Any:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await remote.options(max_retries=0, **on_node(node.id)).remote(*arguments)
+    except (TimeoutError, RayError):
+        return None  # whoever depends on it notices that it is gone

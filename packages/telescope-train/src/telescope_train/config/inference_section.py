@@ -1,0 +1,74 @@
+"""The settings of `[inference]`: the vLLM servers, and how programs reach the model."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from telescope_train.config.fields import Count, Port, Positive, Section
+
+LOOPBACK = "127.0.0.1"
+"""Where the servers of a run listen that has a Ray of its own."""
+
+
+class InferenceSection(Section):
+    """The vLLM servers that sample rollouts."""
+
+    inference_num_workers: Count = 1
+    """Number of servers; each one takes `inference_tensor_parallel_size` times
+    `inference_data_parallel_size` GPUs of one node, if there are GPUs."""
+    inference_tensor_parallel_size: Count = 1
+    """GPUs, or processes on CPU, that compute one model together."""
+    inference_data_parallel_size: Count = 1
+    """Copies of the model behind the address of one server, which share its requests."""
+    inference_host: Annotated[str, Field(min_length=1)] | None = None
+    """Address on which the servers listen; null = 127.0.0.1, or with `ray_address` the address that
+    each server's own node has in the cluster. Whatever else than 127.0.0.1 asks for a secret of the
+    run."""
+    inference_base_port: Port = 8100
+    """Port of the first server; the others take the ports after it. With `ray_address`, a server
+    whose port is taken on its node takes a later one, unless this was set."""
+    inference_startup_timeout_s: Positive = 300.0
+    """Seconds that a starting server may stay silent, in its log and to health checks, before the
+    run gives up on it."""
+    inference_progress_timeout_s: Positive = 120.0
+    """Seconds in which the engine of an inference server ends no step and sends no token, after
+    which the server is ended and started again. Weight updates do not count. Its requests go on at
+    the other servers."""
+    gateway_host: Annotated[str, Field(min_length=1)] | None = None
+    """Address of this machine at which programs that environments start reach the model; null =
+    127.0.0.1, or with environments on other nodes the address that this machine has in the
+    cluster."""
+    gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port at `gateway_host`; 0 = a free one."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of a GPU's memory that vLLM may use; has no meaning without a GPU."""
+    max_model_len: Count | None = None
+    """Most tokens of prompt and answer together; null = the smaller of `seq_len` and the model's
+    own limit."""
+    max_num_seqs: Count = 256
+    """Requests that one server works on at a time."""
+    max_num_batched_tokens: Count | None = None
+    """Most tokens that an engine computes in one step, prompts in parts included; null = vLLM's
+    choice."""
+    colocate: bool = False
+    """Let one trainer process and one server share a GPU: the server sleeps while the trainer
+    works. Needs `max_async_rollout = 0`."""
+    colocate_sleep_level: Literal[1, 2] | None = None
+    """What a server does with its weights while it sleeps: 1 = keeps them in CPU memory, 2 =
+    forgets them, because it gets new ones anyway; null = 2, or 1 with `use_lora`."""
+    vllm_scheduling_policy: Literal["priority", "fcfs"] = "priority"
+    """Which of the requests that wait goes first: `priority` = that of the rollout with the most
+    turns behind it, so that rollouts end soon; among equals that of the oldest batch; evaluations
+    last, `fcfs` = the one that came first."""
+    vllm_arguments: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Further arguments of vLLM's command line, such as `["--kv-cache-dtype", "fp8"]`; those that
+    Telescope sets itself are refused."""
+    enable_vllm_tracing: bool = False
+    """Servers send their traces to the driver: requests of others are recorded too."""
+    otlp_receiver_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port at `gateway_host` at which the driver takes traces; 0 = a free one."""
+
+    @property
+    def processes_per_server(self) -> int:
+        """GPUs, or computing processes on CPU, of one server."""
+        return self.inference_tensor_parallel_size * self.inference_data_parallel_size

@@ -1,0 +1,41 @@
+"""The settings of `[ray]`: the cluster, and where on it the processes of a run go."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, JsonValue
+
+from telescope_train.config.fields import Index, Positive, Section
+
+Strategy: TypeAlias = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+"""Where processes of a kind go: on few nodes, on many, all on one, each on one of its own."""
+
+
+class RaySection(Section):
+    """The cluster on which the processes are placed."""
+
+    ray_address: str | None = None
+    """Address of a running Ray cluster; null = start one of the run's own on this machine, whatever
+    other clusters are there."""
+    ray_namespace: Annotated[str, Field(min_length=1)] | None = None
+    """Ray's namespace of the run's processes, as Ray's own tools show it; null = one of its own."""
+    ray_runtime_env: dict[str, JsonValue] = Field(default_factory=dict)
+    """Ray's runtime environment of all processes, such as `{ env_vars = { HF_HOME = "/data" } }`:
+    processes on other nodes do not have the variables of this one."""
+    ray_inference_placement_strategy: Strategy = "PACK"
+    """Where servers go: `PACK` = on few nodes, `SPREAD` = on many, `STRICT_PACK` = all on one,
+    `STRICT_SPREAD` = each on a node of its own."""
+    ray_trainer_placement_strategy: Strategy = "PACK"
+    """Where trainer processes go, in the same words; their numbers follow nodes and GPUs."""
+    ray_placement_timeout_s: Positive = 300.0
+    """Seconds to wait until the cluster has room, at the start and after the loss of a node. A
+    cluster of the run's own never gets more room, so nothing is waited for there."""
+    worker_progress_timeout_s: Positive = 1800.0
+    """Seconds without any progress after which a trainer process is taken for dead. A call may take
+    any time as long as batches, weights or files move on."""
+    max_trainer_restarts: Index = 3
+    """How often in a row trainer processes that died are started again, to go on from the newest
+    checkpoint, before the run ends; a further step begins a new row. 0 = the run ends at once."""
+    ray_inference_cpus_per_worker: Positive = 1.0
+    """CPUs reserved for each inference server; without a GPU, also its number of threads."""
+    ray_trainer_cpus_per_worker: Positive = 1.0
+    """CPUs reserved for each trainer process; without a GPU, also its number of threads."""

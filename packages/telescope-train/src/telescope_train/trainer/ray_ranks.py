@@ -1,0 +1,327 @@
+"""The trainer ranks as Ray actors: one process each, on any node, numbered by node and GPU."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, Protocol
+
+import ray
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
+
+from telescope_core.errors import NoRoomError, ProcessDiedError
+from telescope_core.records.logs import Logs, telling_failure
+from telescope_train.backends.protocol import BackendSettings, RankDiedError
+from telescope_train.cluster.network import Network
+from telescope_train.cluster.nodes import all_nodes
+from telescope_train.cluster.placement import in_order_of_nodes
+from telescope_train.cluster.ports import HeldPort
+from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
+from telescope_train.cluster.ray_cluster import answer
+from telescope_train.observability.timeline import TakenSpans, TimedRank
+from telescope_train.trainer.ranks import AllRanks, Rank, RankFacts
+from telescope_train.trainer.worker import Meeting, Progress, TrainerWorker
+
+_LOGGER = logging.getLogger(__name__)
+WATCH_EVERY_S = 1.0
+WATCHING = "watching"
+"""Name of the thread of a rank that answers questions about its progress."""
+COLLECTIVE_TIMEOUTS = 3
+"""Timeouts for which ranks wait for each other: one that stands still is found after two."""
+
+
+class RankPlace(NamedTuple):
+    """Where a rank runs."""
+
+    node: str
+    """Ray's id of it."""
+    gpus: tuple[int, ...]
+    """Their numbers on that node; empty on CPU."""
+
+
+class RankActor:
+    """One trainer rank in a process of its own."""
+
+    def __init__(self, logs: Logs, network: Network) -> None:
+        self._logs = logs
+        self._network = network
+        self._worker: TrainerWorker | None = None
+        self._progress = Progress()
+        self._held_port = HeldPort()
+
+    # In a thread of its own, so that it answers while a call computes.
+    @ray.method(concurrency_group=WATCHING)
+    def signs_of_life(self) -> int:
+        """Return a number that grows with every batch, tensor and file that is done."""
+        return self._progress.count
+
+    @ray.method(concurrency_group=WATCHING)
+    def taken_spans(self) -> TakenSpans:
+        """Return what the rank did since it was asked last."""
+        if self._worker is None:
+            return TakenSpans(time.monotonic(), [])
+        return self._worker.spans.take()
+
+    def place(self) -> RankPlace:
+        """Return where this rank runs."""
+        context = ray.get_runtime_context()
+        gpus = context.get_accelerator_ids().get("GPU", [])
+        # A GPU of a divided card has a name and no number; then Ray's order has to do.
+        return RankPlace(context.get_node_id(), tuple(int(one) for one in gpus if one.isdecimal()))
+
+    def address(self) -> tuple[str, int]:
+        """Return (host, port) of this node, where nothing else can listen from now on."""
+        host = self._network.address()
+        return host, self._held_port.hold(host)
+
+    def open(self, settings: BackendSettings, *, meeting: Meeting, num_threads: int) -> RankFacts:
+        """Load the model."""
+        self._begin_log(meeting.rank)
+        self._network.apply()
+        with telling_failure(_LOGGER, "loading the model"):
+            self._worker = TrainerWorker(
+                settings,
+                meeting=meeting,
+                num_threads=num_threads,
+                progress=self._progress,
+                held_port=self._held_port,
+            )
+        facts = RankFacts.of(self._worker)
+        for test in facts.self_tests:
+            _LOGGER.info("self-test passed: %s", test.text)
+        return facts
+
+    def _begin_log(self, number: int) -> None:
+        with suppress(OSError):
+            # Another machine than the driver's may not have it yet.
+            self._logs.folder.mkdir(parents=True, exist_ok=True)
+        self._logs.begin("trainer", f"rank {number}")
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call the method `name` of the rank."""
+        assert self._worker is not None, "open comes first"
+        with telling_failure(_LOGGER, name):
+            return getattr(self._worker, name)(*arguments)
+
+
+class _SharedProgress:
+    """Whether any rank moves on: the others wait for it in a collective."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.ranks: list[_RayRank] = []
+        self.mute: list[str] = []
+        """Ranks that did not even answer the last question."""
+        self._timeout_s = timeout_s
+
+    async def signs_of_life(self) -> int:
+        """Return a number that grows with what any rank does."""
+        counts = await asyncio.gather(*(self._of(one) for one in self.ranks))
+        self.mute = [
+            one.process for one, count in zip(self.ranks, counts, strict=True) if count is None
+        ]
+        return sum(count or 0 for count in counts)
+
+    async def _of(self, rank: "_RayRank") -> int | None:
+        try:
+            # Less than the timeout: the caller waits for the answers of all.
+            async with asyncio.timeout(self._timeout_s / 2):
+                return await rank.actor.signs_of_life.remote()
+        except (TimeoutError, RayError):
+            return None
+
+
+class _RayRank:
+    """A `RankActor`, seen from the driver."""
+
+    def __init__(
+        self, actor: Any, number: int, progress: _SharedProgress, timeout_s: float
+    ) -> None:
+        self.actor = actor
+        self.process = f"trainer rank {number}"
+        self._progress = progress
+        self._timeout_s = timeout_s
+
+    async def call(self, name: str, *arguments: Any) -> Any:
+        with _faults_of_ray(self.process):
+            # Large arguments are copied to Ray's object store here.
+            reference = self.actor.call.remote(name, *arguments)
+        return await self.answer(reference)
+
+    async def address(self) -> tuple[str, int]:
+        return await self.answer(self.actor.address.remote())
+
+    async def taken_spans(self) -> TakenSpans:
+        try:
+            return await self.actor.taken_spans.remote()
+        except RayError as error:
+            raise ProcessDiedError(f"{self.process} does not answer: {error}") from None
+
+    async def answer(self, reference: Any) -> Any:
+        try:
+            with _faults_of_ray(self.process):
+                return await answer(
+                    reference,
+                    process=self.process,
+                    watched=self._progress,
+                    timeout_s=self._timeout_s,
+                )
+        except ProcessDiedError as error:
+            mute = self._progress.mute
+            hint = f" ({', '.join(mute)} does not answer at all)" if mute else ""
+            raise RankDiedError(f"{error}{hint}") from None
+
+
+@contextmanager
+def _faults_of_ray(process: str) -> Iterator[None]:
+    """Raise what a fault of Ray itself means for a call of `process`.
+
+    If an object was lost on its way, nobody knows whether the call was made, so that rank counts as
+    dead: all go back to a checkpoint. Where there is no room for it, starting again would not help.
+    """
+    try:
+        yield
+    except RayError as error:
+        # What fails in the actor, such as reading an argument, comes with its traceback.
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        why = str(cause).strip().partition("\n")[0]
+        if isinstance(cause, ObjectStoreFullError | OutOfDiskError):
+            raise NoRoomError(
+                f"Ray has no room for a batch or an answer of {process}: {why}; free space in the "
+                "folder of Ray's session (/tmp, unless the cluster was started with another one), "
+                "and continue with --resume"
+            ) from None
+        if not isinstance(cause, RayError):
+            raise
+        raise RankDiedError(
+            f"the connection to {process} was lost: {type(cause).__name__}: {why}"
+        ) from None
+
+
+def in_order_of_places(places: Sequence[RankPlace]) -> list[int]:
+    """Return the indices of `places` by node, in the order of nodes, and then by GPU."""
+    order = in_order_of_nodes([place.node for place in places])
+    first = {places[index].node: rank for rank, index in reversed(list(enumerate(order)))}
+    return sorted(order, key=lambda index: (first[places[index].node], places[index].gpus))
+
+
+class RoomOfRanks(Protocol):
+    """What the cluster has reserved for the ranks; see `cluster.placement.RankRoom`."""
+
+    def places(self) -> list[dict[str, Any]]:
+        """Return Ray's options for the actor of each rank."""
+        ...
+
+    async def renew(self) -> None:
+        """Reserve other room if a node is gone; raises ConfigError if there is none."""
+        ...
+
+
+class RayRanks(AllRanks):
+    """One Ray actor for each rank."""
+
+    def __init__(
+        self,
+        room: RoomOfRanks,
+        logs: Logs,
+        *,
+        network: Network,
+        timeout_s: float,
+        layout: RankLayout = ONE_RANK,
+    ) -> None:
+        """Start one process per place of `room`, which writes to `logs`; `open` loads the model.
+
+        Ranks that make no progress for `timeout_s` seconds are taken for dead.
+        """
+        super().__init__((), layout=layout)
+        self._room = room
+        self._network = network
+        self._logs = logs
+        self._timeout_s = timeout_s
+        self._processes: list[_RayRank] = []
+        self._start()
+
+    def _start(self) -> None:
+        progress = _SharedProgress(self._timeout_s)
+        actor_class = ray.remote(concurrency_groups={WATCHING: 1})(RankActor)
+        self._processes = [
+            _RayRank(
+                actor_class.options(**place).remote(self._logs, self._network),
+                number,
+                progress,
+                self._timeout_s,
+            )
+            for number, place in enumerate(self._room.places())
+        ]
+        progress.ranks = self._processes
+        self._ranks = list[Rank](self._processes)
+
+    async def start_again(self, settings: BackendSettings, *, num_threads: int) -> None:
+        """End all ranks, dead or alive, and load the model on new ones.
+
+        They are where the old ones were, or elsewhere if a node is gone. Raises ConfigError if
+        there is no room for them.
+        """
+        await self.close()
+        await self._room.renew()
+        self._start()
+        await self.open(settings, num_threads=num_threads)
+
+    async def open(self, settings: BackendSettings, *, num_threads: int) -> None:
+        """Load the model on every rank, each with `num_threads` threads on a CPU."""
+        await self._put_in_order()
+        host, port = await self.meeting_point()
+        self.facts = await asyncio.gather(
+            *(
+                one.answer(
+                    one.actor.open.remote(
+                        settings,
+                        meeting=Meeting(
+                            rank=rank,
+                            world_size=len(self._processes),
+                            address=host,
+                            port=port,
+                            wait_s=COLLECTIVE_TIMEOUTS * self._timeout_s,
+                        ),
+                        num_threads=num_threads,
+                    )
+                )
+                for rank, one in enumerate(self._processes)
+            )
+        )
+
+    async def _put_in_order(self) -> None:
+        """Number the ranks by node and GPU: neighbors share the fastest links."""
+        places = await asyncio.gather(
+            *(one.answer(one.actor.place.remote()) for one in self._processes)
+        )
+        order = in_order_of_places(places)
+        nodes = [] if self._network.is_local else await asyncio.to_thread(all_nodes)
+        labels = {node.id: node.label for node in nodes}
+        self._processes[:] = [self._processes[index] for index in order]
+        self._ranks = list[Rank](self._processes)
+        for number, (one, index) in enumerate(zip(self._processes, order, strict=True)):
+            # Where all of them are on this machine, its name says nothing.
+            where = "" if self._network.is_local else f" on {labels[places[index].node]}"
+            one.process = f"trainer rank {number}{where}"
+            _LOGGER.info("%s runs", one.process)
+
+    @property
+    def timed(self) -> Sequence[TimedRank]:
+        """The ranks that there are now, as far as they say what they did."""
+        return self._processes
+
+    async def watch(self) -> None:
+        """Never return; raises RankDiedError as soon as a rank has ended."""
+        while True:
+            # A busy rank answers when it is done; a dead one is known at once.
+            await asyncio.gather(
+                *(one.answer(one.actor.__ray_ready__.remote()) for one in self._processes)
+            )
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    async def close(self) -> None:
+        """End the processes. Idempotent."""
+        for one in self._processes:
+            with suppress(RayError):  # a node that died has taken the rank with it
+                ray.kill(one.actor)

@@ -1,0 +1,140 @@
+"""A run over three machines with addresses of their own, two of which are cut off in mid-run."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from telescope_core.records import RunFolder
+from telescope_core.records.servers import ServerState
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cli_runs import TELESCOPE
+from three_nodes import Nodes, running_nodes, what_is_missing
+
+pytestmark = pytest.mark.engine
+
+RUN = """
+[run]
+name = "cluster"
+number_of_steps = 1000
+[model]
+model = {model}
+[[environments]]
+name = "math-reasoning"
+env = {{ level = "digit", operations = "+", instruction = "" }}
+[rollout]
+group_size = 4
+prompts_batch_size_for_trainer = 4
+max_tokens = 8
+discard_group_zero_advantage = false
+[trainer]
+trainer_num_workers = 2
+learning_rate = 1e-3
+seq_len = 128
+[inference]
+inference_num_workers = 2
+max_model_len = 64
+[checkpoint]
+checkpoint_every = 1
+checkpoint_keep_last = 2
+checkpoint_dir = {checkpoints}
+[ray]
+ray_address = {address}
+ray_namespace = "three-nodes"
+ray_trainer_placement_strategy = "STRICT_PACK"
+ray_inference_placement_strategy = "STRICT_SPREAD"
+ray_placement_timeout_s = 15.0
+"""
+WITHIN_S = 200.0
+
+
+def until(told: Callable[[], bool], run: "subprocess.Popen[str]", what: str) -> None:
+    """Wait until `told` returns true; fails if the run ends before."""
+    give_up_s = time.monotonic() + WITHIN_S
+    while not told():
+        assert run.poll() is None, f"the run ended with {run.returncode} before {what}"
+        assert time.monotonic() < give_up_s, f"no sign of {what}"
+        time.sleep(0.2)
+
+
+def node_of_ranks(folder: Path) -> int:
+    """Return the number of the node that the newest trainer ranks are on."""
+    found = re.findall(r"trainer rank 0 on \S+ \(10\.77\.0\.(\d)\)", driver_log(folder))
+    return int(found[-1])
+
+
+def driver_log(folder: Path) -> str:
+    lines = (folder / "logs" / "driver.jsonl").read_text().splitlines()
+    return "\n".join(json.loads(line)["message"] for line in lines if line)
+
+
+def start(nodes: Nodes, place: Path, model: Path) -> "subprocess.Popen[str]":
+    text = RUN.format(
+        model=json.dumps(str(model)),
+        checkpoints=json.dumps(str(place / "checkpoints")),
+        address=json.dumps(nodes.address),
+    )
+    (place / "run.toml").write_text(text)
+    return subprocess.Popen(
+        nodes.command(1, [*TELESCOPE, "train", "run.toml"]),
+        cwd=place,
+        env=nodes.variables(1),
+        stdout=(place / "printed.txt").open("w"),
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_run_over_three_nodes_outlives_one_of_them_and_names_the_next(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    if missing := what_is_missing():
+        pytest.skip(f"needs {missing}")
+    (tmp_path / "runs").mkdir()
+    folder = tmp_path / "runs" / "cluster"
+    # Ranks (2 CPUs) fit on the second or the third node; servers go to two nodes.
+    with running_nodes([1, 3, 3], own=[tmp_path / "runs"]) as nodes:
+        run = start(nodes, tmp_path, tiny_model)
+        try:
+            check_run(nodes, folder, run)
+        except BaseException:
+            sys.stderr.write((tmp_path / "printed.txt").read_text()[-4000:])
+            raise
+        finally:
+            if run.poll() is None:
+                run.send_signal(signal.SIGKILL)
+            run.wait(timeout=30)
+    printed = (tmp_path / "printed.txt").read_text()
+    assert run.returncode == 6, printed[-3000:]
+
+
+def check_run(nodes: Nodes, folder: Path, run: "subprocess.Popen[str]") -> None:
+    until((folder / "metrics.jsonl").is_file, run, "the first step")
+    records = RunFolder.open(folder)
+    until(lambda: records.last_step() >= 3, run, "three steps")
+    urls = {event.server for event in records.server_events()}
+    assert all("127.0.0.1" not in url for url in urls), urls
+    assert len(urls) in (0, 2)
+    first = node_of_ranks(folder)
+    nodes.cut(first)
+    until(lambda: len(records.restarts()) == 1, run, "new ranks")
+    (restart,) = records.restarts()
+    assert f"10.77.0.{first}" in restart.reason, restart
+    assert restart.step >= 1, "from a checkpoint"
+    until(lambda: records.last_step() > restart.reached, run, "a step of the new ranks")
+    second = node_of_ranks(folder)
+    assert {first, second} == {2, 3}
+    lost = [one for one in records.server_events() if one.state is ServerState.LOST]
+    assert {one.server.split(":")[1] for one in lost} <= {f"//10.77.0.{first}"}
+    nodes.cut(second)
+    run.wait(timeout=WITHIN_S)
+    state = json.loads((folder / "run.json").read_text())
+    assert f"10.77.0.{second}" in json.dumps(state), state

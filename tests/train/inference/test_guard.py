@@ -1,0 +1,163 @@
+"""A server that others can reach answers nobody who does not show its secret, on no path."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+
+from telescope_core.errors import ConfigError, EndpointError
+from telescope_core.types import Sampling
+from telescope_train.cluster.network import Network
+from telescope_train.inference.client import TokenClient
+from telescope_train.inference.fleet import AT_ITS_NODE, ServerSeat, server_secret
+from telescope_train.inference.generation import ServerLostError
+from telescope_train.inference.server import ServerSettings
+from telescope_train.inference.vllm_plugin import http_server
+from telescope_train.inference.wire import ENGINE_PATH, SECRET_VARIABLE, TOKEN_PLANE_PATH
+
+SECRET = "a-secret-for-this-test"
+PATHS = [
+    *("/health", "/metrics", "/v1/completions", "/pause", "/resume", "/sleep", "/collective_rpc"),
+    *("/update_weights", "/init_weight_transfer_engine", "/docs", "/", "//health", "/%68ealth"),
+    *(TOKEN_PLANE_PATH, ENGINE_PATH, "/telescope/v1/pause"),
+]
+WRONG = [
+    *({}, {"authorization": SECRET}, {"authorization": "Bearer "}, {"authorization": "Basic x"}),
+    *({"authorization": f"Bearer {SECRET}x"}, {"authorization": f"Bearer {SECRET[:-1]}"}),
+    *({"x-api-key": SECRET}, {"authorization": f"Bearer {SECRET} "[:-2]}),
+    {"authorization": "Bearer \u00e9"},
+]
+DEADLINE_S = 30.0
+
+
+class App:
+    """An application that answers everybody, and counts them."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        self.num_calls += 1
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            await receive()
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+@asynccontextmanager
+async def served(monkeypatch: pytest.MonkeyPatch, secret: str) -> AsyncIterator[tuple[App, str]]:
+    """Serve as a vLLM server would; yields the application and its address."""
+    monkeypatch.setattr(uvicorn, "Config", uvicorn.Config)  # what `install` changes is put back
+    http_server.install(secret)
+    app = App()
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="error"))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        serving = asyncio.create_task(server.serve([listener]))
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                yield app, f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+async def test_no_path_and_no_method_answers_without_the_secret(monkeypatch):
+    async with served(monkeypatch, SECRET) as (app, address), aiohttp.ClientSession() as session:
+        for method in ("GET", "POST", "OPTIONS", "HEAD", "DELETE", "PUT"):
+            for path in PATHS:
+                async with session.request(method, f"{address}{path}") as reply:
+                    assert reply.status == 401, (method, path)
+        for headers in WRONG:
+            async with session.post(f"{address}/update_weights", headers=headers) as reply:
+                assert reply.status == 401, headers
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await session.ws_connect(f"{address}{TOKEN_PLANE_PATH}", headers=headers)
+            assert refused.value.status == 403
+        assert app.num_calls == 0
+
+
+async def test_two_keys_are_none(monkeypatch):
+    async with served(monkeypatch, SECRET) as (app, address), aiohttp.ClientSession() as session:
+        headers = [("authorization", "Bearer other"), ("authorization", f"Bearer {SECRET}")]
+        async with session.get(f"{address}/health", headers=headers) as reply:
+            assert reply.status == 401
+        assert app.num_calls == 0
+
+
+async def test_who_shows_it_is_answered_over_both(monkeypatch):
+    async with served(monkeypatch, SECRET) as (app, address):
+        client = TokenClient(address, secret=SECRET)
+        assert await client.is_alive()
+        await client.control("/resume", is_repeatable=True)
+        await client._open_plane()
+        await client.close()
+        assert app.num_calls == 3
+
+
+async def test_a_client_without_it_is_told_so(monkeypatch):
+    async with served(monkeypatch, SECRET) as (_, address):
+        client = TokenClient(address)
+        with pytest.raises(EndpointError, match=r"answered HTTP 401: .*the secret of its run"):
+            await client.control("/resume", is_repeatable=True)
+        with pytest.raises(ServerLostError, match="403"):
+            await client.generate([1], Sampling(max_tokens=1), stop_token_ids=[], cache_salt="v0")
+        await client.close()
+
+
+async def test_a_server_without_a_secret_answers_everybody(monkeypatch):
+    async with served(monkeypatch, "") as (app, address), aiohttp.ClientSession() as session:
+        async with session.get(f"{address}/health") as reply:
+            assert reply.status == 200
+        assert app.num_calls == 1
+
+
+class ElsewhereNetwork(Network):
+    """A node with an address that others reach."""
+
+    def address(self) -> str:
+        return "10.77.0.2"
+
+    def variables(self, environ: Any) -> dict[str, str]:
+        return {"GLOO_SOCKET_IFNAME": "eth0"}
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local", "base_url", "asks"),
+    [
+        ("127.0.0.1", True, "http://127.0.0.1:8100", False),
+        (AT_ITS_NODE, False, "http://10.77.0.2:8100", True),
+        ("0.0.0.0", False, "http://10.77.0.2:8100", True),
+        ("192.168.0.9", True, "http://192.168.0.9:8100", True),
+    ],
+)
+def test_a_server_has_the_address_of_its_node_and_a_secret_where_others_reach_it(
+    tmp_path, host, is_local, base_url, asks
+):
+    settings = ServerSettings(
+        model_path="m", host=host, port=8100, log_path=tmp_path / "a.jsonl", secret=SECRET
+    )
+    seat = ServerSeat(network=ElsewhereNetwork(is_local=is_local))
+    settled = seat.settled(settings)
+    assert settled.base_url == base_url
+    assert settled.environment()[SECRET_VARIABLE] == (SECRET if asks else "")
+    assert settled.environment()["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert SECRET not in repr(settled)
+    assert not any(SECRET in argument for argument in settled.arguments())
+
+
+def test_each_run_has_a_new_secret_and_a_chosen_one_is_long():
+    assert server_secret({}) != server_secret({})
+    assert len(server_secret({})) >= 32
+    assert server_secret({SECRET_VARIABLE: SECRET}) == SECRET
+    with pytest.raises(ConfigError, match="at least 16 characters, got 5"):
+        server_secret({SECRET_VARIABLE: "short"})
