@@ -5,7 +5,6 @@ import verifiers.v1 as vf
 
 class SumData(vf.TaskData):
     answer: str = ""
-    breaks: bool = False
 
 
 class SumTask(vf.Task[SumData]):
@@ -13,7 +12,7 @@ class SumTask(vf.Task[SumData]):
     async def exact(self, trace: vf.Trace) -> float:
         """1 for the right answer, 0.25 for another number."""
         text = trace.last_reply.strip()
-        if self.data.breaks:
+        if self.data.answer == "40":
             raise ZeroDivisionError("the grader broke")
         return 1.0 if text == self.data.answer else 0.25 * text.isdigit()
 
@@ -23,7 +22,6 @@ class SumTask(vf.Task[SumData]):
 
 
 class SumConfig(vf.TasksetConfig):
-    breaks: bool = False
     has_end: bool = True
 
 
@@ -40,7 +38,6 @@ class Sums(vf.Taskset[SumTask, SumConfig]):
                 prompt=f"{i}+1=",
                 system_prompt="Answer.",
                 answer=str(i + 1),
-                breaks=self.config.breaks,
             )
             yield SumTask(shown, self.config.task)
 
