@@ -39,6 +39,9 @@ class TrainerSection(Section):
     """Share of the peak learning rate at which `linear` and `cosine` end."""
     seq_len: Count = 4096
     """Tokens in one packed sequence; a longer sample cannot be trained on."""
+    share_prefixes: Literal["auto", False] = "auto"
+    """Compute tokens once that several samples of an optimizer step begin with; `auto` does so
+    wherever the model and the backend can."""
     entropy_chunk_size: Count = 1024
     """Tokens whose logits are held at one time while log-probs and entropy are computed."""
     pad_to_multiple_of: Count = 1

@@ -40,6 +40,8 @@ class ModelFacts:
     """Key and value heads in a layer."""
 
 
+EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configs call the number of experts in a layer."""
 UNKNOWN_FACTS = ModelFacts(
     num_parameters=None, vocab_size=None, max_positions=None, kv_values_per_token=None
 )
@@ -115,7 +117,7 @@ def context_problem(size: int, *, num_heads: int, num_kv_heads: int) -> str | No
 
 
 def _require_dense(sizes: Mapping[str, int]) -> None:
-    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+    for key in EXPERT_SETTINGS:
         if sizes.get(key):
             raise ConfigError(
                 f"model: {key} = {sizes[key]} makes it a mixture of experts; "

@@ -184,6 +184,7 @@ def backend_settings(config: SftConfig) -> BackendSettings:
             gradient_checkpointing=config.gradient_checkpointing,
             seq_len=config.seq_len,
             entropy_chunk_size=config.entropy_chunk_size,
+            share_prefixes=False,  # each example has a prompt of its own
         ),
         algorithm=None,
         seed=config.seed,

@@ -18,6 +18,7 @@ from telescope_train.backends.protocol import BatchFacts, RankDiedError, TensorH
 from telescope_train.batches.batch import Shards, StepPlan
 from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.diagnostics.rank_checks import SelfTest
+from telescope_train.models.attention.sharing import PrefixSharing
 from telescope_train.trainer.worker import TrainerWorker
 
 
@@ -28,11 +29,13 @@ class RankFacts(NamedTuple):
     """All of them passed."""
     gpu_name: str | None
     """None on CPU."""
+    sharing: PrefixSharing
+    """Whether samples of a row share prefixes."""
 
     @classmethod
     def of(cls, worker: TrainerWorker) -> "RankFacts":
         """Return the facts of a rank in this process."""
-        return cls(worker.self_tests, worker.gpu_name)
+        return cls(worker.self_tests, worker.gpu_name, worker.sharing)
 
 
 class Rank(Protocol):
@@ -73,6 +76,11 @@ class AllRanks:
     def gpu_name(self) -> str | None:
         """The GPU of each rank; None on CPU."""
         return self.facts[0].gpu_name
+
+    @property
+    def why_nothing_is_shared(self) -> str | None:
+        """Why each rank computes every sample by itself; None = they share prefixes."""
+        return next((one.sharing.reason for one in self.facts if one.sharing.reason), None)
 
     @property
     def self_tests(self) -> list[SelfTest]:

@@ -72,6 +72,7 @@ class FsdpBackend:
         self._layout = self.rank_layout(settings, dist.get_world_size())
         loaded = load_policy(settings, device, self._layout)
         self._policy, self.attention = loaded.policy, loaded.attention
+        self.sharing = loaded.sharing
         if spans is not None:
             time_reductions(self._policy, spans)
         self._reference = self._make_reference(loaded)
@@ -248,11 +249,11 @@ class FsdpBackend:
         assert self._reference is not None, "these settings need no reference model"
         self._reference.update()
 
-    def _row(self, batch: PackedBatch) -> PackedRow:
+    def _row(self, batch: PackedBatch, *, share: bool = True) -> PackedRow:
         trainer = self._settings.trainer
         # Context parallelism cuts the row into slices of equal length, one per rank.
         multiple_of = math.lcm(trainer.pad_to_multiple_of, self._layout.context)
-        return packed_row(batch, self._device, multiple_of=multiple_of)
+        return packed_row(batch, self._device, multiple_of=multiple_of, share=share)
 
     def _timed_logprobs(
         self, name: str, policy: PackedPolicy, batch: PackedBatch, number: int
@@ -263,7 +264,8 @@ class FsdpBackend:
     def _logprobs(
         self, policy: PackedPolicy, batch: PackedBatch, *, by_transformers: bool = False
     ) -> NDArray[np.float32]:
-        row = self._row(batch)
+        # transformers' own attention knows no shared prefixes.
+        row = self._row(batch, share=not by_transformers)
         found = policy(row, by_transformers=by_transformers).logprobs_M.cpu().numpy()
         logprobs_T = np.zeros(len(batch.token_ids_T), dtype=np.float32)
         logprobs_T[row.trained_M.cpu().numpy()] = found

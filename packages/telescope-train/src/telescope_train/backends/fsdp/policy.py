@@ -13,6 +13,8 @@ from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.adapted_product import round_sums_once
 from telescope_train.models.attention.choice import AttentionChoice, choose_attention
 from telescope_train.models.attention.context_parallel import ContextGroup, join_context
+from telescope_train.models.attention.kinds import AttentionKind
+from telescope_train.models.attention.sharing import PrefixSharing, choose_sharing
 from telescope_train.models.cpu_kernels import is_onednn_faster, replace_linears, replace_rms_norms
 from telescope_train.models.facts import context_problem
 from telescope_train.models.layers import checkpoint_activations, compile_layers
@@ -29,8 +31,15 @@ class ShardedPolicy:
     attention: AttentionChoice
     context: ContextGroup | None
     """The ranks that this one shares rows with; None = it shares none."""
+    sharing: PrefixSharing
+    """Whether samples of a row share prefixes."""
     mesh: DeviceMesh
     """The ranks over which weights are sharded and copied."""
+
+    @property
+    def attention_in_use(self) -> AttentionKind:
+        """The attention over all rows."""
+        return (self.sharing.attention or self.attention).kind
 
 
 def load_policy(
@@ -51,6 +60,13 @@ def load_policy(
     # First, because a size that does not fit would only show as a wrong shape in attention.
     check_context(loaded.model, layout.context)
     attention = choose_attention(loaded.model, device, dtype, is_row_shared=layout.context > 1)
+    sharing = choose_sharing(
+        loaded.model,
+        device,
+        dtype,
+        is_on=trainer.share_prefixes == "auto",
+        has_dropout=trainer.use_lora and trainer.lora_dropout > 0,
+    )
     context = join_context(layout)
     if trainer.use_lora:
         # Every rank shards its own copy, so all must draw the same initial adapters.
@@ -76,10 +92,16 @@ def load_policy(
         entropy_grad=settings.algorithm is not None and settings.algorithm.entropy_coef > 0,
         wide_logits=settings.model.fp32_lm_head,
     ).eval()
-    policy.use_attention(attention.kind, context)
-    mesh = weight_mesh(layout, device)
-    shard(policy, mesh, dtype, offload=trainer.optimizer_cpu_offload)
-    return ShardedPolicy(policy=policy, attention=attention, context=context, mesh=mesh)
+    sharded = ShardedPolicy(
+        policy=policy,
+        attention=attention,
+        context=context,
+        sharing=sharing,
+        mesh=weight_mesh(layout, device),
+    )
+    policy.use_attention(sharded.attention_in_use, context)
+    shard(policy, sharded.mesh, dtype, offload=trainer.optimizer_cpu_offload)
+    return sharded
 
 
 def load_reference(
@@ -102,7 +124,7 @@ def load_reference(
         wide_logits=settings.model.fp32_lm_head,
     ).eval()
     policy.requires_grad_(False)
-    policy.use_attention(like.attention.kind, like.context)
+    policy.use_attention(like.attention_in_use, like.context)
     shard(policy, like.mesh, dtype, offload=settings.trainer.optimizer_cpu_offload)
     return policy
 
