@@ -64,7 +64,7 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
         header: str = imported(VERIFIERS_TASKS, "verifiers.v1.clients.client").SESSION_ID_HEADER
         self._shim = PolicyShim(header)
         self._serving: asyncio.Task[None] | None = None
-        self._is_ready: asyncio.Future[None] | None = None
+        self._is_ready = asyncio.Event()
         self.on_close(self._end_serving)
 
     @property
@@ -177,24 +177,25 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
         return has_own or bool(taskset.toolsets(taskset.config))
 
     async def _served(self) -> None:
-        """Start their server and ours, once."""
+        """Start their server and ours, once; raises what kept them from starting."""
         if self._serving is None:
-            self._is_ready = asyncio.get_running_loop().create_future()
-            self._serving = asyncio.create_task(self._serve(self._is_ready))
-        assert self._is_ready is not None, "it is made with the task"
-        await asyncio.shield(self._is_ready)
+            self._serving = asyncio.create_task(self._serve())
+        waiting = asyncio.create_task(self._is_ready.wait())
+        try:
+            both: set[asyncio.Task[Any]] = {self._serving, waiting}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if self._serving.done():
+            self._serving.result()
 
-    async def _serve(self, is_ready: "asyncio.Future[None]") -> None:
+    async def _serve(self) -> None:
         """Hold both servers open in one task, whose end closes them."""
         try:
             await self._shim.start()
             async with self.env.serving():
-                is_ready.set_result(None)
+                self._is_ready.set()
                 await asyncio.Event().wait()
-        except Exception as error:
-            if is_ready.done():
-                raise
-            is_ready.set_exception(error)
         finally:
             await self._shim.close()
 
