@@ -90,10 +90,13 @@ class AllRanks:
 
     async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
         """Take the optimizer steps of `plan`; returns metrics over all of them and all ranks."""
+        parts = await self._put_minibatches(
+            [plan.of_rank(shard) for shard in range(self.layout.num_shards)]
+        )
         order = list(plan.order)
         rows = await asyncio.gather(
             *(
-                rank.call("train_minibatches", plan.of_rank(shard), order, version)
+                rank.call("train_minibatches", parts[shard], order, version)
                 for rank, shard in zip(self._ranks, self._shard_of_rank, strict=True)
             )
         )
@@ -183,13 +186,22 @@ class AllRanks:
 
     async def _each(self, method: str, shards: Shards, *arguments: Any) -> list[Any]:
         """Call `method` on each rank with its shard; returns one answer for each shard."""
+        rows = await self._put_rows(shards)
         answers = await asyncio.gather(
             *(
-                rank.call(method, shards[shard], *arguments)
+                rank.call(method, rows[shard], *arguments)
                 for rank, shard in zip(self._ranks, self._shard_of_rank, strict=True)
             )
         )
         return self._of_speakers(answers)
+
+    async def _put_rows(self, shards: Shards) -> Sequence[Any]:
+        """Return what ranks are given for their shard."""
+        return shards
+
+    async def _put_minibatches(self, shards: Sequence[Shards]) -> Sequence[Any]:
+        """Return what ranks are given for the minibatches of their shard."""
+        return shards
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         return await asyncio.gather(*(rank.call(method, *arguments) for rank in self._ranks))
