@@ -52,8 +52,8 @@ def test_a_rank_that_does_not_fit_names_what_makes_it_smaller_one_after_another(
     assert "trainer rank needs about" in said
     assert "adamw_bf16" in said
     (said,) = problems("8B", "--optimizer", "adamw_bf16", gpus=2)
-    assert "optimizer_cpu_offload = true" in said
-    assert problems("8B", "--optimizer_cpu_offload", gpus=2) == []
+    assert "fsdp_cpu_offload = true" in said
+    assert problems("8B", "--fsdp_cpu_offload", gpus=2) == []
     assert problems("8B", "--trainer_num_workers", "4", gpus=5) == []
 
 
@@ -72,14 +72,14 @@ def test_what_stays_on_the_gpu_beside_a_server_is_weights_and_moments():
     assert rank is not None
     parameters = facts.num_parameters or 0
     assert resident_bytes(shared, rank) == 12 * parameters  # float32 weights, two moments
-    offloaded = config(*SHARED, "--optimizer_cpu_offload")
+    offloaded = config(*SHARED, "--fsdp_cpu_offload")
     rank = rank_memory(offloaded, facts, device="cuda")
     assert rank is not None
     assert resident_bytes(offloaded, rank) == 0
 
 
 def test_a_server_needs_its_weights_and_room_for_one_request():
-    least = problems("32B", "--optimizer_cpu_offload", gpus=2, gpu_bytes=48 * 10**9)
+    least = problems("32B", "--fsdp_cpu_offload", gpus=2, gpu_bytes=48 * 10**9)
     assert any("a server needs at least" in said for said in least)
 
 

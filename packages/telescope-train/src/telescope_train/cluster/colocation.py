@@ -4,7 +4,7 @@
              -> new weights -> sampling
 
 The rank keeps its weights and its optimizer's state on the GPU all the time, or in CPU memory with
-`optimizer_cpu_offload`; `plan.gpus` computes whether both fit.
+`fsdp_cpu_offload`; `plan.gpus` computes whether both fit.
 """
 
 from typing import Protocol

@@ -121,13 +121,21 @@ def _smaller_rank(config: TrainConfig) -> str:
     trainer = config.trainer
     if not trainer.gradient_checkpointing:
         return "set gradient_checkpointing = true"
-    if not trainer.use_lora and trainer.optimizer == "adamw":
-        return "set optimizer = 'adamw_bf16' or 'adamw_8bit', or use_lora = true"
-    if not trainer.optimizer_cpu_offload:
-        return "set optimizer_cpu_offload = true, which keeps the training state in CPU memory"
+    if not trainer.use_lora and not _saves_moments(config):
+        return (
+            "set optimizer_cpu_offload = true, optimizer = 'adamw_bf16' or 'adamw_8bit', or "
+            "use_lora = true"
+        )
+    if not trainer.fsdp_cpu_offload:
+        return "set fsdp_cpu_offload = true, which keeps the training state in CPU memory"
     if not config.inference.colocate:
         return "raise trainer_num_workers, or lower seq_len"
     return "lower seq_len, or use a GPU for each"
+
+
+def _saves_moments(config: TrainConfig) -> bool:
+    trainer = config.trainer
+    return trainer.optimizer != "adamw" or trainer.optimizer_cpu_offload or trainer.fsdp_cpu_offload
 
 
 def _largest(plan: MemoryPlan) -> str:

@@ -53,11 +53,12 @@ def rank_memory(config: TrainConfig, facts: ModelFacts, *, device: Device) -> Me
         return None
     chunk = min(config.trainer.entropy_chunk_size, config.trainer.seq_len)
     compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, device)]
+    # Each copy of the model is divided among its own ranks.
     shards = config.trainer.trainer_num_workers // config.trainer.fsdp_replicate_size
     logits = 2 * 4 * min(chunk * (facts.vocab_size or 0), _logits_of_a_block(device))
     state = _training_state(config, facts.num_parameters // shards, compute)
-    if device == "cuda" and config.trainer.optimizer_cpu_offload:
-        state = []  # in the memory of the machine
+    if device == "cuda":
+        state = [part for part in state if not _is_in_cpu_memory(part[0], config)]
     return MemoryPlan(
         process="trainer rank",
         parts=(
@@ -88,6 +89,12 @@ def server_memory(
             (f"KV cache, {sequences} x {limit} tokens", kv_bytes * sequences * limit),
         ),
     )
+
+
+def _is_in_cpu_memory(part: str, config: TrainConfig) -> bool:
+    """Return whether `part` of the training state is in the memory of a GPU's machine."""
+    trainer = config.trainer
+    return trainer.fsdp_cpu_offload or (part == "Adam" and trainer.optimizer_cpu_offload)
 
 
 def smallest_cache_bytes(facts: ModelFacts, limit: int) -> int:
