@@ -171,7 +171,7 @@ def test_only_gpus_that_this_process_may_use_count(monkeypatch, tmp_path, shown,
     for number in range(3):
         (tmp_path / f"nvidia{number}").touch()
     monkeypatch.setattr(device_module, "DEVICES", tmp_path)
-    monkeypatch.setattr(device_module, "_torch_has_cuda", lambda: True)
+    monkeypatch.setattr(device_module, "torch_has_cuda", lambda: True)
     monkeypatch.setattr(device_module, "_sizes_of_gpus", lambda: [80, 40, 80])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:

@@ -112,8 +112,9 @@ def _gathered(facts: ModelFacts, compute: int, shards: int) -> list[int]:
     """Return embeddings, head and two layers as FSDP gathers them, with the gradients of these."""
     if facts.num_parameters is None or not facts.num_layers or shards == 1:
         return []
-    body = facts.num_body_parameters or 0
-    outside = facts.num_parameters - body
+    # Embeddings and head, as if they were not tied.
+    outside = min(2 * (facts.num_head_parameters or 0), facts.num_parameters)
+    body = facts.num_parameters - outside
     return [2 * compute * (outside + 2 * body // facts.num_layers)]
 
 
