@@ -219,6 +219,10 @@ def test_hostile_text_takes_no_time():
         ("x = ```1```", None),
         ("", None),
         ("```python\n```", ""),
+        ("````python\nx = '```'\n```\ny\n````", "x = '```'\n```\ny"),
+        ("```python\nx\n`````", "x"),
+        ("```x```\n```\ny\n```", "y"),
+        ("```python title='a'\nx\n```", "x"),
     ],
 )
 def test_the_last_block_of_python_is_the_code(text, code):
