@@ -12,7 +12,11 @@ from megatron_cases import CONFIGS
 
 from telescope_core.errors import ConfigError
 from telescope_train.backends.megatron.layout import ModelSizes, model_problems
-from telescope_train.backends.megatron.optimizer import optimizer_config
+from telescope_train.backends.megatron.library import using
+from telescope_train.backends.megatron.optimizer import (
+    optimizer_config,
+    precision_values,
+)
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import TrainConfig

@@ -55,8 +55,8 @@ class Architecture:
             num_layers=self.num_layers,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
-            # Experts are whole on their rank, so a mixture has no columns to divide.
-            ffn_size=self.ffn_size if self.num_experts is None else self.num_heads,
+            # Experts are whole on their rank: a mixture has no columns to divide.
+            ffn_size=self.ffn_size if self.num_experts is None else 0,
             num_experts=self.num_experts,
         )
 

@@ -15,6 +15,11 @@ _NO_EFFECT = {
     "gradient_checkpointing": "use megatron_gradient_checkpointing",
     "optimizer_cpu_offload": "use megatron_optimizer_cpu_offload",
     "compile": "remove it",
+    "share_prefixes": "remove it: every sample is computed by itself",
+    "fsdp_replicate_size": "remove it",
+    "fsdp_gradient_sync": "remove it",
+    "fsdp_prefetch_layers": "remove it",
+    "fsdp_cpu_offload": "remove it",
 }
 """Setting of `[trainer]` that only backend fsdp reads -> what to do instead."""
 _NEEDS = {
@@ -100,8 +105,9 @@ def megatron_model_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[
         num_layers=facts.num_layers or 0,
         num_heads=facts.num_heads or 0,
         num_kv_heads=facts.num_kv_heads or 0,
-        ffn_size=facts.ffn_size or 0,
-        num_experts=None,
+        # Experts are whole on their rank.
+        ffn_size=0 if facts.num_experts else facts.ffn_size or 0,
+        num_experts=facts.num_experts,
     )
     yield from model_problems(config.megatron, sizes)
 
