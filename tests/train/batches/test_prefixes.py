@@ -13,6 +13,7 @@ from telescope_train.batches.packing import Packing, pack, pack_with
 from telescope_train.batches.prefixes import prefix_order, without_short_branches
 from telescope_train.models.attention.prefixes import SharedRow
 from telescope_train.models.facts import ModelFacts
+from telescope_train.step.streaming import full_rounds
 from telescope_train.step.throughput import training_flops
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -187,6 +188,12 @@ def test_bundles_hold_every_sample_once(samples):
     members = [index for _, one in bundles for index in one]
     assert sorted(members) == list(range(len(samples)))
     assert all(size <= 100 or len(one) == 1 for size, one in bundles)
+
+
+def test_no_samples_fill_no_round():
+    packing = Packing(seq_len=100, num_ranks=2, hidden_size=64, max_tokens=8, share_prefixes=True)
+    assert list(bundle_sizes([], seq_len=100)) == []
+    assert full_rounds([], packing) == []
 
 
 @settings(max_examples=50, deadline=None)

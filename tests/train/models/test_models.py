@@ -131,7 +131,7 @@ def test_a_folder_with_a_broken_model(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "none-such"}')
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_model(str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
+    (tmp_path / "config.json").write_text('{"model_type": "olmoe"}')
     with pytest.raises(ConfigError, match="mixture of experts"):
         load_model(str(tmp_path))
 

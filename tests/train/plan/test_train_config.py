@@ -117,6 +117,14 @@ def test_every_setting_is_read_by_the_trainer():
             "vLLM computes adapters up to rank 512, and lora_rank is 600; lower it, or use",
         ),
         (
+            ["--optimizer_cpu_offload", "--optimizer", "adamw_bf16"],
+            "trainer.optimizer_cpu_offload works with optimizer = 'adamw'",
+        ),
+        (
+            ["--optimizer_cpu_offload", "--fsdp_cpu_offload"],
+            "trainer.optimizer_cpu_offload has no effect with fsdp_cpu_offload",
+        ),
+        (
             ["--fsdp_context_parallel_size", "2"],
             "trainer_num_workers (1) must be a multiple of fsdp_context_parallel_size (2)",
         ),
@@ -154,7 +162,7 @@ def test_every_setting_is_read_by_the_trainer():
         ),
         (["--algorithm", "grop"], "unknown algorithm 'grop'; did you mean 'grpo'"),
         (["--train_backend", "megatron"], "'megatron' is known, but not available"),
-        (["--weight_transport", "nccl"], "'nccl' is known, but not available"),
+        (["--weight_transport", "nickel"], "unknown weight_transport 'nickel'"),
         (["--eval_after_training"], "need at least one [[evals]]"),
         (["--evals", '[{"name": "a"}]'], "evals[0] (a): would never run"),
         (["--top_p", "0.9"], "'top_p' is refused here: it takes tokens out of the distribution"),

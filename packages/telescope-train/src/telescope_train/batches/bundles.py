@@ -78,7 +78,12 @@ def spread_bundles(
 def bundle_sizes(
     samples: Sequence[TrainingSample], *, seq_len: int
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yield (tokens of a row, indices of its samples) of each bundle of at most `seq_len`."""
+    """Yield (tokens of a row, indices of its samples) of each bundle of at most `seq_len`.
+
+    No samples, as of groups whose rewards are all equal, give no bundles.
+    """
+    if not samples:
+        return
     found = prefix_order(samples)
     lengths_N = np.array([len(samples[i]) for i in found.order_N.tolist()])
     trained_N = np.array([np.count_nonzero(samples[i].mask) for i in found.order_N.tolist()])

@@ -37,6 +37,8 @@ _WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size")
 """What configs call the tokens that a layer attends to, where those are not all."""
 _PROBE_WINDOW = 5
 """Tokens of such a window in the small copy: far fewer than the samples have, so that it shows."""
+_PROBE_EXPERTS = 2
+"""Experts of a layer in the small copy of a mixture."""
 _HALF_TOLERANCE, _TOLERANCE = 0.05, 1e-3
 """Largest relative difference that rounding explains, in 16 bits and in more. A leak gives 0.5."""
 _log = logging.getLogger(__name__)
@@ -204,6 +206,7 @@ def _small_copy(lm: PreTrainedModel, needs: AttentionNeeds) -> PreTrainedModel:
     layer_types = getattr(text, "layer_types", None)
     kinds = list(dict.fromkeys(layer_types)) if layer_types else [None]
     text.num_hidden_layers = len(kinds)
+    _choose_no_experts(text)
     if layer_types:
         text.layer_types = kinds
     # Forked, so that the test does not move the random numbers of the run.
@@ -216,6 +219,14 @@ def _small_copy(lm: PreTrainedModel, needs: AttentionNeeds) -> PreTrainedModel:
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
     return probe.to(device=needs.device, dtype=needs.dtype).eval()
+
+
+def _choose_no_experts(text: Any) -> None:
+    """Make a mixture of experts use all of a few: a choice would turn rounding into a jump."""
+    for name in ("num_experts", "num_local_experts"):
+        if getattr(text, name, None):
+            setattr(text, name, _PROBE_EXPERTS)
+            text.num_experts_per_tok = _PROBE_EXPERTS
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
