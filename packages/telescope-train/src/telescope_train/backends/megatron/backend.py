@@ -7,6 +7,7 @@ weights already contain the only denominator. Dims: T tokens of a row, M trained
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from telescope_train.backends.megatron import checkpoint
 from telescope_train.backends.megatron.layout import megatron_layout
 from telescope_train.backends.megatron.library import using
 from telescope_train.backends.megatron.loading import Loaded, build, row_multiple, save_model
+from telescope_train.backends.megatron.mapping import hugging_face_shapes
 from telescope_train.backends.megatron.optimizer import Stepper, wrap
 from telescope_train.backends.megatron.passes import run_rows, share_results
 from telescope_train.backends.megatron.rows import RankRow, rank_row
@@ -34,6 +36,7 @@ from telescope_train.backends.protocol import (
     BackendSettings,
     GradientResult,
     Loss,
+    TensorHeader,
     UpdateResult,
 )
 from telescope_train.backends.schedule import learning_rate_factor
@@ -248,8 +251,27 @@ class MegatronBackend:
             yield name, value.cpu()
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield all weights."""
-        return self.export_weights()
+        """Yield all weights, where the ranks communicate."""
+        return self._weights.export()
+
+    def transfer_headers(self) -> list[TensorHeader]:
+        """Describe what `transfer_weights` yields; nothing is gathered for it."""
+        dtype = str(self._loaded.dtype).removeprefix("torch.")
+        shapes = hugging_face_shapes(self._loaded.architecture)
+        return [TensorHeader(name=n, dtype=dtype, shape=shape) for n, shape in shapes.items()]
+
+    @contextmanager
+    def without_gradient_buffers(self) -> Iterator[None]:
+        """Give the memory of gradients back inside the block."""
+        with using(self._device):
+            self._stepper.clear()
+            self._wrapped.offload_grad_buffers()
+        try:
+            yield
+        finally:
+            with using(self._device):
+                self._wrapped.restore_grad_buffers()
+                self._stepper.clear()
 
     def export_gradient(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather the accumulated gradient, named like `export_weights`; for checks."""
