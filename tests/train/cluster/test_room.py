@@ -84,7 +84,7 @@ def test_room_is_found_by_strategy_and_elsewhere_after_a_loss() -> None:
             [sys.executable, "-c", PROGRAM],
             env={
                 **os.environ,
-                "RAY_TMPDIR": str(Path(folder)),
+                "RAY_TMPDIR": folder,
                 "RAY_memory_monitor_refresh_ms": "0",
             },
             capture_output=True,
