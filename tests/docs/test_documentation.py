@@ -68,7 +68,16 @@ HOSTED = "tests/hub/registry/test_host_a_registry.py::"
 SIMULATE = "tests/cli/test_simulate.py::"
 WATCH = "tests/cli/test_watch.py::"
 GAMES_EVAL = "tests/adapters/test_games.py::test_an_eval_plays_a_linked_environment"
+THREE_NODES = (
+    "tests/e2e/test_three_nodes.py::"
+    "test_a_run_over_three_nodes_outlives_one_of_them_and_names_the_next"
+)
 ELSEWHERE = {
+    "export RAY_AUTH_MODE=token": THREE_NODES,
+    "ray get-auth-token --generate": THREE_NODES,
+    "ray start --head --port 6379": THREE_NODES,
+    "ray start --address 10.0.0.1:6379": THREE_NODES,
+    "telescope train run.toml --ray_address 10.0.0.1:6379": THREE_NODES,
     "telescope sandbox check local": "tests/cli/test_sandbox.py::test_a_check_that_passes",
     "telescope env link gym:FrozenLake-v1": GAMES_EVAL,
     "telescope eval gym:FrozenLake-v1 --base-url http://127.0.0.1:8000/v1 --model m": GAMES_EVAL,
