@@ -59,7 +59,7 @@ environments:
 		math-reasoning countdown wordle tool-calculator reasoning-gym \
 		math-datasets gpqa-diamond ifeval \
 		reverse-text alphabet-sort tool-calls wiki-search deepdive text-games \
-		python-tool humaneval i3-code
+		python-tool humaneval i3-code swe-small
 
 .PHONY: browser
 browser:

@@ -78,6 +78,16 @@ ELSEWHERE = {
     "ray start --head --port 6379": THREE_NODES,
     "ray start --address 10.0.0.1:6379": THREE_NODES,
     "telescope train run.toml --ray_address 10.0.0.1:6379": THREE_NODES,
+    "telescope agent install mini-swe-agent": (
+        "tests/e2e/test_harnesses.py::test_its_rollout_is_trained_on_exactly_what_was_sampled"
+    ),
+    "telescope eval ./mend.py:Mend --base-url http://127.0.0.1:8000/v1 --examples 1 --rollouts 4": (
+        "tests/e2e/test_agents.py::test_the_agents_of_the_how_tos"
+    ),
+    "telescope eval ./mend.py:Mend --env.harness mini-swe-agent "
+    "--base-url http://127.0.0.1:8000/v1": (
+        "tests/e2e/test_harnesses.py::test_its_rollout_is_trained_on_exactly_what_was_sampled"
+    ),
     "telescope sandbox check local": "tests/cli/test_sandbox.py::test_a_check_that_passes",
     "telescope env link gym:FrozenLake-v1": GAMES_EVAL,
     "telescope eval gym:FrozenLake-v1 --base-url http://127.0.0.1:8000/v1 --model m": GAMES_EVAL,
@@ -220,7 +230,7 @@ ELSEWHERE = {
         "tests/cli/test_eval_endpoint.py::test_the_environment_of_the_page_on_pictures"
     ),
     "telescope eval ./sums.py:Sums --base-url http://127.0.0.1:8000/v1 --examples 4 "
-    "--rollouts 2": "tests/e2e/test_agents.py::test_the_agent_of_the_how_to",
+    "--rollouts 2": "tests/e2e/test_agents.py::test_the_agents_of_the_how_tos",
     "telescope eval ./reverse.py:Reverse --base-url http://127.0.0.1:8000/v1 --env.num_letters 3": (
         "tests/cli/test_eval.py::test_json_is_alone_on_stdout_and_env_flags_reach_the_environment"
     ),

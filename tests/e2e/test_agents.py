@@ -42,13 +42,16 @@ pytestmark = pytest.mark.engine
 STEPS, GROUPS, GROUP_SIZE = 3, 4, 4
 SAMPLING = Sampling(max_tokens=12, temperature=1.0)
 DEADLINE_S = 60.0
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "bring-an-agent.md"
+PAGES = {
+    "sums.py": Path(__file__).parents[2] / "docs" / "how-to" / "bring-an-agent.md",
+    "mend.py": Path(__file__).parents[2] / "docs" / "how-to" / "train-an-agent.md",
+}
 CONFIG = """
 name = "agents"
 number_of_steps = 2
 model = {model}
 group_size = 4
-prompts_batch_size_for_trainer = 2
+prompts_batch_size_for_trainer = 4
 max_tokens = 6
 discard_group_zero_advantage = false
 learning_rate = 1e-3
@@ -57,6 +60,8 @@ max_model_len = 128
 inference_base_port = {port}
 [[environments]]
 name = "sums:Sums"
+[[environments]]
+name = "mend:Mend"
 """
 
 
@@ -222,27 +227,36 @@ def telescope(place: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_agent_of_the_how_to(tmp_path: Path, tiny_model: Path, vllm_server: str) -> None:
-    source = re.search(r'title="sums.py"\n(.*?)^```', PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert source is not None
-    (tmp_path / "sums.py").write_text(source[1])
-    measured = telescope(
-        tmp_path,
-        *("eval", "sums:Sums", "--base-url", f"{vllm_server}/v1"),
-        *("--examples", "4", "--rollouts", "2", "--max-tokens", "6", "--json"),
-        *("--output", "measured"),
-    )
-    assert json.loads(measured)["num_scored"] == 8
-    played = EvalFolder(tmp_path / "measured").rows()
-    assert [(row.num_turns, len(row.conversations)) for row in played] == [(2, 1)] * 8
-    assert all(row.num_prompt_tokens and row.num_completion_tokens for row in played)
+def test_the_agents_of_the_how_tos(tmp_path: Path, tiny_model: Path, vllm_server: str) -> None:
+    for name, page in PAGES.items():
+        text = page.read_text()
+        source = re.search(rf'title="{name}"\n(.*?)^```', text, re.DOTALL | re.MULTILINE)
+        assert source is not None
+        (tmp_path / name).write_text(source[1])
+    for name, num_turns, num_examples in (("sums:Sums", 2, 2), ("mend:Mend", 1, 1)):
+        measured = telescope(
+            tmp_path,
+            *("eval", name, "--base-url", f"{vllm_server}/v1"),
+            *("--examples", str(num_examples), "--rollouts", "4"),
+            *("--max-tokens", "6", "--json", "--output", name.partition(":")[0]),
+        )
+        assert json.loads(measured)["num_scored"] == 4 * num_examples
+        played = EvalFolder(tmp_path / name.partition(":")[0]).rows()
+        assert {(row.num_turns, len(row.conversations)) for row in played} == {(num_turns, 1)}
+        assert all(row.num_prompt_tokens and row.num_completion_tokens for row in played)
 
     config = tmp_path / "run.toml"
     config.write_text(CONFIG.format(model=json.dumps(str(tiny_model)), port=free_port()))
     said = telescope(tmp_path, "train", "run.toml")
     folder = RunFolder.open(tmp_path / "runs" / "agents")
     rows = folder.rollouts()
-    assert [(row.status, row.num_turns) for row in rows] == [("kept", 2)] * 16
+    # Random weights begin no command, so the agent in the sandbox ends with the first answer.
+    turns = {"sums:Sums": 2, "mend:Mend": 1}
+    assert len(rows) == 16 * 2
+    assert [(row.status, row.num_turns) for row in rows] == [
+        ("kept", turns[row.environment]) for row in rows
+    ]
+    assert {row.environment for row in rows} == set(turns)
     assert all(row.num_completion_tokens > 0 for row in rows)
     steps = folder.metrics()
     assert max(row["mismatch/max"] for row in steps if "mismatch/max" in row) <= 1e-3

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from telescope_core.sandboxes.local.provider import LocalProvider
-from telescope_core.sandboxes.protocol import CommandResult, SandboxSpec
+from telescope_core.sandboxes.protocol import CommandResult, Network, SandboxSpec
 
 LIFE_S = 1_000_000 + os.getpid()
 """Seconds that nobody else's sandboxes live."""
@@ -104,6 +104,14 @@ TRY = {
     "memory in one process": "b=bytearray(900<<20); print('ESCAPED')",
 }
 """Attacks that print `ESCAPED` or `stopped`, or are killed, which is as good."""
+ONE_OPENED = {
+    f"{name}, with another address opened": name
+    for name in (
+        *("network", "network of the host by datagram", "socket of the virtual machine"),
+        *("abstract socket", "signal to a process of the host", "files of the supervisor"),
+    )
+}
+"""The same, from a sandbox to which one address of the host is opened."""
 MEMORY_OF_MANY = """
 import os, time
 for i in range(8):
@@ -133,6 +141,18 @@ while True: time.sleep(1)
 """
 KILLS_ALL = "import os\nos.kill(1, 9)\nos.kill(-1, 9)\nprint('ESCAPED')"
 FLOOD = "import sys\nwhile True: sys.stdout.write('y' * 100000)"
+
+
+async def tried_beside_an_opening(provider: LocalProvider, code: str) -> CommandResult:
+    """Return how a program ended in a sandbox that reaches one server of the host, and no other."""
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    box = await provider.create(dataclasses.replace(SPEC, network=Network.ENDPOINT))
+    try:
+        async with box.opened("127.0.0.1", server.sockets[0].getsockname()[1]):
+            return await box.run(["python3", "-c", code])
+    finally:
+        await box.close()
+        server.close()
 
 
 async def tried(provider: LocalProvider, code: str, *, timeout_s: float = 20.0) -> CommandResult:
@@ -193,6 +213,9 @@ async def try_all(use_control_groups: bool) -> dict[str, object]:
         for name, code in TRY.items():
             body = f"try: {code.format(**facts)}{REPORT}"
             results[name] = said(await tried(provider, body))
+        for name, attack in ONE_OPENED.items():
+            body = f"try: {TRY[attack].format(**facts)}{REPORT}"
+            results[name] = said(await tried_beside_an_opening(provider, body))
     results["memory in many processes"] = said(await tried(provider, MEMORY_OF_MANY))
     results["daemon by double fork"] = said(await tried(provider, DAEMON))
     results["ignored SIGTERM"] = said(await tried(provider, IGNORES, timeout_s=1.0))

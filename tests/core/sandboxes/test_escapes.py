@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.core.sandboxes.attacks import TRY
+from tests.core.sandboxes.attacks import ONE_OPENED, TRY
 
 import telescope_core
 from telescope_core.sandboxes.local.interpreter import find_interpreter
@@ -65,7 +65,7 @@ def came(request: pytest.FixtureRequest, readable: Path) -> dict[str, Any]:
     return results
 
 
-@pytest.mark.parametrize("attack", list(TRY))
+@pytest.mark.parametrize("attack", [*TRY, *ONE_OPENED])
 def test_an_attack_is_stopped(came: dict[str, Any], attack: str):
     done = came[attack]
     assert "ESCAPED" not in done["stdout"], done

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -54,6 +55,90 @@ async def test_full_network_is_refused_by_name(provider):
     """It would be the network of this machine, with every server that listens on its loopback."""
     with pytest.raises(SandboxLimitError, match="network=full"):
         await provider.create(SandboxSpec(network=Network.FULL))
+
+
+async def test_nothing_is_opened_to_a_sandbox_without_network(box):
+    with pytest.raises(SandboxLimitError, match=r"made with network=none.*Network\.ENDPOINT"):
+        async with box.opened("127.0.0.1", 1):
+            pass
+
+
+FLOOD = """
+import socket, sys
+port, held = int(sys.argv[1]), []
+for number in range(200):
+    held.append(socket.create_connection(("127.0.0.1", port), 5))
+alive = 0
+for one in held:
+    one.settimeout(5)
+    try:
+        one.sendall(b"x")
+        alive += one.recv(1) == b"y"
+    except OSError:
+        pass
+print(alive)
+"""
+
+
+async def test_what_is_opened_carries_so_many_connections_and_leaves_nothing(provider):
+    """A program that floods it takes neither our files nor the room of the server behind."""
+    num_open = most_open = 0
+
+    async def answer(reader, writer):
+        nonlocal num_open, most_open
+        num_open += 1
+        most_open = max(most_open, num_open)
+        try:
+            if await reader.read(1):
+                writer.write(b"y")
+            await reader.read()
+        finally:
+            num_open -= 1
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    box = await provider.create(SandboxSpec(network=Network.ENDPOINT))
+    before = len(os.listdir("/proc/self/fd"))
+    async with box.opened("127.0.0.1", port) as address:
+        done = await box.run(["python3", "-c", FLOOD, address.rpartition(":")[2]])
+        assert 0 < int(done.text) <= 64, done
+        assert most_open <= 64
+    async with asyncio.timeout(10):
+        while num_open or len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+    server.close()
+
+
+async def test_an_address_where_nobody_listens_is_a_refused_connection(provider):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    box = await provider.create(SandboxSpec(network=Network.ENDPOINT))
+    code = (
+        "import socket, sys\nwith socket.create_connection(('127.0.0.1', int(sys.argv[1]))) as c:\n"
+        "  try: print(c.recv(1))\n  except OSError: print('closed')"
+    )
+    async with box.opened("127.0.0.1", port) as address:
+        done = await box.run(["python3", "-c", code, address.rpartition(":")[2]])
+    assert done.text in ("b''\n", "closed\n"), done
+
+
+async def test_one_that_is_cancelled_while_it_opens_answers_the_next_request(provider):
+    box = await provider.create(SandboxSpec(network=Network.ENDPOINT))
+    before = len(os.listdir("/proc/self/fd"))
+
+    async def opens():
+        async with box.opened("127.0.0.1", 1):
+            await asyncio.Event().wait()
+
+    for num_turns in range(12):
+        opening = asyncio.create_task(opens())
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        assert (await box.run(["echo", "on"])).text == "on\n"
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 async def test_what_a_program_leaves_in_memory_of_python_is_gone_for_the_next(box):

@@ -13,6 +13,10 @@ import typer
 from telescope_cli.verbs import Verb, VerbGroup, command_of, verb_app
 
 VERBS = {
+    "agent": Verb(
+        target="telescope_cli.agent:app",
+        help="Install agent programs that play environments in sandboxes.",
+    ),
     "env": Verb(
         target="telescope_cli.env.app:app", help="Find, install, check and remove environments."
     ),

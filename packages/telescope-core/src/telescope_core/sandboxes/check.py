@@ -34,6 +34,13 @@ try:
 except OSError as error:
     print("refused")
 """
+_GREET = """
+import socket, sys
+host, port = sys.argv[1].split(":")
+with socket.create_connection((host, int(port)), 5) as connection:
+    connection.sendall(b"there\\n")
+    print(connection.makefile().read(), end="")
+"""
 
 
 class CheckFailedError(Exception):
@@ -199,6 +206,7 @@ async def _limits_that_cannot_be_given_are_refused(subject: Subject) -> None:
         Limit.DISK: {"disk_mb": 64},
         Limit.PROCESSES: {"max_processes": 32},
         Limit.NETWORK_NONE: {"network": Network.NONE},
+        Limit.NETWORK_ENDPOINT: {"network": Network.ENDPOINT},
         Limit.NETWORK_FULL: {"network": Network.FULL},
     }
     for limit, changes in asked.items():
@@ -219,6 +227,31 @@ async def _no_network(subject: Subject) -> None:
     async with subject.sandbox(network=Network.NONE) as box:
         done = await box.run(["python3", "-c", _CONNECT], timeout_s=20.0)
         _expect(done.text == "refused\n", "no connection to the outside", done)
+
+
+async def _one_address_opened(subject: Subject) -> None:
+    if Limit.NETWORK_ENDPOINT not in subject.provider.limits:
+        return
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello " + await reader.readline())
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    port: int = server.sockets[0].getsockname()[1]
+    try:
+        async with subject.sandbox(network=Network.ENDPOINT) as box:
+            async with box.opened("127.0.0.1", port) as address:
+                done = await box.run(["python3", "-c", _GREET, address])
+                _expect(done.text == "hello there\n", "the answer of the opened address", done)
+                done = await box.run(["python3", "-c", _GREET, f"127.0.0.1:{port}"])
+                _expect(not done.stdout, "no other address of this machine", done)
+                done = await box.run(["python3", "-c", _CONNECT], timeout_s=20.0)
+                _expect(done.text == "refused\n", "no connection to the outside", done)
+            done = await box.run(["python3", "-c", _GREET, address])
+            _expect(not done.stdout, "no answer after the block", done)
+    finally:
+        server.close()
 
 
 async def _memory_in_one_process(subject: Subject) -> None:
@@ -259,6 +292,7 @@ CHECKS: Mapping[str, Check] = {
     "closing": _closing,
     "limits that cannot be given are refused": _limits_that_cannot_be_given_are_refused,
     "no network": _no_network,
+    "one address opened": _one_address_opened,
     "memory in one process": _memory_in_one_process,
     "time to live": _time_to_live,
 }

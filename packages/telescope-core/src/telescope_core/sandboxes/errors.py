@@ -6,7 +6,7 @@ What a program does, reaching its limits included, is no error but its `CommandR
 from collections.abc import Collection
 
 from telescope_core.errors import ConfigError, TelescopeError
-from telescope_core.sandboxes.protocol import Limit, SandboxSpec
+from telescope_core.sandboxes.protocol import Limit, Network, SandboxSpec
 
 
 class SandboxError(TelescopeError):
@@ -38,6 +38,15 @@ def require_limits(provider: str, spec: SandboxSpec, given: Collection[Limit]) -
         f"sandboxes of {provider!r} cannot give {asked}; they give: {known}. Leave it out of the "
         "sandbox's settings, or take another provider"
     )
+
+
+def require_endpoint(sandbox: str, spec: SandboxSpec) -> None:
+    """Raise SandboxLimitError unless addresses can be opened to a sandbox made by `spec`."""
+    if spec.network is not Network.ENDPOINT:
+        raise SandboxLimitError(
+            f"sandbox {sandbox} was made with network={spec.network}, so no address can be opened "
+            "to it; make it with SandboxSpec(network=Network.ENDPOINT)"
+        )
 
 
 def _said(limit: Limit, value: object) -> str:

@@ -5,6 +5,7 @@ A program that fails, reaches a limit or is killed has a result. Only a provider
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -20,6 +21,8 @@ class Network(StrEnum):
 
     NONE = "none"
     """Nothing but itself."""
+    ENDPOINT = "endpoint"
+    """Nothing but itself, and the addresses that are opened to it with `Sandbox.opened`."""
     FULL = "full"
     """Whatever the provider's network reaches."""
 
@@ -34,6 +37,7 @@ class Limit(StrEnum):
     PROCESSES = "max_processes"
     TIME_TO_LIVE = "time_to_live_s"
     NETWORK_NONE = "network=none"
+    NETWORK_ENDPOINT = "network=endpoint"
     NETWORK_FULL = "network=full"
 
 
@@ -81,8 +85,7 @@ class SandboxSpec:
             if getattr(self, limit.value) is not None
         }
         asked[Limit.TIME_TO_LIVE] = self.time_to_live_s
-        no_network = self.network is Network.NONE
-        asked[Limit.NETWORK_NONE if no_network else Limit.NETWORK_FULL] = str(self.network)
+        asked[Limit(f"network={self.network}")] = str(self.network)
         return asked
 
 
@@ -188,6 +191,14 @@ class Sandbox(Protocol):
 
     async def list(self, path: str = ".") -> list[FileEntry]:
         """Return the entries of a folder by name; raises SandboxFileError if it is none."""
+        ...
+
+    def opened(self, host: str, port: int) -> AbstractAsyncContextManager[str]:
+        """Open one address of this machine's network to the programs inside, for a block.
+
+        Yields the `host:port` by which they reach it. Raises SandboxLimitError unless the sandbox
+        was made with `Network.ENDPOINT`.
+        """
         ...
 
     async def close(self) -> None:

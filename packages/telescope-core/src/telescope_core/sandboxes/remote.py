@@ -14,11 +14,12 @@ import re
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from telescope_core.errors import TelescopeError
-from telescope_core.sandboxes.errors import SandboxError, SandboxFileError
+from telescope_core.sandboxes.errors import SandboxError, SandboxFileError, require_endpoint
 from telescope_core.sandboxes.protocol import (
     KILLED,
     WORK_FOLDER,
@@ -182,6 +183,11 @@ class RemoteSandbox:
             decoded = base64.b64decode(name).decode(errors="surrogateescape")
             entries.append(FileEntry(name=decoded, is_folder=kind == "1", size_bytes=int(size)))
         return sorted(entries, key=lambda entry: entry.name)
+
+    def opened(self, host: str, port: int) -> AbstractAsyncContextManager[str]:
+        """Refuse: what runs at a service cannot reach this machine."""
+        require_endpoint(self.id, self._spec)
+        raise SandboxError(f"sandbox {self.id} cannot have {host}:{port} opened to it")
 
     async def close(self) -> None:
         """End the sandbox at its service."""

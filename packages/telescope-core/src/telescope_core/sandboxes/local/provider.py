@@ -77,6 +77,7 @@ class LocalProvider:
             Limit.PROCESSES: "RLIMIT_NPROC in a user namespace of its own",
             Limit.TIME_TO_LIVE: "a timer that kills the first process",
             Limit.NETWORK_NONE: "a network namespace of its own",
+            Limit.NETWORK_ENDPOINT: "the same, with a listening socket that this process answers",
         }
         if "cpu" in folders:
             given[Limit.CPUS] = group

@@ -5,12 +5,13 @@ import contextlib
 import os
 import posixpath
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-from telescope_core.sandboxes.errors import SandboxError, SandboxFileError
+from telescope_core.sandboxes.errors import SandboxError, SandboxFileError, require_endpoint
 from telescope_core.sandboxes.local.capture import Capture
 from telescope_core.sandboxes.local.cgroups import Group
 from telescope_core.sandboxes.local.memory_watch import watch_memory
+from telescope_core.sandboxes.local.relay import relayed
 from telescope_core.sandboxes.local.started import Answer, Started, memory_file
 from telescope_core.sandboxes.protocol import (
     KILLED,
@@ -112,6 +113,21 @@ class LocalSandbox:
             for kind, size, name in rows
         ]
         return sorted(entries, key=lambda entry: entry.name)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, host: str, port: int) -> AsyncGenerator[str]:
+        """Let programs reach `host:port` for a block; yields the address that they have for it."""
+        require_endpoint(self.id, self._spec)
+        async with self._lock:
+            self._require_open()
+            if self._ended is not None:
+                raise SandboxError(f"sandbox {self.id} has ended; make another one")
+            answer = await self._whole(asyncio.create_task(self._started.listening()))
+        if answer.descriptor < 0:
+            said = answer.data.decode(errors="replace")
+            raise SandboxError(f"sandbox {self.id} cannot listen: {said}")
+        async with relayed(answer.descriptor, host, port):
+            yield f"127.0.0.1:{int(answer.data)}"
 
     async def close(self) -> None:
         """End everything in it, and remove its control group."""
@@ -217,27 +233,36 @@ class LocalSandbox:
             self._require_open()
             if self._ended is not None:
                 raise SandboxFileError(f"sandbox {self.id} has ended, and its files with it")
-            answering = asyncio.create_task(self._ask(request))
-            try:
-                answer = await asyncio.wait_for(asyncio.shield(answering), _FILE_S)
-            except TimeoutError:
-                answer = None
-            except asyncio.CancelledError:
-                # The answer that nobody waits for must not be taken for that of the next request.
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(answering), _KILL_S)
-                raise
-            finally:
-                if not answering.done():
-                    self._expire()
-                    await answering
-        if answer is None:
-            self._ended = self._ended or StopCause.SANDBOX_ENDED
-            raise SandboxError(f"sandbox {self.id} did not answer")
+            answer = await self._whole(asyncio.create_task(self._ask(request)))
         if answer.kind == b"e":
             said = answer.data.decode(errors="replace")
             raise SandboxFileError(f"{request['path']} in sandbox {self.id}: {said}")
         return answer.data
+
+    async def _whole(self, answering: "asyncio.Task[Answer | None]") -> Answer:
+        """Return the answer to what was asked; the sandbox ends with a supervisor that is silent.
+
+        The answer that nobody waits for must not be taken for that of the next request, so who is
+        cancelled waits for it.
+        """
+        answer = None
+        try:
+            with contextlib.suppress(TimeoutError):
+                answer = await asyncio.wait_for(asyncio.shield(answering), _FILE_S)
+        except asyncio.CancelledError:
+            with contextlib.suppress(TimeoutError):
+                late = await asyncio.wait_for(asyncio.shield(answering), _KILL_S)
+                if late is not None and late.descriptor >= 0:
+                    os.close(late.descriptor)
+            raise
+        finally:
+            if not answering.done():
+                self._expire()
+                await answering
+        if answer is None:
+            self._ended = self._ended or StopCause.SANDBOX_ENDED
+            raise SandboxError(f"sandbox {self.id} did not answer")
+        return answer
 
     async def _ask(self, request: Mapping[str, object]) -> Answer | None:
         await self._started.ask(request)

@@ -44,8 +44,11 @@ class Answer:
     """What the supervisor answered."""
 
     kind: bytes
-    """`r` ready, `s` the exit code of a command, `d` data, `e` an error's text."""
+    """`r` ready, `s` the exit code of a command, `d` data, `l` a port that is listened on, `e` an
+    error's text."""
     data: bytes
+    descriptor: int = -1
+    """The open file that came with it."""
 
 
 class Started:
@@ -80,6 +83,27 @@ class Started:
         except OSError:
             return False
         return True
+
+    async def listening(self) -> Answer | None:
+        """Ask for a socket that listens inside; its descriptor is the caller's to close."""
+        if not await self.ask({"op": "listen"}):
+            return None
+        loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._connection, is_readable.set)
+        try:
+            await is_readable.wait()
+        finally:
+            loop.remove_reader(self._connection)
+        # Only the first bytes of an answer bring the descriptor, and only to who asks for it.
+        try:
+            head, descriptors, _, _ = socket.recv_fds(
+                self._connection, 9, 1, socket.MSG_CMSG_CLOEXEC
+            )
+            data = await self._receive(int.from_bytes(head[1:], "big")) if head else b""
+        except (OSError, EOFError):
+            return None
+        descriptor = descriptors[0] if descriptors else -1
+        return Answer(kind=head[:1], data=data, descriptor=descriptor) if head else None
 
     def end_command(self) -> None:
         """Ask for the end of the command that runs."""

@@ -237,6 +237,25 @@ def _file_request(request):
     return _list(request["path"])
 
 
+def _listen(connection):
+    """Listen on a free port of this network namespace, and give the socket away.
+
+    Whoever holds it answers in the network of the namespace from outside, without a process inside.
+    """
+    try:
+        listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+    except OSError as error:
+        _answer(connection, b"e", str(error.strerror or error).encode())
+        return
+    port = str(listener.getsockname()[1]).encode()
+    head = b"l" + len(port).to_bytes(8, "big")
+    held = listener.fileno().to_bytes(4, sys.byteorder)
+    connection.sendmsg([head + port], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, held)])
+    listener.close()
+
+
 def serve(descriptor, max_processes, max_file_bytes, max_address_bytes, time_to_live_s):
     """Answer requests until the other end is gone; returns a Program where one is to run.
 
@@ -270,6 +289,8 @@ def serve(descriptor, max_processes, max_file_bytes, max_address_bytes, time_to_
             program = _run(connection, wakeups, request, descriptors, rules, limits)
             if program is not None:
                 return program
+        elif request["op"] == "listen":
+            _listen(connection)
         elif request["op"] != "kill":
             try:
                 data, kind = _file_request(request), b"d"

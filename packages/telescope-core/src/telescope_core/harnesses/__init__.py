@@ -1,0 +1,28 @@
+"""Harnesses: known agent programs, each run in a sandbox and trained through the gateway.
+
+`protocol` says what a harness is; each is one module here and one entry point.
+"""
+
+from typing import TYPE_CHECKING
+
+from telescope_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from telescope_core.harnesses.command import CommandHarness
+    from telescope_core.harnesses.environment import AgentConfig, AgentEnvironment
+    from telescope_core.harnesses.lookup import harness_names, open_harness
+    from telescope_core.harnesses.protocol import AgentProgram, AgentTask, Harness
+
+__all__ = [
+    "AgentConfig",
+    "AgentEnvironment",
+    "AgentProgram",
+    "AgentTask",
+    "CommandHarness",
+    "Harness",
+    "harness_names",
+    "open_harness",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, __all__, ("protocol", "lookup", "command", "environment"))

@@ -1,0 +1,78 @@
+"""The harness `command`: any program, by the words that start it."""
+
+from collections.abc import Mapping, Sequence
+
+from telescope_core.errors import ConfigError
+from telescope_core.harnesses.protocol import AgentProgram, AgentTask
+
+_PLACES = ("{task}", "{base_url}", "{api_key}", "{model}", "{max_turns}")
+
+
+class CommandHarness:
+    """Runs the words given, with the endpoint in the variables that clients of OpenAI read."""
+
+    name = "command"
+    requirements: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        *,
+        argv: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        files: Mapping[str, str] | None = None,
+        answer_file: str = "",
+        offers_tools: bool = False,
+    ) -> None:
+        """`{task}`, `{base_url}`, `{api_key}`, `{model}` and `{max_turns}` in `argv` are filled in.
+
+        `files` are written before the start. The variables are OPENAI_BASE_URL, OPENAI_API_BASE,
+        OPENAI_API_KEY, OPENAI_MODEL and TASK, and those of `environment`. Without an `answer_file`
+        the answer is what the program prints.
+        """
+        if isinstance(argv, str) or not argv:
+            raise ConfigError(
+                "harness 'command' needs argv, the list of the program and its arguments, such as "
+                f"['python3', 'agent.py', '{{task}}'], got {argv!r}"
+            )
+        self._argv = tuple(map(str, argv))
+        self._environment = dict(environment or {})
+        self._files = dict(files or {})
+        self._answer_file = answer_file
+        self.offers_tools = offers_tools
+
+    def program(self, task: AgentTask) -> AgentProgram:
+        """Return the words with their places filled in."""
+        return AgentProgram(
+            argv=tuple(_filled(word, task) for word in self._argv),
+            environment={**endpoint_variables(task), "TASK": task.text, **self._environment},
+            files=self._files,
+            answer_file=self._answer_file,
+        )
+
+    def answer(self, written: str) -> str:
+        """Return all of it."""
+        return written.strip()
+
+
+def endpoint_variables(task: AgentTask) -> dict[str, str]:
+    """Return the variables from which clients of OpenAI take their endpoint."""
+    return {
+        "OPENAI_BASE_URL": task.base_url,
+        "OPENAI_API_BASE": task.base_url,
+        "OPENAI_API_KEY": task.api_key,
+        "OPENAI_MODEL": task.model,
+    }
+
+
+def _filled(word: str, task: AgentTask) -> str:
+    values = (task.text, task.base_url, task.api_key, task.model, str(task.max_turns))
+    # One pass over the word, so that a task with a place in its text is not filled in again.
+    parts: list[str] = []
+    while word:
+        found = [(at, place) for place in _PLACES if (at := word.find(place)) >= 0]
+        if not found:
+            break
+        at, place = min(found)
+        parts += [word[:at], values[_PLACES.index(place)]]
+        word = word[at + len(place) :]
+    return "".join([*parts, word])

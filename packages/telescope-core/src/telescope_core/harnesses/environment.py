@@ -1,0 +1,208 @@
+"""`AgentEnvironment`: an agent program plays each rollout, in a sandbox.
+
+The sandbox reaches the rollout's endpoint and nothing else. Requests there are answered by the
+policy, recorded, and trained on as every turn is. Rewards look at the files that are left.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import Field
+
+from telescope_core.environments import Environment, EnvironmentConfig, Episode, cleanup
+from telescope_core.environments.class_checks import class_location
+from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.harnesses.installed import require_installed
+from telescope_core.harnesses.lookup import harness_names, open_harness
+from telescope_core.harnesses.protocol import AGENT_FOLDER, AgentProgram, AgentTask, Harness
+from telescope_core.sandboxes.errors import SandboxFileError
+from telescope_core.sandboxes.local.interpreter import find_interpreter
+from telescope_core.sandboxes.local.provider import LocalProvider
+from telescope_core.sandboxes.protocol import (
+    CommandResult,
+    Network,
+    Sandbox,
+    SandboxProvider,
+    SandboxSpec,
+    StopCause,
+)
+from telescope_core.sandboxes.tools import EpisodeSandboxes
+from telescope_core.types import Message, StopReason
+
+_NOTED = 20_000
+"""Most characters of each output of a program that are recorded."""
+
+
+class AgentConfig(EnvironmentConfig):
+    """Settings of every environment that an agent plays."""
+
+    harness: str = ""
+    """Name of the agent program; empty = the environment's own."""
+    harness_options: dict[str, Any] = Field(default={})
+    """Options of that harness, such as argv of `command`."""
+    max_turns: int = Field(default=30, ge=1)
+    """Most requests of the program to the model, for programs that count them."""
+    agent_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds after which the program is ended, and what it did is scored."""
+    max_sandboxes: int = Field(default=16, ge=1)
+    """Most sandboxes at once; further rollouts wait."""
+
+
+class AgentEnvironment(Environment):
+    """An agent program plays each rollout in a sandbox of its own.
+
+    Set `harness`, put files into the sandbox in a `@setup`, and look at them in rewards. The task
+    is the prompt, and the completion is what the program answers at its end.
+    """
+
+    Config: ClassVar[type[EnvironmentConfig]] = AgentConfig
+    harness: ClassVar[str | Harness] = ""
+    """The agent program: the name of a harness, or one that was made, such as `CommandHarness`."""
+    sandbox_spec: ClassVar[SandboxSpec] = SandboxSpec(
+        memory_mb=2048,
+        disk_mb=256,
+        max_processes=256,
+        time_to_live_s=3600.0,
+        network=Network.ENDPOINT,
+    )
+    """What each sandbox has."""
+    agent_python: ClassVar[str] = "python3"
+    """The interpreter of the program where `provider` brings images."""
+
+    def __init__(self, config: EnvironmentConfig | None = None) -> None:
+        super().__init__(config)
+        self._harness = self._chosen()
+        self._provider, self._python = self._place()
+        self._sandboxes = EpisodeSandboxes(
+            self._provider, self.sandbox_spec, max_open=self.config.max_sandboxes
+        )
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the program's requests offer tools."""
+        return self._harness.offers_tools
+
+    def provider(self) -> SandboxProvider | None:
+        """Return the provider of sandboxes; None = this machine, with the program's packages.
+
+        The images of another provider have the program, and `agent_python` runs it.
+        """
+        return None
+
+    async def sandbox(self, episode: Episode[Any]) -> Sandbox:
+        """Return the sandbox of a rollout, which is made when it is first asked for."""
+        return await self._sandboxes.sandbox(episode)
+
+    async def file_text(self, episode: Episode[Any], path: str) -> str | None:
+        """Return a file of the sandbox as text; None if it cannot be read."""
+        try:
+            return (await (await self.sandbox(episode)).read(path)).decode(errors="replace")
+        except SandboxFileError:
+            return None
+
+    async def play(self, episode: Episode[Any]) -> StopReason:
+        """Run the program to its end; raises SandboxError when the provider fails."""
+        box = await self.sandbox(episode)
+        endpoint = episode.endpoint
+        async with self._opened(box, endpoint.base_url) as base_url:
+            program = self._harness.program(
+                AgentTask(
+                    text="\n\n".join(message.content for message in episode.messages),
+                    base_url=base_url,
+                    api_key=endpoint.api_key,
+                    model=endpoint.model,
+                    python=self._python,
+                    max_turns=self.config.max_turns,
+                )
+            )
+            for path, text in program.files.items():
+                await box.write(path, text.encode())
+            done = await box.run(
+                program.argv,
+                environment={"HOME": AGENT_FOLDER, **program.environment},
+                timeout_s=self.config.agent_timeout_s,
+            )
+        _record(episode, done)
+        answer = await self._answer(box, program, done)
+        episode.add(Message(role="assistant", content=answer))
+        return StopReason.TIMEOUT if done.stop is StopCause.TIMEOUT else StopReason.COMPLETED
+
+    @cleanup
+    async def give_back_sandbox(self, episode: Episode[Any]) -> None:
+        """End everything that the rollout left running."""
+        await self._sandboxes.release(episode)
+
+    async def close(self) -> None:
+        """Close all sandboxes."""
+        await super().close()
+        await self._sandboxes.close()
+        await self._provider.close()
+
+    def _chosen(self) -> Harness:
+        name: str = self.config.harness
+        options: dict[str, Any] = self.config.harness_options
+        own = self.harness
+        if not name and not isinstance(own, str):
+            if options:
+                raise ConfigError(
+                    f"env.harness_options are for a harness that is named, and "
+                    f"{class_location(type(self))} has made its own; set env.harness too"
+                )
+            return own
+        chosen = name or str(own)
+        if not chosen:
+            raise EnvironmentLoadError(
+                f"{class_location(type(self))} must set harness, the agent program that plays: "
+                f"{', '.join(harness_names())}"
+            )
+        return open_harness(chosen, **options)
+
+    def _place(self) -> tuple[SandboxProvider, str]:
+        """Return the provider of sandboxes, and the interpreter that has the program in them."""
+        given = self.provider()
+        if given is not None:
+            return given, self.agent_python
+        interpreter = find_interpreter().path
+        if not self._harness.requirements:
+            return LocalProvider(), interpreter
+        folder = require_installed(self._harness, interpreter)
+        return LocalProvider(read_only=(str(folder),)), str(folder / "bin" / "python")
+
+    @asynccontextmanager
+    async def _opened(self, box: Sandbox, base_url: str) -> AsyncGenerator[str]:
+        """Yield the address of the endpoint as the sandbox reaches it."""
+        if self.sandbox_spec.network is Network.FULL:
+            yield base_url
+            return
+        parts = urlsplit(base_url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ConfigError(
+                f"a sandbox is opened to endpoints of http alone, got {base_url!r}; set "
+                "network=Network.FULL in sandbox_spec, with a provider that gives it"
+            )
+        async with box.opened(parts.hostname, parts.port or 80) as address:
+            yield urlunsplit(parts._replace(netloc=address))
+
+    async def _answer(self, box: Sandbox, program: AgentProgram, done: CommandResult) -> str:
+        """Return what the program answered; empty if it left nothing that can be read."""
+        if not program.answer_file:
+            return self._harness.answer(done.text)
+        try:
+            written = (await box.read(program.answer_file)).decode(errors="replace")
+            return self._harness.answer(written)
+        except (SandboxFileError, ValueError, LookupError, TypeError, AttributeError):
+            # The model's commands can reach the file too, so what it holds proves nothing.
+            return ""
+
+
+def _record(episode: Episode[Any], done: CommandResult) -> None:
+    """Keep with the rollout how its program ended and what it wrote."""
+    ended = f"exit {done.exit_code}" if done.stop is StopCause.EXITED else done.stop.value
+    episode.tags["agent_ended"] = ended
+    episode.metrics["agent_s"] = done.wall_s
+    if done.stdout:
+        episode.note("agent_stdout", done.text[-_NOTED:], kind="stdout")
+    if done.stderr:
+        episode.note("agent_stderr", done.error_text[-_NOTED:], kind="stderr")

@@ -1,0 +1,67 @@
+"""What a harness is: how a known agent program is started, and where it leaves its answer.
+
+A harness runs nothing itself. `AgentEnvironment` runs what it describes in a sandbox.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+AGENT_FOLDER = "/tmp/agent"
+"""Folder inside the sandbox for what belongs to the program: its settings, its home, its answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTask:
+    """What a harness is given for one rollout."""
+
+    text: str
+    """What the program shall do."""
+    base_url: str
+    """Address of the rollout's endpoint, as the sandbox reaches it, up to and including `/v1`."""
+    api_key: str
+    model: str
+    """Name of the model in requests."""
+    python: str
+    """The interpreter that has the harness's packages."""
+    max_turns: int
+    """Most requests to the model, for programs that can count them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentProgram:
+    """What is run for one rollout."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Path in the sandbox -> text that is written there before the start."""
+    answer_file: str = ""
+    """File in which the program leaves its answer; empty = its standard output is the answer."""
+
+
+class Harness(Protocol):
+    """One agent program; an entry point of the group `telescope.harnesses` names its class."""
+
+    @property
+    def name(self) -> str:
+        """Name under which it is looked up."""
+        ...
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """`name==version` of the packages of the program, the first its own; empty = none."""
+        ...
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the program's requests offer tools."""
+        ...
+
+    def program(self, task: AgentTask) -> AgentProgram:
+        """Return what to run; raises ConfigError for a task that it cannot be given."""
+        ...
+
+    def answer(self, written: str) -> str:
+        """Return the program's answer from what its answer file holds; empty if that has none."""
+        ...

@@ -1,0 +1,77 @@
+"""Carry the connections that a sandbox makes to its listening socket to one address, and back.
+
+The socket belongs to the network namespace of the sandbox, the process that answers it does not. So
+programs inside reach this one address, and have no route to any other.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+_CHUNK = 64 << 10
+_MAX_CONNECTIONS = 64
+"""Most that one sandbox has at once; further ones are closed, so that none takes all our files."""
+_CONNECT_S = 30.0
+
+
+@asynccontextmanager
+async def relayed(descriptor: int, host: str, port: int) -> AsyncGenerator[None]:
+    """Answer the listening socket `descriptor` for a block, and close it and all connections."""
+    relay = _Relay(host, port)
+    server = await asyncio.start_server(relay.carry, sock=socket.socket(fileno=descriptor))
+    try:
+        yield
+    finally:
+        server.close()
+        await relay.end()
+
+
+class _Relay:
+    """The connections of one listening socket."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._carrying: set[asyncio.Task[None]] = set()
+
+    def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry one connection until either side ends it."""
+        if len(self._carrying) >= _MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._carried(reader, writer))
+        self._carrying.add(task)
+        task.add_done_callback(self._carrying.discard)
+
+    async def end(self) -> None:
+        """End every connection."""
+        for task in self._carrying:
+            task.cancel()
+        await asyncio.gather(*self._carrying, return_exceptions=True)
+
+    async def _carried(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            connecting = asyncio.open_connection(self._host, self._port)
+            behind, to_behind = await asyncio.wait_for(connecting, _CONNECT_S)
+        except (OSError, TimeoutError):
+            writer.transport.abort()
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_copied(reader, to_behind))
+                group.create_task(_copied(behind, writer))
+        finally:
+            to_behind.transport.abort()
+            writer.transport.abort()
+
+
+async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy what comes until its end, and pass the end on."""
+    with contextlib.suppress(OSError):
+        while part := await reader.read(_CHUNK):
+            writer.write(part)
+            await writer.drain()
+    with contextlib.suppress(OSError):
+        writer.write_eof()

@@ -1,0 +1,149 @@
+"""Known agent programs, unmodified, in sandboxes: trained on exactly what was sampled, and scored.
+
+Their packages are installed as a user installs them. The model is scripted, in real tokens.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.asking import ask
+
+from telescope_core import Example, ListSource, RolloutStatus, Sampling, StopReason, reward, setup
+from telescope_core.chat.client import ChatClient
+from telescope_core.errors import EnvironmentLoadError
+from telescope_core.gateway import Gateway, RecordedEnvironment, forwarding
+from telescope_core.harnesses import AgentConfig, AgentEnvironment
+from telescope_core.harnesses.installed import VARIABLE, require_readable
+from telescope_core.in_process import InProcessEnvironment
+from telescope_train.batches.samples import samples_from_rollout
+from telescope_train.inference.policy import TokenPolicySource
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "train" / "gateway"))
+from scripted_pool import ScriptedPool, make_renderer
+
+pytestmark = pytest.mark.engine
+
+SAMPLING = Sampling(max_tokens=400, temperature=0.9)
+LIMIT_S = 300.0
+TASK = "The tests of price.py fail. Mend it."
+WRONG = "def total(prices):\n    return sum(prices[1:])\n"
+MENDS = ["cat price.py", "sed -i 's/prices.1:./prices/' price.py"]
+NUM_SAMPLES = {"mini-swe-agent": 1, "openai-agents": 3}
+"""Program -> training samples of a rollout of three turns with thinking."""
+TOOL = {"mini-swe-agent": "bash", "openai-agents": "shell"}
+ENDS = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo mended"
+
+
+class Mending(AgentEnvironment):
+    """A planted bug, which a hidden check finds after the program has ended."""
+
+    harness = "mini-swe-agent"
+
+    def examples(self, split):
+        return ListSource([Example(id="price", prompt=TASK)])
+
+    @setup
+    async def put_project(self, episode):
+        box = await self.sandbox(episode)
+        await box.write("price.py", WRONG.encode())
+        # Where commands start; it must not be imported in place of the program's own module.
+        await box.write("json.py", b"raise ImportError('of the project')")
+
+    @reward
+    async def passes(self, episode):
+        box = await self.sandbox(episode)
+        check = "import price; print(price.total([1, 2, 4]))"
+        return float((await box.run(["python3", "-c", check])).text == "7\n")
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory) -> None:
+    """Install the programs as a user does, in a folder that stays for the next session."""
+    place = Path(sys.prefix, "harnesses")
+    try:
+        require_readable(place)
+    except EnvironmentLoadError:
+        place = tmp_path_factory.mktemp("harnesses")
+        for one in (place, *place.parents[:2]):
+            one.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(VARIABLE, str(place))
+        for name in TOOL:
+            code = "from telescope_cli.main import main; main()"
+            words = [sys.executable, "-c", code, "agent", "install", name]
+            subprocess.run(words, check=True, timeout=600)
+        yield
+
+
+@pytest.fixture
+async def gateway():
+    made = Gateway(model="policy")
+    await made.start()
+    yield made
+    await made.close()
+
+
+def policy_of(name: str, gateway: Gateway):
+    """Return a policy that mends the project with the tool of a program, and ends."""
+
+    def call(command: str) -> str:
+        asked = {"name": TOOL[name], "arguments": {"command": command}}
+        return f"<tool_call>\n{json.dumps(asked)}\n</tool_call>"
+
+    last = call(ENDS) if name == "mini-swe-agent" else "mended"
+    turns = [*map(call, MENDS), last]
+
+    def reply(prompt: str) -> str:
+        return f"<think>step by step</think>{turns[min(prompt.count('<|tool|>'), 2)]}"
+
+    renderer = make_renderer(keep_thinking=True)
+    pool = ScriptedPool(renderer, reply)
+    return TokenPolicySource(pool, renderer, max_model_len=None, gateway=gateway).policy(
+        "0.0/0", SAMPLING
+    )
+
+
+@pytest.fixture
+async def client(name, agents):
+    made = InProcessEnvironment(Mending(AgentConfig(harness=name, max_turns=8)), name="mending")
+    yield RecordedEnvironment(made)
+    await made.close()
+
+
+def require_mended(rollout) -> None:
+    wrote = {note.key: note.value[-2000:] for note in rollout.info}
+    assert rollout.status is RolloutStatus.KEPT, (rollout.error, wrote)
+    assert (rollout.reward, rollout.stop_reason) == (1.0, StopReason.COMPLETED), wrote
+    assert rollout.completion_text == "mended", wrote
+    assert rollout.tags["agent_ended"] == "exit 0", wrote
+    assert len(rollout.turns) == 3
+    assert TASK in "".join(m.content for m in rollout.conversations[0])
+
+
+@pytest.mark.parametrize("name", sorted(TOOL))
+async def test_its_rollout_is_trained_on_exactly_what_was_sampled(name, client, gateway):
+    policy = policy_of(name, gateway)
+    rollout = await client.play(ask(deadline_s=LIMIT_S, sampling=SAMPLING), policy)
+    require_mended(rollout)
+    samples = samples_from_rollout(rollout, 1.0, 1.0)
+    assert len(samples) == NUM_SAMPLES[name]
+    sampled = sum(len(turn.completion.completion_ids) for turn in rollout.turns)
+    assert sum(int(sample.mask.sum()) for sample in samples) == sampled
+
+
+@pytest.mark.parametrize("name", ["openai-agents"])
+async def test_its_rollout_is_recorded_in_an_eval(name, client, gateway):
+    behind = policy_of(name, gateway)
+    served = behind.endpoint
+    chat = ChatClient(served.base_url, served.model, api_key=served.api_key)
+    async with forwarding(chat) as policies:
+        policy = policies.policy("0/0", SAMPLING)
+        rollout = await client.play(ask(deadline_s=LIMIT_S, sampling=SAMPLING), policy)
+    await chat.close()
+    require_mended(rollout)
+    assert [turn.completion.num_prompt_tokens for turn in rollout.turns] == [
+        len(turn.completion.prompt_ids) for turn in behind.turns
+    ]
