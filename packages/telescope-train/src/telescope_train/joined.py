@@ -6,6 +6,7 @@ On a cluster of the run's own there is one node, this machine, and nothing to lo
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,9 +16,11 @@ from telescope_core.records import RunFolder
 from telescope_train.checkpoints.folders import checkpoints_folder
 from telescope_train.cluster.environment_workers import RayLauncher
 from telescope_train.cluster.logs_home import LogsHome, logs_home
-from telescope_train.cluster.network import Network
+from telescope_train.cluster.network import Network, is_loopback
 from telescope_train.cluster.nodes import ask_nodes, living_nodes
 from telescope_train.cluster.placement import Rooms, place_environments, place_processes
+from telescope_train.config.schema import TrainConfig
+from telescope_train.inference.fleet import server_secret
 from telescope_train.plan.node_checks import Seen, Wanted, look_here, markers, node_problems
 from telescope_train.plan.prepared import Prepared
 
@@ -29,12 +32,22 @@ class Joined:
     network: Network
     logs: LogsHome
     """What fetches the logs of nodes that do not share the run folder."""
+    secret: str = field(repr=False)
+    """Of this start of the run: what listens where others reach it asks for it."""
     wanted: Wanted | None = None
     """What was looked for on each node; None = nothing, on a cluster of the run's own."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Ray's id of a node -> its name in messages."""
     seen: Mapping[str, Seen] = field(default_factory=dict[str, Seen])
     """Name of a node -> what it has."""
+
+    def traces_at(self, config: TrainConfig) -> str:
+        """Return the address of this machine at which servers reach it."""
+        return config.inference.gateway_host or self.network.address()
+
+    def traces_secret(self, config: TrainConfig) -> str:
+        """Return what who sends traces has to show; empty on this machine alone."""
+        return "" if is_loopback(self.traces_at(config)) else self.secret
 
     async def find_room(self, prepared: Prepared) -> Rooms:
         """Return the room of servers and ranks.
@@ -71,9 +84,9 @@ async def open_nodes(prepared: Prepared, folder: RunFolder) -> AsyncIterator[Joi
 
 
 async def _look_at_nodes(prepared: Prepared, folder: RunFolder) -> Joined:
-    config = prepared.config
+    config, secret = prepared.config, server_secret(os.environ)
     if config.ray.ray_address is None:
-        return Joined(network=Network(is_local=True), logs=LogsHome.of_none())
+        return Joined(network=Network(is_local=True), logs=LogsHome.of_none(), secret=secret)
     with markers(folder.path, checkpoints_folder(config), config.model.model) as wanted:
         nodes = await asyncio.to_thread(living_nodes)
         seen = await ask_nodes(nodes, look_here, wanted)
@@ -81,6 +94,7 @@ async def _look_at_nodes(prepared: Prepared, folder: RunFolder) -> Joined:
     return Joined(
         network=Network(is_local=False),
         logs=logs_home(folder.logs_path.absolute(), apart),
+        secret=secret,
         wanted=wanted,
         labels={node.id: node.label for node in nodes},
         seen={node.label: one for node, one in seen.items()},

@@ -5,7 +5,6 @@ Each is a context that closes what it opened; `run` puts them one into the other
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from telescope_train.cluster.node_meters import metered_nodes
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
-from telescope_train.inference.fleet import ServerGroup, ServerSeat, server_secret, server_settings
+from telescope_train.inference.fleet import Secrets, ServerGroup, ServerSeat, server_settings
 from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.leases import Lease
 from telescope_train.inference.policy import TokenPolicySource
@@ -137,7 +136,6 @@ async def open_processes(
     """
     config = prepared.config
     rooms = await joined.find_room(prepared)
-    secret = server_secret(os.environ)
     settings = server_settings(
         config,
         device=prepared.device,
@@ -145,7 +143,7 @@ async def open_processes(
         max_model_len=prepared.max_model_len,
         log_folder=folder.logs_path.absolute(),
         traces_endpoint=traces_endpoint,
-        secret=secret,
+        asks_for=Secrets(joined.secret, joined.traces_secret(config)),
     )
     seat = ServerSeat.of(config, joined.network)
     servers = ServerGroup.start(settings, rooms.servers.places(), seat, config)
@@ -163,7 +161,7 @@ async def open_processes(
             servers.wait_until_healthy(num_needed=num_needed),
             ranks.open(rank_settings(prepared), num_threads=threads_of(prepared)),
         )
-        yield Processes(servers=servers, ranks=ranks, failed_servers=failed, secret=secret)
+        yield Processes(servers=servers, ranks=ranks, failed_servers=failed, secret=joined.secret)
     finally:
         await servers.close()
         await ranks.close()

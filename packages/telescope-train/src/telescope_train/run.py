@@ -162,7 +162,13 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
             view.phase("starting inference servers and trainer ranks")
             async with (
                 open_gateway(prepared) as gateway,
-                open_recording(prepared, folder, view) as recording,
+                open_recording(
+                    prepared,
+                    folder,
+                    view,
+                    reached_at=joined.traces_at(config),
+                    secret=joined.traces_secret(config),
+                ) as recording,
                 open_processes(prepared, folder, joined, recording.traces_endpoint) as processes,
                 open_policies(
                     prepared, folder, processes, recording, renderer=renderer, gateway=gateway
