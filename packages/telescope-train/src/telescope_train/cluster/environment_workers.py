@@ -14,7 +14,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -114,6 +114,8 @@ class WorkerRelay:
                 one.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
             to_worker.close()
+            # Whoever has gone, nobody needs it any more.
+            self._worker.kill()
 
 
 class _WorkerEnd(asyncio.StreamReaderProtocol):
@@ -125,8 +127,9 @@ class _WorkerEnd(asyncio.StreamReaderProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        assert isinstance(transport, asyncio.Transport), "a socket is read and written"
-        self.transport = transport
+        # Not asked for its class: actors run on uvloop where that is installed, whose transports
+        # are not of asyncio's classes.
+        self.transport = cast(asyncio.Transport, transport)
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -199,13 +202,14 @@ class ClusterWorker:
     async def end(self, *, within_s: float) -> None:
         """Wait up to `within_s` seconds for the worker to end, then end it by force. Idempotent."""
         await asyncio.wait([self._watch], timeout=within_s)
+        self._watch.cancel()
         self.kill()
+        _kill(self._actor)
 
     def kill(self) -> None:
         """End the worker and everything it started now."""
-        self._watch.cancel()
+        # The relay sees it and ends the worker; it lives on to say how that ended.
         self._transport.abort()
-        _kill(self._actor)
 
     async def epitaph(self) -> str:
         """Return how the worker ended and its last output, for an error message."""
