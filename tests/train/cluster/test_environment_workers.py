@@ -1,7 +1,8 @@
 """A worker behind a relay plays as one on this machine does, for who knows the secret alone."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -50,51 +51,72 @@ def order(tmp_path: Path) -> WorkerOrder:
 
 
 class RelayEnd:
-    """The driver's hold on a relay in this process."""
+    """The driver's hold on a relay on another event loop."""
 
-    def __init__(self, relay: WorkerRelay, transport: asyncio.Transport) -> None:
-        self.relay, self.transport = relay, transport
+    def __init__(self, relay: WorkerRelay, transport: asyncio.Transport, there: "There") -> None:
+        self.relay, self.transport, self._there = relay, transport, there
 
     async def end(self, *, within_s: float) -> None:
         self.kill()
         async with asyncio.timeout(within_s):
-            await self.relay.until_ended()
+            await self.until_ended()
+
+    async def until_ended(self) -> None:
+        await self._there(self.relay.until_ended())
 
     def kill(self) -> None:
         self.transport.abort()
 
     async def epitaph(self) -> str:
-        return await self.relay.epitaph()
+        return await self._there(self.relay.epitaph())
+
+
+class There:
+    """An event loop in a thread, as Ray has for the methods of an actor: of uvloop."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    async def __call__(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(DEADLINE_S)
 
 
 class LocalLauncher:
     """Starts relays in this process, as actors on nodes would."""
 
-    def __init__(self) -> None:
+    def __init__(self, there: There) -> None:
+        self._there = there
         self.ends: list[RelayEnd] = []
 
     async def launch(self, order: WorkerOrder, protocol: asyncio.Protocol) -> Lifeline:
         relay = WorkerRelay(order, ["JUDGE_KEY"], Network(is_local=True))
-        transport = await _connected(await relay.listen(SECRET), SECRET, protocol)
-        self.ends.append(RelayEnd(relay, transport))
+        listening = await self._there(relay.listen(SECRET))
+        transport = await _connected(listening, SECRET, protocol)
+        self.ends.append(RelayEnd(relay, transport, self._there))
         return self.ends[-1]
 
 
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_rollouts_are_played_there_with_that_node_s_secrets_also_after_a_loss(
-    run: Callable[[Coroutine[Any, Any, None]], None],
-    order: WorkerOrder,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+async def test_rollouts_are_played_there_with_that_node_s_secrets_also_after_a_loss(
+    order: WorkerOrder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Ray's actors run on uvloop, whose transports are not of asyncio's classes."""
     monkeypatch.setenv("JUDGE_KEY", "known")
     monkeypatch.setenv("OTHER_KEY", "not declared")
-    run(play_twice(order))
+    there = There()
+    try:
+        await play_twice(order, there)
+    finally:
+        there.close()
     assert list((tmp_path / "logs").iterdir())
 
 
-async def play_twice(order: WorkerOrder) -> None:
+async def play_twice(order: WorkerOrder, there: There) -> None:
     places = EnvironmentPlaces()
     pool = open_environment(
         order.environment,
@@ -103,12 +125,12 @@ async def play_twice(order: WorkerOrder) -> None:
     )
     with pytest.raises(EnvironmentProcessError, match="before the cluster was joined"):
         await places.of("x", order.processes)[0].start(asyncio.Protocol())
-    launcher = places.launcher = LocalLauncher()
+    launcher = places.launcher = LocalLauncher(there)
     try:
         async with asyncio.timeout(DEADLINE_S):
             assert await reward_of(pool) == 1.0
             launcher.ends[0].kill()  # as when its node is lost
-            await launcher.ends[0].relay.until_ended()
+            await launcher.ends[0].until_ended()
             assert await reward_of(pool) == 1.0
         assert len(launcher.ends) == 2
     finally:
