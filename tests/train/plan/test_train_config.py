@@ -117,6 +117,14 @@ def test_every_setting_is_read_by_the_trainer():
             "vLLM computes adapters up to rank 512, and lora_rank is 600; lower it, or use",
         ),
         (
+            ["--optimizer_cpu_offload", "--optimizer", "adamw_bf16"],
+            "trainer.optimizer_cpu_offload works with optimizer = 'adamw'",
+        ),
+        (
+            ["--optimizer_cpu_offload", "--fsdp_cpu_offload"],
+            "trainer.optimizer_cpu_offload has no effect with fsdp_cpu_offload",
+        ),
+        (
             ["--fsdp_context_parallel_size", "2"],
             "trainer_num_workers (1) must be a multiple of fsdp_context_parallel_size (2)",
         ),

@@ -401,6 +401,8 @@ async def _prove(opened: Opened, mix: Mix, packing: Packing) -> None:
     )
     tests = [*ranks.self_tests, agreement]
     opened.view.phase("self-tests passed: " + ", ".join(test.text for test in tests))
+    if (reason := ranks.why_nothing_is_shared) is not None:
+        opened.view.phase(f"prompts are computed for each rollout: {reason}")
     opened.folder.write_self_tests([asdict(test) for test in tests])
 
 
@@ -410,6 +412,7 @@ def _packing(prepared: Prepared, mix: Mix, ranks: RayRanks) -> Packing:
         num_ranks=ranks.num_ranks,
         hidden_size=prepared.facts.hidden_size or DEFAULT_HIDDEN_SIZE,
         max_tokens=max(one.sampling.max_tokens for one in mix.playing.values()),
+        share_prefixes=ranks.why_nothing_is_shared is None,
     )
 
 

@@ -28,6 +28,7 @@ from telescope_train.config.schema import (
     TrainerSection,
 )
 from telescope_train.models.attention.choice import AttentionChoice
+from telescope_train.models.attention.sharing import PrefixSharing
 from telescope_train.models.device import Device, compute_dtype, machine_device
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.spans import SpanRecorder
@@ -145,6 +146,8 @@ class TrainerBackend(Protocol):
 
     attention: AttentionChoice
     """The attention that its self-test chose to keep packed samples apart."""
+    sharing: PrefixSharing
+    """Whether its rows can share prefixes; batches have some in common only where they can."""
 
     @staticmethod
     def rank_layout(settings: BackendSettings, num_ranks: int) -> RankLayout:

@@ -35,7 +35,8 @@ def memory_of(
     """
     if facts.num_parameters is None or facts.kv_values_per_token is None:
         return ()
-    ranks = config.trainer.trainer_num_workers
+    # Each copy of the model is divided among its own ranks.
+    ranks = config.trainer.trainer_num_workers // config.trainer.fsdp_replicate_size
     chunk = min(config.trainer.entropy_chunk_size, config.trainer.seq_len)
     compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, device)]
     sequences = min(

@@ -155,11 +155,12 @@ def _device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
             "trainer.optimizer = 'adamw_8bit' compiles its step for a GPU, and this machine has "
             "none; use 'adamw' or 'adamw_bf16'"
         )
-    if config.trainer.optimizer_cpu_offload:
-        yield (
-            "trainer.optimizer_cpu_offload has no effect without a GPU: everything is in CPU "
-            "memory already; remove it"
-        )
+    for name in ("optimizer_cpu_offload", "fsdp_cpu_offload"):
+        if getattr(config.trainer, name):
+            yield (
+                f"trainer.{name} has no effect without a GPU: everything is in CPU memory "
+                "already; remove it"
+            )
     if "gpu_memory_utilization" in config.inference.model_fields_set:
         yield (
             "inference.gpu_memory_utilization has no effect without a GPU: on CPU, vLLM reserves "

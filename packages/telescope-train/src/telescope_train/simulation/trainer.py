@@ -20,7 +20,6 @@ from telescope_train.simulation.disk import (
     read_weights,
 )
 from telescope_train.simulation.servers import TOKENS_PER_ID
-from telescope_train.step.throughput import sequence_lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +210,7 @@ class SimulatedRanks:
                 raise RankDiedError("trainer ranks died, as planned")
 
     def _seconds(self, batch: PackedBatch) -> float:
-        lengths_N: NDArray[np.int64] = sequence_lengths(batch) * TOKENS_PER_ID
+        lengths_N: NDArray[np.int64] = batch.lengths_S * TOKENS_PER_ID
         if not lengths_N.size:
             return 0.0
         return (

@@ -39,6 +39,7 @@ from telescope_train.batches.batch import PackedBatch
 from telescope_train.chat.tokenizer import vocabulary_size
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.diagnostics.rank_checks import Tolerance, check_rank
+from telescope_train.models.attention.sharing import PrefixSharing, no_sharing
 from telescope_train.observability.spans import SpanRecorder
 from telescope_train.trainer.old_logprobs import with_old_logprobs
 from telescope_train.weights.digests import Digests
@@ -47,11 +48,8 @@ from telescope_train.weights.gloo import GlooPublisher
 Item = TypeVar("Item")
 
 _M_TRIM_THRESHOLD = -1
-
 _M_TOP_PAD = -2
-
 _M_MMAP_MAX = -4
-
 # mallopt takes an int, so this is the largest threshold there is.
 _KEPT_BYTES = 2**31 - 1
 
@@ -167,11 +165,17 @@ class TrainerWorker:
                 vocab_size=vocabulary_size(settings.model),
                 tolerance=Tolerance.of(settings.compute_dtype),
                 exactness=_exactness(settings),
+                shares_prefixes=not self.sharing.reason,
             )
             self.spans.take()  # what the self-tests did is no part of a step
         except BaseException:
             self.close()
             raise
+
+    @property
+    def sharing(self) -> PrefixSharing:
+        """Whether samples of a row share prefixes; a backend that does not say so cannot."""
+        return getattr(self.backend, "sharing", no_sharing("the backend cannot"))
 
     @property
     def gpu_name(self) -> str | None:

@@ -25,6 +25,7 @@ from telescope_train.backends.fsdp.optimizer import make_optimizer, set_learning
 from telescope_train.backends.fsdp.policy import ShardedPolicy, load_policy, load_reference
 from telescope_train.backends.fsdp.reference import AdaptersAside, FrozenCopy, Reference, load_moved
 from telescope_train.backends.fsdp.sharding import (
+    add_up_now,
     gather_values,
     local_part,
     reshard,
@@ -42,6 +43,7 @@ from telescope_train.backends.protocol import (
 from telescope_train.backends.schedule import learning_rate_factor
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.models.file_names import as_in_files
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.lora import adapter_weights, dropout_on, merged_weights
 from telescope_train.models.lora_transfer import merged_blocks, scaled_adapter
@@ -72,6 +74,7 @@ class FsdpBackend:
         self._layout = self.rank_layout(settings, dist.get_world_size())
         loaded = load_policy(settings, device, self._layout)
         self._policy, self.attention = loaded.policy, loaded.attention
+        self.sharing = loaded.sharing
         if spans is not None:
             time_reductions(self._policy, spans)
         self._reference = self._make_reference(loaded)
@@ -99,8 +102,11 @@ class FsdpBackend:
         """Forward and backward over `batches`, one at a time."""
         total, parts = 0.0, []
         facts: list[BatchFacts] = []
+        once = self._settings.trainer.fsdp_gradient_sync == "step"
         with dropout_on(self._policy.lm):
             for number, batch in enumerate(batches):
+                is_last = number == len(batches) - 1
+                add_up_now(self._policy, is_last=is_last, once=once)
                 loss, metrics, found = self._accumulate_one(batch, version, number)
                 total += loss
                 parts.append(metrics)
@@ -248,11 +254,11 @@ class FsdpBackend:
         assert self._reference is not None, "these settings need no reference model"
         self._reference.update()
 
-    def _row(self, batch: PackedBatch) -> PackedRow:
+    def _row(self, batch: PackedBatch, *, share: bool = True) -> PackedRow:
         trainer = self._settings.trainer
         # Context parallelism cuts the row into slices of equal length, one per rank.
         multiple_of = math.lcm(trainer.pad_to_multiple_of, self._layout.context)
-        return packed_row(batch, self._device, multiple_of=multiple_of)
+        return packed_row(batch, self._device, multiple_of=multiple_of, share=share)
 
     def _timed_logprobs(
         self, name: str, policy: PackedPolicy, batch: PackedBatch, number: int
@@ -263,7 +269,8 @@ class FsdpBackend:
     def _logprobs(
         self, policy: PackedPolicy, batch: PackedBatch, *, by_transformers: bool = False
     ) -> NDArray[np.float32]:
-        row = self._row(batch)
+        # transformers' own attention knows no shared prefixes.
+        row = self._row(batch, share=not by_transformers)
         found = policy(row, by_transformers=by_transformers).logprobs_M.cpu().numpy()
         logprobs_T = np.zeros(len(batch.token_ids_T), dtype=np.float32)
         logprobs_T[row.trained_M.cpu().numpy()] = found
@@ -274,8 +281,9 @@ class FsdpBackend:
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather one tensor at a time on every rank, with adapters merged in."""
         reshard(self._policy)
-        for name, value in merged_weights(self._policy.lm, self._whole):
-            yield name, value.cpu()
+        lm = self._policy.lm
+        for name, value in merged_weights(lm, self._whole):
+            yield from as_in_files(name, value.cpu(), lm.config.model_type)
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all weights, or with LoRA adapted blocks or adapters: servers loaded the rest."""
@@ -335,7 +343,12 @@ class FsdpBackend:
         # The condition is inside the loops, because every rank must take part in gathering. Cloned,
         # because a value that is on the CPU already may share memory with its parameter.
         lm, is_writer = self._policy.lm, dist.get_rank() == 0
-        weights = {name: value.clone() for name, value in self.export_weights() if is_writer}
+        reshard(self._policy)
+        weights = {
+            name: value.cpu().clone()
+            for name, value in merged_weights(lm, self._whole)
+            if is_writer
+        }
         adapter = {
             name: value.cpu() for name, value in adapter_weights(lm, self._whole) if is_writer
         }

@@ -1,0 +1,100 @@
+"""Every first-party environment: gold earns the maximum, cheats the floor, ids stay, it is valid.
+
+`test_environments` asks more of those whose examples have no end, over many settings.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from telescope_envs.registry import Registry
+from telescope_envs.validation import POLICY_VERSION
+
+ROOT = Path(__file__).parents[2]
+PROJECTS = ROOT / "packages/telescope-envs/environments"
+REGISTRY = Registry.at(ROOT / "registry")
+RELEASES = {name.partition("/")[2]: REGISTRY.releases(name)[-1] for name in REGISTRY.ids()}
+ROWS = {
+    "gpqa-diamond": "Idavidrein/gpqa/gpqa_diamond.csv",
+    "i3-code": "PrimeIntellect/INTELLECT-3-RL/code/train.jsonl",
+    "ifeval": "google/IFEval/train.jsonl",
+    "math-datasets": "HuggingFaceH4/MATH-500/test.jsonl",
+}
+"""Fixture rows of those that read a dataset."""
+MORE = {"math-datasets": {"dataset": "math500"}}
+BEFORE_VALIDATION = {"countdown", "reasoning-gym", "tool-calculator", "wordle"}
+"""Released before there were checks; `telescope env validate` passes for all four."""
+
+
+def settings_of(name: str) -> dict:
+    rows = {"path": str(PROJECTS / name / "fixture-rows" / ROWS[name])} if name in ROWS else {}
+    return {**rows, **MORE.get(name, {})}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory) -> tuple[dict, dict]:
+    """What two processes with different hash seeds saw of all environments, by name."""
+    cases = [[release.factory, settings_of(name)] for name, release in RELEASES.items()]
+    command = [sys.executable, "-m", "tests.contracts.first_party_program", json.dumps(cases)]
+    environ = {**os.environ, "HF_HOME": str(tmp_path_factory.mktemp("home"))}
+    running = [
+        subprocess.Popen(
+            command,
+            env={**environ, "PYTHONHASHSEED": str(seed)},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in (1, 2)
+    ]
+    seen = []
+    for process in running:
+        out, errors = process.communicate(timeout=600)
+        assert process.returncode == 0, errors[-4000:]
+        seen.append(dict(zip(RELEASES, json.loads(out.splitlines()[-1]), strict=True)))
+    return seen[0], seen[1]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", RELEASES)
+def test_two_processes_see_the_same_and_splits_are_disjoint(told, name):
+    first, second = (one[name] for one in told)
+    assert first == second
+    ids = [set(split["ids"]) for split in first["splits"].values()]
+    assert sum(map(len, ids)) == len(set().union(*ids))
+    assert all(len(split["ids"]) == len(set(split["ids"])) for split in first["splits"].values())
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", RELEASES)
+def test_gold_reaches_the_maximum_and_cheats_stay_at_the_floor(told, name):
+    about = told[0][name]
+    quarter = about["reward_min"] + (about["success"] - about["reward_min"]) / 4
+    assert about["splits"]
+    for split in about["splits"].values():
+        assert split["gold"], "there are examples"
+        assert split["gold"] == pytest.approx([about["reward_max"]] * len(split["gold"]))
+        for kind in split["cheats"][0]:
+            earned = [cheats[kind] for cheats in split["cheats"]]
+            assert sum(earned) / len(earned) <= quarter, (kind, earned)
+            assert max(earned) < about["success"], (kind, earned)
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_releases_have_passed_validation(name):
+    validation = RELEASES[name].validation
+    if name in BEFORE_VALIDATION:
+        assert validation.verdict == "none"
+        return
+    assert (validation.verdict, validation.policy) == ("pass", POLICY_VERSION)
+    assert validation.checked_on == ("fixture rows" if name in ROWS else "")
+
+
+def test_there_are_at_least_fifteen():
+    assert len(RELEASES) >= 15
+    assert set(ROWS) == {path.parent.name for path in PROJECTS.glob("*/fixture-rows")}
