@@ -195,14 +195,14 @@ def test_hostile_text_takes_no_time():
         *("\\boxed{" * size, "\\boxed{" + "{" * size, "{" * size, "[" * size, '{"a":' * size),
         *("<answer>" * size, "</answer>" * size, "<think>" * size, "</think>" * size, '"' * size),
     ]
-    started_s = time.monotonic()
+    started_s = time.thread_time()
     for text in texts:
         boxed_answer(text)
         split_thinking(text)
         xml_tag(text, "answer")
         follows_xml_format(text, ["think", "answer"])
         json_values(text)
-    assert time.monotonic() - started_s < 3.0
+    assert time.thread_time() - started_s < 3.0
 
 
 @pytest.mark.parametrize(
@@ -219,6 +219,10 @@ def test_hostile_text_takes_no_time():
         ("x = ```1```", None),
         ("", None),
         ("```python\n```", ""),
+        ("````python\nx = '```'\n```\ny\n````", "x = '```'\n```\ny"),
+        ("```python\nx\n`````", "x"),
+        ("```x```\n```\ny\n```", "y"),
+        ("```python title='a'\nx\n```", "x"),
     ],
 )
 def test_the_last_block_of_python_is_the_code(text, code):

@@ -162,7 +162,7 @@ def test_every_setting_is_read_by_the_trainer():
         ),
         (["--algorithm", "grop"], "unknown algorithm 'grop'; did you mean 'grpo'"),
         (["--train_backend", "megatron"], "'megatron' is known, but not available"),
-        (["--weight_transport", "nccl"], "'nccl' is known, but not available"),
+        (["--weight_transport", "nickel"], "unknown weight_transport 'nickel'"),
         (["--eval_after_training"], "need at least one [[evals]]"),
         (["--evals", '[{"name": "a"}]'], "evals[0] (a): would never run"),
         (["--top_p", "0.9"], "'top_p' is refused here: it takes tokens out of the distribution"),

@@ -44,7 +44,7 @@ from telescope_train.cluster.supervision import supervised
 from telescope_train.config.eval_folders import AFTER, BEFORE
 from telescope_train.diagnostics.engine_check import check_engine
 from telescope_train.diagnostics.step_rules import diagnoses
-from telescope_train.evals.beside import AfterEvals, EvalsBeside
+from telescope_train.evals.beside import AfterEvals, EvalsBeside, TurnsAfterEvals
 from telescope_train.evals.live import LiveEvals
 from telescope_train.joined import Joined, open_nodes
 from telescope_train.lives import Restarts, live, restart_at
@@ -284,6 +284,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         first_version=0 if begun is None else begun.step,
         streams_gradients=streams_gradients(config),
         timeline=opened.policies.recording.timeline,
+        turns=TurnsAfterEvals(turns=opened.policies.turns, evals=evals),
         take_known=evals.take_known,
     )
     view.phase("training")
@@ -318,6 +319,7 @@ async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:
     view.warn(restart_text(restart))
     folder.go_back(restart)
     view.go_back(restart.step)
+    await opened.policies.turns.trainer_works()
     try:
         await ranks.start_again(rank_settings(prepared), num_threads=threads_of(prepared))
     except ConfigError as error:
@@ -325,6 +327,7 @@ async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:
         raise ProcessDiedError(f"{died}. The ranks cannot start again: {error}") from None
     if begun is not None:
         await ranks.load_checkpoint(begun.state_path.absolute())
+    await opened.policies.turns.servers_work()
     await publisher.restore(restart.step)
     return begun
 

@@ -1,27 +1,34 @@
 """Find the code in a reply: the last fenced block, as models write it in Markdown."""
 
-_FENCE = "```"
+_LEAST_TICKS = 3
 _LANGUAGES = ("", "python", "python3", "py")
 
 
 def code_block(text: str) -> str | None:
     """Return the content of the last fenced block of Python, or without a language; None if none.
 
-    Text after `</think>` is read, if there is such a mark. A block that was cut off goes on to the
-    end of the text. The fence must begin its line, up to spaces, so that fences inside of strings
-    of a program do not end it.
+    Text after `</think>` is read, if there is such a mark. A block begins with a line of three or
+    more backticks and ends with one of as many or more, as in CommonMark 0.31, 4.5; one that was
+    cut off goes on to the end of the text.
     """
     found: str | None = None
     language: str | None = None
+    fence = ""
     lines: list[str] = []
     for line in text.rpartition("</think>")[2].split("\n"):
         bare = line.strip()
+        ticks = bare[: len(bare) - len(bare.lstrip("`"))]
         if language is None:
-            if bare.startswith(_FENCE):
-                language, lines = bare[len(_FENCE) :].strip().lower(), []
-        elif bare == _FENCE:
+            if len(ticks) >= _LEAST_TICKS and "`" not in bare[len(ticks) :]:
+                fence, language, lines = ticks, _language(bare[len(ticks) :]), []
+        elif bare == ticks and len(ticks) >= len(fence):
             found = "\n".join(lines) if language in _LANGUAGES else found
             language = None
         else:
             lines.append(line)
     return "\n".join(lines) if language in _LANGUAGES else found
+
+
+def _language(said: str) -> str:
+    """Return the first word behind the backticks of a fence; empty if there is none."""
+    return next(iter(said.lower().split()), "")

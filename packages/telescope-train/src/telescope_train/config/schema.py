@@ -23,6 +23,7 @@ from telescope_train.config.inference_section import InferenceSection
 from telescope_train.config.observability_section import ObservabilitySection
 from telescope_train.config.ray_section import RaySection
 from telescope_train.config.trainer_section import TrainerSection
+from telescope_train.config.weights_section import WeightsSection
 
 
 def _plain_name(name: str) -> str:
@@ -175,17 +176,6 @@ class SchedulingSection(Section):
     max_open_rollouts: Count | None = None
     """Most rollouts that have begun and not ended, those included that are with their environment;
     null = 4 for each lane."""
-
-
-class WeightsSection(Section):
-    """How new weights reach the servers."""
-
-    weight_transport: str = "auto"
-    """Name of an installed transport; `auto` = the fastest that works on this machine."""
-    lora_transfer: Literal["merged", "adapter"] = "merged"
-    """What servers are given with `use_lora`: `merged` = the matrices with the adapter added,
-    `adapter` = the adapter alone, which is far less to send, but slows sampling, and in bfloat16
-    its first small changes are lost."""
 
 
 class CheckpointSection(Section):

@@ -36,6 +36,10 @@ class ModelFacts:
     """Numbers in the matrix of the output head, whether or not it is tied."""
     attention_width: int | None = None
     """Heads times their size, summed over all layers."""
+    num_layers: int | None = None
+    """Decoder layers."""
+    mlp_width: int | None = None
+    """Width inside the MLP of a layer."""
     num_heads: int | None = None
     """Attention heads in a layer."""
     num_kv_heads: int | None = None
@@ -97,6 +101,8 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         num_body_parameters=None if mlps is None else rest + mlps.met,
         num_head_parameters=vocab_size * hidden,
         attention_width=layers * heads * head_dim,
+        num_layers=layers,
+        mlp_width=sizes.get("intermediate_size"),
         num_heads=heads,
         num_kv_heads=kv_heads,
     )

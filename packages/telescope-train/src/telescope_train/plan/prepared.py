@@ -12,7 +12,7 @@ from telescope_train.chat.template import template_problems
 from telescope_train.checkpoints.resume import ResumePoint, location_problems, resume_point
 from telescope_train.cluster.ports import port_problems
 from telescope_train.config.schema import TrainConfig
-from telescope_train.models.device import Device, compute_dtype, machine_device
+from telescope_train.models.device import Device, compute_dtype, machine_device, machine_gpus
 from telescope_train.models.facts import (
     UNKNOWN_FACTS,
     ModelFacts,
@@ -20,6 +20,8 @@ from telescope_train.models.facts import (
     read_model_facts,
 )
 from telescope_train.plan.checks.config import max_tokens_problems
+from telescope_train.plan.checks.weights import weights_device_problems
+from telescope_train.plan.gpus import gpu_problems
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.environments import RunEnvironments, prepare_environments
 from telescope_train.rollouts.held_out import held_out_problems
@@ -84,6 +86,8 @@ def prepare(config: TrainConfig) -> Prepared:
     except TelescopeError as error:
         problems.append(str(error))
     if config.ray.ray_address is None:
+        if device == "cuda":
+            problems += gpu_problems(config, facts, limit, machine_gpus())
         problems += port_problems(config)
         problems += _device_problems(config, device)
     return Prepared(
@@ -148,6 +152,7 @@ def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
 
 
 def _device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
+    yield from weights_device_problems(config, device)
     if device == "cuda":
         return
     if config.trainer.optimizer == "adamw_8bit":

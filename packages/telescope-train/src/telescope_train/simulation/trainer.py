@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_train.backends.protocol import BatchFacts, RankDiedError, TensorHeader
+from telescope_train.backends.protocol import BatchFacts, RankDiedError
+from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import PackedBatch, Shards, StepPlan
 from telescope_train.batches.binning import sample_costs
 from telescope_train.simulation.disk import (
@@ -126,10 +127,11 @@ class SimulatedRanks:
         """Return a place that nobody goes to."""
         return "simulated", 0
 
-    async def connect(
-        self, host: str, port: int, world_size: int, *, wait_s: float | None = None
-    ) -> None:
+    async def connect(self, place: Place, *, wait_s: float | None = None) -> None:
         """Do nothing."""
+
+    async def stage_weights(self, wire: Wire) -> None:
+        """Do nothing: what is sent is staged nowhere."""
 
     async def send_weights(self) -> str:
         """Take the time of a transfer."""

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_train.backends.protocol import BatchFacts, RankDiedError, TensorHeader
+from telescope_train.backends.protocol import BatchFacts, RankDiedError
+from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import Shards, StepPlan
 from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.diagnostics.rank_checks import SelfTest
@@ -134,11 +135,13 @@ class AllRanks:
         """Return (host, port) where servers can meet rank 0."""
         return await self._ranks[0].address()
 
-    async def connect(
-        self, host: str, port: int, world_size: int, *, wait_s: float | None = None
-    ) -> None:
+    async def connect(self, place: Place, *, wait_s: float | None = None) -> None:
         """Open rank 0's end of the weight transfer; `wait_s` limits each wait for a server."""
-        await self._ranks[0].call("connect", host, port, world_size, wait_s)
+        await self._ranks[0].call("connect", place, wait_s)
+
+    async def stage_weights(self, wire: Wire) -> None:
+        """Gather the weights where they can be sent from without the ranks' help."""
+        await self._all("stage_weights", wire)
 
     async def send_weights(self) -> str:
         """Send all weights to all servers; returns their digest.
@@ -152,6 +155,10 @@ class AllRanks:
             if isinstance(one.exception(), RankDiedError):
                 await one
         return (await asyncio.gather(*sending))[0]
+
+    async def free_cached_memory(self) -> None:
+        """Give memory of GPUs that no tensor is in back, for servers that share them."""
+        await self._all("free_cached_memory")
 
     async def sent_digests(self) -> dict[str, str]:
         """Return the digest of each tensor that was sent last, by name."""

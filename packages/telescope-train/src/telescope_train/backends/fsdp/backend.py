@@ -6,7 +6,8 @@ the only denominator. Dims: T tokens of a row, M trained tokens.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from telescope_train.backends.fsdp.sharding import (
     reshard,
     time_reductions,
     whole,
+    without_content,
 )
 from telescope_train.backends.loss_inputs import batch_facts, loss_inputs
 from telescope_train.backends.protocol import (
@@ -41,6 +43,7 @@ from telescope_train.backends.protocol import (
     UpdateResult,
 )
 from telescope_train.backends.schedule import learning_rate_factor
+from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.file_names import as_in_files
@@ -287,18 +290,29 @@ class FsdpBackend:
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all weights, or with LoRA adapted blocks or adapters: servers loaded the rest."""
-        settings, lm = self._settings, self._policy.lm
-        if not settings.trainer.use_lora:
-            yield from self.export_weights()
-            return
         reshard(self._policy)
-        weights = (
-            scaled_adapter(lm, self._whole)
-            if settings.sends_adapter
-            else merged_blocks(lm, self._whole, torch_dtype(settings.compute_dtype))
-        )
-        for name, value in weights:
-            yield name, value.cpu()
+        return self._transferred(self._whole)
+
+    def transfer_headers(self) -> Sequence[TensorHeader]:
+        """Describe what `transfer_weights` yields; nothing is gathered or computed."""
+        return [TensorHeader.of(*one) for one in self._transferred(without_content)]
+
+    def without_gradient_buffers(self) -> AbstractContextManager[None]:
+        """Do nothing: gradients are freed after each step."""
+        return nullcontext()
+
+    def _transferred(
+        self, whole: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        settings, lm = self._settings, self._policy.lm
+        dtype = torch_dtype(settings.compute_dtype)
+        if settings.sends_adapter:
+            return scaled_adapter(lm, whole)
+        if settings.trainer.use_lora:
+            return merged_blocks(lm, whole, dtype)
+        # Rounded before they are gathered, which is half of the bytes: servers would round them in
+        # the same way.
+        return merged_weights(lm, lambda value: whole(value.to(dtype)))
 
     def _whole(self, value: torch.Tensor) -> torch.Tensor:
         return whole(value, self._device)

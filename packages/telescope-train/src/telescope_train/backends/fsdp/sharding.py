@@ -171,6 +171,11 @@ def whole(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     return value.full_tensor()
 
 
+def without_content(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor like `whole(value)` that has no content and needs no memory."""
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+
 def local_part(value: torch.Tensor) -> torch.Tensor:
     """Return this rank's shard of `value`, which shares memory with it."""
     return value.to_local() if isinstance(value, DTensor) else value
