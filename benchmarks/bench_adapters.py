@@ -21,7 +21,7 @@ from telescope_envs.adapted import environment_for
 COMMAND = "python benchmarks/bench_adapters.py"
 TESTS = Path(__file__).parents[1] / "tests" / "adapters"
 PLAYS = Path(__file__).parent / "adapters" / "plays.py"
-ROLLOUTS = 120
+ROLLOUTS = 60
 ROUNDS = 3
 TASKS = str(TESTS / "inspect_tasks.py")
 FRAMEWORKS = {

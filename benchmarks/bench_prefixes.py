@@ -33,7 +33,7 @@ from telescope_train.trainer.worker import TrainerWorker
 
 COMMAND = "OMP_NUM_THREADS=2 python benchmarks/bench_prefixes.py"
 PROMPT, COMPLETION, GROUP_SIZE, SEQ_LEN = 512, 128, 16, 10_240
-MEDIUM = Shape("100M", 768, 2048, 12, 12, 4, 64, 16_384)
+MEDIUM = Shape("100M", 768, 2048, 12, 12, 4, 64, 32_000)
 GROUPS = {"tiny": 4, "100M": 1}
 """Groups of a step."""
 TARGET = 3.5
