@@ -161,7 +161,7 @@ def require_facts(rows, expected) -> None:
         np.testing.assert_allclose(row.effective_advantages, effective, rtol=1e-3, atol=1e-6)
 
 
-def run_ranks(world_size, job, folder, *, script) -> None:
+def run_ranks(world_size, job, folder, *, script, wait_s=180) -> None:
     """Run `script` once per rank; every process is gone when this returns."""
     job_file = folder / "job.json"
     job_file.write_text(json.dumps({**job, "output": str(folder)}))
@@ -178,7 +178,7 @@ def run_ranks(world_size, job, folder, *, script) -> None:
     ]
     try:
         for rank in ranks:
-            output, _ = rank.communicate(timeout=180)
+            output, _ = rank.communicate(timeout=wait_s)
             assert rank.returncode == 0, output[-3000:]
     finally:
         for rank in ranks:

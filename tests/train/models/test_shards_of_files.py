@@ -16,7 +16,7 @@ from telescope_train.models.load import prepare_model
 from telescope_train.models.weight_files import WeightFiles
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from backend_cases import make_mixture
+from backend_cases import backend_settings, make_mixture
 
 KINDS = ("qwen3_moe", "mixtral")
 
@@ -52,6 +52,18 @@ def test_sizes_of_mixtures_are_counted_from_their_config(mixtures, kind):
         share = chosen / value.shape[0] if ".experts." in name else 1
         met += 0 if name in outside else round(value.numel() * share)
     assert facts.num_body_parameters == met
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_servers_get_the_experts_of_a_mixture_one_by_one(mixtures, kind, start):
+    worker = start(backend_settings(mixtures[kind]))
+    written = load_file(mixtures[kind] / "model.safetensors")
+    for weights in (worker.export_weights(), worker.backend.transfer_weights()):
+        found = dict(weights)
+        assert found.keys() == written.keys()
+        assert all(torch.equal(found[name], written[name]) for name in written)
+    headers = {one.name: one.shape for one in worker.backend.transfer_headers()}
+    assert headers == {name: tuple(value.shape) for name, value in written.items()}
 
 
 def test_a_dense_parameter_is_one_tensor_of_its_name():

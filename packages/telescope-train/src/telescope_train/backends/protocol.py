@@ -23,6 +23,7 @@ from telescope_train.backends.distributed_checkpoint import Saving
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import PackedBatch, Shards, StepPlan
 from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import (
     AlgorithmSection,
     ModelSection,
@@ -58,6 +59,7 @@ class BackendSettings:
     """None = supervised training on the negative log-likelihood of the trained tokens."""
     seed: int
     """Seeds the generators of each rank, together with its number."""
+    megatron: MegatronSection = field(default_factory=MegatronSection)
     number_of_steps: int
     """Optimizer steps after which the learning-rate schedule ends."""
     device: Device = field(default_factory=machine_device)
@@ -82,6 +84,7 @@ class BackendSettings:
         return cls(
             model=config.model,
             trainer=config.trainer,
+            megatron=config.megatron,
             algorithm=algorithm_in_use(config),
             seed=config.run.seed,
             number_of_steps=config.num_optimizer_steps,

@@ -6,7 +6,6 @@ any ending.
 """
 
 _PLANNED = """
-    megatron megatron_*
 """
 
 PLANNED_NAMES = frozenset(_PLANNED.split())
@@ -43,4 +42,4 @@ REFUSED_NAMES = {
 }
 """Setting of evals -> why rollouts that are trained on do not have it."""
 
-PLANNED_BACKENDS = ("megatron",)
+PLANNED_BACKENDS: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from telescope_train.config.fields import (
     Section,
 )
 from telescope_train.config.inference_section import InferenceSection
+from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.observability_section import ObservabilitySection
 from telescope_train.config.ray_section import RaySection
 from telescope_train.config.trainer_section import TrainerSection
@@ -259,6 +260,7 @@ class TrainConfig(Section):
     scheduling: SchedulingSection = Field(default_factory=SchedulingSection)
     algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
     trainer: TrainerSection = Field(default_factory=TrainerSection)
+    megatron: MegatronSection = Field(default_factory=MegatronSection)
     inference: InferenceSection = Field(default_factory=InferenceSection)
     weights: WeightsSection = Field(default_factory=WeightsSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)

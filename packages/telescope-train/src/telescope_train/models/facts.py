@@ -44,6 +44,10 @@ class ModelFacts:
     """Attention heads in a layer."""
     num_kv_heads: int | None = None
     """Key and value heads in a layer."""
+    ffn_size: int | None = None
+    """Columns between the two products of a dense feed-forward layer."""
+    num_experts: int | None = None
+    """Experts of a layer; None = a dense model."""
 
 
 EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -105,6 +109,8 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         mlp_width=sizes.get("intermediate_size"),
         num_heads=heads,
         num_kv_heads=kv_heads,
+        ffn_size=sizes.get("intermediate_size"),
+        num_experts=sizes.get("num_experts") or sizes.get("num_local_experts"),
     )
 
 

@@ -24,7 +24,8 @@ from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.checkpoints.saver import Checkpointer
 from telescope_train.config.fields import was_set
-from telescope_train.config.schema import ModelSection, TrainerSection
+from telescope_train.config.schema import ModelSection
+from telescope_train.config.trainer_section import TrainerSection
 from telescope_train.models.location import require_replaceable
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.sft.checkpoints import (

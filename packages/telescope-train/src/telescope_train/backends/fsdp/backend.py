@@ -284,9 +284,8 @@ class FsdpBackend:
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather one tensor at a time on every rank, with adapters merged in."""
         reshard(self._policy)
-        lm = self._policy.lm
-        for name, value in merged_weights(lm, self._whole):
-            yield from as_in_files(name, value.cpu(), lm.config.model_type)
+        for name, value in self._in_files(merged_weights(self._policy.lm, self._whole)):
+            yield name, value.cpu()
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all weights, or with LoRA adapted blocks or adapters: servers loaded the rest."""
@@ -312,7 +311,14 @@ class FsdpBackend:
             return merged_blocks(lm, whole, dtype)
         # Rounded before they are gathered, which is half of the bytes: servers would round them in
         # the same way.
-        return merged_weights(lm, lambda value: whole(value.to(dtype)))
+        return self._in_files(merged_weights(lm, lambda value: whole(value.to(dtype))))
+
+    def _in_files(
+        self, weights: Iterator[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield whole parameters under the names of files, which servers know: experts apart."""
+        for name, value in weights:
+            yield from as_in_files(name, value, self._policy.lm.config.model_type)
 
     def _whole(self, value: torch.Tensor) -> torch.Tensor:
         return whole(value, self._device)

@@ -17,6 +17,7 @@ from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.plan.checks.algorithm import algorithm_problems
 from telescope_train.plan.checks.cluster import cluster_problems
 from telescope_train.plan.checks.environments import process_problems
+from telescope_train.plan.checks.megatron import megatron_problems
 from telescope_train.plan.checks.observability import observability_problems
 from telescope_train.plan.checks.step import step_problems
 from telescope_train.plan.checks.trainer import checkpoint_problems, trainer_problems
@@ -33,6 +34,7 @@ def check_config(config: TrainConfig) -> None:
         *_length_problems(config),
         *algorithm_problems(config),
         *trainer_problems(config),
+        *megatron_problems(config),
         *checkpoint_problems(config.checkpoint, config.run.number_of_steps),
         *step_problems(config),
         *_eval_problems(config),
