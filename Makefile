@@ -91,6 +91,14 @@ check-constraints: stack ## show that constraints/ can be installed on each Pyth
 bench: stack environments ## the benchmarks; results go to benchmarks/results
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python "$$file" || exit 1; done
 
+# In under 20 minutes on one to eight GPUs; without one, the parts that need none.
+.PHONY: gpu-check
+gpu-check: stack ## what a machine with GPUs proves, each part against its limit
+	$(BIN)/python scripts/gpu_check.py
+	@if $(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())"; then \
+		$(BIN)/pytest -m gpu && $(BIN)/python benchmarks/bench_training.py; \
+	else echo "no GPU here: tests marked gpu and bench_training.py were left out"; fi
+
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
 	find packages tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -99,7 +99,7 @@ async def served(case: Case, model: Path) -> AsyncIterator[tuple[ServerPool, Loc
         log_path=model.parent / f"{case.dtype}-{case.sends_adapter}.log",
         dtype=case.dtype,
         max_model_len=256,
-        weight_transport="gloo",
+        takes_weights=True,
         adapter=ServedAdapter.of(TRAINER) if case.sends_adapter else None,
     )
     backend = BackendSettings(

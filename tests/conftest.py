@@ -1,8 +1,12 @@
 """What holds for every test."""
 
 import gc
+import re
+from pathlib import Path
 
 import pytest
+
+_ALL_ENGINE = re.compile(rb"^pytestmark = (\[.*)?pytest\.mark\.engine\b", re.MULTILINE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,6 +28,18 @@ class _FailuresAtOnce:
         if report.failed and reporter is not None:
             reporter.write_line(f"\nFAILED {report.nodeid} ({report.when})", red=True)
             reporter.write_line(report.longreprtext)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Pass over files that have no test of the kind asked for: each process imports all others."""
+    if not (collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
+        return None
+    kind = config.option.markexpr
+    if kind.startswith("engine") and b"engine" not in collection_path.read_bytes():
+        return True
+    if kind.startswith("not engine") and _ALL_ENGINE.search(collection_path.read_bytes()):
+        return True
+    return None
 
 
 @pytest.hookimpl(trylast=True)

@@ -22,6 +22,7 @@ OPTIONAL = {
     "httpx2": "telescope-core[mcp]: the HTTP client that mcp takes",
     "keyring": "telescope-envs[keyring]: only where a token is looked for",
     "math_verify": "telescope-core[math]: takes 0.3 s, and answers that are numbers do not need it",
+    "megatron": "telescope-train[megatron]: its import already asks for a GPU, see `library`",
     "mcp": "telescope-core[mcp]: only once an MCP server is connected",
     "py3langid": "ifeval: its model takes half a second, and most instructions need no language",
     "pyarrow": "telescope-core[records]: only to read and write rollouts",

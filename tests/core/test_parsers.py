@@ -195,14 +195,14 @@ def test_hostile_text_takes_no_time():
         *("\\boxed{" * size, "\\boxed{" + "{" * size, "{" * size, "[" * size, '{"a":' * size),
         *("<answer>" * size, "</answer>" * size, "<think>" * size, "</think>" * size, '"' * size),
     ]
-    started_s = time.monotonic()
+    started_s = time.thread_time()
     for text in texts:
         boxed_answer(text)
         split_thinking(text)
         xml_tag(text, "answer")
         follows_xml_format(text, ["think", "answer"])
         json_values(text)
-    assert time.monotonic() - started_s < 3.0
+    assert time.thread_time() - started_s < 3.0
 
 
 @pytest.mark.parametrize(

@@ -392,9 +392,10 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
 
 
-def test_the_reference_of_settings_is_current():
-    path = ROOT / "scripts" / "write_config_reference.py"
-    spec = importlib.util.spec_from_file_location("write_config_reference", path)
+@pytest.mark.parametrize("name", ["write_config_reference", "write_sizing_table"])
+def test_the_reference_of_settings_and_sizes_is_current(name):
+    path = ROOT / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -56,7 +56,7 @@ def tiny_server(model: Path, log_path: Path) -> ServerSettings:
         log_path=log_path,
         # Enough for answers that are still being sampled when a test looks for them.
         max_model_len=1024,
-        weight_transport="gloo",
+        takes_weights=True,
     )
 
 

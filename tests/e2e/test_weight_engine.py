@@ -7,7 +7,7 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.engine
-ONE = {"names": ["weight"], "dtypes": ["float32"], "shapes": [[2, 2]]}
+ONE = {"names": ["weight"], "dtype_names": ["float32"], "shapes": [[2, 2]]}
 
 
 class Model:
@@ -19,11 +19,11 @@ class Model:
 
 @pytest.fixture
 def engine() -> Any:
-    from telescope_train.weights.vllm_extension import GlooEngine
+    from telescope_train.weights.vllm_extension import TelescopeEngine
 
     config: Any = SimpleNamespace(parallel_config=None, model_config=None)
     nothing: Any = None
-    return GlooEngine(nothing, config, torch.device("cpu"), Model())
+    return TelescopeEngine(nothing, config, torch.device("cpu"), Model())
 
 
 def test_weights_before_the_group_is_there_are_refused(engine):

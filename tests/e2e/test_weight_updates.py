@@ -1,19 +1,23 @@
 """Weights go from the trainer to a live vLLM server, in place; nothing of the old ones stays."""
 
 import asyncio
+import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.e2e.conftest import backend_settings, connected, local_ranks
 from tests.e2e.test_token_plane import DEADLINE_S, PROMPT, until_running
 
 from telescope_core.types import Completion, Message, Rollout, Sampling, Turn
 from telescope_train.algorithms import load_algorithm
+from telescope_train.backends.transfer import Wire
 from telescope_train.batches.batch import StepPlan, TrainingSample
 from telescope_train.batches.packing import pack
 from telescope_train.batches.samples import samples_from_rollout
@@ -24,8 +28,10 @@ from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.wire import TokenReply, VersionSpan
 from telescope_train.trainer.ranks import LocalRanks
-from telescope_train.weights.gloo import TRANSFER_DEADLINE_S
+from telescope_train.weights.buckets import PER_TENSOR
+from telescope_train.weights.disk import current_update
 from telescope_train.weights.publish import WeightPublisher
+from telescope_train.weights.transport import TRANSFER_DEADLINE_S
 
 pytestmark = pytest.mark.engine
 
@@ -92,7 +98,7 @@ async def mismatch_after_update(ranks: LocalRanks, reply: TokenReply) -> float:
 
 
 async def test_engine_and_trainer_agree_over_many_updates(
-    tiny_model: Path, fresh_pool: ServerPool, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, fresh_pool: ServerPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     settings = backend_settings(tiny_model, learning_rate=2e-3)
     ranks = local_ranks(settings)
@@ -135,8 +141,37 @@ async def test_engine_and_trainer_agree_over_many_updates(
         await update_that_fails_once(fresh_pool, publisher, ranks)
         reply = await reply_across(fresh_pool, publisher, fresh_pool.version + 1)
         assert await mismatch_after_update(ranks, reply) <= 1e-3
+        for number, wire in enumerate(other_ways(tmp_path)):
+            await ranks.train_step(StepPlan(minibatches=[shards], order=[0]), fresh_pool.version)
+            other = WeightPublisher(fresh_pool, ranks, in_flight="pause", wire=wire)
+            await other.connect()
+            reply = await reply_across(fresh_pool, other, fresh_pool.version + 1)
+            assert await mismatch_after_update(ranks, reply) <= 1e-3, number
+        folder = current_update(tmp_path / "weights")
+        assert_is_model(folder, ranks)
     finally:
         await ranks.close()
+
+
+def other_ways(tmp_path: Path) -> list[Wire]:
+    """Other ways than large buckets over TCP."""
+    in_files = Wire(
+        transport="disk",
+        is_staged=True,
+        bucket_bytes=300_000,
+        folder=str(tmp_path / "weights"),
+        model=str(tmp_path),
+    )
+    return [Wire(bucket_bytes=PER_TENSOR), Wire(is_staged=True, bucket_bytes=100_000), in_files]
+
+
+def assert_is_model(folder: Path, ranks: LocalRanks) -> None:
+    """Check that the files of an update are what any program reads as a model's weights."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    sent = dict(ranks._ranks[0]._worker.transfer_weights())
+    assert index["weight_map"].keys() == sent.keys()
+    for name, file in index["weight_map"].items():
+        assert torch.equal(load_file(folder / file)[name], sent[name])
 
 
 async def requests_that_are_ended_go_on(
@@ -185,16 +220,15 @@ async def update_that_fails_once(
 ) -> None:
     """Publish while the first transfer breaks off, as when another server dies in it."""
     worker = ranks._ranks[0]._worker
-    sending = worker._publisher
+    sending = worker._sending._sender
     assert sending is not None
 
-    def break_off(tensors: Iterable[object]) -> NoReturn:
-        next(iter(tensors))
+    def break_off(bucket: object, flat: object) -> NoReturn:
         raise RuntimeError("connection closed by peer")
 
     sending.send = break_off
     # Far below the deadline of a transfer: the servers do not wait for a sender that has left.
     async with asyncio.timeout(TRANSFER_DEADLINE_S / 2):
         await publisher.publish(pool.version + 1)
-    assert worker._publisher is not sending
+    assert worker._sending._sender is not sending
     assert [lease.life for lease in pool.leases] == [1]

@@ -2,20 +2,33 @@
 
 import json
 import math
+import os
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batches.batch import PackedBatch, TrainingSample, TurnPart
 from telescope_train.batches.packing import pack
 from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
+from telescope_train.models.file_names import KNOWN_MIXTURES
+from telescope_train.models.tiny import character_tokenizer
 
 VOCAB = 103
 RANK_SCRIPT = Path(__file__).parent / "rank_script.py"
@@ -76,9 +89,32 @@ def relative_difference(found, expected) -> float:
     return difference / math.sqrt(sum((value**2).sum() for value in expected.values()))
 
 
-def slow_gradient(tiny) -> dict[str, np.ndarray]:
+def slow_model(folder):
+    kind = json.loads((Path(folder) / "config.json").read_text())["model_type"]
+    eager = {"experts_implementation": "eager"} if kind in KNOWN_MIXTURES else {}
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **eager)
+
+
+def slow_gradient(folder) -> dict[str, np.ndarray]:
     """One sample at a time through transformers' own attention and logits; use_tis by hand."""
-    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64)
+    model = slow_model(folder)
+    _slow_backward(model)
+    return {name: value.grad.numpy() for name, value in model.named_parameters()}
+
+
+def slow_steps(folder, num_steps, *, grad_clip=1.0) -> dict[str, np.ndarray]:
+    """The weights after `num_steps` of torch's own AdamW on the gradients of `slow_gradient`."""
+    model = slow_model(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        _slow_backward(model)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+        optimizer.step()
+    return {name: value.detach().numpy() for name, value in model.named_parameters()}
+
+
+def _slow_backward(model) -> None:
     chosen = samples()
     num_tokens = sum(int(sample.mask.sum()) for sample in chosen)
     for sample in chosen:
@@ -90,7 +126,6 @@ def slow_gradient(tiny) -> dict[str, np.ndarray]:
         ratio = (logprobs[mask].detach() - behavior).exp().clamp(max=2.0)
         loss = -(ratio * np.float32(sample.advantage) * logprobs[mask]).sum() / num_tokens
         loss.backward()
-    return {name: value.grad.numpy() for name, value in model.named_parameters()}
 
 
 def slow_facts(tiny, chosen) -> dict[tuple[str, int, int], list[np.ndarray]]:
@@ -98,7 +133,7 @@ def slow_facts(tiny, chosen) -> dict[tuple[str, int, int], list[np.ndarray]]:
 
     By (group, rollout, turn); the effective advantage is that of use_tis.
     """
-    model, found = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64), {}
+    model, found = slow_model(tiny), {}
     for sample in chosen:
         ids = torch.tensor(sample.token_ids, dtype=torch.long)
         with torch.no_grad():
@@ -126,33 +161,98 @@ def require_facts(rows, expected) -> None:
         np.testing.assert_allclose(row.effective_advantages, effective, rtol=1e-3, atol=1e-6)
 
 
-def run_ranks(world_size, job, folder, *, script=RANK_SCRIPT) -> None:
+def run_ranks(world_size, job, folder, *, script, wait_s=180) -> None:
     """Run `script` once per rank; every process is gone when this returns."""
     job_file = folder / "job.json"
     job_file.write_text(json.dumps({**job, "output": str(folder)}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    (port,) = _free_ports(1)
+    commands = [[script, rank, world_size, port, job_file] for rank in range(world_size)]
     ranks = [
         subprocess.Popen(
-            [
-                sys.executable,
-                str(script),
-                str(rank),
-                str(world_size),
-                port,
-                str(job_file),
-            ],
+            [sys.executable, *map(str, command)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(world_size)
+        for command in commands
     ]
     try:
         for rank in ranks:
-            output, _ = rank.communicate(timeout=180)
+            output, _ = rank.communicate(timeout=wait_s)
             assert rank.returncode == 0, output[-3000:]
     finally:
         for rank in ranks:
             rank.kill()
+
+
+def run_jobs(jobs, folder) -> None:
+    """Run jobs of the rank script one after the other; every process is gone after it."""
+    for job, port in zip(jobs, _free_ports(len(jobs)), strict=True):
+        Path(job["output"]).mkdir(exist_ok=True)
+        job["port"] = int(port)
+    job_file = folder / "jobs.json"
+    job_file.write_text(json.dumps(jobs))
+    with subprocess.Popen(
+        [sys.executable, str(RANK_SCRIPT), str(job_file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as ranks:
+        try:
+            output, _ = ranks.communicate(timeout=900)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(ranks.pid, signal.SIGKILL)
+        assert ranks.returncode == 0, output[-3000:]
+
+
+def _free_ports(number) -> list[str]:
+    with ExitStack() as opened:
+        free = [opened.enter_context(socket.socket()) for _ in range(number)]
+        for one in free:
+            one.bind(("127.0.0.1", 0))
+        return [str(one.getsockname()[1]) for one in free]
+
+
+def make_mixture(folder, kind) -> Path:
+    """Write a random tiny mixture of experts with the tokenizer of the tiny model."""
+    character_tokenizer().save_pretrained(folder)
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 2048,
+        "num_experts_per_tok": 2,
+        "initializer_range": 0.15,
+    }
+    if kind == "qwen3_moe":
+        more = {"num_experts": 5, "moe_intermediate_size": 24, "norm_topk_prob": True}
+        config = Qwen3MoeConfig(**sizes, **more, intermediate_size=64, mlp_only_layers=[])
+        model = Qwen3MoeForCausalLM(config)
+    else:
+        config = MixtralConfig(**sizes, num_local_experts=4, intermediate_size=24)
+        model = MixtralForCausalLM(config)
+    model.save_pretrained(folder)
+    return folder
+
+
+def make_deep_model(folder) -> Path:
+    """Write a random dense model of many small tensors, about 155 MB."""
+    character_tokenizer().save_pretrained(folder)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=48,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder, max_shard_size="60MB")
+    return folder

@@ -1,61 +1,147 @@
-"""One trainer rank as a process: takes a gradient, writes what the tests compare.
+"""Trainer ranks of one job after the other; they write what the tests compare.
 
-usage: rank_script.py RANK WORLD_SIZE PORT JOB_FILE (JSON: model, seq_len, output; optional trainer
-settings, and the rank whose advantages are not finite)
+usage: rank_script.py JOB_FILE (JSON: list of jobs with model, output, world_size and port; optional
+seq_len, dtype, steps, trainer settings, whether it saves, a checkpoint to load, and the rank whose
+advantages are not finite in a last step). Ranks are forked: libraries are imported once for all.
 """
 
 import json
+import multiprocessing
 import sys
 from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
-from backend_cases import VOCAB, backend_settings, grpo_batches
+import torch
+import torch.distributed as dist
+from backend_cases import backend_settings, grpo_batches
 
-from telescope_train.diagnostics.rank_checks import Tolerance, check_packing
-from telescope_train.trainer.worker import Meeting, TrainerWorker
+from telescope_train.backends.fsdp.layout import fsdp_layout
+from telescope_train.backends.fsdp.policy import load_policy, load_reference
+from telescope_train.trainer.worker import Meeting, TrainerWorker, keep_freed_memory
 
+CPU = torch.device("cpu")
+FORK = multiprocessing.get_context("fork")
 FACTS = ("logprobs_M", "entropy_M", "effective_advantages_M")
 
 
 def main() -> None:
-    rank, world_size, port = (int(text) for text in sys.argv[1:4])
-    job = json.loads(Path(sys.argv[4]).read_text())
-    output, options = Path(job["output"]), job.get("trainer", {})
-    sharing = options.get("fsdp_context_parallel_size", 1)
-    worker = TrainerWorker(
-        backend_settings(job["model"], dtype="float64", records=True, **options),
-        meeting=Meeting(rank=rank, world_size=world_size, port=port),
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        work = load_only if job.get("only_loads") else run
+        ranks = [FORK.Process(target=work, args=(rank, job)) for rank in range(job["world_size"])]
+        for rank in ranks:
+            rank.start()
+        waiting = {rank.sentinel: rank for rank in ranks}
+        while waiting:
+            for sentinel in wait(list(waiting)):
+                ended = waiting.pop(sentinel)
+                ended.join()
+                if ended.exitcode:
+                    for other in waiting.values():
+                        other.kill()
+                    sys.exit(f"rank {ranks.index(ended)} of {job} failed")
+
+
+def run(rank: int, job: dict) -> None:
+    output, world_size = Path(job["output"]), job["world_size"]
+    settings = backend_settings(
+        job["model"], dtype=job.get("dtype", "float64"), records=True, **job.get("trainer", {})
     )
-    shards = grpo_batches(seq_len=job["seq_len"], num_ranks=world_size // sharing)
-    batches = shards[rank // sharing]
-    if job.get("broken_rank") == rank:
-        batches = [replace(b, advantages_T=b.advantages_T * np.nan) for b in batches]
-    packing = check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance(1e-6, 1e-6))
+    layout = fsdp_layout(settings.trainer, world_size)
+    worker = TrainerWorker(
+        settings, meeting=Meeting(rank=rank, world_size=world_size, port=job["port"])
+    )
+    if "load" in job:
+        worker.load_checkpoint(job["load"])
+    shards = grpo_batches(seq_len=job.get("seq_len", 64), num_ranks=layout.num_shards)
+    batches = shards[layout.shard_of(rank)]
     logprobs = worker.logprobs(batches)
     result = worker.backend.accumulate_gradient(batches, version=0)
     columns = [[getattr(one, name) for name in FACTS] for one in result.token_facts]
     for number, one in enumerate(columns):
         np.savez(output / f"facts-{rank}-{number}.npz", *one)
-    gradient = {name: value.numpy() for name, value in worker.backend.export_gradient()}
+    gradient = {name: value.numpy().copy() for name, value in worker.backend.export_gradient()}
     update = worker.backend.apply_gradient()
-    weights = {name: value.numpy() for name, value in worker.export_weights()}
-    worker.save_checkpoint(output / "checkpoint")
-    worker.save_pretrained(output / "exported")
+    weights = exported(worker)
+    if job.get("saves"):
+        worker.save_checkpoint(output / "checkpoint")
+        worker.save_pretrained(output / "exported")
+    for _ in range(job.get("steps", 1) - 1):
+        worker.backend.accumulate_gradient(batches, version=0)
+        worker.backend.apply_gradient()
+    last = exported(worker)
+    broken = None
+    if "broken_rank" in job:
+        if job["broken_rank"] == rank:
+            batches = [replace(b, advantages_T=b.advantages_T * np.nan) for b in batches]
+        worker.backend.accumulate_gradient(batches, version=0)
+        broken = worker.backend.apply_gradient()
+        assert all(np.array_equal(value, last[name]) for name, value in exported(worker).items())
     if rank == 0:
         np.savez(output / "gradient.npz", **gradient)
         np.savez(output / "weights.npz", **weights)
         np.savez(output / "logprobs.npz", *logprobs)
+        np.savez(output / "last.npz", **last)
         numbers = {
             "loss": result.loss,
             "norm": update.gradient_norm,
-            "is_skipped": update.is_skipped,
-            "packing_difference": packing.found,
+            "broken": None if broken is None else [broken.is_skipped, broken.gradient_norm],
+            "packing_difference": max(test.value for test in worker.self_tests[:2]),
             "entropy": result.metrics["entropy"].mean,
             "count": result.metrics["entropy"].count,
         }
         (output / "numbers.json").write_text(json.dumps(numbers))
+    (output / f"kept-{rank}.json").write_text(json.dumps(kept(worker)))
     worker.close()
+
+
+def load_only(rank: int, job: dict) -> None:
+    """Load the policy and a reference model; writes the bytes of memory that each one took."""
+    output, world_size = Path(job["output"]), job["world_size"]
+    settings = backend_settings(job["model"], dtype="float32")
+    store = dist.FileStore(str(output / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    keep_freed_memory()  # so that what was taken for a moment shows at the end
+    before = anonymous_bytes()
+    policy = load_policy(settings, CPU, fsdp_layout(settings.trainer, world_size))
+    between = anonymous_bytes()
+    reference = load_reference(settings, CPU, policy)
+    after = anonymous_bytes()
+    local = [value.to_local() for value in policy.policy.parameters()]
+    facts = {
+        "policy": between - before,
+        "reference": after - between,
+        "shard": sum(one.nbytes for one in local),
+        "largest": max(one.nbytes for one in policy.policy.parameters()),
+        "layers": reference.lm.config.num_hidden_layers,
+    }
+    (output / f"loaded-{rank}.json").write_text(json.dumps(facts))
+    dist.destroy_process_group()
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that no file backs: pages of a mapped file can be dropped."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("Linux says it")
+
+
+def exported(worker: TrainerWorker) -> dict[str, np.ndarray]:
+    return {name: value.numpy().copy() for name, value in worker.export_weights()}
+
+
+def kept(worker: TrainerWorker) -> dict[str, int]:
+    """Numbers that this rank keeps: of weights, and of the optimizer's moments."""
+    policy, optimizer = worker.backend._policy, worker.backend._optimizer
+    moments = [
+        value for state in optimizer.state.values() for value in state.values() if value.ndim
+    ]
+    return {
+        "weights": sum(value.to_local().numel() for value in policy.parameters()),
+        "moments": sum(value.to_local().numel() for value in moments),
+    }
 
 
 if __name__ == "__main__":

@@ -172,6 +172,11 @@ def test_the_settings_choose_another_program():
         Counted(AgentConfig(harness="command", harness_options={"argv": []}))
 
 
+def test_a_program_that_may_take_longer_than_its_sandbox_lives_is_refused():
+    with pytest.raises(ConfigError, match="agent_timeout_s must be below the 3600 s"):
+        Counted(AgentConfig(agent_timeout_s=3600.0))
+
+
 def test_an_environment_without_a_program_says_which_there_are():
     with pytest.raises(EnvironmentLoadError, match=r"must set harness.*mini-swe-agent"):
         changed(harness="")()

@@ -1,11 +1,11 @@
 """The tokens of rollouts in files: once each, exactly, in parts of bounded size, and old files."""
 
 import json
-import random
 import tracemalloc
 from array import array
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -37,13 +37,15 @@ def row_with(tokens, index=0, **fields) -> RolloutRow:
 
 def straight(num_turns=40, num_tokens=32_768, seed=0) -> tuple[SampledTokens, ...]:
     """Return a rollout of random tokens, of which half are sampled."""
-    drawn, recorder, known = random.Random(seed), ChainRecorder(), array("i")
+    drawn, recorder, known = np.random.default_rng(seed), ChainRecorder(), array("i")
     size = num_tokens // num_turns // 2
     places: list[SampledTokens] = []
     for _ in range(num_turns):
-        known += array("i", drawn.choices(range(VOCAB), k=size))
-        said = array("i", drawn.choices(range(VOCAB), k=size))
-        places.append(recorder.record(known, said, [-drawn.random() for _ in said]))
+        asked, said = (
+            array("i", drawn.integers(VOCAB, size=size, dtype="i4").tobytes()) for _ in range(2)
+        )
+        known += asked
+        places.append(recorder.record(known, said, array("f", drawn.random(size, "f4").tobytes())))
         known = known + said
     return tuple(places)
 

@@ -1,4 +1,3 @@
-import json
 import math
 import sys
 from dataclasses import replace
@@ -23,7 +22,6 @@ from backend_cases import (  # noqa: E402
     backend_settings,
     grpo_batches,
     relative_difference,
-    run_ranks,
     slow_gradient,
 )
 
@@ -263,32 +261,3 @@ def test_learning_rate_schedules(schedule, expected):
         for step in range(len(expected))
     ]
     assert found == pytest.approx(expected)
-
-
-@pytest.mark.engine
-def test_two_ranks_take_the_same_step_as_one(tiny, start, tmp_path):
-    expected = slow_gradient(tiny)
-    worker = start(backend_settings(tiny, dtype="float64"))
-    batches = grpo_batches(seq_len=4096)[0]
-    alone = worker.backend.accumulate_gradient(batches, version=0)
-    norm = worker.backend.apply_gradient().gradient_norm
-    weights = {name: value.numpy() for name, value in worker.export_weights()}
-
-    run_ranks(2, {"model": str(tiny), "seq_len": 40}, tmp_path)
-    together = dict(np.load(tmp_path / "gradient.npz"))
-    assert relative_difference(together, expected) < 1e-6
-    numbers = json.loads((tmp_path / "numbers.json").read_text())
-    assert numbers["loss"] == pytest.approx(alone.loss, rel=1e-6)
-    assert numbers["norm"] == pytest.approx(norm, rel=1e-6)
-    assert numbers["count"] == alone.metrics["entropy"].count
-    assert numbers["entropy"] == pytest.approx(alone.metrics["entropy"].mean, rel=1e-6)
-    assert relative_difference(dict(np.load(tmp_path / "weights.npz")), weights) < 1e-6
-
-    worker = start(backend_settings(tiny, dtype="float64"))
-    worker.load_checkpoint(tmp_path / "checkpoint")
-    saved = dict(np.load(tmp_path / "weights.npz"))
-    for name, value in worker.export_weights():
-        assert np.array_equal(value.numpy(), saved[name])
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float64)
-    for name, value in model.named_parameters():
-        assert np.array_equal(value.detach().numpy(), saved[name])

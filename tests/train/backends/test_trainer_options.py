@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp import optimizer
 from telescope_train.backends.fsdp.low_precision_adamw import LowPrecisionAdamW
+from telescope_train.backends.fsdp.offloaded_adamw import OffloadedAdamW
 from telescope_train.backends.fsdp.optimizer import make_optimizer
 from telescope_train.chat.template import template_problems
 from telescope_train.chat.tokenizer import load_tokenizer
@@ -222,6 +223,24 @@ def test_bfloat16_moments_follow_float32_ones():
     assert difference < 0.02
 
 
+def test_moments_in_cpu_memory_give_the_same_steps_bit_for_bit():
+    generator = torch.Generator().manual_seed(0)
+    gradients = torch.randn(20, 40, 50, generator=generator)
+    settings = TrainerSection(learning_rate=1e-3, weight_decay=0.1)
+    found = {}
+    for offload in (False, True):
+        parameter = torch.nn.Parameter(torch.ones(40, 50))
+        chosen = settings.model_copy(update={"optimizer_cpu_offload": offload})
+        optimizer = make_optimizer([parameter], chosen, CPU)
+        assert isinstance(optimizer, OffloadedAdamW) is offload
+        half = steps(optimizer, parameter, gradients[:10])
+        again = torch.nn.Parameter(half)
+        resumed = make_optimizer([again], chosen, CPU)
+        resumed.load_state_dict(optimizer.state_dict())
+        found[offload] = steps(resumed, again, gradients[10:])
+    assert torch.equal(found[True], found[False])
+
+
 def test_rounding_at_random_is_right_on_average_and_exact_where_it_can_be():
     torch.manual_seed(0)
     value = torch.full((20_000,), 1.0 + 0.3 * 2**-7)
@@ -263,6 +282,7 @@ def test_decay_leaves_norms_alone(tiny, start):
     [
         ({"optimizer": "adamw_8bit"}, "there is none here; use"),
         ({"optimizer_cpu_offload": True}, "no effect without a GPU"),
+        ({"fsdp_cpu_offload": True}, "no effect without a GPU"),
     ],
 )
 def test_what_needs_a_gpu_is_refused_without_one(tiny, start, options, expected):

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,13 @@ def worker(tmp_path_factory):
 
 
 def check(backend):
-    return check_rank(backend, vocab_size=VOCAB, tolerance=Tolerance.of("float32"), exactness=0.0)
+    return check_rank(
+        backend,
+        vocab_size=VOCAB,
+        tolerance=Tolerance.of("float32"),
+        exactness=0.0,
+        shares_prefixes=True,
+    )
 
 
 def test_a_rank_proves_three_things_exactly_and_in_a_moment(worker):
@@ -40,6 +47,7 @@ def test_a_rank_proves_three_things_exactly_and_in_a_moment(worker):
     tests = {test.name: test for test in check(worker.backend)}
     assert time.perf_counter() - started_s < 3
     assert tests["packing does not leak"].value < 1e-5
+    assert tests["shared prefixes change nothing"].value < 1e-5
     assert tests["importance weight is 1"].value == 0
     assert tests["learning rate 0 does not drift"].value == 0
     assert [test.name for test in worker.self_tests] == list(tests)
@@ -62,6 +70,21 @@ class Broken:
 
     def __getattr__(self, name):
         return self._wrong.get(name) or getattr(self._backend, name)
+
+
+def test_prefixes_that_are_not_attended_to_are_caught(worker):
+    def of_other_prefixes(batches):
+        return worker.backend.logprobs([with_other_prefix(batch) for batch in batches])
+
+    def with_other_prefix(batch):
+        if batch.shared_S is None:
+            return batch
+        is_shared_T = batch.positions_T < np.repeat(batch.shared_S, batch.lengths_S)
+        other_T = np.where(is_shared_T, (batch.token_ids_T + 1) % VOCAB, batch.token_ids_T)
+        return replace(batch, token_ids_T=other_T, shared_S=None)
+
+    with pytest.raises(ConfigError, match=r"'shared prefixes change nothing'.*share_prefixes"):
+        check(Broken(worker.backend, logprobs=of_other_prefixes))
 
 
 def test_a_forward_pass_that_differs_from_itself_is_caught(worker):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,20 +17,27 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
 
 from telescope_core.errors import ConfigError
+from telescope_train.models.attention import choice as choice_of_attention
 from telescope_train.models.attention import kinds as attention_kinds
-from telescope_train.models.attention.blocks import PACKED_ATTENTION
+from telescope_train.models.attention.blocks import PACKED_ATTENTION, find_shared_sequences
 from telescope_train.models.attention.choice import choose_attention
 from telescope_train.models.attention.kinds import (
     ATTENTION_KINDS,
     SDPA,
+    SHARING_KINDS,
     AttentionKind,
     AttentionNeeds,
 )
+from telescope_train.models.attention.prefixes import SharedRow
+from telescope_train.models.attention.sharing import choose_sharing
+from telescope_train.models.attention.varlen import register_gathered_attention
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -219,3 +227,81 @@ def test_a_kind_that_ignores_windows_is_refused(family, dtype):
 def test_windows_that_are_turned_off_do_not_count():
     qwen = Qwen2ForCausalLM(Qwen2Config(**SIZES, **WINDOW, use_sliding_window=False))
     assert choose_attention(qwen, CPU, torch.float32).kind.name == "packed_blocks"
+
+
+def test_prefixes_are_shared_by_the_first_attention_that_passes(llama):
+    sharing = choose_sharing(llama, CPU, torch.float32, is_on=True, has_dropout=False)
+    assert sharing.reason == ""
+    assert sharing.attention.kind.name == "cascade"
+    assert sharing.attention.difference < 1e-5
+    assert set(sharing.attention.refused) == {"flash_attn over prefixes", "varlen over prefixes"}
+
+
+def test_what_cannot_share_prefixes_says_why(llama):
+    def reason(lm=llama, *, is_on=True, has_dropout=False):
+        return choose_sharing(lm, CPU, torch.float32, is_on=is_on, has_dropout=has_dropout).reason
+
+    assert "off" in reason(is_on=False)
+    assert "dropout" in reason(has_dropout=True)
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    mixture = MixtralForCausalLM(MixtralConfig(**SIZES, **experts))
+    assert "experts (num_experts = 4)" in reason(mixture)
+
+
+def test_an_attention_that_forgets_prefixes_is_refused(llama, monkeypatch):
+    own_alone = replace(
+        SHARING_KINDS[-1],
+        name="own",
+        arguments=lambda found: SHARING_KINDS[-1].arguments(replace(found, shared=None)),
+    )
+    monkeypatch.setattr(choice_of_attention, "SHARING_KINDS", (own_alone,))
+    sharing = choose_sharing(llama, CPU, torch.float32, is_on=True, has_dropout=False)
+    assert sharing.attention is None
+    assert "own: leaks between packed samples" in sharing.reason
+
+
+def test_gathered_keys_are_those_of_whole_samples_causal_from_the_end():
+    """The contract of varlen kernels, kept by a slow stand-in: queries are the last of the keys."""
+    shared = SharedRow(lengths_S=np.array([7, 9, 9, 5]), shared_S=np.array([0, 4, 9, 2]))
+    sequences = find_shared_sequences(shared, CPU)
+    kind = next(one for one in SHARING_KINDS if one.name == "varlen over prefixes")
+    arguments = kind.arguments(sequences) | {"over": "test_varlen"}
+    AttentionInterface.register("test_varlen", slow_varlen)
+    register_gathered_attention()
+    generator = torch.Generator().manual_seed(0)
+    whole = [torch.randn(1, 2, 30, 8, generator=generator) for _ in range(3)]
+    places = torch.from_numpy(shared.places())
+    own = np.concatenate(
+        [np.arange(n) >= s for n, s in zip([7, 9, 9, 5], [0, 4, 9, 2], strict=True)]
+    )
+    row = [torch.zeros(1, 2, int(places.max()) + 1, 8) for _ in whole]
+    for here, there in zip(row, whole, strict=True):
+        here[:, :, places] = there
+        there[:, :, :] = here[:, :, places]  # what is shared is the same in all
+    found, _ = AttentionInterface()[kind.implementation](None, *row, None, **arguments)
+    expected, start = [], 0
+    for length in (7, 9, 9, 5):
+        part = [states[:, :, start : start + length] for states in whole]
+        expected.append(F.scaled_dot_product_attention(*part, is_causal=True))
+        start += length
+    expected = torch.cat(expected, dim=2).transpose(1, 2)[:, own]
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert arguments["max_length_k"] == 9
+    assert arguments["max_length_q"] == sequences.longest
+
+
+def slow_varlen(module, query, key, value, attention_mask, **options):
+    outputs = []
+    queries, keys = options["cu_seq_lens_q"].tolist(), options["cu_seq_lens_k"].tolist()
+    assert len(queries) == len(keys)
+    for sample in range(len(queries) - 1):
+        part = slice(queries[sample], queries[sample + 1])
+        whole = slice(keys[sample], keys[sample + 1])
+        num_queries, num_keys = part.stop - part.start, whole.stop - whole.start
+        seen = torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
+        outputs.append(
+            F.scaled_dot_product_attention(
+                query[:, :, part], key[:, :, whole], value[:, :, whole], attn_mask=seen
+            )
+        )
+    return torch.cat(outputs, dim=2).transpose(1, 2), None

@@ -313,6 +313,7 @@ def test_what_a_rank_keeps_of_the_model(flags, expected):
     [
         (["--optimizer", "adamw_8bit"], "use 'adamw' or 'adamw_bf16'"),
         (["--optimizer_cpu_offload"], "optimizer_cpu_offload has no effect without a GPU"),
+        (["--fsdp_cpu_offload"], "fsdp_cpu_offload has no effect without a GPU"),
     ],
 )
 def test_what_needs_a_gpu_stands_in_the_way_without_one(flags, expected):

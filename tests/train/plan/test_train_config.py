@@ -117,6 +117,14 @@ def test_every_setting_is_read_by_the_trainer():
             "vLLM computes adapters up to rank 512, and lora_rank is 600; lower it, or use",
         ),
         (
+            ["--optimizer_cpu_offload", "--optimizer", "adamw_bf16"],
+            "trainer.optimizer_cpu_offload works with optimizer = 'adamw'",
+        ),
+        (
+            ["--optimizer_cpu_offload", "--fsdp_cpu_offload"],
+            "trainer.optimizer_cpu_offload has no effect with fsdp_cpu_offload",
+        ),
+        (
             ["--fsdp_context_parallel_size", "2"],
             "trainer_num_workers (1) must be a multiple of fsdp_context_parallel_size (2)",
         ),
@@ -130,7 +138,6 @@ def test_every_setting_is_read_by_the_trainer():
             ["--gateway_port", "8101", "--inference_num_workers", "2"],
             "gateway_port (8101) is a port of the inference servers (8100 to 8101)",
         ),
-        (["--megatron_fp8", "true"], "not available in this version"),
         (["--max_off_policy_steps", "0"], "(0) must be at least max_async_rollout (1)"),
         (
             ["--max_off_policy_steps", "4", "--max_async_rollout", "0"],
@@ -153,8 +160,8 @@ def test_every_setting_is_read_by_the_trainer():
             "prompt_prefetch_buffer_size has no effect without enable_prompt_prefetch",
         ),
         (["--algorithm", "grop"], "unknown algorithm 'grop'; did you mean 'grpo'"),
-        (["--train_backend", "megatron"], "'megatron' is known, but not available"),
-        (["--weight_transport", "nccl"], "'nccl' is known, but not available"),
+        (["--megatron_fp8", "true"], "has no effect with train_backend = 'fsdp'"),
+        (["--weight_transport", "nickel"], "unknown weight_transport 'nickel'"),
         (["--eval_after_training"], "need at least one [[evals]]"),
         (["--evals", '[{"name": "a"}]'], "evals[0] (a): would never run"),
         (["--top_p", "0.9"], "'top_p' is refused here: it takes tokens out of the distribution"),

@@ -1,4 +1,7 @@
-"""The same step on 1, 2 and 4 ranks: data parallel, context parallel, LoRA; and its clipping."""
+"""The same steps on 1, 2 and 4 ranks: data and context parallel, HSDP, mixtures of experts, LoRA.
+
+All layouts are run by one process, which forks the ranks of one after the other.
+"""
 
 import json
 import math
@@ -7,24 +10,34 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
 
 from telescope_core.errors import ConfigError
+from telescope_train.backends.fsdp.layout import fsdp_layout
+from telescope_train.backends.fsdp.policy import check_context
 from telescope_train.backends.protocol import BatchFacts
 from telescope_train.batches.batch import StepPlan
+from telescope_train.config.trainer_section import TrainerSection
+from telescope_train.models.file_names import as_in_files
+from telescope_train.models.load import load_model
 from telescope_train.step.token_facts import turn_facts
-from telescope_train.trainer.worker import TrainerWorker
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))
 from backend_cases import (  # noqa: E402
     backend_settings,
     grpo_batches,
+    make_deep_model,
+    make_mixture,
     relative_difference,
     require_facts,
-    run_ranks,
+    run_jobs,
     samples,
     slow_facts,
     slow_gradient,
+    slow_steps,
 )
 from rank_script import FACTS  # noqa: E402
 
@@ -33,22 +46,17 @@ def taken(folder, name) -> dict[str, np.ndarray]:
     return dict(np.load(folder / f"{name}.npz"))
 
 
-def step_on(world_size, tiny, folder, **job) -> dict[str, float]:
-    folder.mkdir(exist_ok=True)
-    run_ranks(world_size, {"model": str(tiny), "seq_len": 64, **job}, folder)
-    return json.loads((folder / "numbers.json").read_text())
-
-
-def facts_of_ranks(folder, num_shards, sharing) -> list[list[BatchFacts]]:
+def facts_of_ranks(folder, layout) -> list[list[BatchFacts]]:
     """Return what the ranks found, by [shard][batch]; those that share rows found the same."""
     found = []
-    for rank in range(num_shards * sharing):
+    for rank in range(layout.num_ranks):
         files = sorted(folder.glob(f"facts-{rank}-*.npz"), key=lambda path: path.stem)
         found.append([BatchFacts(**dict(zip(FACTS, _arrays(path), strict=True))) for path in files])
     for rank, batches in enumerate(found):
-        for one, first in zip(batches, found[rank - rank % sharing], strict=True):
+        speaker = layout.speakers[layout.shard_of(rank)]
+        for one, first in zip(batches, found[speaker], strict=True):
             assert np.array_equal(one.logprobs_M, first.logprobs_M)
-    return found[::sharing]
+    return [found[rank] for rank in layout.speakers]
 
 
 def _arrays(path) -> list[np.ndarray]:
@@ -56,34 +64,80 @@ def _arrays(path) -> list[np.ndarray]:
         return [file[name] for name in file.files]
 
 
+STEPS = 3
 CLIP = {"grad_clip": 1e-3}
+SELECTIVE = {"gradient_checkpointing": "selective"}
+LAYOUTS = {
+    "one": (1, {}),
+    "data-2": (2, {}),
+    "data-4": (4, {"fsdp_gradient_sync": "step"}),
+    "hsdp-2x2": (4, {"fsdp_replicate_size": 2}),
+    "hsdp-2x2-once": (
+        4,
+        {"fsdp_replicate_size": 2, "fsdp_gradient_sync": "step", "fsdp_prefetch_layers": 2},
+    ),
+    "context-2": (2, {"fsdp_context_parallel_size": 2}),
+    "hsdp-2-context-2": (
+        4,
+        {"fsdp_context_parallel_size": 2, "fsdp_replicate_size": 2, "pad_to_multiple_of": 6},
+    ),
+    "context-4-fewer-kv-heads": (4, {"fsdp_context_parallel_size": 4, **SELECTIVE}),
+}
+MIXTURES = {
+    "qwen3_moe-hsdp-2x2": ("qwen3_moe", 4, {"fsdp_replicate_size": 2, **SELECTIVE}),
+    "mixtral-2": ("mixtral", 2, {}),
+}
+LORA = {"use_lora": True, "lora_rank": 3}
 
 
 @pytest.fixture(scope="module")
-def one_rank(tiny, tmp_path_factory):
-    """The folder and the numbers of one rank's step."""
-    folder = tmp_path_factory.mktemp("ranks") / "one"
-    return folder, step_on(1, tiny, folder, trainer=CLIP)
+def models(tiny, tmp_path_factory) -> dict[str, Path]:
+    """The folders of a dense model and of two mixtures of experts."""
+    folder = tmp_path_factory.mktemp("mixtures")
+    kinds = ("qwen3_moe", "mixtral")
+    return {"dense": tiny} | {kind: make_mixture(folder / kind, kind) for kind in kinds}
+
+
+@pytest.fixture(scope="module")
+def ran(models, tmp_path_factory) -> Path:
+    """A folder with a folder for each job, all of which were run by one process."""
+    folder, dense = tmp_path_factory.mktemp("ranks"), models["dense"]
+    jobs = {name: job(dense, *of) for name, of in LAYOUTS.items()}
+    jobs |= {name: job(models[kind], *of) for name, (kind, *of) in MIXTURES.items()}
+    jobs["float32-hsdp"] = job(dense, 4, {"fsdp_replicate_size": 2}, dtype="float32")
+    state = str(folder / "data-4" / "checkpoint")
+    jobs["resumed"] = job(dense, 4, {"fsdp_replicate_size": 2}, steps=2, load=state)
+    jobs["lora-1"] = job(dense, 1, LORA, steps=1)
+    jobs["lora-hsdp"] = job(dense, 4, {**LORA, "fsdp_replicate_size": 2}, steps=1)
+    jobs["data-2"]["broken_rank"] = 1
+    for name in ("data-4", *MIXTURES, "lora-hsdp"):
+        jobs[name]["saves"] = True
+    deep = make_deep_model(folder / "deep-model")
+    jobs["deep"] = job(deep, 2, {}, only_loads=True)
+    for name, one in jobs.items():
+        one["output"] = str(folder / name)
+    run_jobs(list(jobs.values()), folder)
+    return folder
+
+
+def job(model, world_size, trainer, **more) -> dict:
+    settings = {**CLIP, **trainer}
+    whole = {"model": str(model), "world_size": world_size, "trainer": settings, "steps": STEPS}
+    return whole | more
+
+
+def numbers_of(folder) -> dict[str, float]:
+    return json.loads((folder / "numbers.json").read_text())
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    ("world_size", "options"),
-    [
-        (4, {}),
-        (2, {"fsdp_context_parallel_size": 2}),
-        (4, {"fsdp_context_parallel_size": 2, "pad_to_multiple_of": 6}),
-        (4, {"fsdp_context_parallel_size": 4, "gradient_checkpointing": "selective"}),
-        (4, {"fsdp_replicate_size": 2}),
-    ],
-    ids=["data-4", "context-2", "data-2-context-2", "context-4-fewer-kv-heads", "hsdp-2x2"],
-)
-def test_any_ranks_give_the_gradient_and_norm_of_one(tiny, tmp_path, one_rank, world_size, options):
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_any_ranks_give_the_gradient_and_norm_of_one(tiny, ran, name):
     """AdamW would hide a wrong scale of the gradient; its norm does not."""
-    folder, one = one_rank
-    many = step_on(world_size, tiny, tmp_path / "many", trainer={**CLIP, **options})
+    folder, (world_size, options) = ran / name, LAYOUTS[name]
+    one, many = numbers_of(ran / "one"), numbers_of(folder)
     expected = slow_gradient(tiny)
-    assert relative_difference(taken(tmp_path / "many", "gradient"), expected) < 1e-6
+    assert relative_difference(taken(folder, "gradient"), expected) < 1e-6
     norm = math.sqrt(sum((value**2).sum() for value in expected.values()))
     assert many["norm"] == pytest.approx(norm, rel=1e-6)
     assert many["norm"] == pytest.approx(one["norm"], rel=1e-6)
@@ -92,36 +146,112 @@ def test_any_ranks_give_the_gradient_and_norm_of_one(tiny, tmp_path, one_rank, w
     assert many["count"] == one["count"]
     assert many["entropy"] == pytest.approx(one["entropy"], rel=1e-6)
     assert many["packing_difference"] < 1e-6
-    sharing = options.get("fsdp_context_parallel_size", 1)
-    num_shards = world_size // sharing
-    plan = StepPlan(minibatches=[grpo_batches(seq_len=64, num_ranks=num_shards)], order=[0])
-    facts = facts_of_ranks(tmp_path / "many", num_shards, sharing)
+    layout = fsdp_layout(TrainerSection(**options), world_size)
+    shards = grpo_batches(seq_len=64, num_ranks=layout.num_shards)
+    plan = StepPlan(minibatches=[shards], order=[0])
+    facts = facts_of_ranks(folder, layout)
     require_facts(list(turn_facts(plan, facts, samples())), slow_facts(tiny, samples()))
-    weights = taken(folder, "weights")
-    assert relative_difference(taken(tmp_path / "many", "weights"), weights) < 1e-6
     if world_size == options.get("fsdp_context_parallel_size"):
-        alone, shared = taken(folder, "logprobs"), taken(tmp_path / "many", "logprobs")
+        alone, shared = taken(ran / "one", "logprobs"), taken(folder, "logprobs")
         assert alone.keys() == shared.keys()
         assert max(np.abs(alone[name] - shared[name]).max() for name in alone) < 1e-6
 
 
 @pytest.mark.engine
-def test_adapters_are_sharded_like_everything_else(tiny, tmp_path):
-    options = {"use_lora": True, "lora_rank": 3}
-    one = step_on(1, tiny, tmp_path / "one", trainer=options)
-    two = step_on(2, tiny, tmp_path / "two", trainer=options)
-    assert two["norm"] == pytest.approx(one["norm"], rel=1e-6)
-    assert len(taken(tmp_path / "two", "gradient")) == 3 * 7 * 2
-    assert (tmp_path / "two" / "exported" / "adapter" / "adapter_config.json").is_file()
-    weights = taken(tmp_path / "one", "weights")
-    assert relative_difference(taken(tmp_path / "two", "weights"), weights) < 1e-6
+@pytest.mark.parametrize("name", [*LAYOUTS, "resumed"])
+def test_weights_after_three_steps_are_those_of_one_process(tiny, ran, name):
+    """Those of torch's own AdamW; one job resumes on another layout after a step."""
+    expected = slow_steps(tiny, STEPS, **CLIP)
+    assert relative_difference(taken(ran / name, "last"), expected) < 1e-6
+    begun = taken(ran / "one", "weights")
+    moved = relative_difference(expected, begun)
+    assert moved > 1e-3, "three steps are far more than the tolerance"
 
 
 @pytest.mark.engine
-def test_one_rank_s_broken_gradient_skips_the_step_everywhere(tiny, tmp_path):
-    numbers = step_on(2, tiny, tmp_path, broken_rank=1)
-    assert numbers["is_skipped"]
-    assert math.isnan(numbers["norm"])
+def test_float32_differs_by_rounding_alone(tiny, ran):
+    folder = ran / "float32-hsdp"
+    assert relative_difference(taken(folder, "gradient"), slow_gradient(tiny)) < 5e-6
+    assert relative_difference(taken(folder, "last"), slow_steps(tiny, STEPS, **CLIP)) < 1e-4
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_of_experts_train_their_routers_and_experts(models, ran, name):
+    kind, world_size, _ = MIXTURES[name]
+    expected, found = slow_gradient(models[kind]), taken(ran / name, "gradient")
+    for parameter, value in expected.items():
+        assert np.abs(found[parameter] - value).max() <= 1e-6 * np.abs(value).max()
+    assert {"gate.weight", "experts.gate_up_proj"} <= {n.partition(".mlp.")[2] for n in found}
+    after = slow_steps(models[kind], STEPS, **CLIP)
+    last = taken(ran / name, "last")
+    files = {
+        part: one.numpy()
+        for parameter, value in after.items()
+        for part, one in as_in_files(parameter, torch.tensor(value), kind)
+    }
+    assert relative_difference(last, files) < 1e-6
+    with safe_open(ran / name / "exported" / "model.safetensors", framework="np") as file:
+        assert set(file.keys()) == set(last) == set(files)
+        stepped = taken(ran / name, "weights")
+        assert all(np.array_equal(file.get_tensor(part), stepped[part]) for part in last)
+    kept = [
+        json.loads((ran / name / f"kept-{rank}.json").read_text()) for rank in range(world_size)
+    ]
+    assert sum(one["weights"] for one in kept) == sum(value.size for value in expected.values()) * (
+        2 if "hsdp" in name else 1
+    )
+
+
+@pytest.mark.engine
+def test_weights_and_moments_are_divided_among_the_ranks_of_a_copy(tiny, ran):
+    whole = sum(value.size for value in slow_gradient(tiny).values())
+    for name, num_copies in (("data-4", 1), ("hsdp-2x2", 2), ("hsdp-2-context-2", 2)):
+        kept = [json.loads((ran / name / f"kept-{rank}.json").read_text()) for rank in range(4)]
+        assert sum(one["weights"] for one in kept) == num_copies * whole
+        assert sum(one["moments"] for one in kept) == 2 * num_copies * whole
+        assert max(one["moments"] for one in kept) < 1.02 * 2 * num_copies * whole / 4
+
+
+@pytest.mark.engine
+def test_no_rank_holds_more_of_a_model_in_memory_than_its_shards(ran):
+    """At most 1.2 times its shards and one tensor, at any time; the reference model likewise."""
+    for rank in range(2):
+        found = json.loads((ran / "deep" / f"loaded-{rank}.json").read_text())
+        assert found["layers"] == 48
+        for model in ("policy", "reference"):
+            assert found["shard"] * 0.9 < found[model] < 1.2 * found["shard"] + found["largest"]
+
+
+@pytest.mark.engine
+def test_adapters_are_sharded_like_everything_else(ran):
+    name = "lora-hsdp"
+    one, two = numbers_of(ran / "lora-1"), numbers_of(ran / name)
+    assert two["norm"] == pytest.approx(one["norm"], rel=1e-6)
+    assert len(taken(ran / name, "gradient")) == 3 * 7 * 2
+    assert (ran / name / "exported" / "adapter" / "adapter_config.json").is_file()
+    weights = taken(ran / "lora-1", "weights")
+    assert relative_difference(taken(ran / name, "weights"), weights) < 1e-6
+
+
+@pytest.mark.engine
+def test_one_rank_s_broken_gradient_skips_the_step_everywhere(ran):
+    is_skipped, norm = numbers_of(ran / "data-2")["broken"]
+    assert is_skipped
+    assert math.isnan(norm)
+
+
+@pytest.mark.engine
+def test_what_ranks_saved_loads_on_one_and_in_transformers(tiny, ran, start):
+    name = "data-4"
+    worker = start(backend_settings(tiny, dtype="float64"))
+    worker.load_checkpoint(ran / name / "checkpoint")
+    saved = taken(ran / name, "weights")
+    for parameter, value in worker.export_weights():
+        assert np.array_equal(value.numpy(), saved[parameter])
+    model = AutoModelForCausalLM.from_pretrained(ran / name / "exported", dtype=torch.float64)
+    for parameter, value in model.named_parameters():
+        assert np.array_equal(value.detach().numpy(), saved[parameter])
 
 
 @pytest.mark.parametrize(
@@ -130,7 +260,7 @@ def test_one_rank_s_broken_gradient_skips_the_step_everywhere(tiny, tmp_path):
 )
 def test_heads_that_cannot_be_dealt_are_refused(tiny, size, expected):
     with pytest.raises(ConfigError, match=expected):
-        TrainerWorker(backend_settings(tiny, fsdp_context_parallel_size=size))
+        check_context(load_model(str(tiny)).model, size)
 
 
 def test_the_batches_have_sequences_across_the_borders_of_slices():

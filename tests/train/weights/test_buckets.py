@@ -1,58 +1,57 @@
-"""Buckets of tensors: what goes in comes out, and both ends form the same ones."""
+"""Buckets of tensors: both ends plan the same ones, from what is known before the first byte."""
 
-import pytest
 import torch
 
-from telescope_train.weights.buckets import (
-    empty,
-    flattened,
-    in_buckets,
-    size_bytes,
-    unflattened,
-)
-
-TENSORS = [
-    torch.arange(6, dtype=torch.float32).view(2, 3),
-    torch.tensor(3.5, dtype=torch.float64),
-    torch.arange(7, dtype=torch.bfloat16),
-    torch.empty(0, 4),
-    torch.arange(33, dtype=torch.int8).view(3, 11),
-    torch.arange(12, dtype=torch.float32).view(3, 4).t(),
-    torch.ones(1000),
-]
+from telescope_train.backends.transfer import TensorHeader
+from telescope_train.weights.buckets import PER_TENSOR, filled, plan_buckets
+from telescope_train.weights.digests import Digests
 
 
-@pytest.mark.parametrize("limit_bytes", [1, 64, 200, 10_000])
-def test_tensors_come_out_of_buckets_as_they_went_in(limit_bytes):
-    def form(tensor):
-        return tensor.dtype, tuple(tensor.shape)
+def of_bytes(*sizes: int) -> list[TensorHeader]:
+    return [
+        TensorHeader(name=f"{number}", dtype="uint8", shape=(size,))
+        for number, size in enumerate(sizes)
+    ]
 
-    sent = list(in_buckets(TENSORS, lambda one: one.nbytes, limit_bytes=limit_bytes))
-    forms = in_buckets(map(form, TENSORS), lambda one: size_bytes(*one), limit_bytes=limit_bytes)
-    received = []
-    for bucket, expected in zip(sent, forms, strict=True):
-        flat = empty([size_bytes(*one) for one in expected])
-        flat.copy_(flattened(bucket))
-        received += unflattened(flat, expected)
-    assert [form(one) for one in received] == [form(one) for one in TENSORS]
-    assert all(torch.equal(a, b) for a, b in zip(received, TENSORS, strict=True))
+
+def sizes(headers: list[TensorHeader], limit_bytes: int) -> list[list[int]]:
+    planned = plan_buckets(headers, limit_bytes)
+    assert [bucket.number for bucket in planned] == list(range(len(planned)))
+    return [[header.num_bytes for header in bucket.headers] for bucket in planned]
 
 
 def test_a_bucket_is_closed_before_it_is_too_large():
-    sizes = [[one.nbytes for one in b] for b in in_buckets(TENSORS, lambda t: t.nbytes)]
-    assert len(sizes) == 1
-    small = list(in_buckets([10, 60, 70, 500, 1], lambda size: size, limit_bytes=192))
-    assert small == [[10, 60], [70], [500], [1]]
+    assert sizes(of_bytes(10, 60, 70, 500, 1), 192) == [[10, 60], [70], [500], [1]]
+    assert sizes(of_bytes(10, 60, 70), 10**6) == [[10, 60, 70]]
+    assert sizes([], 192) == []
 
 
-def test_buckets_are_taken_one_at_a_time():
-    taken = []
+def test_each_tensor_by_itself():
+    assert sizes(of_bytes(10, 0, 60, 70), PER_TENSOR) == [[10], [0], [60], [70]]
+
+
+def test_tensors_begin_where_any_dtype_may():
+    (bucket,) = plan_buckets(
+        [
+            TensorHeader(name="a", dtype="bfloat16", shape=(3,)),
+            TensorHeader(name="b", dtype="float32", shape=(2,)),
+        ],
+        1000,
+    )
+    assert bucket.num_bytes == 128
+
+
+def test_tensors_are_taken_one_at_a_time():
+    headers, taken = of_bytes(100, 100, 100), []
 
     def tensors():
-        for size in (100, 100, 100):
-            taken.append(size)
-            yield size
+        for header in headers:
+            taken.append(header.name)
+            yield header.name, torch.zeros(100, dtype=torch.uint8)
 
-    buckets = in_buckets(tensors(), lambda size: size, limit_bytes=128)
-    assert next(buckets) == [100]
-    assert len(taken) == 2, "a model is never in memory twice"
+    def buffer(num_bytes):
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    buckets = filled(plan_buckets(headers, 128), tensors(), buffer, Digests())
+    next(buckets)
+    assert taken == ["0"], "a model is never in memory twice"

@@ -9,6 +9,7 @@ from tests.train.inference.test_leases import World, in_world
 from telescope_core.errors import EndpointError
 from telescope_core.records.servers import ServerState
 from telescope_train.backends.protocol import RankDiedError, TransferError
+from telescope_train.backends.transfer import Place
 from telescope_train.inference.wire import PAUSE_PATH
 from telescope_train.simulation.virtual_time import run_in_virtual_time
 from telescope_train.trainer.ranks import AllRanks
@@ -32,9 +33,9 @@ class Update:
                 raise RankDiedError("trainer rank 1 died")
             return await send()
 
-        async def noted(host: str, port: int, world_size: int, **options: Any) -> None:
-            self.groups.append(world_size)
-            await connect(host, port, world_size, **options)
+        async def noted(place: Place, **options: Any) -> None:
+            self.groups.append(place.world_size)
+            await connect(place, **options)
 
         ranks.send_weights, ranks.connect = send_weights, noted  # type: ignore[method-assign]
         for client in world.clients:
@@ -99,7 +100,7 @@ def test_an_update_that_ranks_left_is_made_again(cancelled_after_s: float | None
 @pytest.mark.parametrize("error", [RankDiedError("rank 0 died"), TransferError("not all joined")])
 def test_servers_that_wait_for_ranks_that_left_are_not_waited_for(error: Exception) -> None:
     async def main(world: World) -> None:
-        async def connect(host: str, port: int, world_size: int, **options: Any) -> None:
+        async def connect(place: Place, **options: Any) -> None:
             raise error
 
         async def waits(path: str, body: Any = None, **options: Any) -> Any:

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telescope_train.weights.buckets import flattened, in_buckets
+from telescope_train.backends.transfer import TensorHeader
+from telescope_train.weights.buckets import filled, plan_buckets
 from telescope_train.weights.digests import Digests, difference
-from telescope_train.weights.gloo import add_digests
 
 SIZES = [1, 7, 8, 9, 64, 8191, 8192, 8200, 100_003]
 
@@ -19,9 +19,13 @@ def content(size: int, seed: int = 0) -> torch.Tensor:
 
 def digest(tensors: dict[str, torch.Tensor], *, limit_bytes: int = 2**20) -> Digests:
     digests = Digests()
-    for bucket in in_buckets(tensors.items(), lambda one: one[1].nbytes, limit_bytes=limit_bytes):
-        flat = flattened([tensor for _, tensor in bucket])
-        add_digests(digests, flat, [(name, tensor.nbytes) for name, tensor in bucket])
+    headers = [TensorHeader.of(*one) for one in tensors.items()]
+
+    def buffer(num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    for _ in filled(plan_buckets(headers, limit_bytes), tensors.items(), buffer, digests):
+        pass
     return digests
 
 

@@ -6,7 +6,7 @@ Each is a context that closes what it opened; `run` puts them one into the other
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +20,11 @@ from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.servers import ServerRole, ServerState
 from telescope_train.backends import layout_of
 from telescope_train.backends.protocol import BackendSettings
+from telescope_train.backends.transfer import Wire
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.checkpoints.folders import checkpoints_folder
+from telescope_train.cluster.colocation import SharedGpu, Turns, sleep_level
 from telescope_train.cluster.logs_home import LogsHome, logs_home
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.node_meters import metered_nodes
@@ -37,6 +39,7 @@ from telescope_train.inference.leases import Lease
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
+from telescope_train.inference.sleep import Sleeping
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.meters import Meters, show_nobody
 from telescope_train.observability.prometheus import ServerStanding
@@ -48,7 +51,10 @@ from telescope_train.plan.prepared import Prepared
 from telescope_train.recorded import run_logs
 from telescope_train.rollouts.seats import SeatedPool, Seats
 from telescope_train.trainer.ray_ranks import RayRanks
+from telescope_train.weights.buckets import PER_TENSOR
+from telescope_train.weights.choice import transport_of
 from telescope_train.weights.publish import WeightPublisher
+from telescope_train.weights.transport import load_transport
 
 _LOGGER = logging.getLogger(__name__)
 RANK_DEATH_SHOWS_WITHIN_S = 5.0
@@ -82,6 +88,8 @@ class Policies:
     rank_spans: RankSpans
     clients: Sequence[TokenClient]
     """The ways to all servers."""
+    turns: Turns
+    """Whose turn it is on a GPU that ranks and servers share."""
     eval_servers: EvalServers
     eval_source: TokenPolicySource
 
@@ -161,10 +169,12 @@ async def open_processes(
     try:
         # One that dies after it was healthy is noticed by who keeps them, once all have started.
         num_needed = len(settings) - config.evals.eval_num_servers
-        failed, _ = await asyncio.gather(
-            servers.wait_until_healthy(num_needed=num_needed),
-            ranks.open(rank_settings(prepared), num_threads=threads_of(prepared)),
-        )
+        healthy = servers.wait_until_healthy(num_needed=num_needed)
+        loaded = ranks.open(rank_settings(prepared), num_threads=threads_of(prepared))
+        if config.inference.colocate:
+            failed = await one_after_another(healthy, loaded, servers.base_urls, secret)
+        else:
+            failed, _ = await asyncio.gather(healthy, loaded)
         yield Processes(
             servers=servers, ranks=ranks, logs=logs, failed_servers=failed, secret=secret
         )
@@ -198,6 +208,28 @@ async def _find_room(prepared: Prepared, folder: RunFolder) -> tuple[Rooms, Logs
     if told := list(problems):
         raise ConfigError("\n".join(told))
     return rooms, logs_home(logs_folder, (node for node, one in seen.items() if not one.shares_run))
+
+
+async def one_after_another(
+    healthy: Awaitable[Mapping[int, str]],
+    loaded: Awaitable[None],
+    base_urls: Sequence[str],
+    secret: str,
+) -> Mapping[int, str]:
+    """Start servers, then ranks on the same GPU; returns which servers have failed, and why."""
+    # vLLM measures what is free while it starts: nobody else may load a model then.
+    failed = await healthy
+    clients = [TokenClient(url, secret=secret) for url in base_urls]
+    try:
+        # At level 1, because nobody could send them their first weights.
+        servers = Sleeping(clients, level=1)
+        await servers.sleep()
+        await loaded
+        await servers.wake()
+    finally:
+        for client in clients:
+            await client.close()
+    return failed
 
 
 @asynccontextmanager
@@ -243,8 +275,8 @@ async def open_policies(
             processes.ranks,
             in_flight=prepared.config.scheduling.in_flight_update,
             sends_adapter=served_adapter(prepared.config) is not None,
+            wire=weight_wire(prepared, folder),
             others=[] if eval_servers.own is None else [eval_servers.own],
-            workers_per_server=prepared.config.inference.processes_per_server,
         )
         yield Policies(
             pool=pool,
@@ -254,6 +286,7 @@ async def open_policies(
             recording=recording,
             rank_spans=rank_spans,
             clients=clients,
+            turns=_turns(prepared, processes, clients),
             eval_servers=eval_servers,
             eval_source=source(lambda rollout_id: EvalCalls(eval_servers, calls, rollout_id)),
         )
@@ -265,6 +298,12 @@ async def open_policies(
             await client.close()
         await rank_spans.ask_at_end()
         log.flush()
+
+
+def _turns(prepared: Prepared, processes: Processes, clients: Sequence[TokenClient]) -> Turns:
+    if not prepared.config.inference.colocate:
+        return Turns()
+    return SharedGpu(Sleeping(clients, level=sleep_level(prepared.config)), processes.ranks)
 
 
 def _note_replaced_workers(prepared: Prepared, timeline: Timeline) -> None:
@@ -342,6 +381,21 @@ def _standing(lease: Lease) -> ServerStanding:
 def rank_settings(prepared: Prepared) -> BackendSettings:
     """Return what trainer ranks are opened with."""
     return BackendSettings.from_config(prepared.config, device=prepared.device)
+
+
+def weight_wire(prepared: Prepared, folder: RunFolder) -> Wire:
+    """Return how weights travel in this run."""
+    config, section = prepared.config, prepared.config.weights
+    name = transport_of(config, prepared.device)
+    is_bucketed = section.weight_broadcast_mode == "bucket"
+    return Wire(
+        transport=name,
+        bucket_bytes=section.weight_broadcast_bucket_mb * 2**20 if is_bucketed else PER_TENSOR,
+        workers_per_server=config.inference.processes_per_server,
+        is_staged=section.weight_broadcast_cpu_staging or load_transport(name).is_stored,
+        folder=str(folder.path.absolute() / "weights"),
+        model=config.model.model,
+    )
 
 
 def threads_of(prepared: Prepared) -> int:

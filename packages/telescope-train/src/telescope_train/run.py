@@ -43,7 +43,7 @@ from telescope_train.cluster.supervision import supervised
 from telescope_train.config.eval_folders import AFTER, BEFORE
 from telescope_train.diagnostics.engine_check import check_engine
 from telescope_train.diagnostics.step_rules import diagnoses
-from telescope_train.evals.beside import AfterEvals, EvalsBeside
+from telescope_train.evals.beside import AfterEvals, EvalsBeside, TurnsAfterEvals
 from telescope_train.evals.live import LiveEvals
 from telescope_train.lives import Restarts, live, restart_at
 from telescope_train.loop import LoopParts, train
@@ -263,6 +263,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         first_version=0 if begun is None else begun.step,
         streams_gradients=streams_gradients(config),
         timeline=opened.policies.recording.timeline,
+        turns=TurnsAfterEvals(turns=opened.policies.turns, evals=evals),
         take_known=evals.take_known,
     )
     view.phase("training")
@@ -297,6 +298,7 @@ async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:
     view.warn(restart_text(restart))
     folder.go_back(restart)
     view.go_back(restart.step)
+    await opened.policies.turns.trainer_works()
     try:
         await ranks.start_again(rank_settings(prepared), num_threads=threads_of(prepared))
     except ConfigError as error:
@@ -304,6 +306,7 @@ async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:
         raise ProcessDiedError(f"{died}. The ranks cannot start again: {error}") from None
     if begun is not None:
         await ranks.load_checkpoint(begun.state_path.absolute())
+    await opened.policies.turns.servers_work()
     await publisher.restore(restart.step)
     return begun
 
@@ -380,6 +383,8 @@ async def _prove(opened: Opened, mix: Mix, packing: Packing) -> None:
     )
     tests = [*ranks.self_tests, agreement]
     opened.view.phase("self-tests passed: " + ", ".join(test.text for test in tests))
+    if (reason := ranks.why_nothing_is_shared) is not None:
+        opened.view.phase(f"prompts are computed for each rollout: {reason}")
     opened.folder.write_self_tests([asdict(test) for test in tests])
 
 
@@ -389,6 +394,7 @@ def _packing(prepared: Prepared, mix: Mix, ranks: RayRanks) -> Packing:
         num_ranks=ranks.num_ranks,
         hidden_size=prepared.facts.hidden_size or DEFAULT_HIDDEN_SIZE,
         max_tokens=max(one.sampling.max_tokens for one in mix.playing.values()),
+        share_prefixes=ranks.why_nothing_is_shared is None,
     )
 
 

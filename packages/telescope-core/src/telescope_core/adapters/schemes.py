@@ -65,6 +65,15 @@ VERIFIERS = Framework(
     below="0.4",
     factory=f"{_HERE}.verifiers:VerifiersEnvironment",
 )
+VERIFIERS_TASKS = Framework(
+    distribution="verifiers",
+    extra="verifiers-tasks",
+    pin="0.4.0",
+    lowest="0.4",
+    below="0.5",
+    factory=f"{_HERE}.verifiers_tasks:VerifiersTasksEnvironment",
+)
+"""Their new API, which has nothing of the old one."""
 INSPECT = Framework(
     distribution="inspect-ai",
     extra="inspect",
@@ -89,7 +98,7 @@ SCHEMES = {
     "inspect": (INSPECT,),
     "openenv": (OPENENV,),
     "textarena": (TEXTARENA,),
-    "verifiers": (VERIFIERS,),
+    "verifiers": (VERIFIERS, VERIFIERS_TASKS),
 }
 """Scheme -> its framework, or its generations: the one that is installed unless told otherwise is
 the first."""

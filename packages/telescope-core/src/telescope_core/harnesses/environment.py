@@ -73,6 +73,13 @@ class AgentEnvironment(Environment):
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         super().__init__(config)
+        life_s, longest_s = self.sandbox_spec.time_to_live_s, self.config.agent_timeout_s
+        if longest_s >= life_s:
+            raise ConfigError(
+                f"env.agent_timeout_s must be below the {life_s:g} s that a sandbox lives, got "
+                f"{longest_s:g}; give sandbox_spec of {class_location(type(self))} a longer "
+                "time_to_live_s"
+            )
         self._harness = self._chosen()
         self._provider, self._python = self._place()
         self._sandboxes = EpisodeSandboxes(

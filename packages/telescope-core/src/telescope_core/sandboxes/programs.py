@@ -24,8 +24,8 @@ class ProgramConfig(EnvironmentConfig):
     """Most sandboxes that are open at the same time; further rollouts wait."""
     test_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Most seconds for one test."""
-    memory_mb: Annotated[int, Field(ge=16)] = 512
-    """Most memory of a program, MiB."""
+    memory_mb: Annotated[int, Field(ge=0)] = 512
+    """Most memory of a program, MiB; 0 leaves it to the provider, as e2b needs it."""
 
 
 class ProgramEnvironment(SingleTurnEnvironment):
@@ -59,7 +59,7 @@ class ProgramEnvironment(SingleTurnEnvironment):
         with self.__opening:
             if self.__pool is None:
                 provider = open_provider(self.config.sandbox)
-                spec = SandboxSpec(memory_mb=self.config.memory_mb)
+                spec = SandboxSpec(memory_mb=self.config.memory_mb or None)
                 self.on_close(provider.close)
                 pool = SandboxPool(provider, spec, max_open=self.config.max_sandboxes)
                 self.on_close(pool.close)

@@ -5,7 +5,7 @@ Every rank calls every function. A checkpoint can be read by a different number 
 
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlanner
 
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records.folders import partial_folder, put_in_place
@@ -77,6 +78,21 @@ def start_saving(folder: str | Path, state: dict[str, Any]) -> Saving:
     written = dcp.async_save(state, storage_writer=writer, async_stager=writer, process_group=group)
     assert isinstance(written, Future), "the writer stages in the foreground"
     return Saving(Path(folder), written, group)
+
+
+def write_in_background(folder: Path, state: dict[str, Any], planner: SavePlanner) -> Saving:
+    """Write `state`, which nobody changes any more, by `planner` while the caller continues."""
+    group = dist.new_group(backend="gloo")
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+    written = thread.submit(
+        dcp.save,
+        state,
+        storage_writer=FileSystemWriter(folder),
+        planner=planner,
+        process_group=group,
+    )
+    thread.shutdown(wait=False)
+    return Saving(folder, written, group)
 
 
 def save_state(folder: str | Path, state: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ batches. `Ranks` is implemented in `telescope_train.trainer.ranks` for all backe
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -19,15 +20,19 @@ from telescope_train.algorithms.corrections import algorithm_in_use
 from telescope_train.algorithms.terms import Terms, TokenLoss
 from telescope_train.algorithms.token_metrics import MetricSum
 from telescope_train.backends.distributed_checkpoint import Saving
+from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import PackedBatch, Shards, StepPlan
 from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import (
     AlgorithmSection,
     ModelSection,
     TrainConfig,
     TrainerSection,
 )
+from telescope_train.config.weights_section import WeightsSection
 from telescope_train.models.attention.choice import AttentionChoice
+from telescope_train.models.attention.sharing import PrefixSharing
 from telescope_train.models.device import Device, compute_dtype, machine_device
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.spans import SpanRecorder
@@ -54,10 +59,13 @@ class BackendSettings:
     """None = supervised training on the negative log-likelihood of the trained tokens."""
     seed: int
     """Seeds the generators of each rank, together with its number."""
+    megatron: MegatronSection = field(default_factory=MegatronSection)
     number_of_steps: int
     """Optimizer steps after which the learning-rate schedule ends."""
     device: Device = field(default_factory=machine_device)
     """The device that the ranks compute on; the driver decides it once."""
+    weights: WeightsSection = field(default_factory=WeightsSection)
+    """How weights are gathered to be sent."""
     sends_adapter: bool = False
     """Servers get a LoRA adapter, and not the matrices with the adapter added."""
     record_token_facts: bool = False
@@ -76,10 +84,12 @@ class BackendSettings:
         return cls(
             model=config.model,
             trainer=config.trainer,
+            megatron=config.megatron,
             algorithm=algorithm_in_use(config),
             seed=config.run.seed,
             number_of_steps=config.num_optimizer_steps,
             device=device,
+            weights=config.weights,
             sends_adapter=served_adapter(config) is not None,
             record_token_facts=config.observability.record_token_facts,
             track_gpu_events=config.observability.track_gpu_events,
@@ -122,29 +132,13 @@ class UpdateResult:
     """The norm was not finite, so weights and optimizer did not change."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorHeader:
-    """What a receiver of weights must know about a tensor before it arrives."""
-
-    name: str
-    """Its name in the Hugging Face model."""
-    dtype: str
-    """Name of the torch dtype, such as `float32` or `bfloat16`."""
-    shape: tuple[int, ...]
-    """Sizes in each dimension, of the whole tensor."""
-
-    @classmethod
-    def of(cls, name: str, tensor: torch.Tensor) -> "TensorHeader":
-        """Describe `tensor`."""
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return cls(name=name, dtype=dtype, shape=tuple(tensor.shape))
-
-
 class TrainerBackend(Protocol):
     """One rank of a model in training."""
 
     attention: AttentionChoice
     """The attention that its self-test chose to keep packed samples apart."""
+    sharing: PrefixSharing
+    """Whether its rows can share prefixes; batches have some in common only where they can."""
 
     @staticmethod
     def rank_layout(settings: BackendSettings, num_ranks: int) -> RankLayout:
@@ -213,7 +207,19 @@ class TrainerBackend(Protocol):
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what servers need: the tensors that can differ from the initial model only.
 
+        Whole, on the device that the ranks communicate on, in the dtype that servers compute in.
         With `sends_adapter` the matrices of the adapter, under their names in a peft file.
+        """
+        ...
+
+    def transfer_headers(self) -> Sequence[TensorHeader]:
+        """Describe what `transfer_weights` yields, in its order, without gathering any of it."""
+        ...
+
+    def without_gradient_buffers(self) -> AbstractContextManager[None]:
+        """Give the memory of gradients back inside the block, where weights are gathered.
+
+        There is no gradient then; a backend that keeps no buffers between steps does nothing.
         """
         ...
 
@@ -296,13 +302,18 @@ class Ranks(Protocol):
         """Return (host, port) of rank 0's machine, where servers can connect to it."""
         ...
 
-    async def connect(
-        self, host: str, port: int, world_size: int, *, wait_s: float | None = None
-    ) -> None:
+    async def connect(self, place: Place, *, wait_s: float | None = None) -> None:
         """Open rank 0's end of the weight transfer; returns when every server has joined.
 
         `wait_s`: longest wait for a server, here and while weights are sent; None = minutes.
         Raises TransferError if one does not.
+        """
+        ...
+
+    async def stage_weights(self, wire: Wire) -> None:
+        """Get ready to send the present weights, as far as that is possible without servers.
+
+        Until the weights change, `send_weights` sends what was staged, as often as it is called.
         """
         ...
 

@@ -98,7 +98,10 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedBatch:
-    """Samples laid end to end: one forward and backward pass of one rank. T = tokens in it."""
+    """Samples laid end to end: one forward and backward pass of one rank.
+
+    T = tokens in it, S = samples.
+    """
 
     token_ids_T: NDArray[np.int32]
     """[T] ids; padding at the end."""
@@ -126,11 +129,30 @@ class PackedBatch:
     """[T] nats, of the reference model; None = no reference model."""
     origins: tuple[Origin, ...] = ()
     """What each sample was made of, in their order; empty for padding."""
+    shared_S: NDArray[np.int64] | None = None
+    """[S] tokens at the start of each sample that are those of the sample before it: a model may
+    compute them once. Every column holds them for each sample all the same. None = nothing is
+    shared, and a backend that cannot share gets no other batches."""
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that are not padding."""
+        """Number of tokens that are not padding, each as often as samples have it."""
         return int(np.count_nonzero(self.sequence_ids_T >= 0))
+
+    @property
+    def num_shared_tokens(self) -> int:
+        """Number of tokens that need not be computed, because a sample before has them too."""
+        return 0 if self.shared_S is None else int(self.shared_S.sum())
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Number of tokens that the layers of the model compute, without padding."""
+        return self.num_tokens - self.num_shared_tokens
+
+    @property
+    def lengths_S(self) -> NDArray[np.int64]:
+        """[S] tokens of each sample."""
+        return np.bincount(self.sequence_ids_T[self.sequence_ids_T >= 0])
 
     @property
     def num_trained_tokens(self) -> int:
@@ -155,6 +177,11 @@ class StepPlan:
     def packed(self) -> list[PackedBatch]:
         """All batches, each once, however many epochs there are."""
         return [batch for shards in self.minibatches for shard in shards for batch in shard]
+
+    @property
+    def num_shared_tokens(self) -> int:
+        """Tokens of all batches that are not computed, because another sample has them too."""
+        return sum(batch.num_shared_tokens for batch in self.packed)
 
     @property
     def first_pass(self) -> list[Shards]:

@@ -105,12 +105,18 @@ def plan_bins(lengths: Sequence[int], counts: Sequence[int], *, capacity: int) -
 def deal(
     bins: Sequence[Bin], lengths_N: NDArray[np.int64], *, num_ranks: int, hidden_size: int
 ) -> list[list[Bin]]:
+    """Return `deal_by_costs` of samples that share nothing."""
+    return deal_by_costs(bins, sample_costs(lengths_N, hidden_size), num_ranks=num_ranks)
+
+
+def deal_by_costs(
+    bins: Sequence[Bin], costs_N: NDArray[np.float64], *, num_ranks: int
+) -> list[list[Bin]]:
     """Give each rank the same number of bins, adding empty ones if they do not divide.
 
     Bins are sorted by cost and dealt in rounds, so the bins of one round cost about the same: ranks
     wait for each other in every round. In each, the rank with the least work so far gets the most.
     """
-    costs_N = sample_costs(lengths_N, hidden_size)
     costs = np.array(
         [costs_N[members].sum() for members in bins] + [0.0] * (-len(bins) % num_ranks)
     )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_train.batches.binning import Bin, deal, sample_costs, spread_over_ranks
+from telescope_train.batches.binning import Bin, deal_by_costs, sample_costs, spread_over_ranks
 
 _EVEN_ENOUGH = 0.005
 """Share by which the dearest bin of a round may be above the mean of its round."""
@@ -30,22 +30,30 @@ _LOOKS_PER_SAMPLE = 8
 def spread_evenly(
     lengths_N: NDArray[np.int64], *, seq_len: int, num_ranks: int, hidden_size: int
 ) -> list[list[Bin]]:
+    """Return `spread_by_costs` of samples that share nothing."""
+    costs_N = sample_costs(lengths_N, hidden_size)
+    return spread_by_costs(lengths_N, costs_N, seq_len=seq_len, num_ranks=num_ranks)
+
+
+def spread_by_costs(
+    lengths_N: NDArray[np.int64], costs_N: NDArray[np.float64], *, seq_len: int, num_ranks: int
+) -> list[list[Bin]]:
     """Return the bins of each rank, the same number for all, in the order in which they run.
 
-    Rounds are as few as `spread_over_ranks` needs. No bin holds more than `seq_len` tokens.
+    `costs_N` [N] are relative FLOPs. Rounds are as few as `spread_over_ranks` needs. No bin holds
+    more than `seq_len` tokens.
     """
     bins = spread_over_ranks(lengths_N, seq_len=seq_len, num_ranks=num_ranks)
-    first = deal(bins, lengths_N, num_ranks=num_ranks, hidden_size=hidden_size)
+    first = deal_by_costs(bins, costs_N, num_ranks=num_ranks)
     if num_ranks == 1:
         return first
-    costs_N = sample_costs(lengths_N, hidden_size)
     best = _evened(first, lengths_N, costs_N, capacity=seq_len)
     time = waiting_time(best, costs_N)
     if time <= (1.0 + _GOOD_ENOUGH) * float(costs_N.sum()) / num_ranks:
         return best
     by_cost = _by_cost(lengths_N, costs_N, capacity=seq_len, num_bins=_num_places(first))
     if by_cost is not None:
-        plan = deal(by_cost, lengths_N, num_ranks=num_ranks, hidden_size=hidden_size)
+        plan = deal_by_costs(by_cost, costs_N, num_ranks=num_ranks)
         other = _evened(plan, lengths_N, costs_N, capacity=seq_len)
         if waiting_time(other, costs_N) < time:
             return other

@@ -7,7 +7,7 @@ Letters: T tokens, N samples, B batches.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from telescope_core.errors import ConfigError
 from telescope_train.batches.batch import PackedBatch, TrainingSample
 from telescope_train.batches.binning import Bin
+from telescope_train.batches.bundles import shared_in_rows, spread_bundles
 from telescope_train.batches.even_costs import spread_evenly
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -32,13 +33,16 @@ def pack(
     seq_len: int,
     num_ranks: int,
     hidden_size: int = 1024,
+    share_prefixes: bool = False,
 ) -> list[list[PackedBatch]]:
     """Return the batches of each rank, the same number for all, in the order in which they run.
 
     `weights_N` [N] is the weight of each trained token of sample n (`weighting.token_weights`).
     The k-th batches of all ranks cost about the same, because ranks wait for each other in every
     batch. `seq_len` is in tokens. `hidden_size` sets how much attention costs relative to the rest.
-    No samples give no batches. Raises ConfigError for a sample longer than `seq_len`.
+    With `share_prefixes`, samples that begin alike are packed together, and tokens that a sample
+    has in common with the one before it count once. No samples give no batches. Raises ConfigError
+    for a sample longer than `seq_len`.
     """
     if not samples:
         return [[] for _ in range(num_ranks)]
@@ -49,16 +53,37 @@ def pack(
             f"{samples[longest].label} has {lengths_N[longest]} tokens, but seq_len is {seq_len}; "
             "raise seq_len, or lower max_tokens"
         )
-    ranks = spread_evenly(lengths_N, seq_len=seq_len, num_ranks=num_ranks, hidden_size=hidden_size)
-    # Built in the order in which the last line consumes them. All ranks must run the same number of
+    limits = {"seq_len": seq_len, "num_ranks": num_ranks}
+    order_N, shared_N = np.arange(len(samples)), np.zeros(len(samples), np.int64)
+    if share_prefixes:
+        ranks, found = spread_bundles(samples, lengths_N, **limits, hidden_size=hidden_size)
+        order_N, shared_N = found
+    else:
+        ranks = spread_evenly(lengths_N, **limits, hidden_size=hidden_size)
+    rows = [one for rank in ranks for one in rank if one.size]
+    batches = _batches(samples, weights_N, lengths_N, [order_N[members] for members in rows])
+    if shared_N.any():
+        both = zip(batches, shared_in_rows(rows, shared_N), strict=True)
+        batches = [_with_shared(batch, shared_S) for batch, shared_S in both]
+    # Consumed in the order in which they were built. All ranks must run the same number of
     # collectives, so a rank without samples for a round gets padding instead of nothing.
-    filled = iter(_batches(samples, weights_N, lengths_N, [b for r in ranks for b in r if b.size]))
+    filled = iter(batches)
     return [[next(filled) if b.size else padding_batch() for b in rank] for rank in ranks]
+
+
+def end_to_end(samples: Sequence[TrainingSample], weights_N: NDArray[np.float64]) -> PackedBatch:
+    """Return one batch of all `samples` in their order, without a plan."""
+    lengths_N = np.array([len(sample) for sample in samples])
+    return _batches(samples, weights_N, lengths_N, [np.arange(len(samples))])[0]
+
+
+def _with_shared(batch: PackedBatch, shared_S: NDArray[np.int64]) -> PackedBatch:
+    return replace(batch, shared_S=shared_S) if shared_S.any() else batch
 
 
 def packing_fill(batches: Sequence[PackedBatch], seq_len: int) -> float:
     """Return the share of `seq_len` that is used, from 0 to 1, over all batches with samples."""
-    num_tokens = [batch.num_tokens for batch in batches if batch.num_tokens]
+    num_tokens = [batch.num_computed_tokens for batch in batches if batch.num_tokens]
     return sum(num_tokens) / (len(num_tokens) * seq_len) if num_tokens else 0.0
 
 
@@ -148,3 +173,19 @@ class Packing:
     """Sets how much attention costs relative to the rest."""
     max_tokens: int
     """Tokens of the longest completion; the divisor of constant weighting."""
+    share_prefixes: bool = False
+    """Whether the ranks can compute tokens once that several samples begin with."""
+
+
+def pack_with(
+    samples: Sequence[TrainingSample], weights_N: NDArray[np.float64], packing: Packing
+) -> list[list[PackedBatch]]:
+    """Return `pack` of `samples` as `packing` says."""
+    return pack(
+        samples,
+        weights_N,
+        seq_len=packing.seq_len,
+        num_ranks=packing.num_ranks,
+        hidden_size=packing.hidden_size,
+        share_prefixes=packing.share_prefixes,
+    )

@@ -4,6 +4,7 @@ The weights come from the distributed checkpoint, no matter how many ranks wrote
 else comes from the description that was saved beside them, so the original model is not needed.
 """
 
+import math
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -21,6 +22,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records.folders import whole_folder
+from telescope_train.backends.megatron.architecture import architecture_of
+from telescope_train.backends.megatron.mapping import hugging_face_shapes
+from telescope_train.backends.megatron.pretrained import write_weights
+from telescope_train.backends.megatron.reading import read_weights as megatron_weights
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.config.schema import ModelSection, TrainerSection
 from telescope_train.models.load import load_model, no_progress_bars, torch_dtype
@@ -63,6 +68,8 @@ def export_checkpoint(
     settings = ModelSection.model_validate(config["model"])
     trainer = TrainerSection.model_validate(config["trainer"])
     wanted = torch_dtype(dtype or settings.model_dtype)
+    if trainer.train_backend == "megatron":
+        return _export_megatron(checkpoint, output, wanted, max_shard_size=max_shard_size)
     with whole_folder(output) as partial:
         weights = read_weights(checkpoint.state_path)
         if trainer.use_lora:
@@ -81,6 +88,34 @@ def export_checkpoint(
         step=checkpoint.step,
         num_parameters=model.num_parameters(),
         num_files=len(list(output.glob("*.safetensors"))),
+    )
+
+
+def _export_megatron(
+    checkpoint: RunCheckpoint, output: Path, dtype: torch.dtype, *, max_shard_size: str
+) -> Exported:
+    """Convert the weights and write them one file at a time; they are never all in memory."""
+    trust = bool(checkpoint.manifest.config["model"]["trust_remote_code"])
+    config = AutoConfig.from_pretrained(checkpoint.model_path, trust_remote_code=trust)
+    architecture = architecture_of(config)
+    shapes = hugging_face_shapes(architecture)
+    with whole_folder(output) as partial:
+        for path in checkpoint.model_path.iterdir():
+            shutil.copy2(path, partial / path.name)
+        config.dtype = dtype
+        config.save_pretrained(partial)
+        num_files = write_weights(
+            partial,
+            megatron_weights(checkpoint.state_path, architecture),
+            shapes=shapes,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+        )
+    return Exported(
+        path=output,
+        step=checkpoint.step,
+        num_parameters=sum(math.prod(shape) for shape in shapes.values()),
+        num_files=num_files,
     )
 
 

@@ -35,8 +35,8 @@ class Bundle:
 
     cpus: float
     """CPUs that Ray reserves; they need not be whole."""
-    gpus: int = 0
-    """Whole GPUs."""
+    gpus: float = 0
+    """Whole GPUs, or a half of one that two processes share: Ray shows it to both."""
 
     def resources(self) -> dict[str, float]:
         """Return what Ray is asked for."""
@@ -123,15 +123,21 @@ class Rooms(NamedTuple):
 def server_bundles(config: TrainConfig, device: str) -> list[Bundle]:
     """Return what each server needs."""
     gpus = config.inference.processes_per_server if device == "cuda" else 0
+    gpus *= _share(config)
     bundle = Bundle(cpus=config.ray.ray_inference_cpus_per_worker, gpus=gpus)
     return [bundle] * config.inference.inference_num_workers
 
 
 def rank_bundles(config: TrainConfig, device: str) -> list[Bundle]:
     """Return what each trainer rank needs."""
-    gpus = 1 if device == "cuda" else 0
+    gpus = _share(config) if device == "cuda" else 0
     bundle = Bundle(cpus=config.ray.ray_trainer_cpus_per_worker, gpus=gpus)
     return [bundle] * config.trainer.trainer_num_workers
+
+
+def _share(config: TrainConfig) -> float:
+    """Return the part of each GPU that a process takes."""
+    return 0.5 if config.inference.colocate else 1
 
 
 def bundles_of(config: TrainConfig, device: str) -> list[Bundle]:

@@ -50,6 +50,12 @@ class InferenceSection(Section):
     max_num_batched_tokens: Count | None = None
     """Most tokens that an engine computes in one step, prompts in parts included; null = vLLM's
     choice."""
+    colocate: bool = False
+    """Let one trainer process and one server share a GPU: the server sleeps while the trainer
+    works. Needs `max_async_rollout = 0`."""
+    colocate_sleep_level: Literal[1, 2] | None = None
+    """What a server does with its weights while it sleeps: 1 = keeps them in CPU memory, 2 =
+    forgets them, because it gets new ones anyway; null = 2, or 1 with `use_lora`."""
     vllm_scheduling_policy: Literal["priority", "fcfs"] = "priority"
     """Which of the requests that wait goes first: `priority` = that of the rollout with the most
     turns behind it, so that rollouts end soon; among equals that of the oldest batch; evaluations

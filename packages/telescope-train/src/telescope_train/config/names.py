@@ -6,9 +6,6 @@ any ending.
 """
 
 _PLANNED = """
-    megatron megatron_*
-    weight_broadcast_mode weight_broadcast_bucket_mb weight_broadcast_cpu_staging
-    weight_broadcast_pin_memory weight_broadcast_free_grad_buffers
 """
 
 PLANNED_NAMES = frozenset(_PLANNED.split())
@@ -45,5 +42,4 @@ REFUSED_NAMES = {
 }
 """Setting of evals -> why rollouts that are trained on do not have it."""
 
-PLANNED_BACKENDS = ("megatron",)
-PLANNED_TRANSPORTS = ("nccl", "ipc", "disk")
+PLANNED_BACKENDS: tuple[str, ...] = ()

@@ -20,9 +20,11 @@ from telescope_train.config.fields import (
     Section,
 )
 from telescope_train.config.inference_section import InferenceSection
+from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.observability_section import ObservabilitySection
 from telescope_train.config.ray_section import RaySection
 from telescope_train.config.trainer_section import TrainerSection
+from telescope_train.config.weights_section import WeightsSection
 
 
 def _plain_name(name: str) -> str:
@@ -177,17 +179,6 @@ class SchedulingSection(Section):
     null = 4 for each lane."""
 
 
-class WeightsSection(Section):
-    """How new weights reach the servers."""
-
-    weight_transport: str = "auto"
-    """Name of an installed transport; `auto` = the fastest that works on this machine."""
-    lora_transfer: Literal["merged", "adapter"] = "merged"
-    """What servers are given with `use_lora`: `merged` = the matrices with the adapter added,
-    `adapter` = the adapter alone, which is far less to send, but slows sampling, and in bfloat16
-    its first small changes are lost."""
-
-
 class CheckpointSection(Section):
     """When and where the state of the run is saved, and where a run continues from."""
 
@@ -269,6 +260,7 @@ class TrainConfig(Section):
     scheduling: SchedulingSection = Field(default_factory=SchedulingSection)
     algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
     trainer: TrainerSection = Field(default_factory=TrainerSection)
+    megatron: MegatronSection = Field(default_factory=MegatronSection)
     inference: InferenceSection = Field(default_factory=InferenceSection)
     weights: WeightsSection = Field(default_factory=WeightsSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)

@@ -1,10 +1,15 @@
 """The settings of `[trainer]`: the optimizer and the trainer processes."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from telescope_train.config.fields import Count, Index, NotNegative, Positive, Ratio, Section
+
+Optimizer: TypeAlias = Literal["adamw", "adamw_bf16", "adamw_8bit"]
+LoraTargets: TypeAlias = Annotated[tuple[str, ...], Field(min_length=1)]
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""All matrices of the decoder layers of Llama, Qwen, Mistral and models built like them."""
 
 
 class TrainerSection(Section):
@@ -14,10 +19,10 @@ class TrainerSection(Section):
     """Name of an installed backend."""
     trainer_num_workers: Count = 1
     """Number of trainer processes (ranks); each one takes a GPU if there are GPUs."""
-    optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit"] = "adamw"
+    optimizer: Optimizer = "adamw"
     """AdamW with moments of 32, 16 or 8 bits; `adamw_8bit` needs a GPU and torchao."""
     optimizer_cpu_offload: bool = False
-    """Keep weights, gradients and optimizer state in CPU memory and step there; needs a GPU."""
+    """Keep the moments of `adamw` in CPU memory and step there; needs a GPU."""
     gradient_checkpointing: bool | Literal["full", "selective"] = True
     """Recompute activations in the backward pass instead of keeping them: all of them (`full`,
     true), or all except those of attention and matrix products (`selective`)."""
@@ -39,6 +44,9 @@ class TrainerSection(Section):
     """Share of the peak learning rate at which `linear` and `cosine` end."""
     seq_len: Count = 4096
     """Tokens in one packed sequence; a longer sample cannot be trained on."""
+    share_prefixes: Literal["auto", False] = "auto"
+    """Compute tokens once that several samples of an optimizer step begin with; `auto` does so
+    wherever the model and the backend can."""
     entropy_chunk_size: Count = 1024
     """Tokens whose logits are held at one time while log-probs and entropy are computed."""
     pad_to_multiple_of: Count = 1
@@ -50,6 +58,16 @@ class TrainerSection(Section):
     fsdp_replicate_size: Count = 1
     """Whole copies of the model (HSDP): each is sharded over trainer_num_workers divided by this
     many ranks, best those of one node, and only the sums of gradients pass between copies."""
+    fsdp_gradient_sync: Literal["microbatch", "step"] = "microbatch"
+    """When ranks add up their gradients: after each packed sequence, or once for all sequences of
+    an optimizer step, which keeps a whole gradient on each rank until then. Copies of the model
+    (`fsdp_replicate_size`) add up theirs once in both cases."""
+    fsdp_prefetch_layers: Index = 0
+    """Layers whose weights are gathered while the one before them computes; each takes the memory
+    of a whole layer. 0 = as torch does it by itself, about one."""
+    fsdp_cpu_offload: bool = False
+    """Keep weights, gradients and moments in CPU memory between uses and step there; needs a
+    GPU."""
     use_lora: bool = False
     """Freeze the model and train low-rank adapters beside its matrices."""
     lora_rank: Count = 16
@@ -58,13 +76,5 @@ class TrainerSection(Section):
     """Adapters are scaled by this over `lora_rank`."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that is dropped at random during training."""
-    lora_target_modules: Annotated[tuple[str, ...], Field(min_length=1)] = (
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    )
+    lora_target_modules: LoraTargets = LORA_TARGETS
     """Matrices of the decoder layers that get an adapter."""

@@ -16,7 +16,7 @@ from telescope_core.errors import EndpointError
 from telescope_core.protocols import PolicySource
 from telescope_core.types import Completion, Message, Rollout, Sampling, Turn
 from telescope_train.batches.batch import Shards, TrainingSample
-from telescope_train.batches.packing import Packing, pack
+from telescope_train.batches.packing import Packing, pack_with
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.diagnostics.rank_checks import SelfTest
 
@@ -55,13 +55,7 @@ async def check_engine(
             f"{DEADLINE_S:g} s; the logs in the run folder may say why"
         ) from None
     samples = [sample for answer in answers for sample in answer]
-    shards = pack(
-        samples,
-        np.ones(len(samples)),
-        seq_len=packing.seq_len,
-        num_ranks=packing.num_ranks,
-        hidden_size=packing.hidden_size,
-    )
+    shards = pack_with(samples, np.ones(len(samples)), packing)
     return SelfTest(
         name="engine and trainer agree",
         value=mean_difference(shards, await logprobs(shards)),

@@ -1,7 +1,8 @@
 """Checks of a trainer rank at its start, so that no wrong number is trained on silently.
 
 Packing samples must not change their log-probs. It would, if attention ignored the boundaries of
-samples, or if the output head did more than a matrix product. A forward pass with a gradient must
+samples, or if the output head did more than a matrix product. Nor must it that they share what
+they begin with. A forward pass with a gradient must
 give the same numbers as one without, and a step at learning rate 0 must not move any weight. Checks
 that need an inference engine are in `engine_check`.
 """
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from telescope_core.errors import ConfigError
 from telescope_train.backends.protocol import TrainerBackend
 from telescope_train.batches.batch import PackedBatch, TrainingSample
-from telescope_train.batches.packing import pack
+from telescope_train.batches.packing import end_to_end, pack
+from telescope_train.models.attention.choice import SHARED
 
 Logprobs: TypeAlias = NDArray[np.float32]
 LogprobsOf: TypeAlias = Callable[[Sequence[PackedBatch]], list[Logprobs]]
@@ -75,13 +77,18 @@ class SelfTest:
 
 
 def check_rank(
-    backend: TrainerBackend, *, vocab_size: int, tolerance: Tolerance, exactness: float | None
+    backend: TrainerBackend,
+    *,
+    vocab_size: int,
+    tolerance: Tolerance,
+    exactness: float | None,
+    shares_prefixes: bool = False,
 ) -> list[SelfTest]:
     """Run every check of a rank; returns what was measured, or raises ConfigError at a failure.
 
     `exactness`: largest difference of importance weights from 1; None if dropout makes every
     forward pass with a gradient different. Every rank calls this, and before the backend has taken
-    a step.
+    a step. `shares_prefixes`: samples that begin alike are tested, too.
     """
     difference = check_packing(backend, vocab_size=vocab_size, tolerance=tolerance)
     batch = _batch([_sample(np.random.default_rng(0), length, vocab_size) for length in LENGTHS])
@@ -111,6 +118,8 @@ def check_rank(
             remedy="train another model",
         ),
     ]
+    if shares_prefixes:
+        tests.append(check_sharing(backend, vocab_size=vocab_size, tolerance=tolerance).require())
     weight = backend.accumulate_gradient([batch], version=0).metrics["importance_weight"]
     if exactness is not None:
         tests.append(
@@ -185,6 +194,30 @@ def _require(found: float, limit: float, samples: str) -> None:
             f"single ones in transformers, where rounding explains {limit:.3g}: its attention or "
             "its output head works in a way that this backend does not support; train another model"
         )
+
+
+def check_sharing(backend: TrainerBackend, *, vocab_size: int, tolerance: Tolerance) -> SelfTest:
+    """Compare samples that share prefixes in a row with single ones in transformers' own forward.
+
+    The samples branch twice. The limit is that of `check_packing`. Every rank calls this.
+    """
+    generator = np.random.default_rng(1)
+    samples = [_sample(generator, SHARED.lengths_S[0], vocab_size)]
+    for length, common in zip(SHARED.lengths_S[1:], SHARED.shared_S[1:], strict=True):
+        other = _sample(generator, length, vocab_size)
+        begun = np.concatenate([samples[-1].token_ids[:common], other.token_ids[common:]])
+        samples.append(replace(other, token_ids=begun))
+    batch = replace(end_to_end(samples, np.ones(len(samples))), shared_S=SHARED.shared_S)
+    (found_T,) = backend.logprobs([batch])
+    alone = _each_alone(samples, backend.logprobs)
+    expected = _each_alone(samples, backend.transformers_logprobs)
+    return SelfTest(
+        name="shared prefixes change nothing",
+        value=_rms(found_T[batch.mask_T] - expected),
+        limit=max(tolerance.nats, SPREADS * _rms(alone - expected)),
+        unit="nats",
+        remedy="set share_prefixes = false, and report the model to the developers",
+    )
 
 
 def _each_alone(samples: list[TrainingSample], logprobs: LogprobsOf) -> Logprobs:

@@ -23,6 +23,7 @@ from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.types import WeightVersion
+from telescope_train.cluster.colocation import SharedGpu, Turns
 from telescope_train.config.eval_folders import eval_folder_name, step_tag
 from telescope_train.config.schema import EvalEntry
 from telescope_train.evals.live import LiveEvals, PlayedEval
@@ -236,6 +237,24 @@ class EvalsBeside:
             self._known["eval/missing"] = self._known.get("eval/missing", 0.0) + 1.0
         self.folder.log_eval_point(point)
         self._say(point.text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnsAfterEvals(Turns):
+    """Turns on a shared GPU; a server that evals still ask does not sleep."""
+
+    turns: Turns
+    evals: EvalsBeside
+
+    async def trainer_works(self) -> None:
+        """Wait for evals on these servers, and let the trainer have the GPU."""
+        if isinstance(self.turns, SharedGpu):
+            await self.evals.leave_servers()
+        await self.turns.trainer_works()
+
+    async def servers_work(self) -> None:
+        """Let the servers have the GPU."""
+        await self.turns.servers_work()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -350,7 +350,6 @@ def server_settings(
     """
     inference, model = config.inference, config.model
     host = LOOPBACK if config.ray.ray_address is None else AT_ITS_NODE
-    transport = config.weights.weight_transport
     return [
         ServerSettings(
             model_path=model.model,
@@ -369,7 +368,8 @@ def server_settings(
             max_num_batched_tokens=inference.max_num_batched_tokens,
             scheduling_policy=inference.vllm_scheduling_policy,
             gpu_memory_utilization=inference.gpu_memory_utilization,
-            weight_transport="gloo" if transport == "auto" else transport,
+            takes_weights=True,
+            sleeps=inference.colocate,
             trust_remote_code=model.trust_remote_code,
             fp32_lm_head=model.fp32_lm_head,
             traces_endpoint=traces_endpoint,

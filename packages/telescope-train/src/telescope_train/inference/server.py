@@ -23,7 +23,12 @@ from telescope_core.records.output_logs import INFERENCE, OutputLog
 from telescope_core.secret_names import secret_values
 from telescope_train.cluster.ports import free_port, require_free_port
 from telescope_train.config.inference_section import LOOPBACK
-from telescope_train.inference.wire import ENGINE_PATH, SECRET_VARIABLE, secret_headers
+from telescope_train.inference.wire import (
+    ENGINE_PATH,
+    SECRET_VARIABLE,
+    WEIGHT_ENGINE,
+    secret_headers,
+)
 from telescope_train.models.device import machine_device
 from telescope_train.models.served_adapter import ServedAdapter
 from telescope_train.observability.genai_names import SERVER as SERVER_ATTRIBUTE
@@ -88,8 +93,10 @@ class ServerSettings:
     """vLLM's name of the order of requests that wait: `priority` or `fcfs`."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory that vLLM may use, from 0 to 1; has no meaning on CPU."""
-    weight_transport: str | None = None
-    """Name of a vLLM weight-transfer engine; None = the weights never change."""
+    sleeps: bool = False
+    """Whether it can give the memory of its GPU back for a while."""
+    takes_weights: bool = False
+    """Whether a trainer will send it weights."""
     trust_remote_code: bool = False
     chat_template: Path | None = None
     """File of what replaces the chat template of the model; None = its own."""
@@ -134,13 +141,15 @@ class ServerSettings:
         if self.max_num_batched_tokens is not None:
             arguments += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
         arguments += self._engine_arguments()
-        if self.weight_transport is not None:
+        if self.sleeps:
+            arguments.append("--enable-sleep-mode")
+        if self.takes_weights:
             arguments += [
                 *(
                     "--worker-extension-cls",
                     "telescope_train.weights.vllm_extension.WorkerExtension",
                 ),
-                *("--weight-transfer-config", json.dumps({"backend": self.weight_transport})),
+                *("--weight-transfer-config", json.dumps({"backend": WEIGHT_ENGINE})),
             ]
         if self.traces_endpoint is not None:
             arguments += ["--otlp-traces-endpoint", self.traces_endpoint]

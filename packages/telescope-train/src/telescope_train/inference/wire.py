@@ -18,6 +18,8 @@ from telescope_train.observability.calls import ServerTiming
 PROGRESS_S = 0.5
 """Seconds after which the tokens that a request has so far are sent, so that they are not lost with
 the server. A shorter request has one reply."""
+WEIGHT_ENGINE = "telescope"
+"""What vLLM knows our engine of weight transfers by."""
 TOKEN_PLANE_PATH = "/telescope/v1/tokens"
 ENGINE_PATH = "/telescope/v1/engine"
 """Answers between two steps of the engine, at once while weights are changed, and with 503 if the

@@ -1,5 +1,6 @@
 """Replace the forward of modules with a faster one where both give equal results."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,26 +11,50 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+_FEW = 64
+"""Outputs of the Linear that stands for one without memory."""
+
 
 @torch.no_grad()
 def replace_forward(
-    module: Any, forward: Callable[[Tensor], Tensor], *, rtol: float, atol: float
+    module: Any, forward: Callable[[Any, Tensor], Tensor], *, rtol: float, atol: float
 ) -> bool:
-    """Give `module` this `forward` if both agree on two rows; returns whether it did.
+    """Give `module` this `forward(module, x)` if both agree on two rows; returns whether it did.
 
     The rows are not multiples of one another and have as many columns as the module's weight. A
-    kernel that is missing or refuses them counts as not equal.
+    kernel that is missing or refuses them counts as not equal. A module without memory is judged by
+    another one like it.
     """
+    judged = _with_memory(module) if module.weight.is_meta else module
+    is_equal = _agree(judged, partial(forward, judged), rtol=rtol, atol=atol)
+    if is_equal:
+        module.forward = partial(forward, module)
+    return is_equal
+
+
+def _with_memory(module: Any) -> Any:
+    """Return a module of the same kind with values of its own; of a Linear, only a few outputs."""
+    if type(module) is torch.nn.Linear:
+        has_bias, num_outputs = module.bias is not None, min(module.out_features, _FEW)
+        made: Any = torch.nn.Linear(
+            module.in_features, num_outputs, has_bias, device="cpu", dtype=module.weight.dtype
+        )
+    else:
+        made = copy.deepcopy(module).to_empty(device="cpu")
+    for parameter in made.parameters():
+        values = torch.linspace(-2.0, 3.0, parameter.numel(), dtype=parameter.dtype)
+        parameter.copy_(values.reshape(parameter.shape).sin())
+    return made
+
+
+def _agree(module: Any, forward: Callable[[Tensor], Tensor], *, rtol: float, atol: float) -> bool:
     width, dtype = module.weight.shape[-1], module.weight.dtype
     values = torch.linspace(-3.0, 2.0, 2 * width, dtype=dtype).reshape(2, width).cos()
     expected = module(values)
     try:
-        is_equal = torch.allclose(forward(values), expected, rtol=rtol, atol=atol)
+        return torch.allclose(forward(values), expected, rtol=rtol, atol=atol)
     except (AttributeError, RuntimeError):
         return False
-    if is_equal:
-        module.forward = forward
-    return is_equal
 
 
 def replace_rms_norms(model: torch.nn.Module) -> int:
@@ -42,12 +67,12 @@ def replace_rms_norms(model: torch.nn.Module) -> int:
         epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
             continue
-        forward = partial(_rms_norm, module, epsilon)
+        forward = partial(_rms_norm, epsilon)
         replaced += replace_forward(module, forward, rtol=1e-5, atol=1e-6)
     return replaced
 
 
-def _rms_norm(module: Any, epsilon: float, values: Tensor) -> Tensor:
+def _rms_norm(epsilon: float, module: Any, values: Tensor) -> Tensor:
     return _RmsNorm.apply(values, module.weight, epsilon)
 
 
@@ -81,7 +106,7 @@ def replace_linears(model: torch.nn.Module) -> int:
     replaced = 0
     for module in model.modules():
         if type(module) is torch.nn.Linear and module.weight.dtype == torch.float32:
-            replaced += replace_forward(module, partial(_linear, module), rtol=1e-4, atol=1e-5)
+            replaced += replace_forward(module, _linear, rtol=1e-4, atol=1e-5)
     return replaced
 
 

@@ -28,6 +28,40 @@ def machine_device() -> Device:
     return "cuda" if has_gpu and not is_hidden and torch_has_cuda() else "cpu"
 
 
+def machine_gpus() -> list[int]:
+    """Return the bytes of each GPU that this process may use; 0 = it does not say.
+
+    Asks NVIDIA's library, or counts the GPUs without it.
+    """
+    if machine_device() != "cuda":
+        return []
+    sizes = _sizes_of_gpus() or [0] * len(list(DEVICES.glob("nvidia[0-9]*")))
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return sizes or [0]
+    # GPUs are named by number or by a unique id, which says nothing of their size here.
+    names = [name.strip() for name in shown.split(",") if name.strip()]
+    return [
+        sizes[int(name)] if name.isdigit() and int(name) < len(sizes) else min(sizes, default=0)
+        for name in names
+    ]
+
+
+def _sizes_of_gpus() -> list[int]:
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+        handles = [
+            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+        ]
+        return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+
+
 def compute_dtype(mixed_precision_dtype: str | None, device: str) -> str:
     """Return the name of the dtype that layers compute in; None = the default of the device."""
     return mixed_precision_dtype or ("bfloat16" if device == "cuda" else "float32")

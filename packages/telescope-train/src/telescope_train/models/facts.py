@@ -1,16 +1,17 @@
 """A model's sizes and limits from the `config.json` in its folder. Does not import torch.
 
-Covers dense decoders like Llama and Qwen. For others the parameter count is unknown rather than
-guessed.
+Covers dense decoders like Llama and Qwen, and Qwen3-MoE and Mixtral. For others the parameter count
+is unknown rather than guessed.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from telescope_core.errors import ConfigError
+from telescope_train.models.file_names import KNOWN_MIXTURES
 from telescope_train.models.location import locate_model
 
 
@@ -29,17 +30,28 @@ class ModelFacts:
     hidden_size: int | None = None
     """Width of the hidden states."""
     num_body_parameters: int | None = None
-    """Parameters in all layers and the final norm, without embeddings and output head."""
+    """Parameters that a token meets in all layers and the final norm, without embeddings and output
+    head: of a mixture, those of the experts that it is sent to."""
     num_head_parameters: int | None = None
     """Numbers in the matrix of the output head, whether or not it is tied."""
     attention_width: int | None = None
     """Heads times their size, summed over all layers."""
+    num_layers: int | None = None
+    """Decoder layers."""
+    mlp_width: int | None = None
+    """Width inside the MLP of a layer."""
     num_heads: int | None = None
     """Attention heads in a layer."""
     num_kv_heads: int | None = None
     """Key and value heads in a layer."""
+    ffn_size: int | None = None
+    """Columns between the two products of a dense feed-forward layer."""
+    num_experts: int | None = None
+    """Experts of a layer; None = a dense model."""
 
 
+EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configs call the number of experts in a layer."""
 UNKNOWN_FACTS = ModelFacts(
     num_parameters=None, vocab_size=None, max_positions=None, kv_values_per_token=None
 )
@@ -62,9 +74,9 @@ def read_model_facts(model: str, *, output_dir: str = "runs") -> ModelFacts:
 
 
 def facts_of(config: Mapping[str, object]) -> ModelFacts:
-    """Return the facts in a parsed `config.json`; raises ConfigError for mixtures of experts."""
+    """Return the facts in a parsed `config.json`; ConfigError for a mixture of unknown type."""
     sizes = {key: value for key, value in config.items() if type(value) is int}
-    _require_dense(sizes)
+    _require_known(sizes, config.get("model_type"))
     hidden, heads = sizes.get("hidden_size"), sizes.get("num_attention_heads")
     layers, vocab_size = sizes.get("num_hidden_layers"), sizes.get("vocab_size")
     if not (hidden and heads and layers and vocab_size):
@@ -77,25 +89,28 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         )
     head_dim = sizes.get("head_dim") or hidden // heads
     kv_heads = sizes.get("num_key_value_heads") or heads
-    width = sizes.get("intermediate_size")
-    mlp = 3 * hidden * width if width else None
+    mlps = _mlp_sizes(config, sizes, hidden, layers)
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
     norms = 2 * hidden + (2 * head_dim if str(config.get("model_type")).startswith("qwen3") else 0)
     if config.get("attention_bias") or config.get("model_type") == "qwen2":
         norms += head_dim * (heads + 2 * kv_heads)
     embeddings = vocab_size * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    total = None if mlp is None else embeddings + hidden + layers * (attention + mlp + norms)
+    rest = hidden + layers * (attention + norms)
     return ModelFacts(
-        num_parameters=total,
+        num_parameters=None if mlps is None else embeddings + rest + mlps.kept,
         vocab_size=vocab_size,
         max_positions=sizes.get("max_position_embeddings"),
         kv_values_per_token=2 * layers * kv_heads * head_dim,
         hidden_size=hidden,
-        num_body_parameters=None if total is None else total - embeddings,
+        num_body_parameters=None if mlps is None else rest + mlps.met,
         num_head_parameters=vocab_size * hidden,
         attention_width=layers * heads * head_dim,
+        num_layers=layers,
+        mlp_width=sizes.get("intermediate_size"),
         num_heads=heads,
         num_kv_heads=kv_heads,
+        ffn_size=sizes.get("intermediate_size"),
+        num_experts=sizes.get("num_experts") or sizes.get("num_local_experts"),
     )
 
 
@@ -114,10 +129,37 @@ def context_problem(size: int, *, num_heads: int, num_kv_heads: int) -> str | No
     return None
 
 
-def _require_dense(sizes: Mapping[str, int]) -> None:
-    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if sizes.get(key):
+class _MlpSizes(NamedTuple):
+    kept: int
+    """Parameters of the MLPs of all layers."""
+    met: int
+    """Those that one token meets."""
+
+
+def _mlp_sizes(
+    config: Mapping[str, object], sizes: Mapping[str, int], hidden: int, layers: int
+) -> _MlpSizes | None:
+    dense = 3 * hidden * sizes.get("intermediate_size", 0)
+    experts = sizes.get("num_experts") or sizes.get("num_local_experts")
+    if not experts:
+        return _MlpSizes(layers * dense, layers * dense) if dense else None
+    expert = 3 * hidden * sizes.get("moe_intermediate_size", 0) or dense
+    router = hidden * experts
+    step, listed = sizes.get("decoder_sparse_step", 1), config.get("mlp_only_layers")
+    plain = set(cast(list[int], listed)) if isinstance(listed, list) else set[int]()
+    sparse = sum(layer not in plain and (layer + 1) % step == 0 for layer in range(layers))
+    apart = (layers - sparse) * dense
+    chosen = sizes.get("num_experts_per_tok", 2)
+    return _MlpSizes(
+        apart + sparse * (experts * expert + router), apart + sparse * (chosen * expert + router)
+    )
+
+
+def _require_known(sizes: Mapping[str, int], model_type: object) -> None:
+    for key in EXPERT_SETTINGS:
+        if sizes.get(key) and model_type not in KNOWN_MIXTURES:
             raise ConfigError(
-                f"model: {key} = {sizes[key]} makes it a mixture of experts; "
-                "this version trains dense models"
+                f"model: {key} = {sizes[key]} makes it a mixture of experts of type "
+                f"{model_type!r}; this version trains those of type "
+                f"{', '.join(KNOWN_MIXTURES)}, and dense models"
             )

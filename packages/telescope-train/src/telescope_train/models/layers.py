@@ -1,4 +1,4 @@
-"""Activation checkpointing and compilation of decoder layers.
+"""How decoder layers run: activation checkpointing, compilation, and products of experts.
 
 With checkpointing a layer keeps less for backward and computes it again there. "full" keeps only
 the inputs of a layer. "selective" also keeps the results of attention and matrix products, so only
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
     noop_context_fn,
 )
+from transformers import PreTrainedModel
 
 CheckpointingKind = Literal["full", "selective"]
 _KEPT_PRODUCTS = frozenset(
@@ -24,6 +25,7 @@ _KEPT_PRODUCTS = frozenset(
         "aten.mm.default",
         "aten.addmm.default",
         "aten.bmm.default",
+        "aten._grouped_mm.default",
         "mkldnn._linear_pointwise.default",
     }
 )
@@ -46,6 +48,14 @@ def _keep_what_is_dear(context: Any, operator: Any, *args: Any, **kwargs: Any) -
     name = str(operator)
     is_dear = name in _KEPT_PRODUCTS or any(word in name for word in _KEPT_WORDS)
     return CheckpointPolicy.MUST_SAVE if is_dear else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def use_grouped_experts(lm: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Compute all experts of a layer in one grouped product, where torch has one for `dtype`."""
+    if dtype == torch.float64:
+        lm.set_experts_implementation("eager")
+    else:
+        lm.set_experts_implementation("grouped_mm")
 
 
 def compile_layers(layers: Iterable[torch.nn.Module]) -> None:

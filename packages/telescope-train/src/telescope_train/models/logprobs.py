@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -18,6 +19,19 @@ CPU_BLOCK = 2**20
 """Logits in one block on the CPU: 4 MiB of float32 stay in cache, and the product is fast."""
 DEVICE_BLOCK = 2**25
 """Logits in one block elsewhere: few kernels, each long enough to keep the device busy."""
+
+
+class HeadShard(NamedTuple):
+    """The part of the head that this rank has; the others of the group have the rest."""
+
+    weight_VH: Tensor
+    """Rows of the head for consecutive token ids."""
+    first: int
+    """Token id of the first row."""
+    vocab_size: int
+    """Tokens in the whole vocabulary."""
+    group: dist.ProcessGroup | None
+    """None = this rank has all of it."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -47,18 +61,45 @@ def chunked_logprobs(
     rounded to the model's dtype first, as in an engine that does so. Peak memory beyond inputs and
     outputs: two blocks, and in backward `[T, H]` and `[W, H]` in float32.
     """
+    head = HeadShard(weight_VH, 0, len(weight_VH), None)
+    options = _Options(chunk_size, entropy_grad, wide_logits, None)
+    return _logprobs_of(hidden_TH, head, targets_T, temperatures_T, options)
+
+
+def sharded_logprobs(
+    hidden_TH: Tensor,
+    head: HeadShard,
+    targets_T: Tensor,
+    temperatures_T: Tensor,
+    *,
+    chunk_size: int,
+    entropy_grad: bool = False,
+    wide_logits: bool = True,
+) -> TokenLogprobs:
+    """Like `chunked_logprobs`, where each rank of a group has a part of the vocabulary.
+
+    All of them call this with the same tokens and get the same results. The gradient of the hidden
+    states is this rank's part of it: the caller adds up those of all ranks.
+    """
+    options = _Options(chunk_size, entropy_grad, wide_logits, head.group)
+    return _logprobs_of(hidden_TH, head, targets_T, temperatures_T, options)
+
+
+def _logprobs_of(
+    hidden_TH: Tensor,
+    head: HeadShard,
+    targets_T: Tensor,
+    temperatures_T: Tensor,
+    options: "_Options",
+) -> TokenLogprobs:
     # A target outside would be in no block, and its logit would silently stay 0.
-    if bool((~_is_inside(targets_T, len(weight_VH))).any()):
+    if bool((~_is_inside(targets_T, head.vocab_size)).any()):
         raise ValueError(
-            f"expected token ids from 0 to {len(weight_VH) - 1}, got {int(targets_T.min())} to "
+            f"expected token ids from 0 to {head.vocab_size - 1}, got {int(targets_T.min())} to "
             f"{int(targets_T.max())}; the samples come from a model with a larger vocabulary"
         )
     logprobs_T, entropy_T = _ChunkedLogprobs.apply(
-        hidden_TH,
-        weight_VH,
-        targets_T.long(),
-        temperatures_T,
-        _Options(chunk_size, entropy_grad, wide_logits),
+        hidden_TH, head.weight_VH, targets_T.long() - head.first, temperatures_T, options
     )
     return TokenLogprobs(logprobs_T, entropy_T)
 
@@ -78,6 +119,8 @@ class _Options(NamedTuple):
     chunk_size: int
     entropy_grad: bool
     wide_logits: bool
+    group: dist.ProcessGroup | None
+    """The ranks that have the rest of the vocabulary."""
 
 
 def _logits(
@@ -132,6 +175,19 @@ class _Running:
         weighted_C.add_(exp_CW.mul_(shifted_CW).sum(1))
         self.largest_T[chunk] = largest_C
 
+    def add_ranks(self, group: dist.ProcessGroup) -> None:
+        """Add what the other ranks of `group` have seen."""
+        own_T = self.largest_T.clone()
+        dist.all_reduce(self.largest_T, op=dist.ReduceOp.MAX, group=group)
+        # As in `add`, where the maximum moves.
+        moved_T = own_T - self.largest_T
+        scale_T = moved_T.exp()
+        self.weighted_T.addcmul_(self.sum_T, moved_T).mul_(scale_T)
+        self.sum_T.mul_(scale_T)
+        sums_3T = torch.stack([self.sum_T, self.weighted_T, self.target_T])
+        dist.all_reduce(sums_3T, group=group)
+        self.sum_T, self.weighted_T, self.target_T = sums_3T
+
 
 def _is_inside(targets_C: Tensor, width: int) -> Tensor:
     return (targets_C >= 0) & (targets_C < width)
@@ -148,7 +204,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         options: _Options,
     ) -> tuple[Tensor, Tensor]:
         num_tokens = len(hidden_TH)
-        ctx.chunk_size, ctx.entropy_grad, ctx.wide_logits = options
+        ctx.chunk_size, ctx.entropy_grad, ctx.wide_logits, group = options
         ctx.width = _block_width(ctx.chunk_size, num_tokens, hidden_TH.device)
         # Vocabulary outside, tokens inside: a slice of the weight serves all tokens before the next
         # one, and backward can finish the slice's gradient with a sum of only [W, H].
@@ -162,6 +218,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     is_wide=ctx.wide_logits,
                 )
                 running.add(chunk, logits_CW, targets_T[chunk] - words.start)
+        if group is not None:
+            running.add_ranks(group)
         log_sum_T = running.sum_T.log()
         normaliser_T = running.largest_T + log_sum_T
         entropy_T = log_sum_T - running.weighted_T / running.sum_T

@@ -6,6 +6,7 @@ decided in `lora_transfer`.
 Dims: R rank, I inputs, O outputs of a matrix.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,21 @@ def add_adapters(lm: PreTrainedModel, trainer: TrainerSection, *, model_name: st
         # Most optimizer steps are so small that they would round to nothing in bfloat16.
         if parameter.requires_grad and parameter.dtype == torch.bfloat16:
             parameter.data = parameter.data.float()
+
+
+def first_adapters(lm: PreTrainedModel, *, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (parameter, its first value, whole on the CPU) of every adapter matrix.
+
+    A is drawn as peft draws it, the same for any number of ranks; B is 0, so that the adapted model
+    begins as the model itself.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for module in adapted_modules(lm).values():
+        down, up = module.lora_A[ADAPTER].weight, module.lora_B[ADAPTER].weight
+        first = torch.empty(down.shape, dtype=down.dtype)
+        torch.nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=generator)
+        yield down, first
+        yield up, torch.zeros(up.shape, dtype=up.dtype)
 
 
 def _check_targets(lm: PreTrainedModel, targets: tuple[str, ...]) -> None:

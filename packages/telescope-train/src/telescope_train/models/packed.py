@@ -63,7 +63,10 @@ class PackedPolicy(torch.nn.Module):
         self.use_attention(SDPA)
 
     def use_attention(self, kind: AttentionKind, context: ContextGroup | None = None) -> None:
-        """Use attention `kind` from now on, over the slices of `context` if rows are shared."""
+        """Use attention `kind` from now on, over the slices of `context` if rows are shared.
+
+        Rows in which samples share prefixes need one of `SHARING_KINDS`.
+        """
         kind.prepare()
         register_context_attention()
         name = kind.implementation if context is None else CONTEXT_ATTENTION
@@ -84,15 +87,15 @@ class PackedPolicy(torch.nn.Module):
             mine = self._context.slice_of(len(row.token_ids_T))
         # base_model instead of lm, which would compute the logits of all tokens.
         output = self.lm.base_model(**self._arguments(row, mine, self._context))
-        # Token t is predicted at t - 1, which may be in the slice of the rank before. So a token
-        # belongs to the rank that has its predictor, and each token to exactly one rank.
-        predictors_M = row.trained_M - 1
+        # A token may be predicted in the slice of the rank before. So it belongs to the rank that
+        # has its predictor, and each token to exactly one rank.
+        predictors_M = row.predictors_M
         places = ((predictors_M >= mine.start) & (predictors_M < mine.stop)).nonzero()[:, 0]
         logprobs, entropy = chunked_logprobs(
             output.last_hidden_state[0].index_select(0, predictors_M[places] - mine.start),
             # Rows of padding have no probability; autograd fills their gradient with zeros.
             self.lm.get_output_embeddings().weight[: self._vocab_size],
-            row.token_ids_T[row.trained_M[places]],
+            row.targets_M[places],
             row.temperatures_M[places],
             chunk_size=self._chunk_size,
             entropy_grad=self._entropy_grad,
@@ -110,11 +113,10 @@ class PackedPolicy(torch.nn.Module):
     def _by_transformers(self, row: PackedRow) -> TrainedLogprobs:
         # The plain formulas, on purpose: a check against the same code would prove nothing.
         output = self.lm(**self._arguments(row, slice(None), None))
-        logits_MV = output.logits[0].index_select(0, row.trained_M - 1).float()
+        logits_MV = output.logits[0].index_select(0, row.predictors_M).float()
         all_MV = (logits_MV / row.temperatures_M[:, None]).log_softmax(-1)
-        targets_M = row.token_ids_T[row.trained_M]
         return TrainedLogprobs(
-            all_MV.gather(1, targets_M[:, None])[:, 0], -(all_MV.exp() * all_MV).sum(-1)
+            all_MV.gather(1, row.targets_M[:, None])[:, 0], -(all_MV.exp() * all_MV).sum(-1)
         )
 
     def _arguments(

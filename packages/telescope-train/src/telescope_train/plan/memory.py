@@ -1,4 +1,8 @@
-"""How much memory each kind of process needs, from the sizes in `config.json`. Imports no torch."""
+"""How much memory each kind of process needs, from the sizes in `config.json`. Imports no torch.
+
+What is kept between steps is exact. Activations are an estimate for dense decoders: what FSDP and
+attention kernels allocate besides is not known before a run.
+"""
 
 from dataclasses import dataclass
 
@@ -8,8 +12,13 @@ from telescope_train.models.facts import ModelFacts
 
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
 
+ACTIVATIONS = "activations"
+GATHERED = "gathered weights"
+LOGITS = "logits"
 _MOMENT_BYTES = {"adamw_bf16": 4, "adamw_8bit": 2}
 """Of both moments of one parameter; those of plain AdamW have the dtype of the weights."""
+_WIDTHS_KEPT = {"full": 1.0, "selective": 6.0}
+"""Widths of the hidden state that a layer keeps of each token for its backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,35 +42,97 @@ def memory_of(
 
     `limit`: tokens of prompt and answer together.
     """
-    if facts.num_parameters is None or facts.kv_values_per_token is None:
-        return ()
-    ranks = config.trainer.trainer_num_workers
+    rank = rank_memory(config, facts, device=device)
+    server = server_memory(config, facts, limit, device=device)
+    return () if rank is None or server is None else (rank, server)
+
+
+def rank_memory(config: TrainConfig, facts: ModelFacts, *, device: Device) -> MemoryPlan | None:
+    """Return what a trainer rank holds in the largest moment of a step; None = sizes unknown."""
+    if facts.num_parameters is None:
+        return None
     chunk = min(config.trainer.entropy_chunk_size, config.trainer.seq_len)
+    compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, device)]
+    # Each copy of the model is divided among its own ranks.
+    shards = config.trainer.trainer_num_workers // config.trainer.fsdp_replicate_size
+    logits = 2 * 4 * min(chunk * (facts.vocab_size or 0), _logits_of_a_block(device))
+    state = _training_state(config, facts.num_parameters // shards, compute)
+    if device == "cuda":
+        state = [part for part in state if not _is_in_cpu_memory(part[0], config)]
+    return MemoryPlan(
+        process="trainer rank",
+        parts=(
+            *state,
+            *((GATHERED, size) for size in _gathered(facts, compute, shards)),
+            *((ACTIVATIONS, size) for size in _activations(config, facts, compute)),
+            (LOGITS, logits),
+        ),
+    )
+
+
+def server_memory(
+    config: TrainConfig, facts: ModelFacts, limit: int, *, device: Device
+) -> MemoryPlan | None:
+    """Return what a server uses if it has room for all requests; None = sizes unknown."""
+    if facts.num_parameters is None or facts.kv_values_per_token is None:
+        return None
     compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, device)]
     sequences = min(
         config.inference.max_num_seqs,
         config.scheduling.max_concurrent_prompts_per_server * config.rollout.group_size,
     )
     kv_bytes = facts.kv_values_per_token * compute
-    return (
-        MemoryPlan(
-            process="trainer rank",
-            parts=(
-                *_training_state(config, facts.num_parameters // ranks, compute),
-                (
-                    "logits",
-                    2 * 4 * min(chunk * (facts.vocab_size or 0), _logits_of_a_block(device)),
-                ),
-            ),
-        ),
-        MemoryPlan(
-            process="vLLM server",
-            parts=(
-                ("weights", facts.num_parameters * compute),
-                (f"KV cache, {sequences} x {limit} tokens", kv_bytes * sequences * limit),
-            ),
+    return MemoryPlan(
+        process="vLLM server",
+        parts=(
+            ("weights", facts.num_parameters * compute),
+            (f"KV cache, {sequences} x {limit} tokens", kv_bytes * sequences * limit),
         ),
     )
+
+
+def _is_in_cpu_memory(part: str, config: TrainConfig) -> bool:
+    """Return whether `part` of the training state is in the memory of a GPU's machine."""
+    trainer = config.trainer
+    return trainer.fsdp_cpu_offload or (part == "Adam" and trainer.optimizer_cpu_offload)
+
+
+def smallest_cache_bytes(facts: ModelFacts, limit: int) -> int:
+    """Return the KV cache of one request of `limit` tokens on a GPU, in bytes."""
+    return (facts.kv_values_per_token or 0) * limit * BYTES_PER_VALUE["bfloat16"]
+
+
+def resident_bytes(config: TrainConfig, rank: MemoryPlan) -> int:
+    """Return what a rank keeps on its GPU between steps: neither gradients nor activations."""
+    passing = {ACTIVATIONS, GATHERED, LOGITS, "gradients"}
+    return sum(size for name, size in rank.parts if name not in passing)
+
+
+def _gathered(facts: ModelFacts, compute: int, shards: int) -> list[int]:
+    """Return embeddings, head and two layers as FSDP gathers them, with the gradients of these."""
+    if facts.num_parameters is None or not facts.num_layers or shards == 1:
+        return []
+    # Embeddings and head, as if they were not tied.
+    outside = min(2 * (facts.num_head_parameters or 0), facts.num_parameters)
+    body = facts.num_parameters - outside
+    return [2 * compute * (outside + 2 * body // facts.num_layers)]
+
+
+def _activations(config: TrainConfig, facts: ModelFacts, compute: int) -> list[int]:
+    """Return what one packed sequence leaves for its backward pass, in bytes."""
+    if not facts.num_layers or not facts.hidden_size or not facts.mlp_width:
+        return []
+    tokens = config.trainer.seq_len // config.trainer.fsdp_context_parallel_size
+    hidden = facts.hidden_size
+    heads = (facts.attention_width or 0) // facts.num_layers
+    # Norms, query, key, value, the attention's output, the residuals, and three of the MLP's width:
+    # what one layer holds while its backward pass runs.
+    whole_layer = tokens * compute * (6 * hidden + 4 * heads + 3 * facts.mlp_width)
+    mode = config.trainer.gradient_checkpointing
+    if mode is False:
+        return [facts.num_layers * whole_layer]
+    kept = _WIDTHS_KEPT["full" if mode is True else mode]
+    return [round(facts.num_layers * tokens * compute * kept * hidden) + 2 * whole_layer]
 
 
 def _training_state(

@@ -77,6 +77,8 @@ class Plan:
     """How much older than the weights they train, and what corrects for it."""
     gradients: str
     """When the gradient of a batch is computed, and why not earlier."""
+    prompts: str
+    """Whether what rollouts begin with alike is computed once."""
     replies: str
     """How what the model writes is read."""
     lora: str | None
@@ -120,6 +122,7 @@ def make_plan(prepared: Prepared) -> Plan:
         algorithm=config.algorithm.algorithm,
         age_of_rollouts=age_of_rollouts(config),
         gradients=how_gradients_are_taken(config),
+        prompts=_prompts(config),
         replies=how_replies_are_read(config.model),
         lora=_lora(config, prepared.dtype),
         max_model_len=limit,
@@ -160,6 +163,15 @@ def _environment_shares(
             )
         )
     return shares
+
+
+def _prompts(config: TrainConfig) -> str:
+    trainer = config.trainer
+    if trainer.share_prefixes is False:
+        return "computed for each rollout: share_prefixes is false"
+    if trainer.use_lora and trainer.lora_dropout:
+        return "computed for each rollout: lora_dropout is drawn for each"
+    return "computed once for rollouts that begin alike, if a test of the model passes"
 
 
 def _lora(config: TrainConfig, dtype: str) -> str | None:

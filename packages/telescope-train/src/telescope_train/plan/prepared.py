@@ -12,7 +12,7 @@ from telescope_train.chat.template import template_problems
 from telescope_train.checkpoints.resume import ResumePoint, location_problems, resume_point
 from telescope_train.cluster.ports import port_problems
 from telescope_train.config.schema import TrainConfig
-from telescope_train.models.device import Device, compute_dtype, machine_device
+from telescope_train.models.device import Device, compute_dtype, machine_device, machine_gpus
 from telescope_train.models.facts import (
     UNKNOWN_FACTS,
     ModelFacts,
@@ -20,6 +20,12 @@ from telescope_train.models.facts import (
     read_model_facts,
 )
 from telescope_train.plan.checks.config import max_tokens_problems
+from telescope_train.plan.checks.megatron import (
+    megatron_device_problems,
+    megatron_model_problems,
+)
+from telescope_train.plan.checks.weights import weights_device_problems
+from telescope_train.plan.gpus import gpu_problems
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.environments import RunEnvironments, prepare_environments
 from telescope_train.rollouts.held_out import held_out_problems
@@ -74,6 +80,7 @@ def prepare(config: TrainConfig) -> Prepared:
     limit = _max_model_len(config, facts)
     problems += _length_problems(config, facts, limit)
     problems += _step_problems(config, facts)
+    problems += megatron_model_problems(config, facts)
     problems += template_problems(config.model)
     environments = prepare_environments(config)
     problems += environments.problems
@@ -84,6 +91,8 @@ def prepare(config: TrainConfig) -> Prepared:
     except TelescopeError as error:
         problems.append(str(error))
     if config.ray.ray_address is None:
+        if device == "cuda":
+            problems += gpu_problems(config, facts, limit, machine_gpus())
         problems += port_problems(config)
         problems += _device_problems(config, device)
     return Prepared(
@@ -142,6 +151,8 @@ def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
 
 
 def _device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
+    yield from megatron_device_problems(config, device)
+    yield from weights_device_problems(config, device)
     if device == "cuda":
         return
     if config.trainer.optimizer == "adamw_8bit":
@@ -149,11 +160,12 @@ def _device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
             "trainer.optimizer = 'adamw_8bit' compiles its step for a GPU, and this machine has "
             "none; use 'adamw' or 'adamw_bf16'"
         )
-    if config.trainer.optimizer_cpu_offload:
-        yield (
-            "trainer.optimizer_cpu_offload has no effect without a GPU: everything is in CPU "
-            "memory already; remove it"
-        )
+    for name in ("optimizer_cpu_offload", "fsdp_cpu_offload"):
+        if getattr(config.trainer, name):
+            yield (
+                f"trainer.{name} has no effect without a GPU: everything is in CPU memory "
+                "already; remove it"
+            )
     if "gpu_memory_utilization" in config.inference.model_fields_set:
         yield (
             "inference.gpu_memory_utilization has no effect without a GPU: on CPU, vLLM reserves "

@@ -21,7 +21,8 @@ MAY_DIFFER = frozenset(
         *("learning_rate", "lr_scheduler", "warmup_steps", "min_lr_ratio", "weight_decay"),
         *("grad_clip", "gradient_checkpointing", "entropy_chunk_size", "mixed_precision_dtype"),
         *("checkpoint_every", "checkpoint_keep_last", "checkpoint_keep_every"),
-        "resume_from_checkpoint",
+        *("trainer_num_workers", "ray_address", "fsdp_context_parallel_size"),
+        *("fsdp_replicate_size", "lora_dropout", "resume_from_checkpoint"),
     }
 )
 """Settings that may change when training is resumed. If one of the others changed, the weights or
@@ -65,7 +66,9 @@ def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
             f"{where!r} is a checkpoint of `telescope train`; export it, and set model to the "
             "exported folder"
         )
-    now = config.model_dump(mode="json")
+    # A setting that the checkpoint does not know had no other value than today's default.
+    defaults = SftConfig.model_construct().model_dump(mode="json", warnings=False)
+    before, now = {**defaults, **before}, config.model_dump(mode="json")
     changed = [
         f"  {name}: {before.get(name, 'not set')!r} -> {now.get(name, 'not set')!r}"
         for name in sorted({*before, *now} - MAY_DIFFER)

@@ -1,6 +1,6 @@
 """Every setting of `telescope sft`, the supervised warm start. Imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,6 +8,7 @@ from pydantic import Field, JsonValue
 
 from telescope_core.config import load_config
 from telescope_core.errors import ConfigError
+from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.config.fields import (
     Count,
     Dtype,
@@ -19,7 +20,19 @@ from telescope_train.config.fields import (
     was_set,
 )
 from telescope_train.config.schema import CheckpointSection
-from telescope_train.plan.checks.trainer import checkpoint_problems
+from telescope_train.config.trainer_section import (
+    LORA_TARGETS,
+    LoraTargets,
+    Optimizer,
+    TrainerSection,
+)
+from telescope_train.plan.checks.trainer import LORA_FIELDS, checkpoint_problems
+
+SHARED = (
+    *("optimizer", "trainer_num_workers", "fsdp_context_parallel_size", "fsdp_replicate_size"),
+    *("use_lora", *LORA_FIELDS),
+)
+"""Settings that mean the same in `[trainer]` of `telescope train`."""
 
 
 class SftEnvironment(Section):
@@ -65,6 +78,8 @@ class SftConfig(Section):
     """Examples in one step."""
     learning_rate: Positive = 2e-3
     """Peak learning rate of AdamW."""
+    optimizer: Optimizer = "adamw"
+    """AdamW with moments of 32, 16 or 8 bits; `adamw_8bit` needs a GPU and torchao."""
     lr_scheduler: Literal["constant", "none", "linear", "cosine"] = "cosine"
     """Shape of the learning rate after warm-up; `none` has no warm-up either."""
     warmup_steps: Index = 10
@@ -89,6 +104,27 @@ class SftConfig(Section):
     chat_template: str | None = None
     """What replaces the chat template of the model's tokenizer: a Jinja file, the text of a
     template, or the name of a shipped one, `chatml-keeps-thinking`."""
+    trainer_num_workers: Count = 1
+    """Trainer processes (ranks); each takes a GPU if there are GPUs. One runs in the command's own
+    process, several on Ray."""
+    ray_address: str | None = None
+    """Address of a running Ray cluster for several ranks; null = one of the command's own."""
+    fsdp_context_parallel_size: Count = 1
+    """Ranks that share each packed sequence; each takes a slice of its tokens."""
+    fsdp_replicate_size: Count = 1
+    """Whole copies of the model (HSDP): each is sharded over trainer_num_workers divided by this
+    many ranks."""
+    use_lora: bool = False
+    """Freeze the model and train low-rank adapters; `output` has them merged, and alone in
+    `adapter`."""
+    lora_rank: Count = 16
+    """Rank of each adapter, with `use_lora`."""
+    lora_alpha: Positive = 32.0
+    """Adapters are scaled by this over `lora_rank`."""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that is dropped at random during training."""
+    lora_target_modules: LoraTargets = LORA_TARGETS
+    """Matrices of the decoder layers that get an adapter."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -123,11 +159,29 @@ def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConf
             f"warmup_steps must not exceed number_of_steps, got {config.warmup_steps} "
             f"and {config.number_of_steps}"
         )
+    for problem in _rank_problems(config):
+        raise ConfigError(problem)
     for problem in checkpoint_problems(checkpoint_section(config), config.number_of_steps):
         raise ConfigError(problem.removeprefix("checkpoint."))
     if config.make_tiny_model and Path(config.model).resolve() == Path(config.output).resolve():
         raise ConfigError("model and output must be different folders if make_tiny_model is set")
     return config
+
+
+def _rank_problems(config: SftConfig) -> Iterator[str]:
+    for field in LORA_FIELDS:
+        if was_set(config, field) and not config.use_lora:
+            yield f"{field} has no effect without use_lora; set use_lora = true, or remove {field}"
+    if config.ray_address is not None and config.trainer_num_workers == 1:
+        yield (
+            "ray_address has no effect with one rank, which runs in this process; raise "
+            "trainer_num_workers, or remove ray_address"
+        )
+    ranks = {name: getattr(config, name) for name in SHARED if name.startswith("fsdp_")}
+    try:
+        fsdp_layout(TrainerSection(**ranks), config.trainer_num_workers)
+    except ConfigError as error:
+        yield str(error).removeprefix("trainer.")
 
 
 def checkpoint_section(config: SftConfig) -> CheckpointSection:

@@ -1,7 +1,6 @@
 """`run_sft`: supervised training on environments' gold answers or on a dataset.
 
-The same samples, packing and trainer ranks as reinforcement learning, with another loss. Where
-the ranks run is up to `start_ranks`; one rank in this process is enough for small models.
+The same samples, packing and trainer ranks as reinforcement learning, with another loss.
 """
 
 import asyncio
@@ -11,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -25,7 +23,9 @@ from telescope_train.chat.template import read_chat_template
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.checkpoints.saver import Checkpointer
-from telescope_train.config.schema import ModelSection, TrainerSection
+from telescope_train.config.fields import was_set
+from telescope_train.config.schema import ModelSection
+from telescope_train.config.trainer_section import TrainerSection
 from telescope_train.models.location import require_replaceable
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.sft.checkpoints import (
@@ -34,10 +34,9 @@ from telescope_train.sft.checkpoints import (
     rows_until,
     sft_resume_point,
 )
-from telescope_train.sft.config import SftConfig
+from telescope_train.sft.config import SHARED, SftConfig
 from telescope_train.sft.examples import GoldSamples, dataset_samples, gold_samples
-from telescope_train.trainer.ranks import LocalRanks
-from telescope_train.trainer.worker import TrainerWorker
+from telescope_train.sft.ranks import open_ranks
 
 TRUNCATED, DROPPED = "examples/truncated", "examples/dropped"
 RECORDED = (
@@ -58,20 +57,11 @@ class SftRow:
     """Everything recorded, `accuracy` and `accuracy/<environment>` included."""
 
 
-StartRanks: TypeAlias = Callable[[BackendSettings], Ranks]
-
-
-def one_rank(settings: BackendSettings) -> Ranks:
-    """Start a single rank in this process."""
-    return LocalRanks(TrainerWorker(settings))
-
-
 def run_sft(
     config: SftConfig,
     *,
     on_row: Callable[[SftRow], None] = lambda row: None,
     tell: Callable[[str], None] = lambda line: None,
-    start_ranks: StartRanks = one_rank,
 ) -> Path:
     """Train, write the model to `config.output` and return that folder.
 
@@ -96,21 +86,19 @@ def run_sft(
     folder = log_folder(config)
     folder.mkdir(parents=True, exist_ok=True)
     save_resolved(config, folder / "config.json")
-    asyncio.run(_train_and_export(config, samples, start_ranks, point, on_row))
+    asyncio.run(_train_and_export(config, samples, point, on_row))
     return output
 
 
 async def _train_and_export(
     config: SftConfig,
     samples: GoldSamples,
-    start_ranks: StartRanks,
     point: RunCheckpoint | None,
     on_row: Callable[[SftRow], None],
 ) -> None:
     """Train on `samples`, from the checkpoint `point` if there is one, and write the model."""
     settings = backend_settings(config)
-    ranks = start_ranks(settings)
-    try:
+    async with open_ranks(config, settings) as ranks:
         if point is not None:
             await ranks.load_checkpoint(point.state_path)
         saving = checkpointer(config, settings, ranks, resumed_from=point)
@@ -124,8 +112,6 @@ async def _train_and_export(
                 rows.flush()
                 on_row(row)
         await ranks.save_pretrained(Path(config.output))
-    finally:
-        await ranks.close()
 
 
 def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:
@@ -184,6 +170,8 @@ def backend_settings(config: SftConfig) -> BackendSettings:
             gradient_checkpointing=config.gradient_checkpointing,
             seq_len=config.seq_len,
             entropy_chunk_size=config.entropy_chunk_size,
+            **{name: getattr(config, name) for name in SHARED if was_set(config, name)},
+            share_prefixes=False,  # each example has a prompt of its own
         ),
         algorithm=None,
         seed=config.seed,

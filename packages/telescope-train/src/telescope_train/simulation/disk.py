@@ -20,7 +20,6 @@ import numpy as np
 from telescope_core.errors import TelescopeError
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.config.schema import ModelSection
-from telescope_train.step.throughput import sequence_lengths
 
 _STATE = "weights.json"
 _METADATA = ".metadata"
@@ -39,7 +38,7 @@ class Learned(NamedTuple):
     @classmethod
     def of(cls, version: int, batches: Sequence[PackedBatch]) -> "Learned":
         """Return a step over all samples of `batches`."""
-        lengths_N = np.sort(np.concatenate([sequence_lengths(one) for one in batches]))
+        lengths_N = np.sort(np.concatenate([one.lengths_S for one in batches]))
         return cls(
             version,
             sum(one.num_trained_tokens for one in batches),

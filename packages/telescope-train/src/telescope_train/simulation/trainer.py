@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_train.backends.protocol import BatchFacts, RankDiedError, TensorHeader
+from telescope_train.backends.protocol import BatchFacts, RankDiedError
+from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import PackedBatch, Shards, StepPlan
 from telescope_train.batches.binning import sample_costs
 from telescope_train.simulation.disk import (
@@ -20,7 +21,6 @@ from telescope_train.simulation.disk import (
     read_weights,
 )
 from telescope_train.simulation.servers import TOKENS_PER_ID
-from telescope_train.step.throughput import sequence_lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +127,11 @@ class SimulatedRanks:
         """Return a place that nobody goes to."""
         return "simulated", 0
 
-    async def connect(
-        self, host: str, port: int, world_size: int, *, wait_s: float | None = None
-    ) -> None:
+    async def connect(self, place: Place, *, wait_s: float | None = None) -> None:
         """Do nothing."""
+
+    async def stage_weights(self, wire: Wire) -> None:
+        """Do nothing: what is sent is staged nowhere."""
 
     async def send_weights(self) -> str:
         """Take the time of a transfer."""
@@ -211,7 +212,7 @@ class SimulatedRanks:
                 raise RankDiedError("trainer ranks died, as planned")
 
     def _seconds(self, batch: PackedBatch) -> float:
-        lengths_N: NDArray[np.int64] = sequence_lengths(batch) * TOKENS_PER_ID
+        lengths_N: NDArray[np.int64] = batch.lengths_S * TOKENS_PER_ID
         if not lengths_N.size:
             return 0.0
         return (

@@ -11,7 +11,7 @@ import numpy as np
 from telescope_train.algorithms import weighting_of
 from telescope_train.algorithms.record import Weighting
 from telescope_train.batches.batch import PackedBatch, StepPlan, TrainingSample
-from telescope_train.batches.packing import Packing, pack
+from telescope_train.batches.packing import Packing, pack_with
 from telescope_train.batches.weighting import token_weights
 from telescope_train.step.credit import CreditRules
 
@@ -55,10 +55,5 @@ def pack_weighted(
     samples: Sequence[TrainingSample], weighting: Weighting, packing: Packing
 ) -> list[list[PackedBatch]]:
     """Pack one optimizer step for the ranks, with every token stamped with its weight."""
-    return pack(
-        samples,
-        token_weights(samples, weighting, max_tokens=packing.max_tokens),
-        seq_len=packing.seq_len,
-        num_ranks=packing.num_ranks,
-        hidden_size=packing.hidden_size,
-    )
+    weights_N = token_weights(samples, weighting, max_tokens=packing.max_tokens)
+    return pack_with(samples, weights_N, packing)

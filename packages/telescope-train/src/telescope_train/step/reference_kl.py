@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from telescope_core.types import Group
 from telescope_train.algorithms.kl import Estimator, estimator_of, kl_estimate
 from telescope_train.batches.batch import PackedBatch, Shards
-from telescope_train.batches.packing import Packing, pack
+from telescope_train.batches.packing import Packing, pack_with
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.step.credit import CreditRules, scored_rollouts
 from telescope_train.step.shaping import RolloutKey
@@ -44,13 +44,8 @@ async def kl_penalties(
         return {}
     # Nothing is trained on this packing, so its advantages are free to carry each sample's number,
     # which float32 holds exactly up to 2^24.
-    shards = pack(
-        [replace(sample, advantage=float(number)) for number, sample in enumerate(samples)],
-        np.ones(len(samples)),
-        seq_len=packing.seq_len,
-        num_ranks=packing.num_ranks,
-        hidden_size=packing.hidden_size,
-    )
+    numbered = [replace(sample, advantage=float(number)) for number, sample in enumerate(samples)]
+    shards = pack_with(numbered, np.ones(len(samples)), packing)
     penalties: defaultdict[RolloutKey, float] = defaultdict(float)
     for shard, answer in zip(shards, await reference_logprobs(shards), strict=True):
         for batch, reference_T in zip(shard, answer, strict=True):

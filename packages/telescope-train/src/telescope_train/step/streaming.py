@@ -22,7 +22,8 @@ from telescope_train.algorithms import weighting_of
 from telescope_train.backends.protocol import Ranks
 from telescope_train.batches.batch import PackedBatch, StepPlan, TrainingSample
 from telescope_train.batches.binning import spread_over_ranks
-from telescope_train.batches.packing import Packing, pack
+from telescope_train.batches.bundles import bundle_sizes
+from telescope_train.batches.packing import Packing, pack_with
 from telescope_train.batches.weighting import denominator, numerators
 from telescope_train.step.credit import Credit, CreditRules, assign_credit
 from telescope_train.step.reference_kl import kl_penalties
@@ -107,13 +108,8 @@ class GradientStream:
         taken = set(chosen)
         parts = [self._waiting[index] for index in sorted(taken)]
         self._waiting = [one for index, one in enumerate(self._waiting) if index not in taken]
-        shards = pack(
-            [sample for sample, _ in parts],
-            np.array([weight for _, weight in parts]),
-            seq_len=self._packing.seq_len,
-            num_ranks=self._packing.num_ranks,
-            hidden_size=self._packing.hidden_size,
-        )
+        weights_N = np.array([weight for _, weight in parts])
+        shards = pack_with([sample for sample, _ in parts], weights_N, self._packing)
         for mine, new in zip(self._shards, shards, strict=True):
             mine += new
             self._num_trained += sum(batch.num_trained_tokens for batch in new)
@@ -139,10 +135,15 @@ def full_rounds(samples: Sequence[TrainingSample], packing: Packing) -> list[int
 
     Batches that are not full would cost time that is missing when the batch is complete.
     """
-    lengths_N = np.array([len(sample) for sample in samples], dtype=np.int64)
-    if lengths_N.sum() < FULL * packing.seq_len * packing.num_ranks:
+    parts = [(len(sample), [index]) for index, sample in enumerate(samples)]
+    if packing.share_prefixes:
+        parts = list(bundle_sizes(samples, seq_len=packing.seq_len))
+    sizes_N = np.array([size for size, _ in parts], dtype=np.int64)
+    if sizes_N.sum() < FULL * packing.seq_len * packing.num_ranks:
         return []
-    bins = spread_over_ranks(lengths_N, seq_len=packing.seq_len, num_ranks=1)
-    full = [one for one in bins if lengths_N[one].sum() >= FULL * packing.seq_len]
+    bins = spread_over_ranks(sizes_N, seq_len=packing.seq_len, num_ranks=1)
+    full = [one for one in bins if sizes_N[one].sum() >= FULL * packing.seq_len]
     whole_rounds = len(full) // packing.num_ranks * packing.num_ranks
-    return [index for one in full[:whole_rounds] for index in one.tolist()]
+    return [
+        index for one in full[:whole_rounds] for part in one.tolist() for index in parts[part][1]
+    ]

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telescope_train.batches.batch import PackedBatch, StepPlan
-from telescope_train.batches.binning import sample_costs
+from telescope_train.batches.packing import packing_fill
+from telescope_train.batches.prefixes import row_costs
 from telescope_train.models.facts import ModelFacts
 
 PEAK_FLOPS = {
@@ -42,24 +43,31 @@ class Machine:
     """Ranks that share each row (context parallelism)."""
 
 
-def sequence_lengths(batch: PackedBatch) -> NDArray[np.int64]:
-    """Return [samples] the number of tokens of each sample in `batch`."""
-    return np.bincount(batch.sequence_ids_T[batch.sequence_ids_T >= 0])
+def _shared(batch: PackedBatch) -> NDArray[np.float64]:
+    """Return [samples] the tokens that each has in common with the one before it."""
+    if batch.shared_S is None:
+        return np.zeros(len(batch.lengths_S))
+    return batch.shared_S.astype(np.float64)
 
 
 def training_flops(facts: ModelFacts, batches: Sequence[PackedBatch]) -> float | None:
     """Return the FLOPs of one forward and backward pass; None if the model's size is not known.
 
     6 per parameter and token, with the output head for trained tokens only, and 6 * width *
-    length^2 for causal attention, with the width summed over layers.
+    length^2 for causal attention, with the width summed over layers. What samples share counts
+    once.
     """
     body, width, head = facts.num_body_parameters, facts.attention_width, facts.num_head_parameters
     if body is None or width is None or head is None:
         return None
-    lengths_N = np.concatenate([sequence_lengths(b) for b in batches] or [np.zeros(0, np.int64)])
+    num_tokens = sum(batch.num_computed_tokens for batch in batches)
     num_trained = sum(batch.num_trained_tokens for batch in batches)
-    attention = width * float((lengths_N.astype(np.float64) ** 2).sum())
-    return 6.0 * (body * float(lengths_N.sum()) + attention + head * num_trained)
+    # A sample's own tokens attend to those that it shares as well.
+    squares = sum(
+        float((batch.lengths_S.astype(np.float64) ** 2 - _shared(batch) ** 2).sum())
+        for batch in batches
+    )
+    return 6.0 * (body * float(num_tokens) + width * squares + head * num_trained)
 
 
 def peak_flops(gpu_name: str | None) -> float | None:
@@ -94,9 +102,11 @@ def throughput_metrics(plan: StepPlan, train_s: float, machine: Machine) -> dict
     num_tokens = sum(batch.num_tokens for batch in packed)
     full = [batch for batch in packed if batch.num_tokens]
     row = {
-        "pack/fill": num_tokens / (len(full) * machine.seq_len),
+        "pack/fill": packing_fill(full, machine.seq_len),
         "pack/batches": float(len(packed)),
         "pack/flops_imbalance": flops_imbalance(plan, machine.hidden_size),
+        "pack/shared_tokens": float(plan.num_shared_tokens),
+        "pack/shared_fraction": plan.num_shared_tokens / num_tokens,
         "tokens/trained": float(sum(batch.num_trained_tokens for batch in packed)),
     }
     if train_s > 0:
@@ -109,4 +119,4 @@ def throughput_metrics(plan: StepPlan, train_s: float, machine: Machine) -> dict
 
 
 def _cost(batch: PackedBatch, hidden_size: int) -> float:
-    return float(sample_costs(sequence_lengths(batch), hidden_size).sum())
+    return float(row_costs(batch.lengths_S, _shared(batch), hidden_size).sum())

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_train.backends.protocol import BatchFacts, RankDiedError, TensorHeader
+from telescope_train.backends.protocol import BatchFacts, RankDiedError
+from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import Shards, StepPlan
 from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.diagnostics.rank_checks import SelfTest
+from telescope_train.models.attention.sharing import PrefixSharing
 from telescope_train.trainer.worker import TrainerWorker
 
 
@@ -28,11 +30,13 @@ class RankFacts(NamedTuple):
     """All of them passed."""
     gpu_name: str | None
     """None on CPU."""
+    sharing: PrefixSharing
+    """Whether samples of a row share prefixes."""
 
     @classmethod
     def of(cls, worker: TrainerWorker) -> "RankFacts":
         """Return the facts of a rank in this process."""
-        return cls(worker.self_tests, worker.gpu_name)
+        return cls(worker.self_tests, worker.gpu_name, worker.sharing)
 
 
 class Rank(Protocol):
@@ -75,6 +79,11 @@ class AllRanks:
         return self.facts[0].gpu_name
 
     @property
+    def why_nothing_is_shared(self) -> str | None:
+        """Why each rank computes every sample by itself; None = they share prefixes."""
+        return next((one.sharing.reason for one in self.facts if one.sharing.reason), None)
+
+    @property
     def self_tests(self) -> list[SelfTest]:
         """The worst of all ranks in each test."""
         by_test = zip(*(facts.self_tests for facts in self.facts), strict=True)
@@ -82,10 +91,13 @@ class AllRanks:
 
     async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
         """Take the optimizer steps of `plan`; returns metrics over all of them and all ranks."""
+        parts = await self._put_minibatches(
+            [plan.of_rank(shard) for shard in range(self.layout.num_shards)]
+        )
         order = list(plan.order)
         rows = await asyncio.gather(
             *(
-                rank.call("train_minibatches", plan.of_rank(shard), order, version)
+                rank.call("train_minibatches", parts[shard], order, version)
                 for rank, shard in zip(self._ranks, self._shard_of_rank, strict=True)
             )
         )
@@ -123,11 +135,13 @@ class AllRanks:
         """Return (host, port) where servers can meet rank 0."""
         return await self._ranks[0].address()
 
-    async def connect(
-        self, host: str, port: int, world_size: int, *, wait_s: float | None = None
-    ) -> None:
+    async def connect(self, place: Place, *, wait_s: float | None = None) -> None:
         """Open rank 0's end of the weight transfer; `wait_s` limits each wait for a server."""
-        await self._ranks[0].call("connect", host, port, world_size, wait_s)
+        await self._ranks[0].call("connect", place, wait_s)
+
+    async def stage_weights(self, wire: Wire) -> None:
+        """Gather the weights where they can be sent from without the ranks' help."""
+        await self._all("stage_weights", wire)
 
     async def send_weights(self) -> str:
         """Send all weights to all servers; returns their digest.
@@ -141,6 +155,10 @@ class AllRanks:
             if isinstance(one.exception(), RankDiedError):
                 await one
         return (await asyncio.gather(*sending))[0]
+
+    async def free_cached_memory(self) -> None:
+        """Give memory of GPUs that no tensor is in back, for servers that share them."""
+        await self._all("free_cached_memory")
 
     async def sent_digests(self) -> dict[str, str]:
         """Return the digest of each tensor that was sent last, by name."""
@@ -175,13 +193,22 @@ class AllRanks:
 
     async def _each(self, method: str, shards: Shards, *arguments: Any) -> list[Any]:
         """Call `method` on each rank with its shard; returns one answer for each shard."""
+        rows = await self._put_rows(shards)
         answers = await asyncio.gather(
             *(
-                rank.call(method, shards[shard], *arguments)
+                rank.call(method, rows[shard], *arguments)
                 for rank, shard in zip(self._ranks, self._shard_of_rank, strict=True)
             )
         )
         return self._of_speakers(answers)
+
+    async def _put_rows(self, shards: Shards) -> Sequence[Any]:
+        """Return what ranks are given for their shard."""
+        return shards
+
+    async def _put_minibatches(self, shards: Sequence[Shards]) -> Sequence[Any]:
+        """Return what ranks are given for the minibatches of their shard."""
+        return shards
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         return await asyncio.gather(*(rank.call(method, *arguments) for rank in self._ranks))

@@ -13,6 +13,7 @@ from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTa
 from telescope_core.errors import NoRoomError, ProcessDiedError
 from telescope_core.records.logs import Logs, telling_failure
 from telescope_train.backends.protocol import BackendSettings, RankDiedError
+from telescope_train.batches.batch import Shards
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.nodes import all_nodes
 from telescope_train.cluster.placement import in_order_of_nodes
@@ -21,6 +22,7 @@ from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.cluster.ray_cluster import answer
 from telescope_train.observability.timeline import TakenSpans, TimedRank
 from telescope_train.trainer.ranks import AllRanks, Rank, RankFacts
+from telescope_train.trainer.rows import put_minibatches, put_rows
 from telescope_train.trainer.worker import Meeting, Progress, TrainerWorker
 
 _LOGGER = logging.getLogger(__name__)
@@ -144,7 +146,7 @@ class _RayRank:
 
     async def call(self, name: str, *arguments: Any) -> Any:
         with _faults_of_ray(self.process):
-            # Large arguments are copied to Ray's object store here.
+            # References among the arguments are what they refer to when the call is made.
             reference = self.actor.call.remote(name, *arguments)
         return await self.answer(reference)
 
@@ -305,6 +307,14 @@ class RayRanks(AllRanks):
             where = "" if self._network.is_local else f" on {labels[places[index].node]}"
             one.process = f"trainer rank {number}{where}"
             _LOGGER.info("%s runs", one.process)
+
+    async def _put_rows(self, shards: Shards) -> Sequence[Any]:
+        with _faults_of_ray("the trainer ranks"):
+            return await put_rows(shards)
+
+    async def _put_minibatches(self, shards: Sequence[Shards]) -> Sequence[Any]:
+        with _faults_of_ray("the trainer ranks"):
+            return await put_minibatches(shards)
 
     @property
     def timed(self) -> Sequence[TimedRank]:

@@ -30,28 +30,24 @@ from telescope_train.backends.protocol import (
     BatchFacts,
     GradientResult,
     Loss,
-    TensorHeader,
-    TransferError,
     UpdateResult,
 )
 from telescope_train.backends.seeding import seed_everything
+from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.chat.tokenizer import vocabulary_size
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.diagnostics.rank_checks import Tolerance, check_rank
+from telescope_train.models.attention.sharing import PrefixSharing, no_sharing
 from telescope_train.observability.spans import SpanRecorder
 from telescope_train.trainer.old_logprobs import with_old_logprobs
-from telescope_train.weights.digests import Digests
-from telescope_train.weights.gloo import GlooPublisher
+from telescope_train.weights.sending import WeightSending
 
 Item = TypeVar("Item")
 
 _M_TRIM_THRESHOLD = -1
-
 _M_TOP_PAD = -2
-
 _M_MMAP_MAX = -4
-
 # mallopt takes an int, so this is the largest threshold there is.
 _KEPT_BYTES = 2**31 - 1
 
@@ -149,8 +145,6 @@ class TrainerWorker:
         self._saving: Saving | None = None
         self._accumulated: list[_Accumulated] = []
         self._token_facts: list[BatchFacts] = []
-        self._publisher: GlooPublisher | None = None
-        self._sent = Digests()
         self.held_port = held_port or HeldPort()
         """Holds a port from when others are told of it to when this rank listens there."""
         if self._device.type == "cpu":
@@ -162,16 +156,29 @@ class TrainerWorker:
             backend_class = load_backend(settings.trainer.train_backend)
             self.spans = SpanRecorder(self._device, times_gpu=settings.track_gpu_events)
             self.backend = backend_class(settings, _loss(settings), self._device, self.spans)
+            self._sending = WeightSending(
+                self.backend,
+                settings.weights,
+                device=self._device,
+                held_port=self.held_port,
+                counted=self._progress.each,
+            )
             self.self_tests = check_rank(
                 self.backend,
                 vocab_size=vocabulary_size(settings.model),
                 tolerance=Tolerance.of(settings.compute_dtype),
                 exactness=_exactness(settings),
+                shares_prefixes=not self.sharing.reason,
             )
             self.spans.take()  # what the self-tests did is no part of a step
         except BaseException:
             self.close()
             raise
+
+    @property
+    def sharing(self) -> PrefixSharing:
+        """Whether samples of a row share prefixes; a backend that does not say so cannot."""
+        return getattr(self.backend, "sharing", no_sharing("the backend cannot"))
 
     @property
     def gpu_name(self) -> str | None:
@@ -301,54 +308,37 @@ class TrainerWorker:
 
     def weight_headers(self) -> list[TensorHeader]:
         """Describe the tensors that `send_weights` sends."""
-        return [TensorHeader.of(name, tensor) for name, tensor in self.transfer_weights()]
+        return self._sending.headers()
 
-    def connect(self, host: str, port: int, world_size: int, wait_s: float | None = None) -> None:
-        """Open rank 0's end of the transfer group; returns when all servers have joined.
+    def connect(self, place: Place, wait_s: float | None = None) -> None:
+        """Open rank 0's end of the transfer; returns when all servers have joined.
 
         `wait_s`: longest wait for a server, here and while weights are sent; None = minutes.
         Raises TransferError if one does not.
         """
-        self._leave_group()
-        try:
-            self._publisher = GlooPublisher(
-                host=host,
-                port=port,
-                world_size=world_size,
-                listen_fd=self.held_port.hand_over(port),
-                wait_s=wait_s,
-            )
-        except RuntimeError as error:
-            raise TransferError(f"not all inference servers have joined: {error}") from error
+        self._sending.connect(place, wait_s)
+
+    def stage_weights(self, wire: Wire) -> None:
+        """Gather every tensor where rank 0 can send it from without the other ranks."""
+        with self.spans.span("stage weights", on_cpu=True):
+            self._sending.stage(wire, is_sender=dist.get_rank() == 0)
 
     def send_weights(self) -> str:
         """Gather every tensor; rank 0 sends it to the servers, and returns a digest of it all.
 
         Raises TransferError if a server did not take part.
         """
-        tensors = self.transfer_weights()
-        try:
-            with self.spans.span("send weights", on_cpu=True):
-                if self._publisher is None:
-                    return ""
-                self._sent = self._publisher.send(tensors)
-                return self._sent.whole()
-        except RuntimeError as error:
-            # Without this end, the servers that still wait in the transfer give up at once.
-            self._leave_group()
-            raise TransferError(f"the weights could not be sent: {error}") from error
-        finally:
-            for _ in tensors:
-                pass  # every rank takes part in gathering each tensor, whatever became of it
+        with self.spans.span("send weights", on_cpu=True):
+            return self._sending.send()
 
-    def _leave_group(self) -> None:
-        if self._publisher is not None:
-            self._publisher.close()
-            self._publisher = None
+    def free_cached_memory(self) -> None:
+        """Give memory of the GPU that no tensor is in back, for a server that shares it."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def sent_digests(self) -> dict[str, str]:
         """Return the digest of each tensor that was sent last, by name; of rank 0 only."""
-        return self._sent.by_name()
+        return self._sending.digests()
 
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write everything needed to continue; the folder appears complete or not at all."""

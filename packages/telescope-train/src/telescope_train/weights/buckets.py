@@ -1,77 +1,118 @@
 """Many small tensors as few large transfers, because processes wait for each other in each.
 
-Sender and receivers form the same buckets, because both use only the sizes of the tensors.
+Sender and receivers plan the same buckets, because both plan from the headers alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
 
 import torch
 
-Item = TypeVar("Item")
-BUCKET_BYTES = 64 * 1024 * 1024
-"""A bucket is closed before it would grow beyond this; a larger tensor gets its own bucket."""
+from telescope_train.backends.transfer import TensorHeader
+from telescope_train.weights.digests import Digests
+
+PER_TENSOR = 0
+"""The size of buckets with which each tensor is sent by itself."""
 _ALIGNMENT = 64
 """Bytes; tensors start at multiples of this, where a view of any dtype may begin."""
 
 
-def in_buckets(
-    items: Iterable[Item], num_bytes: Callable[[Item], int], *, limit_bytes: int = BUCKET_BYTES
-) -> Iterator[list[Item]]:
-    """Yield `items` in their order, grouped; reads only one bucket and one item ahead."""
-    bucket: list[Item] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Tensors that are sent together, one after another."""
+
+    number: int
+    """Its place among all buckets of the transfer, from 0."""
+    headers: tuple[TensorHeader, ...]
+    num_bytes: int
+    """Size of all, gaps between them included."""
+
+
+def plan_buckets(headers: Sequence[TensorHeader], limit_bytes: int) -> list[Bucket]:
+    """Return the buckets of a transfer, in the order of `headers`.
+
+    A bucket is closed before it would grow beyond `limit_bytes`; a larger tensor gets its own.
+    """
+    buckets: list[Bucket] = []
+    held: list[TensorHeader] = []
     total = 0
-    for item in items:
-        size = _aligned(num_bytes(item))
-        if bucket and total + size > limit_bytes:
-            yield bucket
-            bucket, total = [], 0
-        bucket.append(item)
+
+    def close() -> None:
+        if held:
+            buckets.append(Bucket(number=len(buckets), headers=tuple(held), num_bytes=total))
+
+    for header in headers:
+        size = _aligned(header.num_bytes)
+        if held and total + size > limit_bytes:
+            close()
+            held, total = [], 0
+        held.append(header)
         total += size
-    if bucket:
-        yield bucket
+    close()
+    return buckets
 
 
-def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return [bytes] uint8 with the contents of all `tensors`, each at an aligned offset."""
-    flat = torch.empty(sum(_aligned(one.nbytes) for one in tensors), dtype=torch.uint8)
-    offset = 0
-    for tensor in tensors:
-        content = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        flat[offset : offset + tensor.nbytes] = content
-        offset += _aligned(tensor.nbytes)
-    return flat
+def filled(
+    buckets: Sequence[Bucket],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    buffer: Callable[[int], torch.Tensor],
+    digests: Digests,
+) -> Iterator[tuple[Bucket, torch.Tensor]]:
+    """Yield each bucket with its content, [bytes] uint8 in memory that `buffer` gives out.
+
+    Holds one bucket and one tensor at a time. Raises ValueError if `tensors` are not those that the
+    buckets were planned for: the receivers would cut the stream at other places.
+    """
+    given = iter(tensors)
+    for bucket in buckets:
+        flat = buffer(bucket.num_bytes)
+        for header, part in zip(bucket.headers, parts_of(flat, bucket), strict=True):
+            name, tensor = next(given, ("nothing", torch.empty(0)))
+            found = TensorHeader.of(name, tensor)
+            if found != header:
+                raise ValueError(
+                    f"expected {_described(header)} to be sent next, got {_described(found)}; the "
+                    "headers of a backend must say what its weights are, in their order"
+                )
+            part.copy_(_content(tensor))
+            digests.add(name, part)
+            del tensor
+        yield bucket, flat
+        del flat
+    extra = next(given, None)
+    if extra is not None:
+        raise ValueError(
+            f"expected no further tensor, got {_described(TensorHeader.of(*extra))}; the headers "
+            "of a backend must name all of its weights"
+        )
 
 
-def empty(sizes: Sequence[int]) -> torch.Tensor:
-    """Return [bytes] uint8 with room for tensors of these `sizes` in bytes."""
-    return torch.empty(sum(_aligned(size) for size in sizes), dtype=torch.uint8)
+def emptied(
+    bucket: Bucket, flat: torch.Tensor, digests: Digests
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a bucket, as views of `flat`."""
+    for header, part in zip(bucket.headers, parts_of(flat, bucket), strict=True):
+        # Before the loaders get it: what they do with a buffer is theirs.
+        digests.add(header.name, part)
+        yield header.name, part.view(header.torch_dtype).view(header.shape)
 
 
-def unflattened(
-    flat: torch.Tensor, forms: Sequence[tuple[torch.dtype, Sequence[int]]]
-) -> list[torch.Tensor]:
-    """Return the tensors that `flattened` put into `flat`, as views of these dtypes and shapes."""
-    parts = parts_of(flat, [size_bytes(*form) for form in forms])
-    return [
-        part.view(dtype).view(torch.Size(shape))
-        for part, (dtype, shape) in zip(parts, forms, strict=True)
-    ]
-
-
-def parts_of(flat: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Return the bytes of each tensor that `flattened` put into `flat`, given their sizes."""
+def parts_of(flat: torch.Tensor, bucket: Bucket) -> list[torch.Tensor]:
+    """Return the bytes of each tensor of a bucket, as views of `flat`."""
     parts: list[torch.Tensor] = []
     offset = 0
-    for size in sizes:
-        parts.append(flat[offset : offset + size])
-        offset += _aligned(size)
+    for header in bucket.headers:
+        parts.append(flat[offset : offset + header.num_bytes])
+        offset += _aligned(header.num_bytes)
     return parts
 
 
-def size_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
-    """Return the size of a tensor in bytes."""
-    return dtype.itemsize * torch.Size(shape).numel()
+def _content(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _described(header: TensorHeader) -> str:
+    return f"{header.name} ({header.dtype}, {list(header.shape)})"
 
 
 def _aligned(num_bytes: int) -> int:

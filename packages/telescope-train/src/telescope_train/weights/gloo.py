@@ -1,10 +1,10 @@
-"""`GlooPublisher`: the side of trainer rank 0 in a weight transfer over gloo."""
+"""`gloo`: weights over TCP, from the CPU memory of trainer rank 0 to that of each worker."""
 
-from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 import torch
 from torch.distributed import (
+    AllreduceOptions,
     BroadcastOptions,
     PrefixStore,
     ProcessGroup,
@@ -12,61 +12,9 @@ from torch.distributed import (
     TCPStore,
 )
 
-from telescope_train.weights.buckets import flattened, in_buckets, parts_of
-from telescope_train.weights.digests import Digests
-
-JOIN_DEADLINE_S = 60.0
-"""Longest that members of a group wait for each other, in seconds."""
-TRANSFER_DEADLINE_S = 120.0
-"""Longest wait for the other side in a transfer, in seconds.
-
-Shorter than `worker.COLLECTIVE_TIMEOUT_S`, for which the other trainer ranks wait for rank 0, so
-rank 0 reports a lost server before the others take it for dead.
-"""
-
-
-class GlooPublisher:
-    """Sends every tensor of the model to all servers at once."""
-
-    def __init__(
-        self,
-        *,
-        host: str,
-        port: int,
-        world_size: int,
-        listen_fd: int | None = None,
-        wait_s: float | None = None,
-    ) -> None:
-        """Join the servers at `port`; `listen_fd` is a socket that already listens there.
-
-        `wait_s`: longest wait for them, here and in transfers; None = the deadlines above.
-        """
-        self._group = GlooGroup(
-            host=host, port=port, rank=0, world_size=world_size, listen_fd=listen_fd, wait_s=wait_s
-        )
-
-    def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Digests:
-        """Broadcast the tensors in order; returns when rank 0 has sent them all.
-
-        Raises RuntimeError if another member has gone or does not take part.
-        """
-        digests = Digests()
-        for bucket in in_buckets(tensors, lambda one: one[1].nbytes):
-            flat = flattened([tensor for _, tensor in bucket])
-            self._group.broadcast(flat)
-            add_digests(digests, flat, [(name, tensor.nbytes) for name, tensor in bucket])
-        return digests
-
-    def close(self) -> None:
-        """Leave the group. Members that wait for it fail at once."""
-        self._group.close()
-
-
-def add_digests(digests: Digests, flat: torch.Tensor, sizes: Sequence[tuple[str, int]]) -> None:
-    """Add the tensors of one bucket, given as (name, bytes) in their order."""
-    parts = parts_of(flat, [num_bytes for _, num_bytes in sizes])
-    for (name, _), part in zip(sizes, parts, strict=True):
-        digests.add(name, part)
+from telescope_train.backends.transfer import Place
+from telescope_train.weights.buckets import Bucket
+from telescope_train.weights.transport import JOIN_DEADLINE_S, TRANSFER_DEADLINE_S
 
 
 class GlooGroup:
@@ -77,17 +25,15 @@ class GlooGroup:
 
     def __init__(
         self,
+        place: Place,
         *,
-        host: str,
-        port: int,
         rank: int,
-        world_size: int,
         listen_fd: int | None = None,
         wait_s: float | None = None,
     ) -> None:
-        """Join the group; returns when all of its `world_size` members have joined.
+        """Join the group; returns when all of its members have joined.
 
-        Rank 0 listens at `port`, or goes on with the socket `listen_fd` that does so already.
+        Rank 0 listens at `place.port`, or goes on with the socket `listen_fd` that does so already.
         `wait_s`: longest wait of this member for others; None = the deadlines above.
         """
         timeout = timedelta(seconds=wait_s or JOIN_DEADLINE_S)
@@ -96,26 +42,26 @@ class GlooGroup:
         # No wait for workers here, because the group below waits for all members itself.
         # The tcp store must outlive the group: gloo keeps no reference to it.
         self._tcp_store = TCPStore(
-            host,
-            port,
-            world_size,
+            place.host,
+            place.port,
+            place.world_size,
             is_master=rank == 0,
             timeout=timeout,
             wait_for_workers=False,
             master_listen_fd=listen_fd,
         )
         store = PrefixStore("telescope-weights", self._tcp_store)
-        backend = ProcessGroupGloo(store, rank, world_size, timeout=timeout)
+        backend = ProcessGroupGloo(store, rank, place.world_size, timeout=timeout)
         backend._set_sequence_number_for_group()
         backend._set_default_timeout(timedelta(seconds=wait_s or TRANSFER_DEADLINE_S))
-        self._group = ProcessGroup(store, rank, world_size)
+        self._group = ProcessGroup(store, rank, place.world_size)
         self._group._set_default_backend(ProcessGroup.BackendType.GLOO)
         self._group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group. Members that wait for this one fail at once. Idempotent."""
         # The connections end with the objects; a traceback may hold this one for longer.
-        del self._group, self._tcp_store
+        self.__dict__.clear()
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Send `tensor` from rank 0, or receive into it on the others; returns when done."""
@@ -124,3 +70,65 @@ class GlooGroup:
         options.rootTensor = 0
         # wait() raises when the deadline has passed or another member has gone.
         self._group.broadcast([tensor], options).wait()
+
+    def meet(self) -> None:
+        """Return when every member has come as far as this."""
+        self._group.allreduce([torch.zeros(1)], AllreduceOptions()).wait()
+
+
+class _Sender:
+    def __init__(self, group: GlooGroup) -> None:
+        self._group = group
+        # Used again, because gloo's own thread lets go of a buffer a moment after its broadcast.
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def buffer(self, num_bytes: int) -> torch.Tensor:
+        if len(self._buffer) < num_bytes:
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # before there is another one
+            self._buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._buffer[:num_bytes]
+
+    def send(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        self._group.broadcast(flat)
+
+    def settle(self) -> None:
+        # Nothing is on its way: each broadcast was waited for.
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def close(self) -> None:
+        self._group.close()
+
+
+class _Receiver:
+    def __init__(self, group: GlooGroup) -> None:
+        self._group = group
+
+    def receive(self, bucket: Bucket) -> torch.Tensor:
+        flat = torch.empty(bucket.num_bytes, dtype=torch.uint8)
+        self._group.broadcast(flat)
+        return flat
+
+    def settle(self) -> None:
+        """Everything is there: each broadcast was waited for."""
+
+    def close(self) -> None:
+        self._group.close()
+
+
+class GlooTransport:
+    """Works everywhere; a GPU's weights go through the memory of its machine."""
+
+    is_stored = False
+
+    def sender(
+        self, place: Place, *, device: torch.device, listen_fd: int | None, wait_s: float | None
+    ) -> _Sender:
+        """Join as rank 0; see `WeightTransport`."""
+        return _Sender(GlooGroup(place, rank=0, listen_fd=listen_fd, wait_s=wait_s))
+
+    def receiver(self, place: Place, *, rank: int, device: torch.device) -> _Receiver:
+        """Join as a worker; see `WeightTransport`."""
+        return _Receiver(GlooGroup(place, rank=rank))
+
+
+TRANSPORT = GlooTransport()

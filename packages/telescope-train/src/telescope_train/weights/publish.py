@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeVar
 from telescope_core.errors import EndpointError, TelescopeError
 from telescope_core.records.servers import ServerState
 from telescope_core.types import WeightVersion
-from telescope_train.backends.protocol import RankDiedError, Ranks, TensorHeader, TransferError
+from telescope_train.backends.protocol import RankDiedError, Ranks, TransferError
+from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.inference.control import CallServers, ControlCall, call_servers
 from telescope_train.inference.generation import ServerLostError
 from telescope_train.inference.leases import CONTROL_DEADLINE_S, Lease, Member
@@ -74,21 +75,21 @@ class WeightPublisher:
         *,
         in_flight: InFlight,
         sends_adapter: bool = False,
+        wire: Wire | None = None,
         others: Sequence[ServerPool] = (),
-        workers_per_server: int = 1,
         call: CallServers = call_servers,
     ) -> None:
         """`sends_adapter`: what the ranks send is a LoRA adapter, not weights.
 
-        `others`: pools that get weights by `send_to` only. `workers_per_server`: its processes that
-        receive. `call` calls many servers.
+        `wire`: how they travel; None = over TCP. `others`: pools that get weights by `send_to`
+        only. `call` calls many servers.
         """
-        self._workers_per_server = workers_per_server
         self._call = call
         self._pool = pool
         self._pool_by_lease = {id(lease): one for one in (pool, *others) for lease in one.leases}
         self._ranks = ranks
         self._sends_adapter = sends_adapter
+        self._wire = wire or Wire()
         self._pause_query = f"?{_PAUSE_QUERIES[in_flight]}"
         self._headers: list[TensorHeader] = []
         self._sending = asyncio.Lock()
@@ -182,6 +183,7 @@ class WeightPublisher:
     async def _bring_in_alone(self, member: Member) -> None:
         alone = [member]
         try:
+            await self._stage()
             await self._each(alone, PAUSE_PATH, query=self._pause_query, is_repeatable=True)
             await self._until_sent(alone, self._pool.version)
             await self._resume(alone, self._pool.version)
@@ -199,6 +201,8 @@ class WeightPublisher:
     async def _update(
         self, pool: ServerPool, version: WeightVersion, pause_query: str
     ) -> TransferError | None:
+        # Before servers pause: what can be done without them is not done while they wait.
+        await self._stage()
         members = _members_of(pool)
         for member in members:
             # One that is loading gets no requests before it has weights.
@@ -236,6 +240,10 @@ class WeightPublisher:
             await self._send(remaining, version)
 
         return await self._with_all(members, send)
+
+    async def _stage(self) -> None:
+        if self._wire.is_staged:
+            await self._ranks.stage_weights(self._wire)
 
     async def _know_headers(self) -> None:
         # Names, dtypes and shapes stay the same for the whole run, so they are asked for once.
@@ -275,23 +283,23 @@ class WeightPublisher:
             return
         self._group = []
         host, port = await self._ranks.meeting_point()
-        # Rank 0 is the trainer, and each worker of a server has one of its own.
-        workers = self._workers_per_server
+        # Rank 0 is the trainer; the workers of each server come one after another.
+        workers = self._wire.workers_per_server
         world_size = 1 + workers * len(members)
-
-        place = {"host": host, "port": port, "world_size": world_size}
-        own = {
-            n: {"init_info": place | {"rank_offset": 1 + workers * n}} for n in range(len(members))
-        }
+        place = Place(wire=self._wire, host=host, port=port, world_size=world_size)
+        told = place.as_json()
         join = ControlCall(
             path="/init_weight_transfer_engine",
-            own=own,
+            own={
+                number: {"init_info": {"place": told, "rank_offset": 1 + number * workers}}
+                for number in range(len(members))
+            },
             # No member's call returns before all others have joined.
             is_collective=True,
             deadline_s=None,
         )
         wait_s = None if self._are_main(members) else OTHERS_WAIT_S
-        connecting = self._ranks.connect(host, port, world_size, wait_s=wait_s)
+        connecting = self._ranks.connect(place, wait_s=wait_s)
         await self._together(connecting, members, join)
         self._group = list(members)
 
@@ -329,7 +337,7 @@ class WeightPublisher:
         rows = [asdict(header) for header in self._headers]
         info = {
             "names": [row["name"] for row in rows],
-            "dtypes": [row["dtype"] for row in rows],
+            "dtype_names": [row["dtype"] for row in rows],
             "shapes": [row["shape"] for row in rows],
         }
         if self._sends_adapter:

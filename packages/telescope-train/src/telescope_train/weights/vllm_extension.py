@@ -1,7 +1,8 @@
-"""vLLM loads this module into each of its workers: it registers the weight-transfer engine `gloo`.
+"""vLLM loads this module into each of its workers: it registers the weight-transfer engine.
 
 The import registers the engine, because vLLM offers a worker extension no other hook before it
-creates the engine that its configuration names.
+creates the engine that its configuration names. One engine serves every transport: which one, the
+driver says when both ends meet.
 """
 
 from collections.abc import Iterator
@@ -16,9 +17,10 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from telescope_train.weights.buckets import empty, in_buckets, size_bytes, unflattened
+from telescope_train.backends.transfer import Place, TensorHeader
+from telescope_train.inference.wire import WEIGHT_ENGINE
 from telescope_train.weights.digests import Digests
-from telescope_train.weights.gloo import GlooGroup, add_digests
+from telescope_train.weights.transport import Receiver, load_transport, receive
 from telescope_train.weights.vllm_adapter import load_adapter
 
 if torch.cpu._is_amx_tile_supported():
@@ -30,7 +32,7 @@ if torch.cpu._is_amx_tile_supported():
 class WorkerExtension:
     """What vLLM's workers can do besides. Naming it makes vLLM import this module."""
 
-    weight_transfer_engine: "GlooEngine"
+    weight_transfer_engine: "TelescopeEngine"
     model_runner: Any
 
     def received_digest(self) -> str:
@@ -52,52 +54,59 @@ class WorkerExtension:
 
 
 @dataclass
-class GlooInitInfo(WeightTransferInitInfo):
-    """Where trainer rank 0 waits, and which ranks this server's workers take."""
+class InitInfo(WeightTransferInitInfo):
+    """Where trainer rank 0 waits, and which members this server's workers are."""
 
-    host: str
-    port: int
-    world_size: int
-    """Members of the group: trainer rank 0 and all workers."""
+    place: dict[str, Any]
+    """A `Place` as JSON."""
     rank_offset: int
-    """The rank of this server's first worker."""
+    """The number of this server's first worker among all members."""
 
 
 @dataclass
-class GlooUpdateInfo(WeightTransferUpdateInfo):
+class UpdateInfo(WeightTransferUpdateInfo):
     """Name, dtype and shape of each tensor, in the order in which they are sent.
 
-    vLLM passes it as JSON, so dtypes are names and shapes are lists.
+    vLLM passes it as JSON, so dtypes are names and shapes are lists. The names of the fields are
+    those of its own engines.
     """
 
     names: list[str]
-    dtypes: list[str]
+    dtype_names: list[str]
     shapes: list[list[int]]
     """Sizes of each tensor in each dimension."""
 
+    def headers(self) -> list[TensorHeader]:
+        """Return the same by tensor."""
+        rows = zip(self.names, self.dtype_names, self.shapes, strict=True)
+        return [
+            TensorHeader(name=name, dtype=dtype, shape=tuple(shape)) for name, dtype, shape in rows
+        ]
 
-class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
-    """Receives weights over gloo and loads them in place, layer by layer."""
 
-    init_info_cls = GlooInitInfo
-    update_info_cls = GlooUpdateInfo
-    _group: GlooGroup | None = None
+class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Receives weights and loads them in place, layer by layer."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    _receiver: Receiver | None = None
     """None before `init_transfer_engine` and after `shutdown`."""
+    _bucket_bytes = 0
     received = Digests()
     """Of the newest update that was received as a whole."""
 
-    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
-        """Join the trainer's group; returns when all members have joined."""
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Meet the trainer; returns when all members are there."""
         # The old group goes first: another member of it may have died.
-        self._group = None
+        self.shutdown()
         # The number of this worker among those of its server, over data-parallel copies too.
         parallel = self.parallel_config
         rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
-        self._group = GlooGroup(
-            host=init_info.host,
-            port=init_info.port,
-            rank=init_info.rank_offset + rank,
-            world_size=init_info.world_size,
+        place = Place.from_json(init_info.place)
+        transport = load_transport(place.wire.transport)
+        self._bucket_bytes = place.wire.bucket_bytes
+        self._receiver = transport.receiver(
+            place, rank=init_info.rank_offset + rank, device=self.device
         )
 
     def start_weight_update(self) -> None:
@@ -111,8 +120,10 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receive and load weights; vLLM's own method needs an accelerator to synchronize with."""
         self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()  # the next step reads them, from another stream perhaps
 
-    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+    def receive_weights(self, update_info: UpdateInfo) -> None:
         """Load each tensor as it arrives."""
         # From a generator: the next bucket is received when the loader asks for it, so the model is
         # never in memory twice.
@@ -127,25 +138,17 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         repack_heads(self.model)
 
     def shutdown(self) -> None:
-        """Leave the transfer group."""
-        self._group = None
+        """Leave the trainer. Idempotent."""
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
 
-    def receive(self, info: GlooUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
+    def receive(self, info: UpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor) as they arrive; every worker must exhaust it."""
-        if self._group is None:
+        if self._receiver is None:
             raise RuntimeError("weights were sent before init_weight_transfer_engine")
-        forms = [(getattr(torch, d), s) for d, s in zip(info.dtypes, info.shapes, strict=True)]
-        named = zip(info.names, forms, strict=True)
         digests = Digests()
-        for bucket in in_buckets(named, lambda one: size_bytes(*one[1])):
-            # A new buffer for each bucket: the loaders keep views of it until their layer is
-            # complete, and the next broadcast would overwrite them.
-            flat = empty([size_bytes(*form) for _, form in bucket])
-            self._group.broadcast(flat)
-            # Before the loaders get it: what they do with a buffer is theirs.
-            add_digests(digests, flat, [(name, size_bytes(*form)) for name, form in bucket])
-            names = [name for name, _ in bucket]
-            yield from zip(names, unflattened(flat, [form for _, form in bucket]), strict=True)
+        yield from receive(self._receiver, info.headers(), digests, bucket_bytes=self._bucket_bytes)
         self.received = digests
 
 
@@ -166,5 +169,5 @@ def repack_heads(model: torch.nn.Module) -> None:
 
 
 # Registering a name twice is an error, for example if the module is reloaded.
-if "gloo" not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine("gloo", GlooEngine)
+if WEIGHT_ENGINE not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(WEIGHT_ENGINE, TelescopeEngine)

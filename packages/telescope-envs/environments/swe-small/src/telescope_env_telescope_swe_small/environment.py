@@ -62,8 +62,8 @@ class SweSmall(ToolEnvironment):
         """Name of the provider of sandboxes."""
         max_sandboxes: Annotated[int, Field(ge=1, le=1000)] = 16
         """Most sandboxes that are open at the same time; further rollouts wait."""
-        memory_mb: Annotated[int, Field(ge=16)] = 512
-        """Most memory of the programs of a rollout, MiB."""
+        memory_mb: Annotated[int, Field(ge=0)] = 512
+        """Most memory of the programs of a rollout, MiB; 0 leaves it to the provider."""
         command_timeout_s: Annotated[float, Field(gt=0)] = 20.0
         """Most seconds for one command, and for the hidden checks; must be below
         `tool_timeout_s`."""
@@ -87,7 +87,7 @@ class SweSmall(ToolEnvironment):
         super().__init__(config)
         self._sandboxes = EpisodeSandboxes(
             self.config.sandbox,
-            SandboxSpec(memory_mb=self.config.memory_mb),
+            SandboxSpec(memory_mb=self.config.memory_mb or None),
             max_open=self.config.max_sandboxes,
             timeout_s=self.config.command_timeout_s,
         )

@@ -6,7 +6,8 @@ the only denominator. Dims: T tokens of a row, M trained tokens.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ from telescope_train.backends.fsdp.optimizer import make_optimizer, set_learning
 from telescope_train.backends.fsdp.policy import ShardedPolicy, load_policy, load_reference
 from telescope_train.backends.fsdp.reference import AdaptersAside, FrozenCopy, Reference, load_moved
 from telescope_train.backends.fsdp.sharding import (
+    add_up_now,
     gather_values,
     local_part,
     reshard,
     time_reductions,
     whole,
+    without_content,
 )
 from telescope_train.backends.loss_inputs import batch_facts, loss_inputs
 from telescope_train.backends.protocol import (
@@ -40,8 +43,10 @@ from telescope_train.backends.protocol import (
     UpdateResult,
 )
 from telescope_train.backends.schedule import learning_rate_factor
+from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.models.file_names import as_in_files
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.lora import adapter_weights, dropout_on, merged_weights
 from telescope_train.models.lora_transfer import merged_blocks, scaled_adapter
@@ -72,6 +77,7 @@ class FsdpBackend:
         self._layout = self.rank_layout(settings, dist.get_world_size())
         loaded = load_policy(settings, device, self._layout)
         self._policy, self.attention = loaded.policy, loaded.attention
+        self.sharing = loaded.sharing
         if spans is not None:
             time_reductions(self._policy, spans)
         self._reference = self._make_reference(loaded)
@@ -99,8 +105,11 @@ class FsdpBackend:
         """Forward and backward over `batches`, one at a time."""
         total, parts = 0.0, []
         facts: list[BatchFacts] = []
+        once = self._settings.trainer.fsdp_gradient_sync == "step"
         with dropout_on(self._policy.lm):
             for number, batch in enumerate(batches):
+                is_last = number == len(batches) - 1
+                add_up_now(self._policy, is_last=is_last, once=once)
                 loss, metrics, found = self._accumulate_one(batch, version, number)
                 total += loss
                 parts.append(metrics)
@@ -248,11 +257,11 @@ class FsdpBackend:
         assert self._reference is not None, "these settings need no reference model"
         self._reference.update()
 
-    def _row(self, batch: PackedBatch) -> PackedRow:
+    def _row(self, batch: PackedBatch, *, share: bool = True) -> PackedRow:
         trainer = self._settings.trainer
         # Context parallelism cuts the row into slices of equal length, one per rank.
         multiple_of = math.lcm(trainer.pad_to_multiple_of, self._layout.context)
-        return packed_row(batch, self._device, multiple_of=multiple_of)
+        return packed_row(batch, self._device, multiple_of=multiple_of, share=share)
 
     def _timed_logprobs(
         self, name: str, policy: PackedPolicy, batch: PackedBatch, number: int
@@ -263,7 +272,8 @@ class FsdpBackend:
     def _logprobs(
         self, policy: PackedPolicy, batch: PackedBatch, *, by_transformers: bool = False
     ) -> NDArray[np.float32]:
-        row = self._row(batch)
+        # transformers' own attention knows no shared prefixes.
+        row = self._row(batch, share=not by_transformers)
         found = policy(row, by_transformers=by_transformers).logprobs_M.cpu().numpy()
         logprobs_T = np.zeros(len(batch.token_ids_T), dtype=np.float32)
         logprobs_T[row.trained_M.cpu().numpy()] = found
@@ -274,23 +284,41 @@ class FsdpBackend:
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather one tensor at a time on every rank, with adapters merged in."""
         reshard(self._policy)
-        for name, value in merged_weights(self._policy.lm, self._whole):
+        for name, value in self._in_files(merged_weights(self._policy.lm, self._whole)):
             yield name, value.cpu()
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all weights, or with LoRA adapted blocks or adapters: servers loaded the rest."""
-        settings, lm = self._settings, self._policy.lm
-        if not settings.trainer.use_lora:
-            yield from self.export_weights()
-            return
         reshard(self._policy)
-        weights = (
-            scaled_adapter(lm, self._whole)
-            if settings.sends_adapter
-            else merged_blocks(lm, self._whole, torch_dtype(settings.compute_dtype))
-        )
+        return self._transferred(self._whole)
+
+    def transfer_headers(self) -> Sequence[TensorHeader]:
+        """Describe what `transfer_weights` yields; nothing is gathered or computed."""
+        return [TensorHeader.of(*one) for one in self._transferred(without_content)]
+
+    def without_gradient_buffers(self) -> AbstractContextManager[None]:
+        """Do nothing: gradients are freed after each step."""
+        return nullcontext()
+
+    def _transferred(
+        self, whole: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        settings, lm = self._settings, self._policy.lm
+        dtype = torch_dtype(settings.compute_dtype)
+        if settings.sends_adapter:
+            return scaled_adapter(lm, whole)
+        if settings.trainer.use_lora:
+            return merged_blocks(lm, whole, dtype)
+        # Rounded before they are gathered, which is half of the bytes: servers would round them in
+        # the same way.
+        return self._in_files(merged_weights(lm, lambda value: whole(value.to(dtype))))
+
+    def _in_files(
+        self, weights: Iterator[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield whole parameters under the names of files, which servers know: experts apart."""
         for name, value in weights:
-            yield name, value.cpu()
+            yield from as_in_files(name, value, self._policy.lm.config.model_type)
 
     def _whole(self, value: torch.Tensor) -> torch.Tensor:
         return whole(value, self._device)
@@ -335,7 +363,12 @@ class FsdpBackend:
         # The condition is inside the loops, because every rank must take part in gathering. Cloned,
         # because a value that is on the CPU already may share memory with its parameter.
         lm, is_writer = self._policy.lm, dist.get_rank() == 0
-        weights = {name: value.clone() for name, value in self.export_weights() if is_writer}
+        reshard(self._policy)
+        weights = {
+            name: value.cpu().clone()
+            for name, value in merged_weights(lm, self._whole)
+            if is_writer
+        }
         adapter = {
             name: value.cpu() for name, value in adapter_weights(lm, self._whole) if is_writer
         }

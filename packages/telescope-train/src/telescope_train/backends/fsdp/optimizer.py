@@ -1,4 +1,4 @@
-"""The optimizers of `trainer.optimizer`: AdamW with moments of 32, 16 or 8 bits.
+"""The optimizers of `trainer.optimizer`: AdamW with moments of 32, 16 or 8 bits, or on the CPU.
 
 Weights keep their own dtype (`model_dtype`) in all of them. Weight decay applies to matrices only,
 not to norms and biases, as is usual for transformers.
@@ -11,6 +11,7 @@ import torch
 
 from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp.low_precision_adamw import LowPrecisionAdamW
+from telescope_train.backends.fsdp.offloaded_adamw import OffloadedAdamW
 from telescope_train.config.trainer_section import TrainerSection
 
 _AO_HINT = (
@@ -35,6 +36,8 @@ def make_optimizer(
         "betas": trainer.adam_betas,
         "eps": trainer.adam_eps,
     }
+    if trainer.optimizer_cpu_offload:
+        return OffloadedAdamW(groups, **arguments)
     if trainer.optimizer == "adamw_bf16":
         return LowPrecisionAdamW(groups, **arguments)
     if trainer.optimizer == "adamw_8bit":

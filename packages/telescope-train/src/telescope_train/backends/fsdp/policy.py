@@ -7,16 +7,23 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
-from telescope_train.backends.fsdp.sharding import decoder_layers, shard, weight_mesh
+from telescope_train.backends.fsdp.filling import fill, fill_adapters
+from telescope_train.backends.fsdp.sharding import decoder_layers, prefetch, shard, weight_mesh
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.adapted_product import round_sums_once
 from telescope_train.models.attention.choice import AttentionChoice, choose_attention
 from telescope_train.models.attention.context_parallel import ContextGroup, join_context
+from telescope_train.models.attention.kinds import AttentionKind
+from telescope_train.models.attention.sharing import PrefixSharing, choose_sharing
 from telescope_train.models.cpu_kernels import is_onednn_faster, replace_linears, replace_rms_norms
 from telescope_train.models.facts import context_problem
-from telescope_train.models.layers import checkpoint_activations, compile_layers
-from telescope_train.models.load import load_model, torch_dtype
+from telescope_train.models.layers import (
+    checkpoint_activations,
+    compile_layers,
+    use_grouped_experts,
+)
+from telescope_train.models.load import LoadedModel, has_experts, prepare_model, torch_dtype
 from telescope_train.models.lora import add_adapters
 from telescope_train.models.packed import PackedPolicy
 
@@ -29,8 +36,15 @@ class ShardedPolicy:
     attention: AttentionChoice
     context: ContextGroup | None
     """The ranks that this one shares rows with; None = it shares none."""
+    sharing: PrefixSharing
+    """Whether samples of a row share prefixes."""
     mesh: DeviceMesh
     """The ranks over which weights are sharded and copied."""
+
+    @property
+    def attention_in_use(self) -> AttentionKind:
+        """The attention over all rows."""
+        return (self.sharing.attention or self.attention).kind
 
 
 def load_policy(
@@ -38,24 +52,29 @@ def load_policy(
 ) -> ShardedPolicy:
     """Return the model that is trained, ready and sharded."""
     trainer, dtype = settings.trainer, torch_dtype(settings.compute_dtype)
-    if trainer.optimizer_cpu_offload and device.type == "cpu":
-        raise ConfigError(
-            "optimizer_cpu_offload has no effect without a GPU: everything is in CPU memory "
-            "already; remove it"
-        )
-    loaded = load_model(
-        settings.model.model,
-        dtype=settings.model.model_dtype,
-        trust_remote_code=settings.model.trust_remote_code,
-    )
+    for name in ("optimizer_cpu_offload", "fsdp_cpu_offload"):
+        if getattr(trainer, name) and device.type == "cpu":
+            raise ConfigError(
+                f"{name} has no effect without a GPU: everything is in CPU memory already; "
+                "remove it"
+            )
+    loaded = _prepared(settings)
     # First, because a size that does not fit would only show as a wrong shape in attention.
     check_context(loaded.model, layout.context)
+    if has_experts(loaded.model):
+        use_grouped_experts(loaded.model, dtype)
     attention = choose_attention(loaded.model, device, dtype, is_row_shared=layout.context > 1)
+    sharing = choose_sharing(
+        loaded.model,
+        device,
+        dtype,
+        is_on=trainer.share_prefixes == "auto",
+        has_dropout=trainer.use_lora and trainer.lora_dropout > 0,
+    )
     context = join_context(layout)
     if trainer.use_lora:
-        # Every rank shards its own copy, so all must draw the same initial adapters.
+        # What peft draws is replaced after sharding, so it must not move the run's generators.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
             add_adapters(loaded.model, trainer, model_name=settings.model.model)
         if dtype == torch.bfloat16:
             round_sums_once(loaded.model)
@@ -76,10 +95,20 @@ def load_policy(
         entropy_grad=settings.algorithm is not None and settings.algorithm.entropy_coef > 0,
         wide_logits=settings.model.fp32_lm_head,
     ).eval()
-    policy.use_attention(attention.kind, context)
-    mesh = weight_mesh(layout, device)
-    shard(policy, mesh, dtype, offload=trainer.optimizer_cpu_offload)
-    return ShardedPolicy(policy=policy, attention=attention, context=context, mesh=mesh)
+    sharded = ShardedPolicy(
+        policy=policy,
+        attention=attention,
+        context=context,
+        sharing=sharing,
+        mesh=weight_mesh(layout, device),
+    )
+    policy.use_attention(sharded.attention_in_use, context)
+    shard(policy, sharded.mesh, dtype, offload=trainer.fsdp_cpu_offload)
+    prefetch(policy, trainer.fsdp_prefetch_layers)
+    _fill(policy, loaded, settings, device)
+    if trainer.use_lora:
+        fill_adapters(policy.lm, seed=settings.seed)
+    return sharded
 
 
 def load_reference(
@@ -87,13 +116,11 @@ def load_reference(
 ) -> PackedPolicy:
     """Return a frozen copy of the initial model in the dtype of the layers, run like `like`."""
     dtype = torch_dtype(settings.compute_dtype)
-    loaded = load_model(
-        settings.model.model,
-        dtype=settings.model.model_dtype,
-        trust_remote_code=settings.model.trust_remote_code,
-    )
+    loaded = _prepared(settings)
     # It is never updated, so master weights would only cost memory.
     loaded.model.to(dtype)
+    if has_experts(loaded.model):
+        use_grouped_experts(loaded.model, dtype)
     _speed_up(loaded.model, device, dtype)
     policy = PackedPolicy(
         loaded.model,
@@ -102,9 +129,28 @@ def load_reference(
         wide_logits=settings.model.fp32_lm_head,
     ).eval()
     policy.requires_grad_(False)
-    policy.use_attention(like.attention.kind, like.context)
-    shard(policy, like.mesh, dtype, offload=settings.trainer.optimizer_cpu_offload)
+    policy.use_attention(like.attention_in_use, like.context)
+    shard(policy, like.mesh, dtype, offload=settings.trainer.fsdp_cpu_offload)
+    prefetch(policy, settings.trainer.fsdp_prefetch_layers)
+    _fill(policy, loaded, settings, device)
     return policy
+
+
+def _prepared(settings: BackendSettings) -> LoadedModel:
+    return prepare_model(
+        settings.model.model,
+        dtype=settings.model.model_dtype,
+        trust_remote_code=settings.model.trust_remote_code,
+    )
+
+
+def _fill(
+    policy: PackedPolicy, loaded: LoadedModel, settings: BackendSettings, device: torch.device
+) -> None:
+    """Read this rank's shards, unless the model was loaded whole and then sharded."""
+    if loaded.files is not None:
+        where = torch.device("cpu") if settings.trainer.fsdp_cpu_offload else device
+        fill(policy, policy.lm, loaded.files, where)
 
 
 def _speed_up(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:

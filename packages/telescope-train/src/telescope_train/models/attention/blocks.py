@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
+from telescope_train.models.attention.prefixes import SharedRow
+
 PACKED_ATTENTION = "telescope_packed"
 _MIN_FILL = 0.75
 """A sequence shorter than this share of its block's longest one starts a new block."""
@@ -36,15 +38,15 @@ class PackedLayout:
     """(S, L) of each block, in the order of the padded places."""
 
 
-def packed_layout(positions_T: np.ndarray, device: torch.device) -> PackedLayout:
-    """Plan the blocks of a row whose positions restart at 0 for every sequence."""
+def packed_layout(lengths_S: NDArray[np.int64], device: torch.device) -> PackedLayout:
+    """Plan the blocks of a row of sequences of `lengths_S` [S] tokens, each at least 1."""
     # On the host in numpy: one plan serves all layers, and sizes that were computed on a GPU would
     # make the host wait for it.
-    starts_S = np.flatnonzero(positions_T == 0)
-    lengths_S = np.diff(np.append(starts_S, len(positions_T)))
+    starts_S = np.cumsum(lengths_S) - lengths_S
+    num_tokens = int(lengths_S.sum())
     order_S = np.argsort(-lengths_S, kind="stable")
     blocks = _blocks(lengths_S[order_S])
-    gather, place_T, padding, first, base = [], np.empty(len(positions_T), np.int64), [], 0, 0
+    gather, place_T, padding, first, base = [], np.empty(num_tokens, np.int64), [], 0, 0
     for num_sequences, length in blocks:
         chosen = order_S[first : first + num_sequences]
         offsets_L = np.arange(length)
@@ -171,15 +173,41 @@ class Sequences:
     """[S + 1] int32 cumulative lengths in tokens, as varlen kernels take them."""
     longest: int
     """Tokens of the longest sequence; a plain int, so that no layer has to wait for a GPU."""
+    shared: SharedRow | None = None
+    """What sequences share, if the positions of some go on where another one stands. Then each
+    sequence is what stands in the row for one sample."""
 
 
 def find_sequences(positions_T: NDArray[np.integer], device: torch.device) -> Sequences:
     """Describe a row whose positions restart at 0 for every sequence."""
     # Computed in numpy and moved once: on a GPU, finding zeros would make the host wait.
-    starts = np.append(np.flatnonzero(positions_T == 0), len(positions_T))
+    starts_S = np.flatnonzero(positions_T == 0)
+    return _sequences(positions_T, np.diff(np.append(starts_S, len(positions_T))), device, None)
+
+
+def find_shared_sequences(shared: SharedRow, device: torch.device) -> Sequences:
+    """Describe a row of samples in which what they share stands once."""
+    own_S, first_S = shared.own_S, shared.shared_S
+    positions_T = np.arange(own_S.sum()) + np.repeat(first_S - shared.starts_S, own_S)
+    return _sequences(positions_T, own_S[own_S > 0], device, shared)
+
+
+def _sequences(
+    positions_T: NDArray[np.integer],
+    lengths_S: NDArray[np.int64],
+    device: torch.device,
+    shared: SharedRow | None,
+) -> Sequences:
     return Sequences(
         positions_T=torch.tensor(positions_T, dtype=torch.long).to(device),
-        layout=packed_layout(positions_T, device),
-        starts=torch.from_numpy(starts.astype(np.int32)).to(device),
-        longest=int(np.diff(starts).max()),
+        layout=packed_layout(lengths_S, device),
+        starts=cumulative(lengths_S, device),
+        longest=int(lengths_S.max()),
+        shared=shared,
     )
+
+
+def cumulative(lengths_S: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """Return [S + 1] int32 the sums of the first 0, 1, 2 ... of `lengths_S`."""
+    sums = np.append(0, np.cumsum(lengths_S)).astype(np.int32)
+    return torch.from_numpy(sums).to(device)

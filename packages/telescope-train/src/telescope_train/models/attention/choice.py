@@ -3,6 +3,7 @@
 The test runs a small copy of the architecture with one layer of each kind, the real head sizes and
 random weights. Two samples in one row must give the same hidden states and gradient as one by one
 through transformers' own attention. `rank_checks` then tests the whole model in the same way.
+Attention over shared prefixes is chosen alike, with samples that begin alike.
 """
 
 import copy
@@ -16,22 +17,28 @@ import torch
 from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
-from telescope_train.models.attention.blocks import find_sequences
+from telescope_train.models.attention.blocks import find_sequences, find_shared_sequences
 from telescope_train.models.attention.kinds import (
     ATTENTION_KINDS,
     SDPA,
+    SHARING_KINDS,
     AttentionKind,
     AttentionNeeds,
 )
+from telescope_train.models.attention.prefixes import SharedRow
 
 LENGTHS = (19, 13)
 """Tokens of the two samples: unequal, so that mixing them up shows."""
+SHARED = SharedRow(lengths_S=np.array([19, 21, 12, 9, 13]), shared_S=np.array([0, 11, 11, 4, 0]))
+"""Samples that begin alike: two branches of different depth, and one apart."""
 PROBE_VOCAB = 64
 """Rows of the embedding in the small copy."""
 _WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size")
 """What configs call the tokens that a layer attends to, where those are not all."""
 _PROBE_WINDOW = 5
 """Tokens of such a window in the small copy: far fewer than the samples have, so that it shows."""
+_PROBE_EXPERTS = 2
+"""Experts of a layer in the small copy of a mixture."""
 _HALF_TOLERANCE, _TOLERANCE = 0.05, 1e-3
 """Largest relative difference that rounding explains, in 16 bits and in more. A leak gives 0.5."""
 _log = logging.getLogger(__name__)
@@ -69,6 +76,28 @@ def choose_attention(
     """
     needs = AttentionNeeds(device=device, dtype=dtype, is_row_shared=is_row_shared)
     probe = _Probe(lm, needs)
+    found, refused = _first_that_works(kinds, probe, needs)
+    if found is not None:
+        _log.info("attention: %s; %s", found.kind.name, found.reasons)
+        return found
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    advice = "set fsdp_context_parallel_size = 1" if is_row_shared else "train another model"
+    raise ConfigError(
+        f"no attention keeps packed samples of {type(lm).__name__} apart ({reasons}); {advice}"
+    )
+
+
+def choose_sharing_attention(
+    lm: PreTrainedModel, device: torch.device, dtype: torch.dtype
+) -> tuple[AttentionChoice | None, dict[str, str]]:
+    """Return the first attention that can share prefixes in `lm`, and why others cannot."""
+    needs = AttentionNeeds(device=device, dtype=dtype)
+    return _first_that_works(SHARING_KINDS, _Probe(lm, needs, SHARED), needs)
+
+
+def _first_that_works(
+    kinds: Sequence[AttentionKind], probe: "_Probe", needs: AttentionNeeds
+) -> tuple[AttentionChoice | None, dict[str, str]]:
     refused: dict[str, str] = {}
     for kind in kinds:
         reason = _reason_against(kind, needs)
@@ -76,17 +105,11 @@ def choose_attention(
         if reason is None:
             difference, reason = probe.test(kind)
         if reason is None:
-            choice = AttentionChoice(
+            return AttentionChoice(
                 kind=kind, difference=difference, tolerance=probe.tolerance, refused=refused
-            )
-            _log.info("attention: %s; %s", kind.name, choice.reasons)
-            return choice
+            ), refused
         refused[kind.name] = reason
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-    advice = "set fsdp_context_parallel_size = 1" if is_row_shared else "train another model"
-    raise ConfigError(
-        f"no attention keeps packed samples of {type(lm).__name__} apart ({reasons}); {advice}"
-    )
+    return None, refused
 
 
 def _reason_against(kind: AttentionKind, needs: AttentionNeeds) -> str | None:
@@ -98,12 +121,17 @@ def _reason_against(kind: AttentionKind, needs: AttentionNeeds) -> str | None:
 class _Probe:
     """The architecture, small enough to try each kind of attention on it."""
 
-    def __init__(self, lm: PreTrainedModel, needs: AttentionNeeds) -> None:
-        self._needs = needs
+    def __init__(
+        self, lm: PreTrainedModel, needs: AttentionNeeds, shared: SharedRow | None = None
+    ) -> None:
+        self._needs, self._shared = needs, shared
         self.tolerance = _HALF_TOLERANCE if needs.dtype.itemsize == 2 else _TOLERANCE
         self._lm = _small_copy(lm, needs)
         generator = torch.Generator().manual_seed(0)
-        ids = [torch.randint(PROBE_VOCAB, (length,), generator=generator) for length in LENGTHS]
+        lengths = LENGTHS if shared is None else shared.lengths_S.tolist()
+        ids = [torch.randint(PROBE_VOCAB, (length,), generator=generator) for length in lengths]
+        for number, common in enumerate(() if shared is None else shared.shared_S.tolist()):
+            ids[number][:common] = ids[number - 1][:common]
         self._ids = [one.to(needs.device) for one in ids]
         # Alone in a row a sample has nothing to mix with, so this is the truth to compare with.
         one_by_one = [self._run(SDPA, [ids]) for ids in self._ids]
@@ -115,7 +143,7 @@ class _Probe:
         # These are what libraries raise when a kernel is missing or refuses the shapes or the
         # device. The next kind is tried then.
         try:
-            hidden_TH, gradient = self._run(kind, self._ids)
+            hidden_TH, gradient = self._run(kind, self._ids, self._shared)
         except (ImportError, RuntimeError, ValueError, TypeError, AssertionError) as error:
             text = str(error).strip().splitlines()
             return float("nan"), f"failed: {text[0] if text else type(error).__name__}"
@@ -128,23 +156,39 @@ class _Probe:
             )
         return difference, None
 
-    def _run(self, kind: AttentionKind, ids: Sequence[torch.Tensor]) -> tuple[Any, Any]:
-        """Return (hidden_TH, gradient [PROBE_VOCAB, H] of the embeddings) of `ids` in one row."""
+    def _run(
+        self,
+        kind: AttentionKind,
+        ids: Sequence[torch.Tensor],
+        shared: SharedRow | None = None,
+    ) -> tuple[Any, Any]:
+        """Return (hidden_TH, gradient [PROBE_VOCAB, H] of the embeddings) of `ids` in one row.
+
+        Hidden states are those of each token of each sample, those included that they share.
+        """
         kind.prepare()
         self._lm.set_attn_implementation(kind.implementation)
-        positions_T = np.concatenate([np.arange(len(one)) for one in ids])
-        sequences = find_sequences(positions_T, self._needs.device)
+        device, row_ids = self._needs.device, torch.cat(list(ids))
+        places = torch.arange(len(row_ids), device=device)
+        if shared is None:
+            positions_T = np.concatenate([np.arange(len(one)) for one in ids])
+            sequences = find_sequences(positions_T, device)
+        else:
+            sequences = find_shared_sequences(shared, device)
+            places = torch.from_numpy(shared.places()).to(device)
+            own = zip(ids, shared.shared_S.tolist(), strict=True)
+            row_ids = torch.cat([one[common:] for one, common in own])
         # The embeddings' gradient passes through every layer, so it shows a wrong backward in any.
         weight = self._lm.get_input_embeddings().weight
         weight.grad = None
         with torch.enable_grad():
             output = self._lm.base_model(
-                input_ids=torch.cat(list(ids))[None],
+                input_ids=row_ids[None],
                 position_ids=sequences.positions_T[None],
                 use_cache=False,
                 **kind.arguments(sequences),
             )
-            hidden_TH = output.last_hidden_state[0].float()
+            hidden_TH = output.last_hidden_state[0].index_select(0, places).float()
             # A weight for each value: in a plain sum, errors of opposite sign could cancel.
             (hidden_TH * hidden_TH.detach().cos()).sum().backward()
         return hidden_TH.detach(), weight.grad.float()
@@ -162,6 +206,7 @@ def _small_copy(lm: PreTrainedModel, needs: AttentionNeeds) -> PreTrainedModel:
     layer_types = getattr(text, "layer_types", None)
     kinds = list(dict.fromkeys(layer_types)) if layer_types else [None]
     text.num_hidden_layers = len(kinds)
+    _choose_no_experts(text)
     if layer_types:
         text.layer_types = kinds
     # Forked, so that the test does not move the random numbers of the run.
@@ -174,6 +219,14 @@ def _small_copy(lm: PreTrainedModel, needs: AttentionNeeds) -> PreTrainedModel:
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
     return probe.to(device=needs.device, dtype=needs.dtype).eval()
+
+
+def _choose_no_experts(text: Any) -> None:
+    """Make a mixture of experts use all of a few: a choice would turn rounding into a jump."""
+    for name in ("num_experts", "num_local_experts"):
+        if getattr(text, name, None):
+            setattr(text, name, _PROBE_EXPERTS)
+            text.num_experts_per_tok = _PROBE_EXPERTS
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:

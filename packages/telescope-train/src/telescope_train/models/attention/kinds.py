@@ -7,17 +7,26 @@ whether it really keeps packed sequences apart.
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from telescope_train.models.attention.blocks import (
     PACKED_ATTENTION,
     Sequences,
+    cumulative,
     register_packed_attention,
 )
+from telescope_train.models.attention.cascade import (
+    CASCADE_ATTENTION,
+    CascadeLayout,
+    register_cascade_attention,
+)
 from telescope_train.models.attention.varlen import (
+    GATHERED_ATTENTION,
     VARLEN_ATTENTION,
     has_varlen,
+    register_gathered_attention,
     register_varlen_attention,
 )
 
@@ -133,3 +142,60 @@ ATTENTION_KINDS = (
     SDPA,
 )
 """Fastest first."""
+
+
+def _gathered_arguments(over: str, sequences: Sequences) -> dict[str, object]:
+    arguments = _varlen_arguments(sequences) | {"over": over, "keys_K": None}
+    shared = sequences.shared
+    if shared is None:
+        return arguments
+    device, lengths_S = sequences.starts.device, shared.lengths_S[shared.own_S > 0]
+    return arguments | {
+        "keys_K": torch.from_numpy(shared.keys()).to(device),
+        "cu_seq_lens_k": cumulative(lengths_S, device),
+        "max_length_k": int(lengths_S.max()),
+    }
+
+
+def _cascade_arguments(sequences: Sequences) -> dict[str, object]:
+    shared = sequences.shared
+    layout = CascadeLayout(
+        own=sequences.layout,
+        parts=() if shared is None else tuple(shared.parts()),
+        positions_T=sequences.positions_T.numpy(),
+    )
+    return {"cascade_layout": layout}
+
+
+def _against_cascade(needs: AttentionNeeds) -> str | None:
+    # It uses an operator that torch has for the CPU only.
+    return None if needs.device.type == "cpu" else "needs the CPU"
+
+
+SHARING_KINDS = (
+    AttentionKind(
+        name="flash_attn over prefixes",
+        implementation=GATHERED_ATTENTION,
+        reason_against=_against_flash,
+        arguments=partial(_gathered_arguments, "flash_attention_2"),
+        prepare=register_gathered_attention,
+        takes_sequences=True,
+    ),
+    AttentionKind(
+        name="varlen over prefixes",
+        implementation=GATHERED_ATTENTION,
+        reason_against=_against_varlen,
+        arguments=partial(_gathered_arguments, VARLEN_ATTENTION),
+        prepare=register_gathered_attention,
+        takes_sequences=True,
+    ),
+    AttentionKind(
+        name="cascade",
+        implementation=CASCADE_ATTENTION,
+        reason_against=_against_cascade,
+        arguments=_cascade_arguments,
+        prepare=register_cascade_attention,
+        takes_sequences=True,
+    ),
+)
+"""For rows in which samples share prefixes, and for all rows of a run that has such."""

@@ -1,6 +1,8 @@
 """torch's own variable-length attention, registered with transformers; CUDA, half precision.
 
-Dims: T tokens of the row, H heads, D head size.
+And, for it and for flash-attn, rows with shared prefixes: keys and values are gathered, so that
+each sample's own tokens attend to all that it begins with, causal from the end.
+Dims: T tokens of the row, K keys that all samples attend to, H heads, D head size.
 """
 
 import importlib.util
@@ -10,6 +12,7 @@ import torch
 from transformers import AttentionInterface
 
 VARLEN_ATTENTION = "telescope_varlen"
+GATHERED_ATTENTION = "telescope_gathered"
 
 
 def has_varlen() -> bool:
@@ -34,15 +37,15 @@ def _varlen_attention(
     from torch.nn.attention.varlen import varlen_attn
 
     # transformers' window includes the token itself, the kernel counts only tokens to its left. 0
-    # tokens to the right make it causal. A row attends to itself, so keys have the queries' starts.
-    longest, window = options["max_length_q"], options.get("sliding_window")
+    # tokens to the right make it causal: the last query sees the last key.
+    window = options.get("sliding_window")
     left = -1 if window is None else window - 1
     output_THD = varlen_attn(
         *(states[0].transpose(0, 1) for states in (query, key, value)),
         cu_seq_lens_q,
-        cu_seq_lens_q,
-        longest,
-        longest,
+        options["cu_seq_lens_k"],
+        options["max_length_q"],
+        options["max_length_k"],
         scale=scaling,
         window_size=(left, 0),
         enable_gqa=True,
@@ -55,3 +58,28 @@ def _varlen_attention(
 def register_varlen_attention() -> None:
     """Make `attn_implementation = VARLEN_ATTENTION` known to transformers. Idempotent."""
     AttentionInterface.register(VARLEN_ATTENTION, _varlen_attention)
+
+
+@torch.compiler.disable
+def _gathered_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    over: str,
+    keys_K: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend by the implementation `over` to the keys at the places `keys_K`; None = to all."""
+    if keys_K is not None:
+        key, value = (states.index_select(2, keys_K) for states in (key, value))
+    output, _ = AttentionInterface()[over](module, query, key, value, attention_mask, **options)
+    return output, None
+
+
+def register_gathered_attention() -> None:
+    """Make `attn_implementation = GATHERED_ATTENTION` known to transformers. Idempotent."""
+    register_varlen_attention()
+    AttentionInterface.register(GATHERED_ATTENTION, _gathered_attention)

@@ -12,13 +12,15 @@ from telescope_core.errors import ConfigError, unknown_name
 from telescope_train.chat.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from telescope_train.chat.formats.choose import AUTO
 from telescope_train.config.fields import was_set
-from telescope_train.config.names import PLANNED_BACKENDS, PLANNED_TRANSPORTS
+from telescope_train.config.names import PLANNED_BACKENDS
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.plan.checks.algorithm import algorithm_problems
 from telescope_train.plan.checks.environments import process_problems
+from telescope_train.plan.checks.megatron import megatron_problems
 from telescope_train.plan.checks.observability import observability_problems
 from telescope_train.plan.checks.step import step_problems
 from telescope_train.plan.checks.trainer import checkpoint_problems, trainer_problems
+from telescope_train.plan.checks.weights import colocation_problems, weights_problems
 
 _PARSERS = {"tool_call_parser": TOOL_CALL_PARSERS, "reasoning_parser": REASONING_PARSERS}
 
@@ -31,11 +33,14 @@ def check_config(config: TrainConfig) -> None:
         *_length_problems(config),
         *algorithm_problems(config),
         *trainer_problems(config),
+        *megatron_problems(config),
         *checkpoint_problems(config.checkpoint, config.run.number_of_steps),
         *step_problems(config),
         *_eval_problems(config),
         *_gateway_problems(config),
         *observability_problems(config),
+        *weights_problems(config),
+        *colocation_problems(config),
         *_name_problems(config),
     ]
     if problems:
@@ -189,11 +194,6 @@ def _name_problems(config: TrainConfig) -> Iterator[str]:
         name = getattr(config.model, setting)
         if name != AUTO and name not in parsers:
             yield str(unknown_name(f"model.{setting}", name, (AUTO, *parsers)))
-    transport = config.weights.weight_transport
-    if transport != "auto":
-        yield from _unknown_plugin(
-            "weight_transport", transport, "telescope.weight_transports", PLANNED_TRANSPORTS
-        )
 
 
 def _unknown_plugin(setting: str, name: str, group: str, planned: Collection[str]) -> Iterator[str]:

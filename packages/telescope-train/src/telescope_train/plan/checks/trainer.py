@@ -6,7 +6,11 @@ from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.config.fields import was_set
 from telescope_train.config.schema import CheckpointSection, TrainConfig
+from telescope_train.config.trainer_section import TrainerSection
 from telescope_train.models.served_adapter import VLLM_RANKS, served_adapter
+
+LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
+"""Settings that have no effect without `use_lora`."""
 
 
 def trainer_problems(config: TrainConfig) -> Iterator[str]:
@@ -36,11 +40,7 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
             "gradient_checkpointing = 'selective' would have no effect; use 'full', or turn one off"
         )
     yield from _lora_problems(config)
-    if section.train_backend == "fsdp":
-        try:
-            fsdp_layout(section, section.trainer_num_workers)
-        except ConfigError as error:
-            yield str(error)
+    yield from _fsdp_problems(section)
     last_port = config.inference.inference_base_port + config.inference.inference_num_workers - 1
     if last_port > 65535:
         yield (
@@ -49,9 +49,27 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
         )
 
 
+def _fsdp_problems(section: TrainerSection) -> Iterator[str]:
+    if section.optimizer_cpu_offload and section.optimizer != "adamw":
+        yield (
+            f"trainer.optimizer_cpu_offload works with optimizer = 'adamw', got "
+            f"{section.optimizer!r}; change one"
+        )
+    if section.optimizer_cpu_offload and section.fsdp_cpu_offload:
+        yield (
+            "trainer.optimizer_cpu_offload has no effect with fsdp_cpu_offload, which keeps the "
+            "moments in CPU memory too; remove one"
+        )
+    if section.train_backend == "fsdp":
+        try:
+            fsdp_layout(section, section.trainer_num_workers)
+        except ConfigError as error:
+            yield str(error)
+
+
 def _lora_problems(config: TrainConfig) -> Iterator[str]:
     section = config.trainer
-    for field in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"):
+    for field in LORA_FIELDS:
         if was_set(section, field) and not section.use_lora:
             yield (
                 f"trainer.{field} has no effect without use_lora; "

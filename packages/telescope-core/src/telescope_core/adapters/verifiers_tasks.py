@@ -1,0 +1,264 @@
+"""Tasksets of the `verifiers` package from 0.4 on, its new API: `verifiers:NAME`.
+
+A program of theirs, the harness, plays a task by asking a server of theirs, which passes each
+request on to a `PolicyShim`. Their task scores; what raises fails the rollout here.
+"""
+
+import asyncio
+import itertools
+import sys
+from types import ModuleType
+from typing import Any
+
+from pydantic import Field
+
+from telescope_core.adapters.policy_shim import MODEL, Playing, PolicyShim
+from telescope_core.adapters.schemes import VERIFIERS_TASKS, imported
+from telescope_core.adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics
+from telescope_core.adapters.verifiers import as_messages, without_signal_handlers
+from telescope_core.environments import Episode, reward
+from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.examples import ListSource, split_of
+from telescope_core.types import Example, Split, StopReason
+
+_CHAT = "chat"
+_CHAT_MODULE = "telescope_chat_harness"
+
+
+class TasksConfig(AdaptedConfig):
+    """Settings of a taskset of verifiers."""
+
+    harness: str = _CHAT
+    """The program that plays: `chat` asks once, in this process; else a harness of verifiers, which
+    runs as a process of its own."""
+    max_tasks: int | None = Field(default=None, ge=1)
+    """Only so many tasks, the first; required where a taskset is endless."""
+
+
+class VerifiersTasksEnvironment(AdaptedEnvironment):
+    """A taskset of the `verifiers` package."""
+
+    Config = TasksConfig
+
+    def __init__(self, config: TasksConfig | None = None) -> None:
+        super().__init__(config)
+        self._theirs = imported(VERIFIERS_TASKS, "verifiers.v1")
+        with without_signal_handlers():
+            try:
+                self.env = self._loaded()
+            except ModuleNotFoundError as error:
+                raise EnvironmentLoadError(
+                    f"{self.config.id}: {error} `telescope env link --with PACKAGE` installs what "
+                    "is missing"
+                ) from error
+            except SystemExit as error:
+                # Their cloud's way to say that it has no key.
+                raise EnvironmentLoadError(f"{self.config.id}: verifiers ended: {error}") from error
+        self.tasks: list[Any] = self._read_tasks()
+        self._has_tools = self._offers()
+        if self._has_tools and self.config.harness == _CHAT:
+            raise EnvironmentLoadError(
+                f"{self.config.id} has tools, which the harness 'chat' does not bring; set "
+                "env.harness to one that does, such as null"
+            )
+        header: str = imported(VERIFIERS_TASKS, "verifiers.v1.clients.client").SESSION_ID_HEADER
+        self._shim = PolicyShim(header)
+        self._serving: asyncio.Task[None] | None = None
+        self._is_ready = asyncio.Event()
+        self.on_close(self._end_serving)
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether requests offer tools: those of the taskset, or of a program."""
+        return self._has_tools or self.config.harness not in (_CHAT, "null")
+
+    def splits(self) -> tuple[Split, ...]:
+        """Return the splits that have tasks."""
+        keys = {split_of(task.key) for task in self.tasks}
+        return tuple(split for split in Split if split in keys)
+
+    def examples(self, split: Split) -> ListSource:
+        """Return the tasks that a hash of their keys puts in `split`."""
+        return ListSource(
+            [
+                Example(
+                    id=f"{index}-{task.key[:16]}",
+                    prompt=tuple(as_messages(_opening(task.data))),
+                    info={"index": index},
+                )
+                for index, task in enumerate(self.tasks)
+                if split_of(task.key) is split
+            ]
+        )
+
+    async def play(self, episode: Episode[Any]) -> StopReason:
+        """Let their program play a task whose model is the policy, and their task score it."""
+        await self._served()
+        playing = Playing(episode=episode)
+        names: list[str] = []
+
+        def admit(trace: Any) -> None:
+            names.append(trace.id)
+            self._shim.admit(trace.id, playing)
+
+        task = self.tasks[int(str(episode.example.info["index"]))]
+        client = self._theirs.EvalClientConfig(
+            base_url=self._shim.base_url, api_key_var="TELESCOPE_NO_KEY"
+        )
+        context = self._theirs.ModelContext(model=MODEL, client=client)
+        try:
+            ended = await self.env.run_episode(task, context, on_trace=admit)
+        finally:
+            for name in names:
+                self._shim.dismiss(name)
+        if playing.failed:
+            raise playing.failed[0]
+        return self._taken(episode, ended)
+
+    @reward
+    def theirs(self, episode: Episode[Any]) -> float:
+        """The reward of their task."""
+        return episode.state["reward"]
+
+    def _taken(self, episode: Episode[Any], ended: Any) -> StopReason:
+        """Keep what came of an episode of theirs, and return why it ended."""
+        errors = [*ended.errors, *(error for trace in ended.traces for error in trace.errors)]
+        if not ended.ok or errors:
+            said = "; ".join(f"{error.type}: {error.message}" for error in errors)
+            raise RuntimeError(f"verifiers failed the rollout: {said or 'it is not ok'}")
+        trained = [trace for trace in ended.traces if trace.agent.trainable]
+        if len(trained) != 1:
+            raise EnvironmentLoadError(
+                f"{self.config.id} has {len(trained)} agents that are trained in one rollout; this "
+                "adapter takes one"
+            )
+        [trace] = trained
+        episode.messages[:] = as_messages(trace.messages)
+        episode.state["reward"] = float(trace.reward)
+        episode.metrics.update(as_metrics(trace.metrics))
+        episode.tags["stop_condition"] = str(trace.stop_condition)
+        if trace.stop_condition == "max_turns":
+            return StopReason.MAX_TURNS
+        return StopReason.LENGTH if trace.is_truncated else StopReason.COMPLETED
+
+    def _loaded(self) -> Any:
+        single = imported(VERIFIERS_TASKS, "verifiers.v1.envs.single_agent")
+        loaders = imported(VERIFIERS_TASKS, "verifiers.v1.utils.loaders")
+        harness = self.config.harness
+        if harness == _CHAT:
+            harness = _CHAT_MODULE
+            sys.modules.setdefault(_CHAT_MODULE, _chat_module(self._theirs))
+        kind = loaders.environment_class(self.config.id)
+        if kind is not single.SingleAgentEnv:
+            raise EnvironmentLoadError(
+                f"{self.config.id} has an environment class of its own ({kind.__name__}); this "
+                "adapter takes tasksets that one agent plays"
+            )
+        # Their default is a cloud that needs a key.
+        spec = {
+            "taskset": {**self.config.options, "id": self.config.id},
+            "agent": {"harness": {"id": harness}, "runtime": {"type": "subprocess"}},
+            "interception": {"type": "server"},
+        }
+        return self._theirs.load_environment(single.SingleAgentEnvConfig.model_validate(spec))
+
+    def _read_tasks(self) -> list[Any]:
+        limit = self.config.max_tasks
+        if limit is None and not self.env.taskset.bounded:
+            raise ConfigError(
+                f"{self.config.id} has endless tasks; set env.max_tasks to how many are used"
+            )
+        return list(itertools.islice(iter(self.env.taskset), limit))
+
+    def _offers(self) -> bool:
+        taskset = self.env.taskset
+        first: list[Any] = self.tasks[:1]
+        has_own = any(bool(one.toolsets(one.config)) for one in first)
+        return has_own or bool(taskset.toolsets(taskset.config))
+
+    async def _served(self) -> None:
+        """Start their server and ours, once; raises what kept them from starting."""
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve())
+        waiting = asyncio.create_task(self._is_ready.wait())
+        try:
+            both: set[asyncio.Task[Any]] = {self._serving, waiting}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if self._serving.done():
+            self._serving.result()
+
+    async def _serve(self) -> None:
+        """Hold both servers open in one task, whose end closes them."""
+        try:
+            await self._shim.start()
+            async with self.env.serving():
+                self._is_ready.set()
+                await asyncio.Event().wait()
+        finally:
+            await self._shim.close()
+
+    async def _end_serving(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+            self._serving = None
+
+
+def _opening(data: Any) -> list[Any]:
+    """Return the messages with which a task begins."""
+    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+    prompt = data.prompt
+    if prompt is None:
+        return system or [{"role": "user", "content": ""}]
+    return [
+        *system,
+        *([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt),
+    ]
+
+
+def _chat_module(theirs: Any) -> ModuleType:
+    """Return a module with a harness that asks once, in this process, as they look one up.
+
+    Theirs that does the same starts a process, which takes about a second and installs packages.
+    """
+    harnesses: Any = imported(VERIFIERS_TASKS, "verifiers.v1.harness")
+    configs: Any = imported(VERIFIERS_TASKS, "verifiers.v1.configs.harness")
+    runtimes: Any = imported(VERIFIERS_TASKS, "verifiers.v1.runtimes")
+    httpx: Any = imported(VERIFIERS_TASKS, "httpx")
+    clients: list[Any] = []
+
+    class ChatHarness(harnesses.Harness[configs.HarnessConfig]):
+        APPENDS_SYSTEM_PROMPT, EXECUTES_CODE, NEEDS_CONTAINER = True, False, False
+
+        async def launch(
+            self,
+            ctx: Any,
+            trace: Any,
+            runtime: Any,
+            endpoint: str,
+            secret: str,
+            *rest: Any,
+            **_: Any,
+        ) -> Any:
+            _urls, data = rest[:2]
+            system, prompt = self.resolve_prompt(data)
+            shown = data.model_copy(update={"system_prompt": system, "prompt": prompt})
+            messages: list[Any] = [
+                one if isinstance(one, dict) else one.model_dump(exclude_none=True)
+                for one in _opening(shown)
+            ]
+            if not clients:
+                clients.append(httpx.AsyncClient(timeout=None))
+            reply = await clients[0].post(
+                f"{endpoint}/chat/completions",
+                json={"model": ctx.model, "messages": messages},
+                headers={"Authorization": f"Bearer {secret}"},
+            )
+            said = "" if reply.is_success else reply.text
+            return runtimes.ProgramResult(0 if reply.is_success else 1, reply.text, said)
+
+    module = ModuleType(_CHAT_MODULE)
+    vars(module).update(ChatHarness=ChatHarness, __all__=["ChatHarness"])
+    return module

@@ -1,0 +1,157 @@
+"""What the backend must know of a model's architecture, from its Hugging Face config.
+
+It covers decoders built like Llama: Llama, Mistral, Qwen2 and Qwen3, and the mixtures Mixtral and
+Qwen3-MoE. What they can do and this backend cannot is refused by name.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.configuration_utils import PretrainedConfig
+
+from telescope_core.errors import ConfigError
+from telescope_train.backends.megatron.layout import ModelSizes
+from telescope_train.config.schema import ModelSection
+from telescope_train.models.location import first_line, locate_model
+
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+"""Values of `model_type` that the conversion of weights covers."""
+_VOCABULARY_MULTIPLE = 128
+"""The embedding is padded to a multiple of this, so that other numbers of ranks can read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """The sizes and choices of a decoder built like Llama."""
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
+    """Rows of the embedding that are tokens."""
+    norm_eps: float
+    is_tied: bool
+    """The output head is the embedding."""
+    has_qk_norm: bool
+    has_qkv_bias: bool
+    padding_id: int | None
+    """The token whose embedding gets no gradient from where it is read, as in transformers."""
+    num_experts: int | None = None
+    num_experts_per_token: int = 1
+    expert_ffn_size: int = 0
+    renormalizes: bool = True
+    """The weights of the chosen experts sum to 1."""
+
+    @property
+    def sizes(self) -> ModelSizes:
+        """What a division over ranks has to fit."""
+        return ModelSizes(
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            # Experts are whole on their rank: a mixture has no columns to divide.
+            ffn_size=self.ffn_size if self.num_experts is None else 0,
+            num_experts=self.num_experts,
+        )
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding as it is held, for every number of ranks the same."""
+        return -(-self.vocab_size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
+
+
+def read_config(section: ModelSection) -> PretrainedConfig:
+    """Return the Hugging Face config of the model; ConfigError if it cannot be read."""
+    try:
+        return AutoConfig.from_pretrained(
+            locate_model(section.model), trust_remote_code=section.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"model {section.model!r} cannot be loaded: {first_line(error)}"
+        ) from error
+
+
+def architecture_of(config: PretrainedConfig) -> Architecture:
+    """Return the architecture; ConfigError for what this backend cannot train."""
+    family = str(config.model_type)
+    if family not in FAMILIES:
+        raise ConfigError(
+            f"train_backend 'megatron' converts the weights of {', '.join(FAMILIES)}, got a model "
+            f"of type {family!r}; use train_backend = 'fsdp'"
+        )
+    c: Any = config
+    _refuse(family, c)
+    num_experts = getattr(c, "num_experts", None) or getattr(c, "num_local_experts", None)
+    return Architecture(
+        family=family,
+        num_layers=c.num_hidden_layers,
+        hidden_size=c.hidden_size,
+        num_heads=c.num_attention_heads,
+        num_kv_heads=c.num_key_value_heads or c.num_attention_heads,
+        head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
+        ffn_size=c.intermediate_size,
+        vocab_size=c.vocab_size,
+        norm_eps=c.rms_norm_eps,
+        is_tied=bool(c.tie_word_embeddings),
+        has_qk_norm=family in ("qwen3", "qwen3_moe"),
+        has_qkv_bias=family == "qwen2",
+        padding_id=getattr(c, "pad_token_id", None),
+        num_experts=num_experts,
+        num_experts_per_token=getattr(c, "num_experts_per_tok", 1),
+        expert_ffn_size=getattr(c, "moe_intermediate_size", None) or c.intermediate_size,
+        renormalizes=bool(getattr(c, "norm_topk_prob", True)),
+    )
+
+
+def _refuse(family: str, c: Any) -> None:
+    reasons = []
+    if c.hidden_act != "silu":
+        reasons.append(f"hidden_act = {c.hidden_act!r} (only silu)")
+    for field in ("attention_bias", "mlp_bias"):
+        if getattr(c, field, False):
+            reasons.append(f"{field} = true")
+    kinds = set(getattr(c, "layer_types", None) or ())
+    window = getattr(c, "sliding_window", None)
+    if "sliding_attention" in kinds or (window and not kinds and family in ("mistral", "mixtral")):
+        reasons.append(f"a sliding window of {window} tokens")
+    if getattr(c, "mlp_only_layers", None) or getattr(c, "decoder_sparse_step", 1) != 1:
+        reasons.append("dense layers between those with experts")
+    if reasons:
+        raise ConfigError(
+            f"train_backend 'megatron' cannot train this {family} model: {'; '.join(reasons)}; "
+            "use train_backend = 'fsdp', or another model"
+        )
+
+
+def empty_model(
+    config: PretrainedConfig, *, trust_remote_code: bool, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Return the Hugging Face model, to compute in `dtype`, without memory for its weights."""
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    if dtype == torch.float64 and hasattr(lm, "set_experts_implementation"):
+        lm.set_experts_implementation("eager")  # the others know no float64
+    return lm
+
+
+def rotary_frequencies(lm: PreTrainedModel) -> torch.Tensor:
+    """Return the [head_dim / 2] angular frequencies of the model's rotary embedding, float32.
+
+    ConfigError if they depend on the length of the sequence or are scaled afterwards.
+    """
+    config = lm.config.get_text_config()
+    rotary = type(lm.base_model.rotary_emb)(config=config)
+    kind = getattr(rotary, "rope_type", "default")
+    if kind in ("dynamic", "longrope") or rotary.attention_scaling != 1.0:
+        raise ConfigError(
+            f"train_backend 'megatron' cannot train a model with rope_type {kind!r}, whose "
+            "rotations depend on the sequence's length or are scaled; use train_backend = 'fsdp'"
+        )
+    return rotary.inv_freq.float().clone()

@@ -1,0 +1,317 @@
+"""Backend `megatron`: megatron-core shares layers, matrices, tokens and experts over the ranks.
+
+Layers compute in `mixed_precision_dtype`; in bfloat16 the optimizer keeps weights in float32
+beside them. Gradients are summed over micro-batches and ranks and never divided, because the token
+weights already contain the only denominator. Dims: T tokens of a row, M trained tokens.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from telescope_core.errors import TelescopeError
+from telescope_train.algorithms.terms import shared_metrics
+from telescope_train.algorithms.token_metrics import MetricSum, reduce_metrics
+from telescope_train.backends.distributed_checkpoint import Saving
+from telescope_train.backends.fsdp.sharding import gather_values
+from telescope_train.backends.fsdp.state import Progress
+from telescope_train.backends.loss_inputs import LossInputs, batch_facts, loss_inputs
+from telescope_train.backends.megatron import checkpoint
+from telescope_train.backends.megatron.layout import megatron_layout
+from telescope_train.backends.megatron.library import using
+from telescope_train.backends.megatron.loading import Loaded, build, row_multiple, save_model
+from telescope_train.backends.megatron.optimizer import Stepper, wrap
+from telescope_train.backends.megatron.passes import run_rows, share_results
+from telescope_train.backends.megatron.rows import RankRow, rank_row
+from telescope_train.backends.megatron.weights import RankWeights
+from telescope_train.backends.megatron.whole_model import StreamedModel
+from telescope_train.backends.protocol import (
+    BackendSettings,
+    GradientResult,
+    Loss,
+    UpdateResult,
+)
+from telescope_train.backends.schedule import learning_rate_factor
+from telescope_train.batches.batch import PackedBatch
+from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.models.attention.sharing import no_sharing
+from telescope_train.models.packed import TrainedLogprobs
+from telescope_train.models.row import packed_row
+from telescope_train.observability.spans import SilentRecorder, SpanRecorder
+
+MAX_SKIPPED_IN_A_ROW = 5
+"""Steps with a gradient that is not finite after which the run ends."""
+_BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16}
+"""Dtype of weights -> integers of the same size, for checksums of their bits."""
+
+
+class MegatronBackend:
+    """One rank of the model; see `TrainerBackend`."""
+
+    @staticmethod
+    def rank_layout(settings: BackendSettings, num_ranks: int) -> RankLayout:
+        """Return how `num_ranks` ranks divide the work; ConfigError if they cannot."""
+        return megatron_layout(settings.megatron, num_ranks)
+
+    def __init__(
+        self,
+        settings: BackendSettings,
+        loss: Loss,
+        device: torch.device,
+        spans: SpanRecorder | None = None,
+    ) -> None:
+        self._settings = settings
+        self._spans = spans or SilentRecorder()
+        self._loss = loss
+        self._device = device
+        with using(device):
+            self._loaded: Loaded = build(settings, device)
+            self.attention = self._loaded.attention
+            self.sharing = no_sharing("train_backend megatron computes every sample by itself")
+            self._weights: RankWeights = self._loaded.weights
+            self._wrapped = wrap(settings, self._loaded.config, self._weights.model)
+            self._stepper = Stepper(settings, self._wrapped)
+        self._streamed = StreamedModel(self._loaded.empty, device, self._loaded.dtype)
+        self._progress = Progress()
+        self._has_moved_reference = False
+
+    def accumulate_gradient(
+        self, batches: Sequence[PackedBatch], *, version: int
+    ) -> GradientResult:
+        """Forward and backward over `batches`, through all pipeline stages."""
+        found: list[tuple[LossInputs, float, dict[str, MetricSum]]] = []
+        batches = list(batches)
+        rows = [self._row(batch) for batch in batches]
+
+        def use(number: int, logprobs: TrainedLogprobs) -> torch.Tensor:
+            inputs = loss_inputs(
+                batches[number],
+                rows[number].trained_M,
+                logprobs.logprobs_M,
+                logprobs.entropy_M,
+                version=version,
+            )
+            if self._settings.record_token_facts:
+                logprobs.logprobs_M.retain_grad()
+            token_loss = self._loss(inputs.terms)
+            # A sum, as everywhere: ranks and batches are added up without dividing.
+            loss = (token_loss.loss_T * inputs.weights_M).sum()
+            shared = shared_metrics(inputs.terms, same_version_T=inputs.same_version_M)
+            found.append((inputs, loss.item(), {**token_loss.metrics, **shared}))
+            return loss
+
+        self._stepper.before_backward()
+        with using(self._device), self._spans.span("forward and backward"):
+            run_rows(self._wrapped, rows, use, backward=True)
+            self._stepper.after_backward()
+        facts = [batch_facts(one) for one, _, _ in found] if self._records_facts else []
+        with using(self._device):
+            facts = share_results(facts)
+        with self._spans.span("metrics", on_cpu=True):
+            own = (sum(loss for _, loss, _ in found), reduce_metrics(one for _, _, one in found))
+            everything = gather_values(own)
+        # Ranks that share rows have the same numbers, so one of each shard is counted.
+        per_shard = [everything[rank] for rank in self._loaded.layout.speakers]
+        return GradientResult(
+            loss=sum(loss for loss, _ in per_shard),
+            metrics=reduce_metrics(metrics for _, metrics in per_shard),
+            token_facts=facts,
+        )
+
+    @property
+    def _records_facts(self) -> bool:
+        return self._settings.record_token_facts
+
+    def apply_gradient(self, scale: float = 1.0) -> UpdateResult:
+        """Clip to `grad_clip` by the global norm; skip the step if the norm is not finite.
+
+        The gradient is multiplied by `scale` first.
+        """
+        trainer = self._settings.trainer
+        factor = learning_rate_factor(
+            self._progress.step,
+            trainer.lr_scheduler,
+            warmup_steps=trainer.warmup_steps,
+            number_of_steps=self._settings.number_of_steps,
+            min_lr_ratio=trainer.min_lr_ratio,
+        )
+        rate = trainer.learning_rate * factor
+        norm = self._norm(scale)
+        # The norm is the same on all ranks, so they skip together.
+        is_skipped = not math.isfinite(norm)
+        with using(self._device), self._spans.span("optimizer"):
+            if not is_skipped:
+                self._stepper.step(rate)
+            self._stepper.clear()
+        # Skipped steps count, so the schedule ends with the run.
+        self._progress = self._progress.after(is_skipped=is_skipped)
+        if self._progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise TelescopeError(
+                f"the gradient norm was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row "
+                f"(now {norm}); lower learning_rate, or look at the last batch's log-probs"
+            )
+        return UpdateResult(gradient_norm=norm, learning_rate=rate, is_skipped=is_skipped)
+
+    def _norm(self, scale: float) -> float:
+        with using(self._device):
+            with self._spans.span("gradient reduction"):
+                self._stepper.sum_over_ranks()
+            with self._spans.span("gradient norm"):
+                return self._stepper.clip(self._settings.trainer.grad_clip, scale)
+
+    def rehearse_step(self) -> int:
+        """Step at rate 0 and compare checksums; copies would take as much memory as the weights."""
+        assert self._progress.step == 0, "a step was taken already"
+        before = self._checksums()
+        self._norm(1.0)
+        with using(self._device):
+            self._stepper.step(0.0)
+            self._stepper.forget_steps()
+            self._stepper.clear()
+        changed = sum(old != new for old, new in zip(before, self._checksums(), strict=True))
+        return max(gather_values(changed))
+
+    def _checksums(self) -> list[int]:
+        # Integers wrap around and forget no bit, while a sum of floats would round changes away.
+        return [
+            int(value.detach().contiguous().view(_BITS[value.dtype]).sum(dtype=torch.int64))
+            for value in self._weights.parameters.values()
+        ]
+
+    def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Return logprobs_T [T], nats, of each batch; 0 where a token is not trained on."""
+        return self._logprobs("logprobs", self._weights.model, batches)
+
+    def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Like `logprobs`, of the reference model."""
+        return self._logprobs("reference logprobs", self._reference.model, batches)
+
+    @property
+    def _reference(self) -> RankWeights:
+        assert self._loaded.reference is not None, "these settings need no reference model"
+        return self._loaded.reference
+
+    def update_reference(self) -> None:
+        """Copy this rank's part of the current weights to the reference model."""
+        reference = self._reference
+        with torch.no_grad():
+            for name, value in self._weights.parameters.items():
+                reference.parameters[name].copy_(value)
+        self._has_moved_reference = True
+
+    @torch.no_grad()
+    def _logprobs(
+        self, name: str, model: Any, batches: Sequence[PackedBatch]
+    ) -> list[NDArray[np.float32]]:
+        found: list[NDArray[np.float32]] = []
+        batches = list(batches)
+        rows = [self._row(batch) for batch in batches]
+
+        def use(number: int, logprobs: TrainedLogprobs) -> torch.Tensor:
+            values = logprobs.logprobs_M.float().cpu().numpy()
+            found.append(_in_batch(batches[number], rows[number].trained_M, values))
+            return logprobs.logprobs_M.sum()
+
+        with using(self._device), self._spans.span(name):
+            run_rows(model, rows, use, backward=False)
+            return share_results(found)
+
+    @torch.no_grad()
+    def transformers_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+        """Like `logprobs`, through transformers' own layers, each with its exported weights."""
+        found: list[NDArray[np.float32]] = []
+        for batch in batches:
+            row = packed_row(batch, self._device, share=False)
+            values = self._streamed.logprobs(row, self._weights.export())
+            trained_M = row.trained_M.cpu().numpy()
+            found.append(_in_batch(batch, trained_M, values.cpu().numpy()))
+        return found
+
+    def _row(self, batch: PackedBatch) -> RankRow:
+        context, rank = self._loaded.layout.context, self._loaded.context_rank
+        return rank_row(
+            batch,
+            self._device,
+            ranks=context,
+            rank=rank,
+            multiple_of=row_multiple(self._settings, self._loaded.layout),
+        )
+
+    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Gather one tensor at a time on every rank."""
+        for name, value in self._weights.export():
+            yield name, value.cpu()
+
+    def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield all weights."""
+        return self.export_weights()
+
+    def export_gradient(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Gather the accumulated gradient, named like `export_weights`; for checks."""
+        with using(self._device):
+            own = self._stepper.whole_gradient()
+        by_parameter = {
+            id(parameter): own[name] for name, parameter in self._weights.model.named_parameters()
+        }
+        values = {
+            name: by_parameter[id(parameter)]
+            for name, parameter in self._weights.parameters.items()
+        }
+        for name, value in self._weights.export(values):
+            yield name, value.cpu()
+
+    def num_state_values(self) -> int:
+        """Return how many numbers of optimizer state this rank keeps; for checks."""
+        return self._stepper.num_state_values()
+
+    def save_checkpoint(self, folder: str | Path) -> None:
+        """Write weights, optimizer, progress and random state."""
+        checkpoint.save(Path(folder), self._trained(), self._progress, device=self._device)
+
+    def start_checkpoint(self, folder: str | Path, *, with_training_state: bool) -> Saving:
+        """Copy the state, or only the weights, to CPU memory and write it in the background."""
+        return checkpoint.start(
+            Path(folder),
+            self._trained(),
+            self._progress,
+            device=self._device,
+            with_training_state=with_training_state,
+        )
+
+    def _trained(self, *, with_reference: bool | None = None) -> checkpoint.Trained:
+        # An unmoved reference is the initial model, which a resumed run loads again anyway.
+        is_moved = self._has_moved_reference if with_reference is None else with_reference
+        return checkpoint.Trained(
+            model=self._weights.model,
+            stepper=self._stepper,
+            reference=self._reference.model if is_moved else None,
+            is_distributed=self._settings.megatron.megatron_use_distributed_optimizer,
+        )
+
+    def load_checkpoint(self, folder: str | Path) -> None:
+        """Restore weights, optimizer, progress, random state and reference from `folder`."""
+        is_moved = self._loaded.reference is not None and checkpoint.has_reference(Path(folder))
+        with using(self._device):
+            trained = self._trained(with_reference=is_moved)
+            self._progress = checkpoint.read(Path(folder), trained)
+        self._has_moved_reference = is_moved
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write weights, config and tokenizer in Hugging Face format; rank 0 writes."""
+        save_model(Path(folder), self._settings, self._loaded, self.export_weights())
+
+
+def _in_batch(
+    batch: PackedBatch, trained_M: NDArray[np.int64], values_M: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return [T] `values_M` where they belong and 0 elsewhere."""
+    logprobs_T = np.zeros(len(batch.token_ids_T), dtype=np.float32)
+    logprobs_T[trained_M] = values_M
+    # A row of padding has one token that is trained only so that all ranks run backward.
+    logprobs_T[~batch.mask_T] = 0.0
+    return logprobs_T

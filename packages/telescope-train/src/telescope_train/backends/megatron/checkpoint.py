@@ -1,0 +1,180 @@
+"""Checkpoints by megatron-core's dist_checkpointing: parts that any other layout can read.
+
+Every rank calls every function, and `read` inside `library.using`. Beside the library's files a
+folder holds `megatron.json` and the state of each rank's random generators.
+"""
+
+import pickle
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from telescope_core.errors import ConfigError
+from telescope_core.records.files import read_json, write_json
+from telescope_train.backends.distributed_checkpoint import (
+    Saving,
+    folder_of_all_ranks,
+    write_in_background,
+)
+from telescope_train.backends.fsdp.state import Progress
+from telescope_train.backends.megatron.library import using
+from telescope_train.backends.megatron.optimizer import Stepper
+from telescope_train.backends.seeding import random_state, set_random_state
+
+_FACTS = "megatron.json"
+"""File of what is not in the library's own files."""
+_METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+"""The form of the distributed optimizer's state that other numbers of ranks can read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What a checkpoint is of."""
+
+    model: Any
+    stepper: Stepper
+    reference: Any | None
+    """The reference model, once it was updated."""
+    is_distributed: bool
+    """Whether the optimizer's state is divided over data-parallel ranks."""
+
+
+def save(folder: Path, trained: Trained, progress: Progress, *, device: torch.device) -> None:
+    """Write everything to `folder`, whole or not at all."""
+    with folder_of_all_ranks(folder) as partial:
+        start(partial, trained, progress, device=device, with_training_state=True).wait()
+
+
+def start(
+    folder: Path,
+    trained: Trained,
+    progress: Progress,
+    *,
+    device: torch.device,
+    with_training_state: bool,
+) -> Saving:
+    """Copy the state, or only the weights, to CPU memory and write it in the background."""
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    with using(device):
+        saving = _start(folder, trained, progress, with_training_state=with_training_state)
+    if with_training_state:
+        path = folder / f"random-{dist.get_rank()}.pkl"
+        path.write_bytes(pickle.dumps(random_state()))
+    if dist.get_rank() == 0:
+        facts = {
+            "progress": asdict(progress) if with_training_state else None,
+            "is_distributed": trained.is_distributed,
+            "has_reference": trained.reference is not None,
+        }
+        write_json(folder / _FACTS, facts)
+    return saving
+
+
+def _start(
+    folder: Path, trained: Trained, progress: Progress, *, with_training_state: bool
+) -> Saving:
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.strategies import torch as strategies
+
+    started: list[Saving] = []
+
+    class InThisProcess(strategies.TorchDistSaveShardedStrategy):
+        """The library's own form of saving starts processes, which a rank with threads cannot."""
+
+        def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
+            by_key, _, _ = strategies._replace_state_dict_keys_with_sharded_keys(
+                sharded_state_dict, True
+            )
+            for parts in by_key.values():
+                for part in parts:
+                    if torch.is_tensor(part.data):
+                        # Training may change the tensors once this returns.
+                        part.data = part.data.detach().to("cpu", copy=True)
+            planner = strategies.MCoreSavePlanner(
+                flatten_state_dict=False, dedup_replicated_tensors=False
+            )
+            state = strategies.mcore_to_pyt_state_dict(by_key, False)
+            started.append(write_in_background(folder, state, planner))
+
+    state = _state(trained, progress, with_training_state=with_training_state, is_loading=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        strategy = InThisProcess("torch_dist", 1)
+        dist_checkpointing.save(state, str(folder), sharded_strategy=strategy)
+    return started[0]
+
+
+def read(folder: Path, trained: Trained) -> Progress:
+    """Read what `write` wrote, under any layout; returns the progress."""
+    from megatron.core import dist_checkpointing
+
+    facts = _facts(folder)
+    if facts["progress"] is None:
+        raise ConfigError(
+            f"{str(folder)!r} holds weights alone (checkpoint_save_training_state = false), so "
+            "training cannot continue from it; use `telescope export`, and start from the export"
+        )
+    if facts["is_distributed"] != trained.is_distributed:
+        raise ConfigError(
+            f"{str(folder)!r} was written with megatron_use_distributed_optimizer = "
+            f"{str(facts['is_distributed']).lower()}, and the optimizer's state has another form "
+            "without; set it as it was"
+        )
+    progress = Progress(**facts["progress"])
+    state = _state(trained, progress, with_training_state=True, is_loading=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = dist_checkpointing.load(state, str(folder))
+    trained.model.load_state_dict(loaded["model"])
+    if "optimizer" in loaded:
+        trained.stepper.load_state(loaded["optimizer"])
+    if trained.reference is not None:
+        trained.reference.load_state_dict(loaded["reference"])
+    own = folder / f"random-{dist.get_rank()}.pkl"
+    # A rank that did not exist then keeps the state that it was seeded with.
+    if own.is_file():
+        set_random_state(pickle.loads(own.read_bytes()))
+    return progress
+
+
+def has_reference(folder: Path) -> bool:
+    """Return whether a checkpoint holds a reference model."""
+    return bool(_facts(folder)["has_reference"])
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    facts = read_json(folder / _FACTS)
+    if facts is None:
+        what = "is of another backend" if (folder / ".metadata").is_file() else "holds none"
+        raise ConfigError(
+            f"expected a checkpoint of train_backend 'megatron' in {str(folder)!r}, which {what}; "
+            "continue with the backend that wrote it"
+        )
+    return facts
+
+
+def _state(
+    trained: Trained, progress: Progress, *, with_training_state: bool, is_loading: bool
+) -> dict[str, Any]:
+    """Return the sharded state; of an optimizer that took no step there is none."""
+    metadata = {**_METADATA, "non_homogeneous_layers": True}
+    state: dict[str, Any] = {"model": trained.model.sharded_state_dict(metadata=dict(metadata))}
+    if not with_training_state:
+        return state
+    if progress.num_taken:
+        if is_loading:
+            trained.stepper.make_state()
+        state["optimizer"] = trained.stepper.optimizer.sharded_state_dict(
+            state["model"], is_loading=is_loading, metadata=dict(metadata)
+        )
+    if trained.reference is not None:
+        state["reference"] = trained.reference.sharded_state_dict(
+            prefix="reference.", metadata=dict(metadata)
+        )
+    return state

@@ -1,0 +1,111 @@
+"""How backend `megatron` divides a run among its ranks, from settings alone. Imports no torch.
+
+The order of ranks is the library's own, `RankLayout`'s. Experts are divided over the ranks of a
+pipeline stage, and are themselves never divided.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from telescope_core.errors import ConfigError
+from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.config.megatron_section import MegatronSection
+
+
+def megatron_layout(section: MegatronSection, num_ranks: int) -> RankLayout:
+    """Return the layout of `num_ranks` ranks; ConfigError if the settings do not divide them."""
+    problems = list(layout_problems(section, num_ranks))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    tensor = section.megatron_tensor_parallel_size
+    pipeline = section.megatron_pipeline_parallel_size
+    context = section.megatron_context_parallel_size
+    return RankLayout(
+        data=num_ranks // (tensor * pipeline * context),
+        tensor=tensor,
+        context=context,
+        pipeline=pipeline,
+        expert=section.megatron_expert_parallel_size,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """What a division has to fit."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_size: int
+    """Columns between the two products of a dense feed-forward layer; experts are not divided."""
+    num_experts: int | None
+    """None = a dense model."""
+
+
+def layout_problems(section: MegatronSection, num_ranks: int) -> Iterator[str]:
+    """Yield why `num_ranks` ranks cannot be laid out as the settings ask."""
+    tensor = section.megatron_tensor_parallel_size
+    pipeline = section.megatron_pipeline_parallel_size
+    context = section.megatron_context_parallel_size
+    expert = section.megatron_expert_parallel_size
+    together = tensor * pipeline * context
+    if num_ranks % together:
+        yield (
+            f"trainer.trainer_num_workers ({num_ranks}) must be a multiple of {together}: "
+            f"megatron_tensor_parallel_size ({tensor}) x megatron_pipeline_parallel_size "
+            f"({pipeline}) x megatron_context_parallel_size ({context}); change one of them"
+        )
+    elif (num_ranks // pipeline) % expert:
+        yield (
+            f"megatron.megatron_expert_parallel_size ({expert}) must divide the "
+            f"{num_ranks // pipeline} ranks of a pipeline stage; change it, or "
+            "trainer_num_workers"
+        )
+
+
+def model_problems(section: MegatronSection, sizes: ModelSizes) -> Iterator[str]:
+    """Yield why the model of these sizes cannot be divided as the settings ask."""
+    tensor = section.megatron_tensor_parallel_size
+    pipeline = section.megatron_pipeline_parallel_size
+    context = section.megatron_context_parallel_size
+    expert = section.megatron_expert_parallel_size
+    for what, count in (
+        ("attention heads", sizes.num_heads),
+        ("key-value heads", sizes.num_kv_heads),
+        ("columns of the feed-forward layers", sizes.ffn_size),
+    ):
+        if count % tensor:
+            yield (
+                f"megatron.megatron_tensor_parallel_size ({tensor}) must divide the model's "
+                f"{count} {what}; lower it"
+            )
+    if sizes.num_layers % pipeline:
+        yield (
+            f"megatron.megatron_pipeline_parallel_size ({pipeline}) must divide the model's "
+            f"{sizes.num_layers} layers; change it"
+        )
+    heads = sizes.num_heads // tensor
+    kv_heads = max(1, sizes.num_kv_heads // tensor)
+    if heads % context or (kv_heads % context and context % kv_heads):
+        yield (
+            f"megatron.megatron_context_parallel_size ({context}) must divide the {heads} "
+            f"attention heads of a rank, and fit its {kv_heads} key-value heads; lower it"
+        )
+    if sizes.num_experts is None:
+        if expert > 1:
+            yield (
+                f"megatron.megatron_expert_parallel_size ({expert}) has no effect: the model has "
+                "no experts; remove it"
+            )
+        return
+    if sizes.num_experts % expert:
+        yield (
+            f"megatron.megatron_expert_parallel_size ({expert}) must divide the model's "
+            f"{sizes.num_experts} experts; change it"
+        )
+    if tensor > 1 and not section.megatron_sequence_parallel:
+        yield (
+            "megatron.megatron_sequence_parallel = false does not work for a mixture of experts "
+            f"with megatron_tensor_parallel_size ({tensor}): ranks would route the same tokens; "
+            "turn it on"
+        )

@@ -1,0 +1,183 @@
+"""From settings to the model of a rank, loaded; and from there to a model folder again.
+
+`build` runs inside `library.using`.
+"""
+
+import copy
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.configuration_utils import PretrainedConfig
+
+from telescope_core.errors import ConfigError
+from telescope_train.backends.distributed_checkpoint import folder_of_all_ranks
+from telescope_train.backends.megatron.architecture import (
+    Architecture,
+    architecture_of,
+    empty_model,
+    read_config,
+    rotary_frequencies,
+)
+from telescope_train.backends.megatron.layout import (
+    megatron_layout,
+    model_problems,
+)
+from telescope_train.backends.megatron.mapping import hugging_face_shapes
+from telescope_train.backends.megatron.model import (
+    FP8_MULTIPLE,
+    Building,
+    build_model,
+    transformer_config,
+)
+from telescope_train.backends.megatron.model_files import ModelFiles
+from telescope_train.backends.megatron.pretrained import write_weights
+from telescope_train.backends.megatron.weights import RankWeights
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.chat.tokenizer import load_tokenizer
+from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.models.attention.choice import AttentionChoice, choose_attention
+from telescope_train.models.load import torch_dtype
+from telescope_train.models.location import locate_model
+
+_GENERATION = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """One rank's part of a model, and what was decided while building it."""
+
+    weights: RankWeights
+    reference: RankWeights | None
+    """The frozen initial model, if the algorithm needs one."""
+    config: Any
+    """The library's TransformerConfig."""
+    architecture: Architecture
+    layout: RankLayout
+    context_rank: int
+    attention: AttentionChoice
+    empty: PreTrainedModel
+    """The Hugging Face model without memory for its weights."""
+    dtype: torch.dtype
+
+
+def build(settings: BackendSettings, device: torch.device) -> Loaded:
+    """Join the groups of ranks, build this rank's part of the model and load it."""
+    section = settings.megatron
+    hf_config = read_config(settings.model)
+    architecture = architecture_of(hf_config)
+    layout = megatron_layout(section, dist.get_world_size())
+    problems = list(model_problems(section, architecture.sizes))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    dtype = torch_dtype(settings.compute_dtype)
+    trust = settings.model.trust_remote_code
+    attention = choose_attention(
+        empty_model(_few_experts(hf_config), trust_remote_code=trust, dtype=dtype),
+        device,
+        dtype,
+        # These kinds take the sequences of a row, and no mask that transformers makes of it.
+        is_row_shared=True,
+    )
+    empty = empty_model(hf_config, trust_remote_code=trust, dtype=dtype)
+    _join(layout, settings.seed)
+    building = Building(
+        settings=settings,
+        architecture=architecture,
+        layout=layout,
+        frequencies=rotary_frequencies(empty),
+        attention=attention.kind,
+        device=device,
+    )
+    config, files = transformer_config(building), ModelFiles(settings.model.model)
+    weights = RankWeights(build_model(building, config), architecture)
+    weights.load(files)
+    reference = None
+    if settings.algorithm is not None and settings.algorithm.needs_reference:
+        reference = RankWeights(build_model(building, config), architecture)
+        reference.load(files)
+        reference.model.requires_grad_(False)
+    from megatron.core import parallel_state
+
+    return Loaded(
+        weights=weights,
+        reference=reference,
+        config=config,
+        architecture=architecture,
+        layout=layout,
+        context_rank=parallel_state.get_context_parallel_rank(),
+        attention=attention,
+        empty=empty,
+        dtype=dtype,
+    )
+
+
+def _few_experts(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the config with the fewest experts, as attention does not depend on their number."""
+    small = copy.deepcopy(config)
+    for name in ("num_experts", "num_local_experts"):
+        if getattr(small, name, None):
+            setattr(small, name, getattr(small, "num_experts_per_tok", 1))
+    return small
+
+
+def _join(layout: RankLayout, seed: int) -> None:
+    from megatron.core import parallel_state, tensor_parallel
+
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()  # of an earlier rank in this process
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=1,
+        # The distributed optimizer gathers its state over them for checkpoints.
+        create_gloo_process_groups=True,
+    )
+    # The tracker that does nothing: without dropout no layer draws a random number.
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True)
+
+
+def row_multiple(settings: BackendSettings, layout: RankLayout) -> int:
+    """Return what the number of tokens in a row must be a multiple of."""
+    section = settings.megatron
+    multiple = settings.trainer.pad_to_multiple_of
+    if layout.context > 1:
+        multiple = math.lcm(multiple, 2 * layout.context)
+    per_rank = layout.tensor if section.megatron_sequence_parallel else 1
+    if section.megatron_fp8:
+        per_rank *= FP8_MULTIPLE
+    return math.lcm(multiple, layout.context * per_rank)
+
+
+def save_model(
+    folder: Path, settings: BackendSettings, loaded: Loaded, weights: Iterator[tuple[str, Tensor]]
+) -> None:
+    """Write a Hugging Face folder on rank 0, complete or not at all; every rank calls it."""
+    with folder_of_all_ranks(folder) as partial:
+        if dist.get_rank() != 0:
+            for _ in weights:
+                pass  # each tensor is gathered by all ranks
+            return
+        write_weights(
+            partial,
+            weights,
+            shapes=hugging_face_shapes(loaded.architecture),
+            dtype=loaded.dtype,
+        )
+        config = copy.deepcopy(loaded.empty.config)
+        config.dtype = loaded.dtype
+        config.architectures = [type(loaded.empty).__name__]
+        config.save_pretrained(partial)
+        generation = Path(locate_model(settings.model.model)) / _GENERATION
+        if generation.is_file():
+            shutil.copy2(generation, partial / _GENERATION)
+        load_tokenizer(settings.model).save_pretrained(partial)

@@ -1,0 +1,129 @@
+"""A packed row as Megatron's ranks take it: padded where they divide it, and cut for one of them.
+
+Context-parallel ranks divide every sequence into twice as many chunks as there are ranks, and rank
+r takes chunks r and 2n - 1 - r: the library's rotary embedding expects this order.
+Dims: T tokens of the padded row, C tokens of one rank, M trained tokens, P those of them that are
+predicted from a token of this rank.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from telescope_train.batches.batch import PackedBatch
+from telescope_train.models.attention.blocks import Sequences, find_sequences
+from telescope_train.models.row import packed_row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextOrder:
+    """Tokens in the order of the row, and as the ranks hold them one after the other."""
+
+    ranks_from_row: torch.Tensor
+    """[T] int64: entry i is the place in the row of token i of all ranks."""
+    row_from_ranks: torch.Tensor
+    """[T] int64, the inverse."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """What one rank sees of a row, and what it has to predict."""
+
+    token_ids_C: torch.Tensor
+    """[C] int64."""
+    sequences: Sequences
+    """Of the whole row."""
+    order: ContextOrder | None
+    """None = this rank has the whole row."""
+    trained_M: NDArray[np.int64]
+    """[M] where each trained token is in the batch."""
+    predictors_P: torch.Tensor
+    """[P] int64, places among this rank's tokens."""
+    places_P: torch.Tensor
+    """[P] int64, places among the M trained tokens."""
+    targets_P: torch.Tensor
+    """[P] int64, the trained tokens."""
+    temperatures_P: torch.Tensor
+    """[P] the sampler's temperatures."""
+
+
+def rank_row(
+    batch: PackedBatch,
+    device: torch.device,
+    *,
+    ranks: int,
+    rank: int,
+    multiple_of: int,
+) -> RankRow:
+    """Prepare `batch` for context-parallel rank `rank` of `ranks`.
+
+    The row is padded to a multiple of `multiple_of` tokens, which `2 * ranks` must divide if there
+    is more than one rank.
+    """
+    cpu = torch.device("cpu")
+    plain = packed_row(batch, cpu, share=False)
+    starts = plain.sequences.starts.numpy()
+    chunk = 2 * ranks if ranks > 1 else 1
+    places, positions = _padded(starts, chunk=chunk, multiple_of=multiple_of)
+    ids_T = np.zeros(len(positions), np.int64)
+    ids_T[places] = plain.token_ids_T.numpy()
+    trained_M = plain.trained_M.numpy()
+    in_row_M = places[trained_M]
+    sequences = find_sequences(positions, device)
+    order, local_T = None, np.arange(len(positions))
+    mine = local_T
+    if ranks > 1:
+        whole = context_order(sequences.starts.cpu().numpy(), ranks)
+        inverse = np.argsort(whole)
+        order = ContextOrder(
+            ranks_from_row=torch.from_numpy(whole).to(device),
+            row_from_ranks=torch.from_numpy(inverse).to(device),
+        )
+        size = len(positions) // ranks
+        mine = whole[rank * size : (rank + 1) * size]
+        local_T = inverse - rank * size
+    predictors_M = local_T[in_row_M - 1]
+    chosen = np.flatnonzero((predictors_M >= 0) & (predictors_M < len(mine)))
+    return RankRow(
+        token_ids_C=torch.from_numpy(ids_T[mine]).to(device),
+        sequences=sequences,
+        order=order,
+        trained_M=trained_M,
+        predictors_P=torch.from_numpy(predictors_M[chosen]).to(device),
+        places_P=torch.from_numpy(chosen).to(device),
+        targets_P=torch.from_numpy(ids_T[in_row_M[chosen]]).to(device),
+        temperatures_P=plain.temperatures_M[torch.from_numpy(chosen)].to(device),
+    )
+
+
+def _padded(
+    starts: NDArray[np.int32], *, chunk: int, multiple_of: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where each token goes, and the positions of the padded row.
+
+    Every sequence is padded at its end to a multiple of `chunk`; what the row still lacks is a
+    sequence of padding alone.
+    """
+    lengths = np.diff(starts)
+    padded = -(-lengths // chunk) * chunk
+    firsts = np.append(0, padded.cumsum())
+    places = np.concatenate(
+        [first + np.arange(length) for first, length in zip(firsts[:-1], lengths, strict=True)]
+    )
+    rest = -int(firsts[-1]) % multiple_of
+    sizes = [*padded, rest] if rest else list(padded)
+    return places, np.concatenate([np.arange(size) for size in sizes])
+
+
+def context_order(starts: NDArray[np.integer], ranks: int) -> NDArray[np.int64]:
+    """Return the places in the row of the tokens of rank 0, then those of rank 1, and so on."""
+    order: list[NDArray[np.int64]] = []
+    for rank in range(ranks):
+        for first, last in pairwise(starts):
+            width = (last - first) // (2 * ranks)
+            for chunk in (rank, 2 * ranks - 1 - rank):
+                order.append(np.arange(first + chunk * width, first + (chunk + 1) * width))
+    return np.concatenate(order).astype(np.int64)

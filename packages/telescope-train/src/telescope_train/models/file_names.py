@@ -1,0 +1,72 @@
+"""Which tensors of a model's files make up a parameter, for loading and for exporting.
+
+For dense models each parameter is one tensor of the same name. transformers keeps the experts of a
+layer in one parameter for gate and up [E, 2I, H] and one for down [E, H, I]; files (and servers)
+have one matrix per expert: gate and up [I, H], down [H, I]. Imports no torch.
+Dims: E experts, I inner size of an expert, H hidden size.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Index = tuple[int | slice, ...]
+
+
+class FilePart(NamedTuple):
+    """A tensor of a file, and which part of a parameter it is."""
+
+    name: str
+    index: Index
+    """Of the parameter; empty = all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ExpertNames:
+    """How the files of an architecture call the mixture in a layer."""
+
+    block: str
+    """What files say for `mlp`."""
+    gate: str
+    up: str
+    down: str
+
+
+_QWEN = _ExpertNames(block="mlp", gate="gate_proj", up="up_proj", down="down_proj")
+_EXPERT_NAMES: Mapping[str, _ExpertNames] = {
+    "qwen3_moe": _QWEN,
+    "mixtral": _ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2"),
+}
+"""By `model_type`."""
+KNOWN_MIXTURES = tuple(_EXPERT_NAMES)
+"""Model types with experts that this version can train."""
+
+
+def file_parts(name: str, shape: tuple[int, ...], model_type: str) -> Iterator[FilePart]:
+    """Yield the tensors of files that make up the parameter `name` of `shape`."""
+    names = _EXPERT_NAMES.get(model_type)
+    layer, _, leaf = name.rpartition(".mlp.")
+    if names is None or not layer:
+        yield FilePart(name, ())
+        return
+    block = f"{layer}.{names.block}"
+    if leaf == "experts.gate_up_proj":
+        inner = shape[1] // 2
+        for expert in range(shape[0]):
+            matrix = f"{block}.experts.{expert}."
+            yield FilePart(f"{matrix}{names.gate}.weight", (expert, slice(0, inner)))
+            yield FilePart(f"{matrix}{names.up}.weight", (expert, slice(inner, 2 * inner)))
+    elif leaf == "experts.down_proj":
+        for expert in range(shape[0]):
+            yield FilePart(f"{block}.experts.{expert}.{names.down}.weight", (expert,))
+    else:
+        yield FilePart(f"{block}.{leaf}", ())
+
+
+def as_in_files(name: str, value: "Tensor", model_type: str) -> "Iterator[tuple[str, Tensor]]":
+    """Yield a whole parameter under the names of files; parts are views."""
+    for part in file_parts(name, tuple(value.shape), model_type):
+        yield part.name, value[part.index] if part.index else value

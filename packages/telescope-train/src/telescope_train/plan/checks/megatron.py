@@ -1,0 +1,121 @@
+"""Which settings of `[megatron]` fit together, the model and the device; which have no effect."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from telescope_train.backends.megatron.layout import ModelSizes, layout_problems, model_problems
+from telescope_train.config.fields import was_set
+from telescope_train.config.schema import TrainConfig
+from telescope_train.models.device import Device
+from telescope_train.models.facts import ModelFacts
+
+BACKEND = "megatron"
+_NO_EFFECT = {
+    "fsdp_context_parallel_size": "use megatron_context_parallel_size",
+    "gradient_checkpointing": "use megatron_gradient_checkpointing",
+    "optimizer_cpu_offload": "use megatron_optimizer_cpu_offload",
+    "compile": "remove it",
+    "share_prefixes": "remove it: every sample is computed by itself",
+    "fsdp_replicate_size": "remove it",
+    "fsdp_gradient_sync": "remove it",
+    "fsdp_prefetch_layers": "remove it",
+    "fsdp_cpu_offload": "remove it",
+}
+"""Setting of `[trainer]` that only backend fsdp reads -> what to do instead."""
+_NEEDS = {
+    "megatron_optimizer_offload_fraction": "megatron_optimizer_cpu_offload",
+    "megatron_overlap_cpu_optimizer_d2h_h2d": "megatron_optimizer_cpu_offload",
+    "megatron_main_grads_dtype": "megatron_use_precision_aware_optimizer",
+    "megatron_main_params_dtype": "megatron_use_precision_aware_optimizer",
+    "megatron_exp_avg_dtype": "megatron_use_precision_aware_optimizer",
+    "megatron_exp_avg_sq_dtype": "megatron_use_precision_aware_optimizer",
+    "megatron_use_precision_aware_optimizer": "megatron_use_distributed_optimizer",
+    "megatron_optimizer_cpu_offload": "megatron_use_distributed_optimizer",
+    "megatron_fp8": "megatron_use_transformer_engine",
+}
+"""Setting -> the setting that it needs."""
+_NEEDS_GPU = (
+    ("megatron_use_transformer_engine", "Transformer Engine's modules are for GPUs"),
+    ("megatron_fp8", "products in 8 bits are for GPUs"),
+    ("megatron_use_precision_aware_optimizer", "it is Transformer Engine's, for GPUs"),
+    ("megatron_optimizer_cpu_offload", "everything is in CPU memory already"),
+)
+
+
+def megatron_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield a message for each problem that shows without the model and the machine."""
+    section, trainer = config.megatron, config.trainer
+    if trainer.train_backend != BACKEND:
+        for name in sorted(section.model_fields_set):
+            yield (
+                f"megatron.{name} has no effect with train_backend = {trainer.train_backend!r}; "
+                f"set train_backend = {BACKEND!r}, or remove {name}"
+            )
+        return
+    if find_spec("megatron") is None:
+        yield (
+            f"train_backend = {BACKEND!r} needs megatron-core, which is not installed; install "
+            "telescope-train[megatron]"
+        )
+    yield from layout_problems(section, trainer.trainer_num_workers)
+    yield from _trainer_problems(config)
+    is_asked = was_set(section, "megatron_sequence_parallel") and section.megatron_sequence_parallel
+    if is_asked and section.megatron_tensor_parallel_size == 1:
+        yield (
+            "megatron.megatron_sequence_parallel has no effect without tensor-parallel ranks; "
+            "raise megatron_tensor_parallel_size, or remove it"
+        )
+    for name, needed in _NEEDS.items():
+        value = getattr(section, name)
+        if was_set(section, name) and value is not False and not getattr(section, needed):
+            yield f"megatron.{name} has no effect without {needed}; turn that on, or remove {name}"
+
+
+def _trainer_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield settings of other sections that this backend does not follow."""
+    trainer = config.trainer
+    for name, advice in _NO_EFFECT.items():
+        if was_set(trainer, name):
+            yield f"trainer.{name} has no effect with train_backend = {BACKEND!r}; {advice}"
+    if trainer.optimizer != "adamw":
+        yield (
+            f"trainer.optimizer = {trainer.optimizer!r} is one of backend fsdp; use 'adamw', and "
+            "megatron_use_precision_aware_optimizer for smaller moments"
+        )
+    if trainer.use_lora:
+        yield (
+            f"trainer.use_lora does not work with train_backend = {BACKEND!r}: megatron-core has "
+            "no adapters; use train_backend = 'fsdp'"
+        )
+    if config.model.model_dtype != "float32":
+        yield (
+            f"model.model_dtype = {config.model.model_dtype!r} does not work with train_backend = "
+            f"{BACKEND!r}: its optimizer updates float32 weights; remove it, or use "
+            "megatron_use_precision_aware_optimizer and megatron_main_params_dtype"
+        )
+
+
+def megatron_model_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
+    """Yield why the model cannot be divided as the settings ask; nothing if it is not known."""
+    if config.trainer.train_backend != BACKEND:
+        return
+    if None in (facts.num_layers, facts.num_heads, facts.num_kv_heads, facts.ffn_size):
+        return
+    sizes = ModelSizes(
+        num_layers=facts.num_layers or 0,
+        num_heads=facts.num_heads or 0,
+        num_kv_heads=facts.num_kv_heads or 0,
+        # Experts are whole on their rank.
+        ffn_size=0 if facts.num_experts else facts.ffn_size or 0,
+        num_experts=facts.num_experts,
+    )
+    yield from model_problems(config.megatron, sizes)
+
+
+def megatron_device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
+    """Yield the settings that this device cannot follow."""
+    if config.trainer.train_backend != BACKEND or device == "cuda":
+        return
+    for name, reason in _NEEDS_GPU:
+        if getattr(config.megatron, name):
+            yield f"megatron.{name} needs a GPU, and there is none here ({reason}); remove it"

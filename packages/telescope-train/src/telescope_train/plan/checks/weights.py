@@ -1,0 +1,109 @@
+"""Which settings of `[weights]` fit together, and what one GPU for all needs of the others."""
+
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+
+from telescope_core.errors import unknown_name
+from telescope_train.config.fields import was_set
+from telescope_train.config.schema import TrainConfig
+from telescope_train.config.weights_section import AUTO_TRANSPORT, STORED, TRANSPORTS_GROUP
+from telescope_train.models.device import Device
+
+
+def weights_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield a message for each problem in `[weights]` that any machine would have."""
+    section = config.weights
+    name = section.weight_transport
+    known = entry_points(group=TRANSPORTS_GROUP).names
+    if name != AUTO_TRANSPORT and name not in known:
+        yield str(unknown_name("weight_transport", name, (AUTO_TRANSPORT, *sorted(known))))
+    if name == "ipc" and not config.inference.colocate:
+        yield (
+            "weights.weight_transport = 'ipc' works inside one GPU, which trainer and server share "
+            "with colocate = true; set it, or use 'auto'"
+        )
+    if section.weight_broadcast_mode == "per_tensor" and was_set(
+        section, "weight_broadcast_bucket_mb"
+    ):
+        yield (
+            "weights.weight_broadcast_bucket_mb has no effect with weight_broadcast_mode = "
+            "'per_tensor', which sends each tensor by itself; remove one"
+        )
+    if section.weight_broadcast_cpu_staging and name in STORED:
+        yield (
+            f"weights.weight_broadcast_cpu_staging has no effect with weight_transport = {name!r}: "
+            "weights are in files before servers pause; remove it"
+        )
+    if was_set(section, "weight_broadcast_pin_memory") and not section.weight_broadcast_cpu_staging:
+        yield (
+            "weights.weight_broadcast_pin_memory has no effect without "
+            "weight_broadcast_cpu_staging; set that too, or remove it"
+        )
+    backend = config.trainer.train_backend
+    if was_set(section, "weight_broadcast_free_grad_buffers") and backend != "megatron":
+        yield (
+            "weights.weight_broadcast_free_grad_buffers has no effect with train_backend = "
+            f"{backend!r}, which frees gradients after each step; remove it"
+        )
+
+
+def weights_device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
+    """Yield a message for each problem of weight transfers and of one GPU for all on `device`."""
+    if device == "cuda":
+        return
+    section = config.weights
+    if section.weight_transport in ("nccl", "ipc"):
+        yield (
+            f"weights.weight_transport = {section.weight_transport!r} needs a GPU, and this "
+            "machine has none; use 'auto', 'gloo' or 'disk'"
+        )
+    if section.weight_broadcast_pin_memory and was_set(section, "weight_broadcast_pin_memory"):
+        yield (
+            "weights.weight_broadcast_pin_memory has no effect without a GPU, which would read "
+            "from it; remove it"
+        )
+    if config.inference.colocate:
+        yield (
+            "inference.colocate shares a GPU between trainer and server, and this machine has "
+            "none: on CPU both run beside each other anyway, and a vLLM that sleeps there frees "
+            "nothing; remove it"
+        )
+
+
+def colocation_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield a message for each setting that does not fit one GPU for trainer and server."""
+    inference = config.inference
+    if not inference.colocate:
+        if was_set(inference, "colocate_sleep_level"):
+            yield (
+                "inference.colocate_sleep_level has no effect without colocate: servers with a GPU "
+                "of their own never sleep; set colocate, or remove it"
+            )
+        return
+    for where, value, expected in (
+        ("trainer.trainer_num_workers", config.trainer.trainer_num_workers, 1),
+        ("inference.inference_num_workers", inference.inference_num_workers, 1),
+        ("inference.inference_tensor_parallel_size", inference.inference_tensor_parallel_size, 1),
+        ("inference.inference_data_parallel_size", inference.inference_data_parallel_size, 1),
+        ("scheduling.max_async_rollout", config.scheduling.max_async_rollout, 0),
+    ):
+        if value != expected:
+            yield (
+                f"{where} must be {expected} with colocate, got {value}: trainer and server take "
+                f"turns on one GPU; set {where.rpartition('.')[2]} = {expected}, or remove colocate"
+            )
+    if config.ray.ray_address is not None:
+        yield (
+            "inference.colocate uses a GPU of this machine, and ray_address places processes "
+            "anywhere; remove one"
+        )
+    if config.weights.weight_transport == "nccl":
+        yield (
+            "weights.weight_transport = 'nccl' cannot connect two processes on one GPU, which "
+            "colocate makes of trainer and server; use 'auto' or 'ipc'"
+        )
+    if inference.colocate_sleep_level == 2 and config.trainer.use_lora:
+        yield (
+            "inference.colocate_sleep_level = 2 forgets the weights of the server, and with "
+            "use_lora only what is adapted is sent again; use 1, or remove it"
+        )

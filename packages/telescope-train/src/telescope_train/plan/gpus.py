@@ -1,0 +1,147 @@
+"""Whether a run fits the GPUs of a machine: how many it needs, and what each must hold.
+
+Arithmetic over what `memory` estimates; nothing is started. Imports no torch.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from telescope_train.config.schema import TrainConfig
+from telescope_train.models.facts import ModelFacts
+from telescope_train.plan.memory import (
+    MemoryPlan,
+    rank_memory,
+    resident_bytes,
+    server_memory,
+    smallest_cache_bytes,
+)
+
+CONTEXT_BYTES = 2 * 2**30
+"""What CUDA, NCCL, kernels and captured graphs take in each process beside tensors: 1 to 2 GiB."""
+
+
+def num_gpus_needed(config: TrainConfig) -> int:
+    """Return the GPUs of a run; a server of several takes as many."""
+    if config.inference.colocate:
+        return 1
+    inference = config.inference
+    servers = inference.inference_num_workers * inference.processes_per_server
+    return servers + config.trainer.trainer_num_workers
+
+
+def gpu_problems(
+    config: TrainConfig, facts: ModelFacts, limit: int, gpus: Sequence[int]
+) -> Iterator[str]:
+    """Yield why the run does not fit `gpus`, and what to change.
+
+    `gpus`: bytes of each that this machine lets the run see, 0 where unknown. `limit`: tokens of
+    prompt and answer together.
+    """
+    yield from _count_problems(config, len(gpus))
+    if not gpus or not all(gpus) or facts.num_parameters is None:
+        return
+    yield from memory_problems(config, facts, limit, min(gpus))
+
+
+def _count_problems(config: TrainConfig, num_gpus: int) -> Iterator[str]:
+    needed = num_gpus_needed(config)
+    if needed <= num_gpus:
+        return
+    servers, ranks = config.inference.inference_num_workers, config.trainer.trainer_num_workers
+    advice = (
+        "let both share it with colocate = true and max_async_rollout = 0"
+        if num_gpus == 1 and (servers, ranks) == (1, 1)
+        else "lower trainer_num_workers or inference_num_workers, or set ray_address to a cluster "
+        "with more"
+    )
+    yield (
+        f"this run needs {needed} GPUs for {servers} servers (inference_num_workers, "
+        f"inference_tensor_parallel_size, inference_data_parallel_size) and {ranks} trainer ranks "
+        f"(trainer_num_workers), and this machine has {num_gpus}; {advice}"
+    )
+
+
+def memory_problems(
+    config: TrainConfig, facts: ModelFacts, limit: int, gpu_bytes: int
+) -> Iterator[str]:
+    """Yield why a rank or a server does not fit a GPU of `gpu_bytes`."""
+    rank = rank_memory(config, facts, device="cuda")
+    server = server_memory(config, facts, limit, device="cuda")
+    if rank is None or server is None:
+        return
+    if rank.total_bytes + CONTEXT_BYTES > gpu_bytes:
+        yield (
+            f"a trainer rank needs about {_gib(rank.total_bytes + CONTEXT_BYTES)} GiB "
+            f"({_largest(rank)}), and a GPU here has {_gib(gpu_bytes)}; {_smaller_rank(config)}"
+        )
+    used = config.inference.gpu_memory_utilization * gpu_bytes
+    least = dict(server.parts)["weights"] + smallest_cache_bytes(facts, limit) + CONTEXT_BYTES
+    if least > used:
+        yield (
+            f"a server needs at least {_gib(least)} GiB for its weights and one request of "
+            f"{limit} tokens, and gpu_memory_utilization = "
+            f"{config.inference.gpu_memory_utilization:g} gives it {_gib(used)} of "
+            f"{_gib(gpu_bytes)}; raise it, or lower max_model_len"
+        )
+    if config.inference.colocate:
+        yield from _colocation_problems(config, rank, least, gpu_bytes)
+
+
+def _colocation_problems(
+    config: TrainConfig, rank: MemoryPlan, least: float, gpu_bytes: int
+) -> Iterator[str]:
+    # A server that sleeps keeps its context, and so does a rank that waits.
+    resident = resident_bytes(config, rank) + CONTEXT_BYTES
+    used = config.inference.gpu_memory_utilization * gpu_bytes
+    if rank.total_bytes + 2 * CONTEXT_BYTES > gpu_bytes >= rank.total_bytes + CONTEXT_BYTES:
+        yield (
+            f"a trainer rank beside a server that sleeps needs about "
+            f"{_gib(rank.total_bytes + 2 * CONTEXT_BYTES)} GiB, and the GPU has "
+            f"{_gib(gpu_bytes)}; {_smaller_rank(config)}"
+        )
+    if resident + used <= gpu_bytes:
+        return
+    room = gpu_bytes - resident
+    if room >= least:
+        share = int(100 * room / gpu_bytes) / 100
+        yield (
+            f"while rollouts are sampled the trainer keeps {_gib(resident)} GiB on the GPU, so "
+            f"that gpu_memory_utilization = {config.inference.gpu_memory_utilization:g} "
+            f"({_gib(used)} of {_gib(gpu_bytes)} GiB) does not fit; lower it to {share:g}"
+        )
+    else:
+        yield (
+            f"the trainer keeps {_gib(resident)} GiB on the GPU while rollouts are sampled, and "
+            f"the server needs {_gib(least)}: more than its {_gib(gpu_bytes)} together; "
+            f"{_smaller_rank(config)}"
+        )
+
+
+def _smaller_rank(config: TrainConfig) -> str:
+    """Return the first setting that makes a rank smaller and is not used yet."""
+    trainer = config.trainer
+    if not trainer.gradient_checkpointing:
+        return "set gradient_checkpointing = true"
+    if not trainer.use_lora and not _saves_moments(config):
+        return (
+            "set optimizer_cpu_offload = true, optimizer = 'adamw_bf16' or 'adamw_8bit', or "
+            "use_lora = true"
+        )
+    if not trainer.fsdp_cpu_offload:
+        return "set fsdp_cpu_offload = true, which keeps the training state in CPU memory"
+    if not config.inference.colocate:
+        return "raise trainer_num_workers, or lower seq_len"
+    return "lower seq_len, or use a GPU for each"
+
+
+def _saves_moments(config: TrainConfig) -> bool:
+    trainer = config.trainer
+    return trainer.optimizer != "adamw" or trainer.optimizer_cpu_offload or trainer.fsdp_cpu_offload
+
+
+def _largest(plan: MemoryPlan) -> str:
+    shown = sorted(plan.parts, key=lambda part: -part[1])[:3]
+    return ", ".join(f"{name} {_gib(size)}" for name, size in shown)
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f}"

@@ -1,0 +1,153 @@
+"""`nccl`: weights from the GPU of trainer rank 0 to those of all workers, through vLLM's own NCCL.
+
+What needs a GPU is behind `Fabric`, which is all that a test without one replaces.
+"""
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from telescope_train.backends.transfer import Place
+from telescope_train.weights.buckets import Bucket
+from telescope_train.weights.transport import JOIN_DEADLINE_S, TRANSFER_DEADLINE_S
+
+_POLL_S = 0.001
+
+
+class Fabric(Protocol):
+    """NCCL, as far as it is used here. Work is queued in the device's current stream."""
+
+    def broadcast(self, flat: torch.Tensor) -> None:
+        """Queue the sending of `flat` from rank 0, or the receiving into it."""
+        ...
+
+    def reached(self) -> Callable[[], bool]:
+        """Return what tells whether all that is queued up to now is done."""
+        ...
+
+    def leave(self) -> None:
+        """Break off what is queued, and leave."""
+        ...
+
+
+class Communicator:
+    """vLLM's NCCL communicator of rank 0 and all workers."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        rank: int,
+        device: torch.device,
+        listen_fd: int | None = None,
+        wait_s: float | None = None,
+    ) -> None:
+        """Join; returns when all members have joined."""
+        # Imported late: vLLM takes seconds, and only who sends over NCCL needs it in the trainer.
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+        from vllm.distributed.utils import StatelessProcessGroup
+        from vllm.utils.nccl import unpinned_nccl_env
+
+        group = StatelessProcessGroup.create(
+            host=place.host,
+            port=place.port,
+            rank=rank,
+            world_size=place.world_size,
+            store_timeout=round(wait_s or JOIN_DEADLINE_S),
+            listen_socket=None if listen_fd is None else socket.socket(fileno=listen_fd),
+        )
+        with unpinned_nccl_env():
+            self._communicator: Any = PyNcclCommunicator(group, device=device)
+
+    def broadcast(self, flat: torch.Tensor) -> None:
+        """Queue one broadcast from rank 0."""
+        self._communicator.broadcast(flat, src=0, stream=torch.cuda.current_stream())
+
+    def reached(self) -> Callable[[], bool]:
+        """Return what tells whether all that is queued up to now is done."""
+        event = torch.cuda.Event()
+        event.record()
+        return event.query
+
+    def leave(self) -> None:
+        """Abort the communicator."""
+        self._communicator.destroy()
+
+
+class _End:
+    """What both ends do: queue one broadcast for each bucket, and wait for at most two of them."""
+
+    def __init__(self, fabric: Fabric, device: torch.device, wait_s: float | None = None) -> None:
+        self._fabric = fabric
+        self._device = device
+        self._wait_s = wait_s or TRANSFER_DEADLINE_S
+        self._before: Callable[[], bool] | None = None
+        """Whether the bucket before is done; None = there is none."""
+
+    def buffer(self, num_bytes: int) -> torch.Tensor:
+        # A buffer that is freed while it is still being sent is not given out before that has
+        # ended: its next user queues in the same stream.
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+    def queue(self, flat: torch.Tensor) -> None:
+        self._fabric.broadcast(flat)
+        reached = self._fabric.reached()
+        if self._before is not None:
+            self._until(self._before)
+        self._before = reached
+
+    def settle(self) -> None:
+        if self._before is not None:
+            self._until(self._before)
+            self._before = None
+
+    def _until(self, reached: Callable[[], bool]) -> None:
+        # NCCL itself waits for ever for a member that is gone.
+        give_up_s = time.monotonic() + self._wait_s
+        while not reached():
+            if time.monotonic() > give_up_s:
+                raise RuntimeError(f"a broadcast over NCCL did not end within {self._wait_s:g} s")
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        self._fabric.leave()
+
+
+class _Sender(_End):
+    def send(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        self.queue(flat)
+
+
+class _Receiver(_End):
+    def receive(self, bucket: Bucket) -> torch.Tensor:
+        flat = self.buffer(bucket.num_bytes)
+        # What reads it queues in the same stream.
+        self.queue(flat)
+        return flat
+
+
+class NcclTransport:
+    """From GPU to GPU, on one machine or between machines."""
+
+    is_stored = False
+
+    def __init__(self, join: Callable[..., Fabric] = Communicator) -> None:
+        """`join` makes the fabric of one member."""
+        self._join = join
+
+    def sender(
+        self, place: Place, *, device: torch.device, listen_fd: int | None, wait_s: float | None
+    ) -> _Sender:
+        """Join as rank 0; see `WeightTransport`."""
+        fabric = self._join(place, rank=0, device=device, listen_fd=listen_fd, wait_s=wait_s)
+        return _Sender(fabric, device, wait_s)
+
+    def receiver(self, place: Place, *, rank: int, device: torch.device) -> _Receiver:
+        """Join as a worker; see `WeightTransport`."""
+        return _Receiver(self._join(place, rank=rank, device=device), device)
+
+
+TRANSPORT = NcclTransport()

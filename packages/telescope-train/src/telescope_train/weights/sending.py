@@ -1,0 +1,188 @@
+"""`WeightSending`: what one trainer rank does in weight updates. Rank 0 sends, all ranks gather.
+
+Every rank goes through the weights together, whatever becomes of the sending: a rank that stopped
+would leave the others waiting in the middle of a gather.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from telescope_train.backends.protocol import TransferError
+from telescope_train.backends.transfer import Place, TensorHeader, Wire
+from telescope_train.cluster.ports import HeldPort
+from telescope_train.config.weights_section import WeightsSection
+from telescope_train.weights.buckets import Bucket, filled, plan_buckets
+from telescope_train.weights.digests import Digests
+from telescope_train.weights.transport import Sender, load_transport, send
+
+
+class Exporting(Protocol):
+    """The part of a backend that is used here."""
+
+    def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `TrainerBackend`."""
+        ...
+
+    def transfer_headers(self) -> Sequence[TensorHeader]:
+        """See `TrainerBackend`."""
+        ...
+
+    def without_gradient_buffers(self) -> AbstractContextManager[None]:
+        """See `TrainerBackend`."""
+        ...
+
+
+@dataclass(slots=True)
+class _Staged:
+    """All weights of a version, where they can be sent from as often as needed."""
+
+    buckets: list[tuple[Bucket, torch.Tensor]]
+    """In the CPU memory of rank 0; none on other ranks, and none if servers read files."""
+    digests: Digests
+
+
+class WeightSending:
+    """Describes the weights of a rank, and sends them if this is rank 0."""
+
+    def __init__(
+        self,
+        backend: Exporting,
+        section: WeightsSection,
+        *,
+        device: torch.device,
+        held_port: HeldPort,
+        counted: Callable[
+            [Iterable[tuple[str, torch.Tensor]]], Iterator[tuple[str, torch.Tensor]]
+        ] = iter,
+        pinned: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.pin_memory,
+    ) -> None:
+        """`counted` is told of each tensor; `pinned` copies to page-locked memory."""
+        self._backend = backend
+        self._device = device
+        self._held_port = held_port
+        self._counted = counted
+        is_pinned = section.weight_broadcast_pin_memory and device.type == "cuda"
+        self._pinned = pinned if is_pinned else None
+        self._frees_gradients = section.weight_broadcast_free_grad_buffers
+        self._wire = Wire()
+        self._sender: Sender | None = None
+        """None = this rank does not send, or has no connection."""
+        self._staged: _Staged | None = None
+        self._sent = Digests()
+
+    def headers(self) -> list[TensorHeader]:
+        """Describe the tensors that are sent, in their order. Nothing is gathered."""
+        return list(self._backend.transfer_headers())
+
+    def stage(self, wire: Wire, *, is_sender: bool) -> None:
+        """Gather all weights in CPU memory, or where servers read them; every rank calls it.
+
+        `is_sender`: whether this is rank 0, which keeps them. Until the next call, `send` sends
+        these weights.
+        """
+        self._staged = None  # before there are others: it is as large as the model
+        weights = self._weights()
+        digests, held = Digests(), []
+        try:
+            if is_sender and load_transport(wire.transport).is_stored:
+                place = Place(wire=wire, host="", port=0, world_size=1)
+                digests = self._sent_all(self._open(place, None), wire, weights)
+            elif is_sender:
+                buckets = plan_buckets(self.headers(), wire.bucket_bytes)
+                held = list(filled(buckets, weights, self._host_buffer, digests))
+        finally:
+            self._exhaust(weights)
+        self._staged = _Staged(held, digests)
+
+    def connect(self, place: Place, wait_s: float | None) -> None:
+        """Open this end; returns when all servers have joined, if the transport needs them to.
+
+        Raises TransferError if one does not.
+        """
+        self.leave()
+        try:
+            self._sender = self._open(place, wait_s)
+        except RuntimeError as error:
+            raise TransferError(f"not all inference servers have joined: {error}") from error
+        self._wire = place.wire
+
+    def _open(self, place: Place, wait_s: float | None) -> Sender:
+        return load_transport(place.wire.transport).sender(
+            place,
+            device=self._device,
+            listen_fd=self._held_port.hand_over(place.port),
+            wait_s=wait_s,
+        )
+
+    def send(self) -> str:
+        """Send all weights to all servers; returns their digest, or "" on other ranks than 0.
+
+        Raises TransferError if a server did not take part.
+        """
+        if self._staged is not None:
+            return self._send_staged(self._staged)
+        weights = self._weights()
+        try:
+            if self._sender is None:
+                return ""
+            self._sent = self._sent_all(self._sender, self._wire, weights)
+            return self._sent.whole()
+        except RuntimeError as error:
+            self.leave()
+            raise TransferError(f"the weights could not be sent: {error}") from error
+        except BaseException:
+            # Without this end, the servers that still wait in the transfer give up at once.
+            self.leave()
+            raise
+        finally:
+            self._exhaust(weights)
+
+    def _sent_all(
+        self, sender: Sender, wire: Wire, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> Digests:
+        return send(sender, self.headers(), weights, bucket_bytes=wire.bucket_bytes)
+
+    def _send_staged(self, staged: _Staged) -> str:
+        if self._sender is None:
+            return ""
+        try:
+            for bucket, held in staged.buckets:
+                flat = self._sender.buffer(bucket.num_bytes)
+                self._sender.send(bucket, flat.copy_(held, non_blocking=True))
+            self._sender.settle()
+        except RuntimeError as error:
+            self.leave()
+            raise TransferError(f"the weights could not be sent: {error}") from error
+        self._sent = staged.digests
+        return self._sent.whole()
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each tensor that was sent last, by name; of rank 0 only."""
+        return self._sent.by_name()
+
+    def leave(self) -> None:
+        """Close the connection. Idempotent."""
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close()
+
+    def _host_buffer(self, num_bytes: int) -> torch.Tensor:
+        flat = torch.empty(num_bytes, dtype=torch.uint8)
+        return flat if self._pinned is None else self._pinned(flat)
+
+    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        weights = self._counted(self._backend.transfer_weights())
+        if not self._frees_gradients:
+            yield from weights
+            return
+        with self._backend.without_gradient_buffers():
+            yield from weights
+
+    @staticmethod
+    def _exhaust(weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        for _ in weights:
+            pass

@@ -1,0 +1,110 @@
+"""Writes docs/reference/sizing.md from the arithmetic of the dry run; a test keeps it current."""
+
+from pathlib import Path
+from typing import Any
+
+from telescope_train.config.schema import TrainConfig
+from telescope_train.models.facts import facts_of
+from telescope_train.plan.gpus import CONTEXT_BYTES, memory_problems
+from telescope_train.plan.memory import rank_memory
+
+TARGET = Path(__file__).parents[1] / "docs" / "reference" / "sizing.md"
+GPU_BYTES = 80 * 10**9
+MOST_RANKS = 64
+LIMIT = 4096
+"""Tokens of prompt and answer together, and of a packed sequence."""
+SHAPES = {
+    "0.6B": (1024, 28, 16, 3072, True),
+    "1.7B": (2048, 28, 16, 6144, True),
+    "4B": (2560, 36, 32, 9728, True),
+    "8B": (4096, 36, 32, 12_288, False),
+    "14B": (5120, 40, 40, 17_408, False),
+    "32B": (5120, 64, 64, 25_600, False),
+}
+"""Parameters of Qwen3 models -> hidden size, layers, heads, width of the MLP, tied embeddings."""
+WAYS: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "`adamw_bf16`": {"optimizer": "adamw_bf16"},
+    "`optimizer_cpu_offload`": {"optimizer_cpu_offload": True},
+    "`use_lora`": {"use_lora": True},
+}
+HEAD = """# Sizing
+
+How many GPUs of 80 GB a trainer needs for each model, with packed sequences of 4,096 tokens and
+`gradient_checkpointing`, and the memory of one rank then. Servers come on top: one GPU each for
+models of up to 32B. The last column is whether server and trainer fit one GPU together
+(`colocate`), with the largest optimizer setting of the row that does.
+
+These are sums of the dry run, not measurements: activations are an estimate, and 2 GiB are counted
+for what CUDA takes beside tensors. `telescope train run.toml --dry-run` computes them for your
+settings. Written by `scripts/write_sizing_table.py`.
+"""
+
+
+def qwen3(size: str) -> dict[str, Any]:
+    """Return what `config.json` of the model says."""
+    hidden, layers, heads, width, tied = SHAPES[size]
+    return {
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": width,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": tied,
+    }
+
+
+def config(trainer: dict[str, Any], **inference: Any) -> TrainConfig:
+    """Return the settings of a run."""
+    return TrainConfig.model_validate(
+        {
+            "run": {"name": "sizing", "number_of_steps": 1},
+            "model": {"model": "qwen3"},
+            "environments": [{"name": "any"}],
+            "trainer": {"seq_len": LIMIT, **trainer},
+            "inference": inference,
+        }
+    )
+
+
+def ranks_text(size: str, way: dict[str, Any]) -> str:
+    """Return the fewest GPUs that hold the trainer, and the memory of a rank on them."""
+    facts, ranks = facts_of(qwen3(size)), 1
+    while ranks <= MOST_RANKS:
+        rank = rank_memory(config({"trainer_num_workers": ranks, **way}), facts, device="cuda")
+        assert rank is not None
+        needed = rank.total_bytes + CONTEXT_BYTES
+        if needed <= GPU_BYTES:
+            return f"{ranks} ({needed / 2**30:.0f} GiB)"
+        ranks *= 2
+    return f"more than {MOST_RANKS}"
+
+
+def shared_text(size: str) -> str:
+    """Return with which setting the whole run fits one GPU."""
+    facts = facts_of(qwen3(size))
+    for name, way in WAYS.items():
+        for percent in range(90, 0, -5):
+            fits = config(way, colocate=True, gpu_memory_utilization=percent / 100)
+            if not list(memory_problems(fits, facts, LIMIT, GPU_BYTES)):
+                return f"{name}, `gpu_memory_utilization` {percent / 100:g}"
+    return "no"
+
+
+def reference() -> str:
+    """Return the page."""
+    names = [*WAYS, "one GPU for all"]
+    rows = [
+        [size, *(ranks_text(size, way) for way in WAYS.values()), shared_text(size)]
+        for size in SHAPES
+    ]
+    lines = [["Qwen3", *names], ["---"] * (len(names) + 1), *rows]
+    return HEAD + "\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(reference(), encoding="utf-8")

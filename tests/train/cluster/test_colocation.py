@@ -1,0 +1,95 @@
+"""Turns on one GPU. The GPU is a stand-in that counts: nothing here has run on a real one."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from telescope_core.errors import TelescopeError
+from telescope_train.cluster.colocation import SharedGpu, Turns, sleep_level
+from telescope_train.cluster.placement import bundles_of
+from telescope_train.inference.sleep import Sleeping
+from telescope_train.plan.load import load_train_config
+
+FLAGS = ["--name", "x", "--number_of_steps", "2", "--model", "m", "--max_async_rollout", "0"]
+ENVIRONMENTS = ["--environments", '[{"name": "a"}]']
+
+
+def config(*more: str) -> Any:
+    return load_train_config([], [*FLAGS, *ENVIRONMENTS, "--colocate", *more])
+
+
+class Gpu:
+    """A server that obeys control calls, and a rank, on the memory of one GPU."""
+
+    base_url = "http://server"
+    num_in_flight = 0
+
+    def __init__(self) -> None:
+        self.held = {"server": 60, "rank": 20}
+        self.calls: list[str] = []
+
+    async def control(self, path: str, *, query: str, is_repeatable: bool) -> None:
+        assert is_repeatable
+        self.calls.append(path + query)
+        self.held["server"] = 2 if path == "/sleep" else 60
+        self.check()
+
+    async def train(self) -> None:
+        self.held["rank"] = 70
+        self.check()
+
+    async def free_cached_memory(self) -> None:
+        self.held["rank"] = 20
+
+    def check(self) -> None:
+        assert sum(self.held.values()) <= 80, f"out of memory: {self.held}"
+
+
+def test_server_and_rank_never_need_more_than_the_gpu_has():
+    async def main() -> None:
+        gpu: Any = Gpu()
+        turns = SharedGpu(Sleeping([gpu], level=2), gpu)
+        for _ in range(3):
+            await turns.trainer_works()
+            await turns.trainer_works()
+            await gpu.train()
+            await turns.servers_work()
+            await turns.servers_work()
+        assert gpu.calls == ["/sleep?level=2&mode=wait", "/wake_up"] * 3
+        with pytest.raises(AssertionError, match="out of memory"):
+            await gpu.train()
+
+    asyncio.run(main())
+
+
+def test_a_server_with_a_request_does_not_sleep():
+    async def main() -> None:
+        gpu: Any = Gpu()
+        gpu.num_in_flight = 3
+        with pytest.raises(TelescopeError, match="got 3 in flight"):
+            await SharedGpu(Sleeping([gpu], level=1), gpu).trainer_works()
+        assert gpu.calls == []
+
+    asyncio.run(main())
+
+
+def test_who_has_a_gpu_of_their_own_waits_for_nobody():
+    async def main() -> None:
+        await Turns().trainer_works()
+        await Turns().servers_work()
+
+    asyncio.run(main())
+
+
+def test_weights_are_forgotten_only_if_all_of_them_are_sent_again():
+    assert sleep_level(config()) == 2
+    assert sleep_level(config("--use_lora")) == 1
+    assert sleep_level(config("--colocate_sleep_level", "1")) == 1
+
+
+def test_both_get_a_half_of_one_gpu():
+    server, rank = bundles_of(config("--ray_trainer_cpus_per_worker", "3"), "cuda")
+    assert (server.cpus, rank.cpus) == (1.0, 3.0)
+    assert server.gpus + rank.gpus == 1
+    assert {bundle.gpus for bundle in bundles_of(config(), "cpu")} == {0}

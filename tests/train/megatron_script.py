@@ -1,0 +1,72 @@
+"""Trainer ranks as processes that take one layout of Megatron after another.
+
+usage: megatron_script.py RANK WORLD_SIZE PORT JOB_FILE (JSON: output; cases: name, model, section;
+optional dtype, load, save)
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from backend_cases import grpo_batches
+from megatron_cases import NUM_STEPS, megatron_settings
+
+from telescope_train.algorithms import loss_function
+from telescope_train.backends.megatron.backend import MegatronBackend
+
+
+def main() -> None:
+    rank, world_size, port = (int(text) for text in sys.argv[1:4])
+    job = json.loads(Path(sys.argv[4]).read_text())
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    for case in job["cases"]:
+        started_s = time.monotonic()
+        run(case, Path(job["output"]), rank, world_size)
+        if rank == 0:
+            print(case["name"], f"{time.monotonic() - started_s:.1f} s", flush=True)
+    dist.destroy_process_group()
+
+
+def run(case, output: Path, rank: int, world_size: int) -> None:
+    settings = megatron_settings(case["model"], case["section"], dtype=case.get("dtype", "float64"))
+    backend = MegatronBackend(settings, loss_function(settings.algorithm), torch.device("cpu"))
+    layout = MegatronBackend.rank_layout(settings, world_size)
+    found = {}
+    if "load" in case:
+        backend.load_checkpoint(case["load"])
+        found |= {f"loaded.{n}": v.numpy().copy() for n, v in backend.export_weights()}
+    batches = grpo_batches(seq_len=64, num_ranks=layout.data)[layout.shard_of(rank)]
+    found |= {f"logprobs.{i}": v for i, v in enumerate(backend.logprobs(batches))}
+    norms = []
+    for step in range(case.get("steps", NUM_STEPS)):
+        for part in parts(batches, case.get("streamed", False)):
+            result = backend.accumulate_gradient(part, version=0)
+            found[f"count.{step}"] = np.array(result.metrics["entropy"].count)
+        if step == 0 and "load" not in case:
+            found |= {f"gradient.{n}": v.numpy().copy() for n, v in backend.export_gradient()}
+        norms.append(backend.apply_gradient().gradient_norm)
+    found |= {f"weight.{n}": v.numpy().copy() for n, v in backend.export_weights()}
+    found["norms"] = np.array(norms)
+    whole = sum(v.size for n, v in found.items() if n.startswith("weight."))
+    found["state"] = np.array([backend.num_state_values(), whole])
+    if "save" in case:
+        backend.save_checkpoint(case["save"])
+    if "export" in case:
+        backend.save_pretrained(case["export"])
+    np.savez(output / f"{case['name']}-{rank}.npz", **found)
+    dist.barrier()
+
+
+def parts(batches, streamed):
+    """Return the batches at once, or the first and the others."""
+    return [batches[:1], batches[1:]] if streamed and len(batches) > 1 else [batches]
+
+
+if __name__ == "__main__":
+    main()

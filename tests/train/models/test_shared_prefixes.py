@@ -1,0 +1,98 @@
+"""A row in which samples share prefixes gives the log-probs and gradient of each by itself."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from telescope_train.models.attention.kinds import SDPA, SHARING_KINDS
+from telescope_train.models.packed import PackedPolicy
+from telescope_train.models.row import packed_row
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from prefix_trees import plain_batches, random_tree, sharing_all
+
+CPU = torch.device("cpu")
+VOCAB = 61
+CASCADE = next(kind for kind in SHARING_KINDS if kind.name == "cascade")
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": None,
+}
+GEMMA = {**SIZES, "head_dim": 8, "sliding_window": 5}
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)),
+    "one window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=6)),
+    "some windows": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**GEMMA, layer_types=["sliding_attention", "full_attention"])
+    ),
+}
+
+
+def wide_norm(norm, hidden):
+    """The norm in the dtype of its input; transformers rounds to float32 for it."""
+    weight = norm.weight + 1.0 if type(norm).__name__.startswith("Gemma") else norm.weight
+    epsilon = getattr(norm, "variance_epsilon", None) or norm.eps
+    return weight * hidden * (hidden.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def policy(request):
+    torch.manual_seed(0)
+    lm = MODELS[request.param]()
+    for module in lm.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = partial(wide_norm, module)
+    for parameter in lm.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[-1] ** -0.5)
+    policy = PackedPolicy(lm.double(), chunk_size=7, vocab_size=VOCAB, entropy_grad=True)
+    return policy.eval()
+
+
+def found(policy, batch, kind, *, share=True):
+    """Return log-probs, entropies and the gradient of a loss of both, in float64."""
+    policy.use_attention(kind)
+    policy.zero_grad()
+    row = packed_row(batch, CPU, multiple_of=8, share=share)
+    logprobs_M, entropy_M = policy(row)
+    weights_M = torch.from_numpy(np.cos(np.arange(len(logprobs_M)) * 1.7))
+    (weights_M * logprobs_M + 0.3 * weights_M.flip(0) * entropy_M).sum().backward()
+    gradient = torch.cat([one.grad.flatten() for one in policy.parameters()])
+    return logprobs_M.detach(), entropy_M.detach(), gradient, row
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10**6), num=st.integers(1, 10))
+def test_logprobs_entropies_and_gradient_are_those_of_samples_by_themselves(policy, seed, num):
+    generator = np.random.default_rng(seed)
+    ((plain,),) = plain_batches(random_tree(generator, num=num, vocab=VOCAB))
+    shared = sharing_all(plain, sometimes=generator)
+    expected = found(policy, plain, SDPA)
+    for batch in (shared, plain):
+        together = found(policy, batch, CASCADE)
+        for one, other in zip(together[:3], expected[:3], strict=True):
+            assert (one - other).norm() <= 1e-12 * (1 + other.norm())
+    row = found(policy, shared, CASCADE)[3]
+    assert len(row.token_ids_T) == -(-shared.num_computed_tokens // 8) * 8

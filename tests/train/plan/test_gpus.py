@@ -1,0 +1,187 @@
+"""What a run needs of GPUs: how many, how much memory, and what to change. Arithmetic alone."""
+
+from typing import Any
+
+import pytest
+from tests.train.plan.models import QWEN3
+
+from telescope_core.errors import ConfigError
+from telescope_train.models import device as device_module
+from telescope_train.models.device import machine_gpus
+from telescope_train.models.facts import facts_of
+from telescope_train.plan.checks.weights import weights_device_problems
+from telescope_train.plan.gpus import CONTEXT_BYTES, gpu_problems, num_gpus_needed
+from telescope_train.plan.load import load_train_config
+from telescope_train.plan.memory import rank_memory, resident_bytes, server_memory
+from telescope_train.weights.choice import transport_of
+
+H100 = 80 * 10**9
+FLAGS = ["--name", "x", "--number_of_steps", "2", "--model", "m"]
+FLAGS += ["--environments", '[{"name": "a"}]']
+SHARED = ["--colocate", "--max_async_rollout", "0"]
+
+
+def config(*more: str) -> Any:
+    return load_train_config([], [*FLAGS, *more])
+
+
+def problems(size: str, *more: str, gpus: int = 1, gpu_bytes: int = H100) -> list[str]:
+    facts = facts_of(QWEN3[size])
+    return list(gpu_problems(config(*more), facts, 4096, [gpu_bytes] * gpus))
+
+
+def test_one_gpu_is_too_few_and_the_message_says_how_to_share_it():
+    (said,) = problems("0.6B")
+    assert "needs 2 GPUs" in said
+    assert "this machine has 1" in said
+    assert "colocate = true and max_async_rollout = 0" in said
+    assert problems("0.6B", gpus=2) == []
+
+
+def test_every_server_and_every_rank_counts():
+    many = ["--inference_num_workers", "3", "--trainer_num_workers", "4"]
+    assert num_gpus_needed(config(*many)) == 7
+    assert num_gpus_needed(config(*SHARED)) == 1
+    (said,) = problems("0.6B", *many, gpus=4)
+    assert "needs 7 GPUs" in said
+    assert "lower trainer_num_workers or inference_num_workers" in said
+
+
+def test_a_rank_that_does_not_fit_names_what_makes_it_smaller_one_after_another():
+    (said,) = problems("8B", gpus=2)
+    assert "trainer rank needs about" in said
+    assert "adamw_bf16" in said
+    (said,) = problems("8B", "--optimizer", "adamw_bf16", gpus=2)
+    assert "fsdp_cpu_offload = true" in said
+    assert problems("8B", "--fsdp_cpu_offload", gpus=2) == []
+    assert problems("8B", "--trainer_num_workers", "4", gpus=5) == []
+
+
+def test_following_the_advice_for_one_gpu_ends_at_a_run_that_fits():
+    (said,) = problems("1.7B", *SHARED)
+    assert "gpu_memory_utilization" in said
+    share = said.rpartition("lower it to ")[2]
+    assert problems("1.7B", *SHARED, "--gpu_memory_utilization", share) == []
+    too_much = f"{float(share) + 0.02:g}"
+    assert problems("1.7B", *SHARED, "--gpu_memory_utilization", too_much) != []
+
+
+def test_what_stays_on_the_gpu_beside_a_server_is_weights_and_moments():
+    facts, shared = facts_of(QWEN3["1.7B"]), config(*SHARED)
+    rank = rank_memory(shared, facts, device="cuda")
+    assert rank is not None
+    parameters = facts.num_parameters or 0
+    assert resident_bytes(shared, rank) == 12 * parameters  # float32 weights, two moments
+    offloaded = config(*SHARED, "--fsdp_cpu_offload")
+    rank = rank_memory(offloaded, facts, device="cuda")
+    assert rank is not None
+    assert resident_bytes(offloaded, rank) == 0
+
+
+def test_a_server_needs_its_weights_and_room_for_one_request():
+    least = problems("32B", "--fsdp_cpu_offload", gpus=2, gpu_bytes=48 * 10**9)
+    assert any("a server needs at least" in said for said in least)
+
+
+def test_the_parameter_counts_are_those_that_the_models_have():
+    for size, billions in {
+        "0.6B": 0.596,
+        "1.7B": 1.72,
+        "4B": 4.02,
+        "8B": 8.19,
+        "32B": 32.8,
+    }.items():
+        found = facts_of(QWEN3[size]).num_parameters
+        assert found is not None
+        assert found / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_activations_grow_with_tokens_and_fall_with_checkpointing():
+    facts = facts_of(QWEN3["4B"])
+
+    def activations(*more: str) -> int:
+        rank = rank_memory(config(*more), facts, device="cuda")
+        assert rank is not None
+        return dict(rank.parts)["activations"]
+
+    full, kept = activations(), activations("--gradient_checkpointing", "false")
+    assert 4 * full < kept
+    assert full < activations("--gradient_checkpointing", "selective") < kept
+    assert activations("--seq_len", "8192") == 2 * full
+
+
+def test_on_a_cpu_one_gpu_for_all_is_refused_with_the_reason():
+    (said,) = weights_device_problems(config(*SHARED), "cpu")
+    assert "frees nothing" in said
+    assert list(weights_device_problems(config(*SHARED), "cuda")) == []
+    for name in ("nccl", "ipc"):
+        flags = (
+            [*SHARED, "--weight_transport", "ipc"]
+            if name == "ipc"
+            else ["--weight_transport", name]
+        )
+        assert any("needs a GPU" in one for one in weights_device_problems(config(*flags), "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["--colocate"], "max_async_rollout must be 0 with colocate, got 1"),
+        ([*SHARED, "--trainer_num_workers", "2"], "trainer_num_workers must be 1 with colocate"),
+        ([*SHARED, "--inference_num_workers", "2"], "inference_num_workers must be 1"),
+        ([*SHARED, "--weight_transport", "nccl"], "cannot connect two processes on one GPU"),
+        ([*SHARED, "--stream_gradients"], "take turns on the GPU"),
+        ([*SHARED, "--use_lora", "--colocate_sleep_level", "2"], "forgets the weights"),
+        (["--colocate_sleep_level", "1"], "has no effect without colocate"),
+        (["--weight_transport", "ipc"], "share with colocate = true"),
+        (["--weight_transport", "disc"], "did you mean 'disk'"),
+        (
+            ["--weight_broadcast_mode", "per_tensor", "--weight_broadcast_bucket_mb", "64"],
+            "has no effect with weight_broadcast_mode = 'per_tensor'",
+        ),
+        (["--weight_broadcast_pin_memory"], "no effect without weight_broadcast_cpu_staging"),
+        (
+            ["--weight_transport", "disk", "--weight_broadcast_cpu_staging"],
+            "weights are in files before servers pause",
+        ),
+        (
+            ["--weight_broadcast_free_grad_buffers", "false"],
+            "has no effect with train_backend = 'fsdp'",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_fix(more, expected):
+    with pytest.raises(ConfigError) as caught:
+        config(*more)
+    assert expected in str(caught.value)
+
+
+def test_the_transport_follows_from_where_processes_are():
+    assert transport_of(config(), "cpu") == "gloo"
+    assert transport_of(config(), "cuda") == "nccl"
+    assert transport_of(config(*SHARED), "cuda") == "ipc"
+    assert transport_of(config("--weight_transport", "disk"), "cuda") == "disk"
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [(None, [80, 40, 80]), ("0", [80]), ("1,2", [40, 80]), ("GPU-1f,GPU-2a", [40, 40]), ("", [])],
+)
+def test_only_gpus_that_this_process_may_use_count(monkeypatch, tmp_path, shown, expected):
+    for number in range(3):
+        (tmp_path / f"nvidia{number}").touch()
+    monkeypatch.setattr(device_module, "DEVICES", tmp_path)
+    monkeypatch.setattr(device_module, "torch_has_cuda", lambda: True)
+    monkeypatch.setattr(device_module, "_sizes_of_gpus", lambda: [80, 40, 80])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert machine_gpus() == expected
+
+
+def test_what_a_server_takes_is_what_its_parts_are():
+    facts = facts_of(QWEN3["0.6B"])
+    server = server_memory(config(), facts, 1000, device="cuda")
+    assert server is not None
+    assert dict(server.parts)["weights"] == 2 * (facts.num_parameters or 0)
+    assert CONTEXT_BYTES < H100
