@@ -68,7 +68,16 @@ HOSTED = "tests/hub/registry/test_host_a_registry.py::"
 SIMULATE = "tests/cli/test_simulate.py::"
 WATCH = "tests/cli/test_watch.py::"
 GAMES_EVAL = "tests/adapters/test_games.py::test_an_eval_plays_a_linked_environment"
+THREE_NODES = (
+    "tests/e2e/test_three_nodes.py::"
+    "test_a_run_over_three_nodes_outlives_one_of_them_and_names_the_next"
+)
 ELSEWHERE = {
+    "export RAY_AUTH_MODE=token": THREE_NODES,
+    "ray get-auth-token --generate": THREE_NODES,
+    "ray start --head --port 6379": THREE_NODES,
+    "ray start --address 10.0.0.1:6379": THREE_NODES,
+    "telescope train run.toml --ray_address 10.0.0.1:6379": THREE_NODES,
     "telescope agent install mini-swe-agent": (
         "tests/e2e/test_harnesses.py::test_its_rollout_is_trained_on_exactly_what_was_sampled"
     ),

@@ -1,4 +1,4 @@
-"""Environments of several turns and with tools, and a mix, over vLLM; and what was trained on.
+"""Environments of every kind, and a mix of them, over vLLM; and what was trained on.
 
 vLLM's scheduler is made to write down each request that ends: the prompt as it was computed and
 the tokens that were sampled. Nothing of Telescope's takes part in that record.
@@ -55,6 +55,8 @@ def install():
 
     Scheduler._free_request = written_down
 """
+LAKE = "gym:FrozenLake-v1"
+PROBLEMS = Path(__file__).with_name("problems.jsonl")
 ENVIRONMENTS = [
     {
         "name": "math-reasoning",
@@ -71,7 +73,16 @@ ENVIRONMENTS = [
     {"name": "reverse-text", "max_tokens": 24},
     {"name": "alphabet-sort", "max_tokens": 24, "env": {"max_rounds": 2}},
     {"name": "wiki-search", "max_tokens": 24},
+    {
+        "name": "i3-code",
+        "max_tokens": 40,
+        "env": {"path": str(PROBLEMS), "instruction": False, "test_timeout_s": 5},
+    },
+    {"name": "swe-small", "max_tokens": 24},
+    {"name": LAKE, "weight": 1.5, "max_tokens": 8, "env": {"max_turns": 3}},
 ]
+"""One turn, several turns, tools, programs in a sandbox, and one of another framework. With these
+weights, the seed of the run draws each of them within its 24 groups."""
 SMALL = {
     "number_of_steps": 3,
     "group_size": 4,
@@ -177,6 +188,8 @@ def test_a_mix_is_trained_on_exactly_what_the_server_sampled(
     tmp_path: Path, taught_model: Path, environ: dict[str, str]
 ) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    environ["TELESCOPE_HOME"] = str(tmp_path / "home")
+    telescope(tmp_path, environ, "env", "link", LAKE)
     flags = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
     where = ["--model", str(taught_model), "--inference_base_port", str(free_port())]
     telescope(tmp_path, environ, "train", "examples/mixed.toml", *where, *flags)

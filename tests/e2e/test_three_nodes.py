@@ -33,6 +33,7 @@ env = {{ level = "digit", operations = "+", instruction = "" }}
 group_size = 4
 prompts_batch_size_for_trainer = 4
 max_tokens = 8
+env_workers = 2
 discard_group_zero_advantage = false
 [trainer]
 trainer_num_workers = 2
@@ -50,6 +51,9 @@ ray_address = {address}
 ray_namespace = "three-nodes"
 ray_trainer_placement_strategy = "STRICT_PACK"
 ray_inference_placement_strategy = "STRICT_SPREAD"
+ray_environment_placement = "SPREAD"
+ray_environment_cpus_per_worker = 0.5
+ray_trainer_cpus_per_worker = 1.5
 ray_placement_timeout_s = 15.0
 """
 WITHIN_S = 200.0
@@ -100,8 +104,8 @@ def test_a_run_over_three_nodes_outlives_one_of_them_and_names_the_next(
         pytest.skip(f"needs {missing}")
     (tmp_path / "runs").mkdir()
     folder = tmp_path / "runs" / "cluster"
-    # Ranks (2 CPUs) fit on the second or the third node; servers go to two nodes.
-    with running_nodes([1, 3, 3], own=[tmp_path / "runs"]) as nodes:
+    # The ranks (3 CPUs) fit on the second or the third node, beside whatever else may come there.
+    with running_nodes([2, 5, 5], own=[tmp_path / "runs"]) as nodes:
         run = start(nodes, tmp_path, tiny_model)
         try:
             check_run(nodes, folder, run)
@@ -116,13 +120,32 @@ def test_a_run_over_three_nodes_outlives_one_of_them_and_names_the_next(
     assert run.returncode == 6, printed[-3000:]
 
 
+def check_places(folder: Path) -> None:
+    """Check that servers and environment processes are on two nodes each, none on a loopback."""
+    urls = {row.server for row in RunFolder.open(folder).server_events()}
+    assert len(urls) == 2, urls
+    assert len({url.rpartition(":")[0] for url in urls}) == 2, "STRICT_SPREAD"
+    assert all(url.startswith("http://10.77.0.") for url in urls), urls
+    told = driver_log(folder)
+    workers = set(re.findall(r"environment process \d of math-reasoning runs on (.*)", told))
+    assert len(workers) == 2, told[-2000:]
+
+
+def check_logs(folder: Path) -> None:
+    """Check that logs of nodes that do not share the run folder are in it."""
+    for name in ("trainer-rank-0", "trainer-rank-1", "inference-0", "inference-1"):
+        lines = (folder / "logs" / f"{name}.jsonl").read_text().splitlines()
+        assert lines, name
+        assert all(json.loads(line)["message"] is not None for line in lines if line), name
+    begun = (folder / "logs" / "trainer-rank-0.jsonl").read_text().count(" begins")
+    assert begun == 2, "the log of a rank goes on with its second life"
+
+
 def check_run(nodes: Nodes, folder: Path, run: "subprocess.Popen[str]") -> None:
     until((folder / "metrics.jsonl").is_file, run, "the first step")
     records = RunFolder.open(folder)
     until(lambda: records.last_step() >= 3, run, "three steps")
-    urls = {event.server for event in records.server_events()}
-    assert all("127.0.0.1" not in url for url in urls), urls
-    assert len(urls) in (0, 2)
+    check_places(folder)
     first = node_of_ranks(folder)
     nodes.cut(first)
     until(lambda: len(records.restarts()) == 1, run, "new ranks")
@@ -134,6 +157,7 @@ def check_run(nodes: Nodes, folder: Path, run: "subprocess.Popen[str]") -> None:
     assert {first, second} == {2, 3}
     lost = [one for one in records.server_events() if one.state is ServerState.LOST]
     assert {one.server.split(":")[1] for one in lost} <= {f"//10.77.0.{first}"}
+    check_logs(folder)
     nodes.cut(second)
     run.wait(timeout=WITHIN_S)
     state = json.loads((folder / "run.json").read_text())

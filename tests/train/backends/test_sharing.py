@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from telescope_train.algorithms import known_algorithms, loss_function
 from telescope_train.batches.batch import StepPlan
+from telescope_train.batches.packing import pack
 from telescope_train.config.schema import AlgorithmSection
 from telescope_train.step.token_facts import turn_facts
 
@@ -22,7 +24,7 @@ from backend_cases import (  # noqa: E402
     relative_difference,
     run_ranks,
 )
-from prefix_trees import all_shared, plain_batches, random_tree  # noqa: E402
+from prefix_trees import all_shared, plain_batches, random_tree, tree_sample  # noqa: E402
 
 RESTS = {"use_decoupled_loss": True, "kl_penalty_tau": 0.1, "kl_estimator": "k3"}
 FORMS = {
@@ -153,3 +155,39 @@ def test_minibatches_share_inside_of_each_only(tiny, start):
         worker.train_minibatches(packed, [1, 0, 0, 1], 0)
         weights.append({name: value.numpy() for name, value in worker.export_weights()})
     assert relative_difference(weights[1], weights[0]) < 1e-6
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_a_step_needs_no_more_memory(tiny, start, checkpointing):
+    generator = np.random.default_rng(0)
+    samples = []
+    for number in range(16):
+        if number % 8 == 0:
+            prompt = generator.integers(VOCAB, size=64, dtype=np.int32)
+        ids = np.append(prompt, generator.integers(VOCAB, size=32, dtype=np.int32))
+        mask = np.arange(96) >= 64
+        behavior = np.where(mask, -1.0, np.nan).astype(np.float32)
+        sample = tree_sample(generator, ids, number)
+        samples.append(replace(sample, mask=mask, behavior_logprobs=behavior))
+    peaks = []
+    for share in (False, True):
+        worker = start(
+            backend_settings(
+                tiny,
+                gradient_checkpointing=checkpointing,
+                share_prefixes="auto" if share else False,
+            )
+        )
+        options = {"seq_len": 512, "num_ranks": 1, "hidden_size": 64, "share_prefixes": share}
+        peaks.append(peak_bytes(worker, pack(samples, np.ones(16), **options)[0]))
+    assert 0 < peaks[1] < peaks[0]
+
+
+def peak_bytes(worker, batches) -> int:
+    """Return the most that torch had allocated during a step, beyond what it had before."""
+    worker.backend.accumulate_gradient(batches, version=0)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        worker.backend.accumulate_gradient(batches, version=0)
+    events = [one for one in found.profiler.kineto_results.events() if one.name() == "[memory]"]
+    events.sort(key=lambda one: one.start_ns())
+    return int(np.cumsum([one.nbytes() for one in events]).max())

@@ -1,6 +1,7 @@
 """A run's own Ray beside any other, joining one, and waiting for processes that may be stuck."""
 
 import asyncio
+import socket
 import tempfile
 from pathlib import Path
 
@@ -76,6 +77,41 @@ def test_a_ray_that_does_not_start_is_one_message(
         pass
     (folder,) = [word.rstrip(".") for word in str(caught.value).split() if "telescope-ray-" in word]
     Path(folder).rmdir()
+
+
+@pytest.mark.parametrize("is_cause", [True, False])
+def test_a_cluster_that_asks_for_a_token_says_what_to_do(
+    is_cause: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        asked = ray.exceptions.AuthenticationError("InvalidAuthToken")
+        if is_cause:
+            raise ConnectionError("could not connect") from asked
+        raise RuntimeError("Traceback: ray.exceptions.AuthenticationError: no token")
+
+    monkeypatch.setattr(module.ray, "init", refuse)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with (
+            pytest.raises(ConfigError, match=r"asks for a token.*Set RAY_AUTH_MODE=token"),
+            ray_cluster(RaySection(ray_address=address), BUNDLES, debug=False),
+        ):
+            pass
+
+
+def test_namespace_and_runtime_environment_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+
+    def note(**options: object) -> None:
+        given.update(options)
+
+    monkeypatch.setattr(module.ray, "init", note)
+    variables = {"env_vars": {"HF_HOME": "/data"}}
+    with ray_cluster(
+        RaySection(ray_namespace="mine", ray_runtime_env=variables), BUNDLES, debug=False
+    ):
+        assert given["namespace"] == "mine"
+        assert given["runtime_env"] == variables
 
 
 def test_a_long_path_of_temporary_files_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

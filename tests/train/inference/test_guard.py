@@ -19,6 +19,8 @@ from telescope_train.inference.generation import ServerLostError
 from telescope_train.inference.server import ServerSettings
 from telescope_train.inference.vllm_plugin import http_server
 from telescope_train.inference.wire import ENGINE_PATH, SECRET_VARIABLE, TOKEN_PLANE_PATH
+from telescope_train.observability.otlp_receiver import OtlpReceiver
+from telescope_train.observability.traces import Traces
 
 SECRET = "a-secret-for-this-test"
 PATHS = [
@@ -161,3 +163,27 @@ def test_each_run_has_a_new_secret_and_a_chosen_one_is_long():
     assert server_secret({SECRET_VARIABLE: SECRET}) == SECRET
     with pytest.raises(ConfigError, match="at least 16 characters, got 5"):
         server_secret({SECRET_VARIABLE: "short"})
+
+
+async def test_traces_are_taken_from_servers_of_the_run_alone():
+    async with (
+        OtlpReceiver(lambda row: None, Traces.new(), host="127.0.0.1", secret=SECRET) as receiver,
+        aiohttp.ClientSession() as session,
+    ):
+        kind = {"content-type": "application/x-protobuf"}
+        shown = {"authorization": f"Bearer {SECRET}"}
+        for headers, status in ((kind, 401), (kind | shown, 200)):
+            async with session.post(receiver.endpoint, data=b"", headers=headers) as reply:
+                assert reply.status == status
+
+
+def test_a_server_shows_the_secret_where_it_sends_its_traces(tmp_path):
+    settings = ServerSettings(
+        model_path="m",
+        port=1,
+        log_path=tmp_path / "a.jsonl",
+        traces_endpoint="http://10.0.0.1:1",
+        traces_secret=SECRET,
+    )
+    shown = settings.environment()["OTEL_EXPORTER_OTLP_TRACES_HEADERS"]
+    assert shown == f"authorization=Bearer%20{SECRET}"

@@ -44,11 +44,13 @@ def open_environment(
     processes: ProcessSettings | None = None,
     *,
     location: EnvironmentLocation | None = None,
+    places: Sequence[WorkerPlace] | None = None,
 ) -> EnvironmentClient:
     """Open `name` with its own `settings` (the `--env.x` flags), where `processes` says.
 
     Worker processes start with the first request. `location` is where the environment is, for
-    callers that have located it.
+    callers that have located it. `places`: where its workers are started, if it has any; None = on
+    this machine.
     """
     processes = processes or ProcessSettings()
     if processes.addresses:
@@ -62,7 +64,10 @@ def open_environment(
         return InProcessEnvironment(environment, name=name, version=location.version)
     version = "" if location.version == "0" else location.version
     identity = Identity(name=name, version=version)
-    return _pool(name, merged, identity, processes, _local_places(name, location, processes))
+    if places is None:
+        count = range(processes.num_workers)
+        places = [local_place(name, location, processes, index) for index in count]
+    return _pool(name, merged, identity, processes, places)
 
 
 async def check_workers(
@@ -121,26 +126,24 @@ def _pool(
     return EnvironmentPool(name, places, settings, identity=identity, processes=processes)
 
 
-def _local_places(
-    name: str, location: EnvironmentLocation, processes: ProcessSettings
-) -> list[LocalPlace]:
+def local_place(
+    name: str, location: EnvironmentLocation, processes: ProcessSettings, index: int
+) -> LocalPlace:
+    """Return where worker `index` of an environment on this machine is started."""
     # A worker knows the version of an installed environment, and must be told that of another.
     is_told = bool(location.search_path) or adapted(location.id) is not None
-    return [
-        LocalPlace(
-            label=f"environment process {index} of {name}",
-            environment=name,
-            factory=location.factory,
-            interpreter=location.interpreter or sys.executable,
-            search_path=location.search_path,
-            version=location.version if is_told else "",
-            memory_limit_bytes=processes.memory_limit_bytes,
-            log_path=_log_path(processes, f"{processes.log_name or name} {index}"),
-            log_source=f"{processes.log_name or name} {index}",
-            is_debug=processes.is_debug,
-        )
-        for index in range(processes.num_workers)
-    ]
+    return LocalPlace(
+        label=f"environment process {index} of {name}",
+        environment=name,
+        factory=location.factory,
+        interpreter=location.interpreter or sys.executable,
+        search_path=location.search_path,
+        version=location.version if is_told else "",
+        memory_limit_bytes=processes.memory_limit_bytes,
+        log_path=_log_path(processes, f"{processes.log_name or name} {index}"),
+        log_source=f"{processes.log_name or name} {index}",
+        is_debug=processes.is_debug,
+    )
 
 
 def _log_path(processes: ProcessSettings, source: str) -> Path | None:

@@ -5,14 +5,12 @@ Each is a context that closes what it opened; `run` puts them one into the other
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from telescope_core.errors import ConfigError
 from telescope_core.gateway import Gateway
 from telescope_core.processes import EnvironmentPool
 from telescope_core.records import RunFolder
@@ -23,32 +21,29 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.backends.transfer import Wire
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
-from telescope_train.checkpoints.folders import checkpoints_folder
 from telescope_train.cluster.colocation import SharedGpu, Turns, sleep_level
-from telescope_train.cluster.logs_home import LogsHome, logs_home
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.node_meters import metered_nodes
-from telescope_train.cluster.nodes import ask_nodes, living_nodes
-from telescope_train.cluster.placement import Rooms, place_processes
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
-from telescope_train.inference.fleet import ServerGroup, ServerSeat, server_secret, server_settings
+from telescope_train.inference.fleet import Secrets, ServerGroup, ServerSeat, server_settings
 from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.leases import Lease
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
 from telescope_train.inference.sleep import Sleeping
+from telescope_train.joined import Joined
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.meters import Meters, show_nobody
 from telescope_train.observability.prometheus import ServerStanding
 from telescope_train.observability.recording import Recording
 from telescope_train.observability.terminal import LiveView
 from telescope_train.observability.timeline import RankSpans, Timeline
-from telescope_train.plan.node_checks import look_here, markers, node_problems
 from telescope_train.plan.prepared import Prepared
 from telescope_train.recorded import run_logs
+from telescope_train.rollouts.environments import RunEnvironments
 from telescope_train.rollouts.seats import SeatedPool, Seats
 from telescope_train.trainer.ray_ranks import RayRanks
 from telescope_train.weights.buckets import PER_TENSOR
@@ -68,8 +63,6 @@ class Processes:
 
     servers: ServerGroup
     ranks: RayRanks
-    logs: LogsHome
-    """What fetches the logs of nodes that do not share the run folder."""
     failed_servers: Mapping[int, str] = field(default_factory=dict[int, str])
     """Why the servers with these numbers have not started."""
     secret: str = field(default="", repr=False)
@@ -120,6 +113,11 @@ async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -
     return renderer
 
 
+def gateway_address(environments: RunEnvironments) -> str:
+    """Return the address of this machine at which environments reach it."""
+    return LOOPBACK if environments.on_cluster is None else Network(is_local=False).address()
+
+
 @asynccontextmanager
 async def open_gateway(prepared: Prepared) -> AsyncIterator[Gateway]:
     """Listen for environments whose programs speak HTTP; first, as a port may be taken."""
@@ -138,16 +136,14 @@ async def open_gateway(prepared: Prepared) -> AsyncIterator[Gateway]:
 
 @asynccontextmanager
 async def open_processes(
-    prepared: Prepared, folder: RunFolder, traces_endpoint: str | None
+    prepared: Prepared, folder: RunFolder, joined: Joined, traces_endpoint: str | None
 ) -> AsyncIterator[Processes]:
     """Start servers and ranks where there is room; they are healthy when the context begins.
 
     Servers that have not started are named: one of those that rollouts ask is enough to begin.
     """
     config = prepared.config
-    network = Network(is_local=config.ray.ray_address is None)
-    rooms, logs = await _find_room(prepared, folder)
-    secret = server_secret(os.environ)
+    rooms = await joined.find_room(prepared)
     settings = server_settings(
         config,
         device=prepared.device,
@@ -155,14 +151,14 @@ async def open_processes(
         max_model_len=prepared.max_model_len,
         log_folder=folder.logs_path.absolute(),
         traces_endpoint=traces_endpoint,
-        secret=secret,
+        asks_for=Secrets(joined.secret, joined.traces_secret(config)),
     )
-    seat = ServerSeat.of(config, network)
+    seat = ServerSeat.of(config, joined.network)
     servers = ServerGroup.start(settings, rooms.servers.places(), seat, config)
     ranks = RayRanks(
         rooms.ranks,
         run_logs(config, folder),
-        network=network,
+        network=joined.network,
         timeout_s=config.ray.worker_progress_timeout_s,
         layout=layout_of(rank_settings(prepared)),
     )
@@ -172,42 +168,13 @@ async def open_processes(
         healthy = servers.wait_until_healthy(num_needed=num_needed)
         loaded = ranks.open(rank_settings(prepared), num_threads=threads_of(prepared))
         if config.inference.colocate:
-            failed = await one_after_another(healthy, loaded, servers.base_urls, secret)
+            failed = await one_after_another(healthy, loaded, servers.base_urls, joined.secret)
         else:
             failed, _ = await asyncio.gather(healthy, loaded)
-        yield Processes(
-            servers=servers, ranks=ranks, logs=logs, failed_servers=failed, secret=secret
-        )
+        yield Processes(servers=servers, ranks=ranks, failed_servers=failed, secret=joined.secret)
     finally:
         await servers.close()
         await ranks.close()
-        await logs.finish()
-
-
-async def _find_room(prepared: Prepared, folder: RunFolder) -> tuple[Rooms, LogsHome]:
-    """Return the room of all processes, and what fetches the logs of nodes far away.
-
-    Raises ConfigError if there is no room, or if a node that they come to lacks something.
-    """
-    config, logs_folder = prepared.config, folder.logs_path.absolute()
-    if config.ray.ray_address is None:
-        return await asyncio.to_thread(place_processes, config, prepared.device), LogsHome.of_none()
-    checkpoints = checkpoints_folder(config)
-    with markers(folder.path, checkpoints, config.model.model) as wanted:
-        nodes = await asyncio.to_thread(living_nodes)
-        seen = await ask_nodes(nodes, look_here, wanted)
-    rooms = await asyncio.to_thread(place_processes, config, prepared.device)
-    labels = {node.id: node.label for node in nodes}
-    problems = node_problems(
-        {node.label: one for node, one in seen.items()},
-        wanted,
-        servers={labels.get(node, node) for node in rooms.servers.nodes()},
-        ranks={labels.get(node, node) for node in rooms.ranks.nodes()},
-        device=prepared.device,
-    )
-    if told := list(problems):
-        raise ConfigError("\n".join(told))
-    return rooms, logs_home(logs_folder, (node for node, one in seen.items() if not one.shares_run))
 
 
 async def one_after_another(

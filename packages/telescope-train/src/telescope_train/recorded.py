@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from telescope_core.records import RunFolder
 from telescope_core.records.logs import Logs, telling_failure
 from telescope_core.secret_names import secret_values
-from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.schema import TrainConfig
 from telescope_train.observability.prometheus import PrometheusEndpoint
 from telescope_train.observability.recording import Recording, RecordingSettings, recording
@@ -35,9 +34,12 @@ def run_secrets(prepared: Prepared) -> set[str]:
 
 @asynccontextmanager
 async def open_recording(
-    prepared: Prepared, folder: RunFolder, view: LiveView
+    prepared: Prepared, folder: RunFolder, view: LiveView, *, reached_at: str, secret: str
 ) -> AsyncIterator[Recording]:
-    """Open what the run is recorded with, beside its rows."""
+    """Open what the run is recorded with, beside its rows.
+
+    `reached_at`: the address of this machine for servers, who show `secret` where others reach it.
+    """
     inference, observability = prepared.config.inference, prepared.config.observability
     asked = {"wandb": observability.use_wandb, "tensorboard": observability.use_tensorboard}
     trackers = names_in_use(asked, observability.trackers)
@@ -55,7 +57,8 @@ async def open_recording(
         run=prepared.config.run.name,
         model=prepared.config.model.model,
         receives_traces=inference.enable_vllm_tracing,
-        receiver_host=inference.gateway_host or LOOPBACK,
+        receiver_host=reached_at,
+        receiver_secret=secret,
         receiver_port=inference.otlp_receiver_port,
         export_to=observability.otlp_export_endpoint,
         prometheus=shown,

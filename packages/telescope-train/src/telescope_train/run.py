@@ -2,7 +2,8 @@
 
 A run is built from parts, and each part is a context that opens and closes itself:
 
-    Ray cluster -> gateway -> servers and ranks -> policies -> sampler and checkpointer -> the loop
+    Ray cluster -> nodes -> gateway -> servers and ranks -> policies -> sampler and checkpointer
+                                                                             -> the loop
 
 The parts close in the opposite order, whatever ends the run. While the loop works, the processes
 are watched, so that a death is reported as the cause and not as the failures that follow from it.
@@ -45,6 +46,7 @@ from telescope_train.diagnostics.engine_check import check_engine
 from telescope_train.diagnostics.step_rules import diagnoses
 from telescope_train.evals.beside import AfterEvals, EvalsBeside, TurnsAfterEvals
 from telescope_train.evals.live import LiveEvals
+from telescope_train.joined import Joined, open_nodes
 from telescope_train.lives import Restarts, live, restart_at
 from telescope_train.loop import LoopParts, train
 from telescope_train.observability.terminal import (
@@ -155,29 +157,48 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
         LiveView(config.run.number_of_steps, names, rows_before=before) as view,
         showing_troubles(view.warn),
     ):
-        renderer = await open_renderer(prepared, folder, view)
-        view.phase("starting inference servers and trainer ranks")
-        async with (
-            open_gateway(prepared) as gateway,
-            open_recording(prepared, folder, view) as recording,
-            open_processes(prepared, folder, recording.traces_endpoint) as processes,
-            open_policies(
-                prepared, folder, processes, recording, renderer=renderer, gateway=gateway
-            ) as policies,
-        ):
-            opened = Opened(
-                prepared=prepared, folder=folder, view=view, processes=processes, policies=policies
-            )
-            if apart := processes.logs.nodes:
-                view.note(f"logs are fetched from {', '.join(apart)}")
-            watches = [*keeping(opened), timing_ranks(opened), processes.logs.run()]
-            watches.append(Concurrency.of(config, policies.seats.lanes, policies.pool).run())
-            if (meters := run_meters(opened)) is not None:
-                watches.append(meters.run())
-            await supervised(_train(opened), watches)
-            if meters is not None:
-                # Also a run that is shorter than the interval has what happened in it.
-                await meters.read()
+        async with open_nodes(prepared, folder) as joined:
+            renderer = await open_renderer(prepared, folder, view)
+            view.phase("starting inference servers and trainer ranks")
+            async with (
+                open_gateway(prepared) as gateway,
+                open_recording(
+                    prepared,
+                    folder,
+                    view,
+                    reached_at=joined.traces_at(config),
+                    secret=joined.traces_secret(config),
+                ) as recording,
+                open_processes(prepared, folder, joined, recording.traces_endpoint) as processes,
+                open_policies(
+                    prepared, folder, processes, recording, renderer=renderer, gateway=gateway
+                ) as policies,
+            ):
+                await _while_watched(
+                    Opened(
+                        prepared=prepared,
+                        folder=folder,
+                        view=view,
+                        processes=processes,
+                        policies=policies,
+                    ),
+                    joined,
+                )
+
+
+async def _while_watched(opened: Opened, joined: Joined) -> None:
+    """Train, while everything is watched that the run consists of."""
+    policies, config = opened.policies, opened.prepared.config
+    if apart := joined.logs.nodes:
+        opened.view.note(f"logs are fetched from {', '.join(apart)}")
+    watches = [*keeping(opened), timing_ranks(opened), joined.logs.run()]
+    watches.append(Concurrency.of(config, policies.seats.lanes, policies.pool).run())
+    if (meters := run_meters(opened)) is not None:
+        watches.append(meters.run())
+    await supervised(_train(opened), watches)
+    if meters is not None:
+        # Also a run that is shorter than the interval has what happened in it.
+        await meters.read()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

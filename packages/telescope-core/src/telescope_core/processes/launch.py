@@ -20,7 +20,7 @@ from typing import Protocol
 from telescope_core.errors import EnvironmentProcessError
 from telescope_core.processes.settings import LOG_VARIABLE, split_address
 from telescope_core.records.output_logs import ENVIRONMENT_OUTPUT, OutputLog
-from telescope_core.secret_names import secret_values
+from telescope_core.secret_names import require_own_secrets, secret_values
 
 _PASSED_ON = """
     PATH HOME USER LANG LANGUAGE TZ TMPDIR TEMP TMP SYSTEMROOT SHELL TERM
@@ -97,6 +97,8 @@ class LocalPlace:
     """Folders to import from, searched before all others."""
     version: str = ""
     """Version to report for an environment that is not installed."""
+    own_variables: tuple[str, ...] = ()
+    """Names of further variables of this machine that the worker sees."""
     token: str = ""
     gets_secrets: bool = True
 
@@ -140,6 +142,9 @@ class LocalPlace:
 
     def _variables(self) -> dict[str, str]:
         variables = scrubbed(os.environ, is_own_interpreter=self._is_own_interpreter)
+        own = [name for name in self.own_variables if name in os.environ]
+        require_own_secrets(own, "the environment")
+        variables |= {name: os.environ[name] for name in own}
         if self.log_path is not None:
             # Not an argument: an environment with an older telescope-core would refuse it.
             folder = os.path.abspath(self.log_path.parent)

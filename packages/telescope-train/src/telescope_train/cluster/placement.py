@@ -168,6 +168,20 @@ def _asked_ranks(config: TrainConfig, device: str) -> Asked:
     )
 
 
+def place_environments(config: TrainConfig, num_workers: int) -> Room:
+    """Reserve room for environment processes; raises ConfigError if the cluster has too little."""
+    strategy = config.ray.ray_environment_placement
+    assert strategy != "driver", "those are started without Ray"
+    bundle = Bundle(cpus=config.ray.ray_environment_cpus_per_worker)
+    asked = Asked(
+        "environment processes",
+        "env_workers, ray_environment_cpus_per_worker",
+        [bundle] * num_workers,
+        strategy,
+    )
+    return reserve(asked, deadline_s=_deadline_s(config))
+
+
 def _asked_servers(config: TrainConfig, device: str) -> Asked:
     return Asked(
         "inference servers",

@@ -26,6 +26,10 @@ class RaySection(Section):
     `STRICT_SPREAD` = each on a node of its own."""
     ray_trainer_placement_strategy: Strategy = "PACK"
     """Where trainer processes go, in the same words; their numbers follow nodes and GPUs."""
+    ray_environment_placement: Literal["driver"] | Strategy = "driver"
+    """Where environment processes go: `driver` = on this machine, or on the nodes of the cluster,
+    in the same words. Then each node needs the environments installed, and the secrets that they
+    declare in the variables of its Ray."""
     ray_placement_timeout_s: Positive = 300.0
     """Seconds to wait until the cluster has room, at the start and after the loss of a node. A
     cluster of the run's own never gets more room, so nothing is waited for there."""
@@ -39,3 +43,5 @@ class RaySection(Section):
     """CPUs reserved for each inference server; without a GPU, also its number of threads."""
     ray_trainer_cpus_per_worker: Positive = 1.0
     """CPUs reserved for each trainer process; without a GPU, also its number of threads."""
+    ray_environment_cpus_per_worker: Positive = 1.0
+    """CPUs reserved for each environment process that is placed on the nodes of the cluster."""

@@ -319,6 +319,18 @@ class ServerGroup:
         )
 
 
+class Secrets(NamedTuple):
+    """What is asked for where others can reach it; empty = nothing."""
+
+    servers: str = ""
+    """By servers whose address is that of their node."""
+    traces: str = ""
+    """By who receives their traces."""
+
+
+NO_SECRETS = Secrets()
+
+
 def server_secret(environ: Mapping[str, str]) -> str:
     """Return what the servers of a run ask for: a new secret, or the one that was chosen for it.
 
@@ -341,12 +353,12 @@ def server_settings(
     max_model_len: int,
     log_folder: Path,
     traces_endpoint: str | None = None,
-    secret: str = "",
+    asks_for: Secrets = NO_SECRETS,
 ) -> list[ServerSettings]:
     """Return the settings of each server. Ports are consecutive; each has a log file of its own.
 
     `max_model_len`: tokens of prompt and answer together. `traces_endpoint`: where they send their
-    traces; None = they keep none. `secret`: what is asked for at addresses that others reach.
+    traces; None = they keep none. `asks_for`: what has to be shown, here and there.
     """
     inference, model = config.inference, config.model
     host = LOOPBACK if config.ray.ray_address is None else AT_ITS_NODE
@@ -354,7 +366,7 @@ def server_settings(
         ServerSettings(
             model_path=model.model,
             host=inference.inference_host or host,
-            secret=secret,
+            secret=asks_for.servers,
             port=inference.inference_base_port + index,
             log_path=log_folder / log_name(INFERENCE, str(index)),
             number=index,
@@ -373,6 +385,7 @@ def server_settings(
             trust_remote_code=model.trust_remote_code,
             fp32_lm_head=model.fp32_lm_head,
             traces_endpoint=traces_endpoint,
+            traces_secret=asks_for.traces,
             adapter=served_adapter(config),
             more_arguments=inference.vllm_arguments,
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from urllib.error import HTTPError, URLError
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from telescope_core.errors import ProcessDiedError
@@ -104,6 +105,8 @@ class ServerSettings:
     """Compute logits in float32 whatever the `dtype`."""
     traces_endpoint: str | None = None
     """Where the server sends its traces, as OTLP with protobuf over HTTP; None = it keeps none."""
+    traces_secret: str = field(default="", repr=False)
+    """What is shown there; empty = nothing is asked for."""
     adapter: ServedAdapter | None = None
     """The adapter that the trainer will send; None = the weights themselves change, or nothing."""
     more_arguments: tuple[str, ...] = ()
@@ -187,6 +190,9 @@ class ServerSettings:
             environment["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
             environment["OTEL_RESOURCE_ATTRIBUTES"] = f"{SERVER_ATTRIBUTE}={self.base_url}"
             environment["OTEL_BSP_SCHEDULE_DELAY"] = str(_TRACES_EVERY_MS)
+            if self.traces_secret:
+                shown = quote(f"Bearer {self.traces_secret}")
+                environment["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] = f"authorization={shown}"
         if self.device == "cpu":
             environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
             environment["OMP_NUM_THREADS"] = str(self.num_threads)
@@ -240,7 +246,10 @@ class ServerProcess:
             settings.log_path,
             component=INFERENCE,
             source=str(settings.number),
-            hide={*secret_values(os.environ), *filter(None, [settings.secret])},
+            hide={
+                *secret_values(os.environ),
+                *filter(None, [settings.secret, settings.traces_secret]),
+            },
         )
         # With a session of its own, `close` can end the whole group, and Ctrl-C in a terminal does
         # not reach the server: the driver receives it and ends its processes in order.

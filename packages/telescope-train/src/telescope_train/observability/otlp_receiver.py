@@ -6,6 +6,7 @@ other request that a server answered, such as one of a person who tries the mode
 """
 
 import asyncio
+import hmac
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,9 +39,14 @@ class OtlpReceiver:
         *,
         host: str,
         port: int = 0,
+        secret: str = "",
         forward: Callable[[bytes], None] = lambda content: None,
     ) -> None:
-        """`forward` is given each request as it came. `port` 0 = a free one."""
+        """`forward` is given each request as it came. `port` 0 = a free one.
+
+        `secret` is what who sends spans has to show; empty = nothing.
+        """
+        self._expected = f"Bearer {secret}".encode() if secret else b""
         self._add = add
         self._traces = traces
         self._host = host
@@ -77,6 +83,9 @@ class OtlpReceiver:
             await self._runner.cleanup()
 
     async def _take(self, request: web.Request) -> web.Response:
+        given = request.headers.get("Authorization", "").encode()
+        if self._expected and not hmac.compare_digest(given, self._expected):
+            return web.Response(status=401, text="expected the secret of the run")
         if request.content_type != PROTOBUF:
             return web.Response(
                 status=415,

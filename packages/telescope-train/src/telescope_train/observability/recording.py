@@ -49,6 +49,8 @@ class RecordingSettings:
     """Name of the model, for spans."""
     receives_traces: bool = False
     """Servers send their traces to the driver."""
+    receiver_secret: str = field(default="", repr=False)
+    """What senders of traces have to show; empty = nothing."""
     receiver_host: str = "127.0.0.1"
     receiver_port: int = 0
     """0 = a free one."""
@@ -124,6 +126,7 @@ async def recording(
                 add,
                 traces,
                 host=settings.receiver_host,
+                secret=settings.receiver_secret,
                 port=settings.receiver_port,
                 forward=forward,
             )

@@ -141,6 +141,12 @@ def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
         )
         if problem is not None:
             yield f"trainer.{problem}"
+    size = config.inference.inference_tensor_parallel_size
+    if facts.num_heads is not None and facts.num_heads % size:
+        yield (
+            f"inference.inference_tensor_parallel_size ({size}) must divide the model's "
+            f"{facts.num_heads} attention heads; change it"
+        )
     section = config.algorithm
     threshold, vocab_size = section.gibberish_token_threshold, facts.vocab_size
     if section.filter_gibberish and vocab_size is not None and threshold >= vocab_size - 1:

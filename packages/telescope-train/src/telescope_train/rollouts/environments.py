@@ -18,6 +18,7 @@ from telescope_core.locate import locate_environment
 from telescope_core.open import check_workers, open_environment, runs_in_process
 from telescope_core.processes import Isolation, ProcessSettings
 from telescope_core.protocols import EnvironmentClient, EnvironmentLocation
+from telescope_train.cluster.environment_places import ClusterPlace, EnvironmentPlaces
 from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 
@@ -33,6 +34,8 @@ class FoundEnvironment:
     processes: ProcessSettings
     location: EnvironmentLocation | None
     """None where workers on other machines play it."""
+    on_cluster: EnvironmentPlaces | None = None
+    """Where on the cluster its workers go; None = they are started on this machine."""
 
     @property
     def record(self) -> EnvironmentRecord:
@@ -41,8 +44,21 @@ class FoundEnvironment:
 
     def open(self) -> EnvironmentClient:
         """Return a client; worker processes start with its first request."""
-        settings = dict(self.entry.env)
-        return open_environment(self.entry.name, settings, self.processes, location=self.location)
+        return open_environment(
+            self.entry.name,
+            dict(self.entry.env),
+            self.processes,
+            location=self.location,
+            places=self._places(),
+        )
+
+    def _places(self) -> Sequence[ClusterPlace] | None:
+        location = self.location
+        if self.on_cluster is None or location is None:
+            return None
+        if runs_in_process(location, self.processes.isolation):
+            return None
+        return self.on_cluster.of(self.entry.name, self.processes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +81,8 @@ class RunEnvironments:
     """Why the others cannot."""
     secrets: Mapping[str, tuple[str, ...]]
     """Name -> the secrets that it declares and gets from this machine, where there are any."""
+    on_cluster: EnvironmentPlaces | None = None
+    """The places of workers on the cluster; None = all are started on this machine."""
 
     @property
     def records(self) -> dict[str, EnvironmentRecord]:
@@ -86,7 +104,10 @@ def prepare_environments(config: TrainConfig) -> RunEnvironments:
 
     Nothing is raised, and no process is left running. All checks that start one run at once.
     """
-    found, problems = find_environments(config)
+    on_cluster = None
+    if config.ray.ray_environment_placement != "driver":
+        on_cluster = EnvironmentPlaces()
+    found, problems = find_environments(config, on_cluster)
     clients: dict[str, EnvironmentClient] = {}
     for one in found:
         try:
@@ -99,6 +120,7 @@ def prepare_environments(config: TrainConfig) -> RunEnvironments:
         opened=_by_entry(config, clients),
         problems=(*problems, *checked.problems),
         secrets=checked.secrets,
+        on_cluster=on_cluster,
     )
 
 
@@ -110,7 +132,9 @@ def records_of(found: Iterable[FoundEnvironment]) -> dict[str, EnvironmentRecord
     return records
 
 
-def find_environments(config: TrainConfig) -> tuple[list[FoundEnvironment], list[str]]:
+def find_environments(
+    config: TrainConfig, on_cluster: EnvironmentPlaces | None = None
+) -> tuple[list[FoundEnvironment], list[str]]:
     """Return those that are installed, importable or played elsewhere, and why others are not."""
     found: list[FoundEnvironment] = []
     problems: list[str] = []
@@ -123,7 +147,11 @@ def find_environments(config: TrainConfig) -> tuple[list[FoundEnvironment], list
         is_first = all(one.entry.name != entry.name for one in found)
         log_name = entry.name if is_first else f"{entry.name} eval"
         processes = replace(process_settings(entry, config), log_name=log_name)
-        found.append(FoundEnvironment(entry=entry, processes=processes, location=location))
+        found.append(
+            FoundEnvironment(
+                entry=entry, processes=processes, location=location, on_cluster=on_cluster
+            )
+        )
     return found, problems
 
 
@@ -176,7 +204,8 @@ def process_settings(entry: Entry, config: TrainConfig) -> ProcessSettings:
         isolation=isolation,
         num_workers=own or rollout.env_workers,
         memory_limit_bytes=None if limit_mb is None else limit_mb * 2**20,
-        log_folder=run_folder(config) / "logs",
+        # A worker on another node starts in another folder.
+        log_folder=(run_folder(config) / "logs").absolute(),
         is_debug=config.run.debug,
     )
 
@@ -205,6 +234,8 @@ def _worker_plan(found: FoundEnvironment) -> WorkerPlan:
         return WorkerPlan(count=0, detail=f"plays {name}: in the driver")
     is_shared = location.interpreter in ("", sys.executable)
     where = "in the driver's interpreter" if is_shared else "in a virtual environment of its own"
+    if found.on_cluster is not None:
+        where = "on nodes of the cluster"
     limit = settings.memory_limit_bytes
     size = f", at most {limit // 2**20} MiB each" if limit else ""
     return WorkerPlan(count=settings.num_workers, detail=f"plays {name}: {where}{size}")

@@ -100,7 +100,7 @@ async def _train_and_export(
     settings = backend_settings(config)
     async with open_ranks(config, settings) as ranks:
         if point is not None:
-            await ranks.load_checkpoint(point.state_path)
+            await ranks.load_checkpoint(_from_anywhere(point.state_path))
         saving = checkpointer(config, settings, ranks, resumed_from=point)
         num_done = point.step if point else 0
         path = log_folder(config) / "metrics.jsonl"
@@ -111,7 +111,12 @@ async def _train_and_export(
                 rows.write(json.dumps({"step": row.step, **row.metrics}) + "\n")
                 rows.flush()
                 on_row(row)
-        await ranks.save_pretrained(Path(config.output))
+        await ranks.save_pretrained(_from_anywhere(Path(config.output)))
+
+
+def _from_anywhere(folder: Path) -> Path:
+    """Return the path by which ranks find `folder`, whose processes may have another one."""
+    return folder.absolute()
 
 
 def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:

@@ -15,6 +15,7 @@ from telescope_train.config.fields import was_set
 from telescope_train.config.names import PLANNED_BACKENDS
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.plan.checks.algorithm import algorithm_problems
+from telescope_train.plan.checks.cluster import cluster_problems
 from telescope_train.plan.checks.environments import process_problems
 from telescope_train.plan.checks.megatron import megatron_problems
 from telescope_train.plan.checks.observability import observability_problems
@@ -38,6 +39,7 @@ def check_config(config: TrainConfig) -> None:
         *step_problems(config),
         *_eval_problems(config),
         *_gateway_problems(config),
+        *cluster_problems(config),
         *observability_problems(config),
         *weights_problems(config),
         *colocation_problems(config),

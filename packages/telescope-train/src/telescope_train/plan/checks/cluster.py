@@ -1,0 +1,127 @@
+"""Which settings of `[ray]` and `[inference]` fit together, and which have no effect."""
+
+from collections.abc import Iterator
+
+from telescope_train.config.fields import was_set
+from telescope_train.config.schema import TrainConfig
+
+_SETTINGS = {
+    "--model": "model",
+    "--host": "inference_host",
+    "--port": "inference_base_port",
+    "--dtype": "mixed_precision_dtype",
+    "--max-num-seqs": "max_num_seqs",
+    "--scheduling-policy": "vllm_scheduling_policy",
+    "--chat-template": "chat_template",
+    "--max-model-len": "max_model_len",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+    "--tensor-parallel-size": "inference_tensor_parallel_size",
+    "-tp": "inference_tensor_parallel_size",
+    "--data-parallel-size": "inference_data_parallel_size",
+    "-dp": "inference_data_parallel_size",
+    "--gpu-memory-utilization": "gpu_memory_utilization",
+    "--otlp-traces-endpoint": "enable_vllm_tracing",
+    "--trust-remote-code": "trust_remote_code",
+    "--hf-overrides": "fp32_lm_head",
+    "--enable-lora": "lora_transfer",
+    "--weight-transfer-config": "weight_transport",
+}
+"""Arguments of vLLM that a setting stands for."""
+_OWN = """
+    --config --served-model-name --logprobs-mode --generation-config --enable-scale-out
+    --middleware --disable-uvicorn-access-log --distributed-executor-backend --worker-extension-cls
+    --max-lora-rank --max-loras --max-cpu-loras --lora-dtype --lora-modules --api-key --uds
+    --ssl-keyfile --ssl-certfile --root-path --headless --api-server-count --nnodes --node-rank
+    --master-addr --master-port --pipeline-parallel-size -pp
+    --data-parallel-rank --data-parallel-address --data-parallel-rpc-port --data-parallel-backend
+    --data-parallel-size-local --data-parallel-hybrid-lb --data-parallel-external-lb
+    --enable-elastic-ep
+"""
+RESERVED_ARGUMENTS = frozenset({*_OWN.split(), *_SETTINGS})
+"""Those, and arguments that Telescope needs as it sets them or that change what a server is."""
+
+
+def cluster_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield a message for each problem in where processes go and what servers are started with."""
+    if config.ray.ray_address is None:
+        yield from _own_cluster_problems(config)
+    else:
+        yield from _joined_cluster_problems(config)
+    if was_set(config.ray, "ray_environment_cpus_per_worker") and not _places_environments(config):
+        yield (
+            "ray.ray_environment_cpus_per_worker has no effect while environments are played on "
+            "this machine; set ray_environment_placement, or remove it"
+        )
+    yield from _argument_problems(config)
+
+
+def _own_cluster_problems(config: TrainConfig) -> Iterator[str]:
+    for name in ("ray_inference_placement_strategy", "ray_trainer_placement_strategy"):
+        if was_set(config.ray, name):
+            yield (
+                f"ray.{name} has no effect without ray_address: a cluster of the run's own is one "
+                "node; set ray_address, or remove it"
+            )
+    if _places_environments(config):
+        yield (
+            "ray.ray_environment_placement has no effect without ray_address: a cluster of the "
+            "run's own is this machine; set ray_address, or use 'driver'"
+        )
+
+
+def _joined_cluster_problems(config: TrainConfig) -> Iterator[str]:
+    host = config.inference.inference_host
+    if host is not None and _is_loopback(host):
+        yield (
+            f"inference.inference_host ({host}) cannot be reached from other nodes of the cluster "
+            "at ray_address; leave it out, so that each server takes the address of its node"
+        )
+    if not _places_environments(config):
+        return
+    if config.rollout.env_isolation == "none":
+        yield (
+            "ray.ray_environment_placement has no effect with env_isolation = 'none', which plays "
+            "environments in the driver; remove one"
+        )
+    gateway = config.inference.gateway_host
+    if gateway is not None and _is_loopback(gateway):
+        yield (
+            f"inference.gateway_host ({gateway}) cannot be reached from environments on other "
+            "nodes; leave it out, or give the address that this machine has in the cluster"
+        )
+
+
+def _argument_problems(config: TrainConfig) -> Iterator[str]:
+    given = config.inference.vllm_arguments
+    if given and not given[0].startswith("-"):
+        yield (
+            f"inference.vllm_arguments must begin with an option such as '--kv-cache-dtype', got "
+            f"{given[0]!r}; write each word as an item of its own"
+        )
+    for word in given:
+        if not word.startswith("-"):
+            continue
+        # vLLM takes underscores for hyphens, and the beginning of a name for the name.
+        option = word.partition("=")[0].replace("_", "-")
+        option = option.lower() if option.startswith("--") else option
+        known = next((one for one in sorted(RESERVED_ARGUMENTS) if _means(option, one)), None)
+        if known is None:
+            continue
+        setting = _SETTINGS.get(known)
+        instead = f"set {setting}" if setting else "remove it"
+        yield (
+            f"inference.vllm_arguments: {word!r} is an argument that Telescope sets itself; "
+            f"{instead}"
+        )
+
+
+def _means(option: str, known: str) -> bool:
+    return option == known or (len(option) > 3 and known.startswith(option))
+
+
+def _places_environments(config: TrainConfig) -> bool:
+    return config.ray.ray_environment_placement != "driver"
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
