@@ -188,15 +188,19 @@ def test_temperatures_are_not_rounded_with_the_activations(tiny, start, monkeypa
 
 
 def test_a_forward_leaves_no_rounded_copy_behind(tiny, start):
-    """What is exported is the master weight, also right after log-probs in bfloat16."""
+    """What is exported is the master weight, also right after log-probs in bfloat16.
+
+    Servers get it as they compute: rounded once.
+    """
     settings = backend_settings(tiny)
     mixed = settings.model.model_copy(update={"mixed_precision_dtype": "bfloat16"})
     worker = start(replace(settings, model=mixed))
     expected = dict(AutoModelForCausalLM.from_pretrained(tiny).named_parameters())
     worker.logprobs(grpo_batches(seq_len=128)[0])
-    for weights in (worker.export_weights(), worker.transfer_weights()):
-        for name, value in weights:
-            assert torch.equal(value, expected[name])
+    for name, value in worker.export_weights():
+        assert torch.equal(value, expected[name])
+    for name, value in worker.transfer_weights():
+        assert torch.equal(value, expected[name].to(torch.bfloat16))
 
 
 def steps(optimizer, parameter, gradients):

@@ -13,6 +13,7 @@ from telescope_core.records.restarts import Restart
 from telescope_core.records.servers import ServerRole, ServerState
 from telescope_core.types import Sampling
 from telescope_train.backends.protocol import TransferError
+from telescope_train.backends.transfer import Place
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.eval_folders import AFTER, BEFORE
 from telescope_train.config.schema import TrainConfig
@@ -383,10 +384,10 @@ def test_weights_that_cannot_be_sent_to_evals_do_not_end_the_run(tmp_path):
     async def main(world: World) -> None:
         connect = world.run.ranks.connect
 
-        async def refuses(host: str, port: int, world_size: int, *, wait_s: Any = None) -> None:
+        async def refuses(place: Place, *, wait_s: Any = None) -> None:
             if wait_s is not None:
                 raise TransferError("not all have joined")
-            await connect(host, port, world_size)
+            await connect(place, wait_s=wait_s)
 
         world.run.ranks.connect = refuses  # type: ignore[method-assign]
         await world.train()

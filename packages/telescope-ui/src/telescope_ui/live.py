@@ -200,7 +200,8 @@ async def events_for(watcher: Watcher, listener: Listener) -> AsyncIterator[byte
     try:
         while True:
             try:
-                event, data = await asyncio.wait_for(listener.queue.get(), _KEEP_ALIVE_S)
+                async with asyncio.timeout(_KEEP_ALIVE_S):
+                    event, data = await listener.queue.get()
             except TimeoutError:
                 yield b": still here\n\n"
                 continue

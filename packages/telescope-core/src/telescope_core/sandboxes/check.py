@@ -189,7 +189,8 @@ async def _cancelled_command(subject: Subject) -> None:
 async def _closing(subject: Subject) -> None:
     box = await subject.provider.create(subject.spec)
     await box.close()
-    await asyncio.wait_for(box.close(), _CLOSE_S)
+    async with asyncio.timeout(_CLOSE_S):
+        await box.close()
     _expect(not box.is_alive, "a closed sandbox to say so", box)
     try:
         done = await box.run(["true"])

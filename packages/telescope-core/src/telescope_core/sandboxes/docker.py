@@ -88,7 +88,8 @@ class DockerProvider:
         """Call the SDK, which blocks, in a thread."""
         calling = asyncio.get_running_loop().run_in_executor(self._threads, function)
         try:
-            return await asyncio.wait_for(calling, limit_s)
+            async with asyncio.timeout(limit_s):
+                return await calling
         except TimeoutError:
             raise SandboxError(f"docker did not answer within {limit_s:g} s") from None
 

@@ -312,11 +312,14 @@ class ServerGroup:
         # All are told first and then awaited, so that they end at the same time. 30 s cover the
         # longest `close`: a health request of 5 s before it, 5 s of grace, 10 s after SIGKILL.
         closing = [server.keeper.close.remote() for server in self.servers]
+
+        async def closed(one: Any) -> None:
+            async with asyncio.timeout(30.0):
+                await one
+
         # Errors are dropped: a keeper that is gone has no server left to end, and a failed cleanup
         # must not hide the failure that ended the run.
-        await asyncio.gather(
-            *(asyncio.wait_for(one, 30.0) for one in closing), return_exceptions=True
-        )
+        await asyncio.gather(*(closed(one) for one in closing), return_exceptions=True)
 
 
 class Secrets(NamedTuple):

@@ -20,8 +20,12 @@ _CONNECT_S = 30.0
 async def relayed(descriptor: int, host: str, port: int) -> AsyncGenerator[None]:
     """Answer the listening socket `descriptor` for a block, and close it and all connections."""
     relay = _Relay(host, port)
-    server = await asyncio.start_server(relay.carry, sock=socket.socket(fileno=descriptor))
+    # Who is cancelled while a server starts has no server to close, so it is made first.
+    server = await asyncio.start_server(
+        relay.carry, sock=socket.socket(fileno=descriptor), start_serving=False
+    )
     try:
+        await server.start_serving()
         yield
     finally:
         server.close()
@@ -53,8 +57,8 @@ class _Relay:
 
     async def _carried(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            connecting = asyncio.open_connection(self._host, self._port)
-            behind, to_behind = await asyncio.wait_for(connecting, _CONNECT_S)
+            async with asyncio.timeout(_CONNECT_S):
+                behind, to_behind = await asyncio.open_connection(self._host, self._port)
         except (OSError, TimeoutError):
             writer.transport.abort()
             return

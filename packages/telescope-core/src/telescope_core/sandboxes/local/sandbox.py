@@ -248,10 +248,12 @@ class LocalSandbox:
         answer = None
         try:
             with contextlib.suppress(TimeoutError):
-                answer = await asyncio.wait_for(asyncio.shield(answering), _FILE_S)
+                async with asyncio.timeout(_FILE_S):
+                    answer = await asyncio.shield(answering)
         except asyncio.CancelledError:
             with contextlib.suppress(TimeoutError):
-                late = await asyncio.wait_for(asyncio.shield(answering), _KILL_S)
+                async with asyncio.timeout(_KILL_S):
+                    late = await asyncio.shield(answering)
                 if late is not None and late.descriptor >= 0:
                     os.close(late.descriptor)
             raise

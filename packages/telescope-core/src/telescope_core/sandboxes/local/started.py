@@ -125,7 +125,8 @@ class Started:
     async def wait(self) -> None:
         """Wait until bubblewrap has ended, which is after everything in the sandbox has."""
         try:
-            await asyncio.wait_for(self._process.wait(), _END_S)
+            async with asyncio.timeout(_END_S):
+                await self._process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
