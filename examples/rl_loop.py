@@ -25,7 +25,7 @@ from telescope_core import Example, Sampling, SingleTurnEnvironment, Split, Spli
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
 from telescope_core.types import Rollout
-from telescope_train.backends.protocol import TensorHeader
+from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import PackedBatch, TrainingSample
 from telescope_train.batches.packing import pack
 from telescope_train.batches.samples import samples_from_rollout
@@ -41,8 +41,8 @@ from telescope_train.models.load import load_model
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.row import packed_row
 from telescope_train.models.tiny import make_tiny_model
-from telescope_train.weights.gloo import GlooPublisher
 from telescope_train.weights.publish import WeightPublisher
+from telescope_train.weights.transport import load_transport, send
 
 PROMPTS, GROUP_SIZE = 12, 12
 """Prompts of a step, and rollouts of each prompt."""
@@ -147,7 +147,7 @@ class Learner:
         # Gives the log-probs of the trained tokens of a row whose samples do not see each other.
         self.policy = PackedPolicy(loaded.model, chunk_size=256, vocab_size=loaded.vocab_size)
         self.optimizer = torch.optim.AdamW(self.lm.parameters(), lr=LEARNING_RATE)
-        self.held = HeldPort()
+        self.held, self.transport = HeldPort(), load_transport("gloo")
 
     def step(self, samples: Sequence[TrainingSample]) -> float:
         """Take one step; returns the largest gap to the server's log-probs before it, in nats."""
@@ -172,8 +172,7 @@ class Learner:
         (loss_M * weights_M).sum().backward()
         return float((logprobs_M.detach() - behavior_M).abs().max())
 
-    # What `WeightPublisher` asks of whoever trains.
-
+    # What `WeightPublisher` asks of whoever trains:
     async def weight_headers(self) -> list[TensorHeader]:
         """Describe the tensors in the order in which they are sent."""
         return [TensorHeader.of(name, value) for name, value in self.lm.named_parameters()]
@@ -182,15 +181,16 @@ class Learner:
         """Return where servers find this process."""
         return "127.0.0.1", self.held.hold()
 
-    async def connect(self, host: str, port: int, world_size: int, wait_s=None) -> None:
+    async def connect(self, place: Place, *, wait_s: float | None = None) -> None:
         """Wait, in a thread, until every server has joined."""
-        at = {"host": host, "port": port, "wait_s": wait_s, "listen_fd": self.held.hand_over(port)}
-        self.publisher = await asyncio.to_thread(GlooPublisher, world_size=world_size, **at)
+        at = {"device": torch.device("cpu"), "listen_fd": self.held.hand_over(place.port)}
+        self.sender = await asyncio.to_thread(self.transport.sender, place, wait_s=wait_s, **at)
 
     async def send_weights(self) -> str:
         """Send every tensor once; returns a digest, which every server must find as well."""
         tensors = [(name, value.detach()) for name, value in self.lm.named_parameters()]
-        self.sent = await asyncio.to_thread(self.publisher.send, tensors)
+        what = (self.sender, await self.weight_headers(), tensors)
+        self.sent = await asyncio.to_thread(send, *what, bucket_bytes=Wire().bucket_bytes)
         return self.sent.whole()
 
     async def sent_digests(self) -> dict[str, str]:
