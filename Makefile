@@ -27,6 +27,10 @@ stack:
 quickstart: ## train a small model on two environments and evaluate it
 	@scripts/quickstart.sh
 
+.PHONY: tutorial
+tutorial: ## train a pretrained model of 135M parameters to add, in a quarter of an hour or more
+	@scripts/tutorial.sh
+
 check: stack ## format, lint, types, import contracts, budgets, registry
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check

@@ -173,6 +173,8 @@ ELSEWHERE = {
         "tests/hub/using/test_verify.py::test_a_tampered_file_of_an_installed_environment_is_found"
     ),
     "make quickstart": "scripts/quickstart.sh",
+    "make tutorial": "scripts/tutorial.sh",
+    "telescope train examples/smollm2.toml --model runs/smollm2-start": "scripts/tutorial.sh",
     'export PATH="$PWD/.venv/bin:$PATH"': "scripts/quickstart.sh",
     "telescope env install math-reasoning countdown": "Makefile",
     "telescope env install reasoning-gym --allow-sdist cellpylib,pycosat,zss": (
