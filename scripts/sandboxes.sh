@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes sure that there is what sandboxes on this machine need: bubblewrap, and a Python that every
-# user can run. With `containers` also podman, over which the docker provider is tested.
+# user can run. With `containers` also podman, over which the docker provider is tested, and ip, with
+# which a run over several hosts is.
 #
 # What is there is used. Else Debian's or Ubuntu's packages are installed, which only root can do.
 set -eu
@@ -12,6 +13,7 @@ is_there bwrap || missing="$missing bubblewrap"
 if [ "${1:-}" = containers ]; then
     is_there podman || missing="$missing podman"
     is_there runc || missing="$missing runc"
+    is_there ip || missing="$missing iproute2"
 fi
 [ -n "$missing" ] || exit 0
 
