@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from telescope_core.protocols import EnvironmentPlace
 from telescope_core.secret_names import secrets_text
-from telescope_train.plan.memory import MemoryPlan
+from telescope_train.plan.memory import ACTIVATIONS, MemoryPlan
 from telescope_train.plan.plan import Plan
 
 WIDTH = 80
@@ -106,7 +106,13 @@ def _memory(plan: Plan) -> Iterator[str]:
     for part in plan.memory:
         yield _row(part.process, _memory_text(part))
     if plan.memory:
-        yield "  Not counted: activations, the libraries themselves, environments."
+        estimated = any(what == ACTIVATIONS for part in plan.memory for what, _ in part.parts)
+        activations = (
+            "Activations are an estimate. Not counted:"
+            if estimated
+            else "Not counted: activations,"
+        )
+        yield f"  {activations} the libraries themselves, environments."
 
 
 def _memory_text(part: MemoryPlan) -> str:
