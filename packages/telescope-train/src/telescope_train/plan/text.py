@@ -107,12 +107,11 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield _row(part.process, _memory_text(part))
     if plan.memory:
         estimated = any(what == ACTIVATIONS for part in plan.memory for what, _ in part.parts)
-        activations = (
-            "Activations are an estimate. Not counted:"
+        yield (
+            "  Activations are an estimate; libraries and environments are not counted."
             if estimated
-            else "Not counted: activations,"
+            else "  Not counted: activations, the libraries themselves, environments."
         )
-        yield f"  {activations} the libraries themselves, environments."
 
 
 def _memory_text(part: MemoryPlan) -> str:
