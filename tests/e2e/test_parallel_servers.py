@@ -14,6 +14,7 @@ from telescope_core.errors import EndpointError
 from telescope_core.records.servers import ServerState
 from telescope_core.types import Message, Sampling
 from telescope_train.algorithms import load_algorithm
+from telescope_train.backends.transfer import Wire
 from telescope_train.batches.batch import StepPlan
 from telescope_train.batches.packing import pack
 from telescope_train.batches.samples import samples_from_rollout
@@ -57,8 +58,9 @@ async def test_both_processes_take_every_update(
     settings = backend_settings(tiny_model, learning_rate=2e-3)
     client = TokenClient(parallel_server.base_url, secret=SECRET)
     pool, ranks = ServerPool([client]), local_ranks(settings)
+    wire = Wire(workers_per_server=2)
     try:
-        publisher = WeightPublisher(pool, ranks, in_flight="pause", workers_per_server=2)
+        publisher = WeightPublisher(pool, ranks, in_flight="pause", wire=wire)
         await publisher.connect()
         policies = TokenPolicySource(pool, load_renderer(settings.model), max_model_len=256)
         for version in range(NUM_UPDATES):
