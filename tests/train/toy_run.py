@@ -55,31 +55,33 @@ def toy_config(model: Path, *, steps=2, rollout=None, scheduling=None, **algorit
 class ToyPolicies(ScriptedClient):
     """Answers with the last digit half of the time, at most 3 tokens, with made-up log-probs.
 
-    What is drawn follows from the rollout, not from the order in which rollouts ask.
+    What is drawn follows from the rollout, not from the order in which rollouts ask; the tokens of
+    a prompt follow from its text, so that a group shares them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, prompt_tokens: int = 5) -> None:
         super().__init__("")
+        self._prompt_tokens = prompt_tokens
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
         generator = np.random.default_rng(list(rollout_id.encode()))
         return ScriptedClient(partial(self._reply, generator)).policy(rollout_id, sampling)
 
-    @staticmethod
-    def _reply(generator: np.random.Generator, messages: Sequence[Message]) -> Completion:
+    def _reply(self, generator: np.random.Generator, messages: Sequence[Message]) -> Completion:
         is_right = generator.random() < 0.5
         num_tokens = int(generator.integers(1, 4))
+        prompt = np.random.default_rng(list(messages[-1].content.encode()))
         return Completion(
             message=Message(
                 role="assistant", content=messages[-1].content[-2] if is_right else "x"
             ),
             finish_reason="stop" if generator.random() < 0.8 else "length",
             tokens=sampled_tokens(
-                generator.integers(7, VOCAB, 5).tolist(),
+                prompt.integers(7, VOCAB, self._prompt_tokens).tolist(),
                 generator.integers(7, VOCAB, num_tokens).tolist(),
                 (-4.6 - 0.1 * generator.random(num_tokens)).tolist(),
             ),
-            num_prompt_tokens=5,
+            num_prompt_tokens=self._prompt_tokens,
             num_completion_tokens=num_tokens,
         )
 

@@ -29,7 +29,7 @@ from telescope_train.step.streaming import FULL, full_rounds
 from telescope_train.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from toy_run import toy_config, toy_parts
+from toy_run import ToyPolicies, toy_config, toy_parts
 
 STREAMED = [name for name in known_algorithms() if load_algorithm(name).compares == "group"]
 
@@ -70,9 +70,10 @@ class Shuffled(RolloutSampler):
             yield [groups[index]]
 
 
-async def trained(config, folder, start, *, streams: bool):
+async def trained(config, folder, start, *, streams: bool, shares=False, prompt_tokens=5):
     """Return the gradient of each step, by name, and the rows of metrics."""
-    parts = await toy_parts(config, folder, start)
+    policies = ToyPolicies(prompt_tokens=prompt_tokens)
+    parts = await toy_parts(config, folder, start, policies=policies)
     backend = parts.trainer.worker.backend
     gradients, apply = [], backend.apply_gradient
 
@@ -83,7 +84,7 @@ async def trained(config, folder, start, *, streams: bool):
 
     backend.apply_gradient = noted
     parts.sampler.__class__ = Shuffled if streams else RolloutSampler
-    packing = replace(parts.packing, seq_len=32)
+    packing = replace(parts.packing, seq_len=32, share_prefixes=shares)
     parts = replace(parts, streams_gradients=streams, packing=packing)
 
     async def after_step(step, row):
@@ -135,6 +136,28 @@ async def test_gradient_and_metrics_are_those_of_the_whole_batch(tiny, start, tm
         for name in other:
             if not name.startswith(left_out):
                 assert row[name] == pytest.approx(other[name], rel=1e-5, abs=1e-7), name
+        assert row["tokens/trained"] == other["tokens/trained"]
+    for step in (1, 2):
+        require_same_facts(
+            *(RunFolder.open(tmp_path / name) for name in ("streamed", "whole")), step
+        )
+
+
+async def test_groups_that_share_their_prompt_can_be_streamed(tiny, start, tmp_path):
+    """What parts of a batch share is computed once; the gradient stays that of the whole."""
+    config = config_of(tiny)
+    whole, expected = await trained(
+        config, tmp_path / "whole", start, streams=False, prompt_tokens=20
+    )
+    found, rows = await trained(
+        config, tmp_path / "streamed", start, streams=True, shares=True, prompt_tokens=20
+    )
+    for gradient, other in zip(found, whole, strict=True):
+        for name, value in other.items():
+            assert np.linalg.norm(gradient[name] - value) < 1e-6 * np.linalg.norm(value), name
+    for row, other in zip(rows, expected, strict=True):
+        assert row["gradient/early_fraction"] > 0
+        assert row["pack/shared_fraction"] > 0
         assert row["tokens/trained"] == other["tokens/trained"]
     for step in (1, 2):
         require_same_facts(
