@@ -316,5 +316,5 @@ def test_git_is_started_only_where_this_is_known() -> None:
         for path in package.rglob("*.py")
         if '["git"' in path.read_text()
     }
-    # The commit in authoring/source.py is the author's own act, with the hooks of their repository.
-    assert starts == {"authoring/source.py", "git.py"}
+    # The commit in publish/source.py is the author's own act, with the hooks of their repository.
+    assert starts == {"publish/source.py", "processes/git.py"}

@@ -5,7 +5,6 @@ its own, which its links share. A link is one small record; adapters are in tele
 """
 
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from telescope_core.adapters.schemes import Adapted, Framework, require_adapted
 from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
+from telescope_envs.install.loading import asked
 from telescope_envs.install.requirements import (
     CORE,
     direct_needs,
@@ -30,11 +30,6 @@ from telescope_envs.install.venv import (
     clear_scratch,
     link_distribution,
     site_packages,
-)
-from telescope_envs.processes.running import (
-    last_line,
-    passed_on,
-    run_program,
 )
 from telescope_envs.processes.uv import (
     Uv,
@@ -45,15 +40,6 @@ from telescope_envs.records.inventory import adapted_folder
 
 _LOAD_LIMIT_S = 300.0
 _DIGITS = 16
-_LOAD = """
-import json, sys
-from telescope_core.errors import TelescopeError
-from telescope_core.locate import load_environment_class as load
-try:
-    load(sys.argv[1]).from_settings(json.loads(sys.argv[2]))
-except TelescopeError as error:
-    sys.exit(" ".join(str(error).split()))
-"""
 
 
 class AdaptedLink(BaseModel):
@@ -105,7 +91,14 @@ def link_adapted(
     pins = () if made is None else made.pins
     framework = _framework(found, pins)
     python = None if made is None else made.python
-    _require_builds(name, framework.factory, config, python)
+    asked(
+        "built",
+        framework.factory,
+        interpreter=sys.executable if python is None else str(python),
+        settings=config,
+        what=f"nothing was linked: {name}",
+        limit_s=_LOAD_LIMIT_S,
+    )
     link = AdaptedLink(
         name=name,
         factory=framework.factory,
@@ -244,18 +237,6 @@ def _framework(found: Adapted, pins: Sequence[str]) -> Framework:
             f"tested with {taken}; add --with {found.frameworks[0].requirement}"
         )
     return fitting
-
-
-def _require_builds(name: str, factory: str, config: dict[str, Any], python: Path | None) -> None:
-    interpreter = sys.executable if python is None else str(python)
-    done = run_program(
-        [interpreter, "-B", "-P", "-c", _LOAD, factory, json.dumps(config)],
-        environ=passed_on(),
-        limit_s=_LOAD_LIMIT_S,
-        late=f"{name} was not built within {_LOAD_LIMIT_S:g} s",
-    )
-    if done.returncode:
-        raise EnvironmentLoadError(f"{name}: {last_line(done)}; nothing was linked")
 
 
 def _record_path(name: str) -> Path:

@@ -1,6 +1,6 @@
-"""What an environment's class declares. `probe.py` runs this module as a program.
+"""What an environment's class declares. `loading` runs this file as a program.
 
-As a program it runs in the environment's own virtual environment. There, telescope-core is the only
+It runs in the interpreter that can import the environment. There, telescope-core may be the only
 part of Telescope, so this module imports no other.
 """
 
@@ -10,15 +10,29 @@ import json
 import sys
 from typing import Any
 
+from telescope_core.errors import TelescopeError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.locate import load_environment_class
 
+_Settings = dict[str, Any]
 
-def declarations(factory: str) -> dict[str, Any]:
-    """Return what the importable `module:Class` declares, without loading its examples."""
+
+def built(factory: str, settings: _Settings) -> dict[str, Any]:
+    """Build the importable `module:Class` with `settings`; returns nothing about it."""
+    load_environment_class(factory).from_settings(settings)
+    return {}
+
+
+def schema(factory: str, settings: _Settings) -> dict[str, Any]:
+    """Return the JSON schema of its settings."""
+    return load_environment_class(factory).Config.model_json_schema()
+
+
+def declarations(factory: str, settings: _Settings) -> dict[str, Any]:
+    """Return what it declares, without loading its examples."""
     environment_class = load_environment_class(factory)
-    environment = environment_class.from_settings({})
-    schema = json.dumps(environment_class.Config.model_json_schema(), sort_keys=True)
+    environment = environment_class.from_settings(settings)
+    text = json.dumps(environment_class.Config.model_json_schema(), sort_keys=True)
     return {
         "splits": sorted(str(split) for split in environment.splits()),
         "reward": {
@@ -28,17 +42,30 @@ def declarations(factory: str) -> dict[str, Any]:
         },
         "network": environment.network,
         "secrets": sorted(environment.secrets),
-        "config_schema_sha256": hashlib.sha256(schema.encode()).hexdigest(),
+        "config_schema_sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
 
 
-def declared(factory: str) -> dict[str, Any]:
+def declared(factory: str, settings: _Settings) -> dict[str, Any]:
     """Return `declarations` with the sizes of splits, which may require loading data."""
-    environment = load_environment_class(factory).from_settings({})
+    environment = load_environment_class(factory).from_settings(settings)
     about = asyncio.run(InProcessEnvironment(environment, name=factory).describe())
     sizes = {str(split): size for split, size in about.num_examples.items()}
-    return {**declarations(factory), "splits": sizes}
+    return {**declarations(factory, settings), "splits": sizes}
+
+
+QUESTIONS = {one.__name__: one for one in (built, schema, declarations, declared)}
+
+
+def main(question: str, factory: str, settings: str, *search_path: str) -> None:
+    """Print the answer to `question` as a last line of JSON."""
+    sys.path[:0] = search_path
+    try:
+        answer = QUESTIONS[question](factory, json.loads(settings))
+    except TelescopeError as error:
+        sys.exit(" ".join(str(error).split()))
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"\n{json.dumps(declarations(sys.argv[1]))}\n")
+    main(*sys.argv[1:])

@@ -1,30 +1,52 @@
-"""Loading an environment in a process of its own, to learn what it declares or that it works."""
+"""Loading an environment in a process of its own, to learn what it declares or that it works.
 
+Whatever its interpreter, one program asks: `declare.py`. The environment's code sees no token, no
+home and no variable of this process but the harmless ones.
+"""
+
+import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from telescope_core.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.install.packages import missing_requirements
-from telescope_envs.processes.running import (
-    last_line,
-    passed_on,
-    printed_table,
-    run_program,
-)
-from telescope_envs.records.linked import (
-    LinkedProject,
-    read_project,
-    write_link,
-)
+from telescope_envs.processes.running import last_line, passed_on, printed_table, run_program
+from telescope_envs.records.linked import LinkedProject, read_project, write_link
 from telescope_envs.records.release import Release
 
-_DESCRIBE_LIMIT_S = 120.0
-_DESCRIBE = (
-    "import json, sys; sys.path.insert(0, sys.argv[1]); "
-    "from telescope_envs.installing import declare; "
-    "print(json.dumps(getattr(declare, sys.argv[3])(sys.argv[2])))"
-)
+Question = Literal["built", "schema", "declarations", "declared"]
+"""A function of `declare.py`."""
+_PROGRAM = str(Path(__file__).with_name("declare.py"))
+_TIME_LIMIT_S = 120.0
+_DECLARED = ("config_schema_sha256", "splits", "reward", "network", "secrets")
+
+
+def asked(
+    question: Question,
+    factory: str,
+    *,
+    interpreter: str = sys.executable,
+    search_path: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    what: str,
+    limit_s: float = _TIME_LIMIT_S,
+) -> dict[str, Any]:
+    """Return what the environment `factory`, which `interpreter` imports, answers to `question`.
+
+    Raises EnvironmentLoadError, which begins with `what`, if it cannot be loaded in `limit_s`.
+    """
+    given = json.dumps(dict(settings or {}))
+    done = run_program(
+        [interpreter, "-I", "-B", _PROGRAM, question, factory, given, *search_path],
+        environ=passed_on(),
+        limit_s=limit_s,
+        late=f"{what}: it did not load within {limit_s:g} s; its import must be quick",
+    )
+    if done.returncode:
+        raise EnvironmentLoadError(f"{what} cannot be loaded: {last_line(done)}")
+    return printed_table(done, what=what, keys=_DECLARED if question.startswith("decl") else ())
 
 
 def describe_wheel(wheel: Path, factory: str, *, counts_examples: bool = True) -> dict[str, Any]:
@@ -34,19 +56,10 @@ def describe_wheel(wheel: Path, factory: str, *, counts_examples: bool = True) -
 
     This runs the wheel's code in a subprocess, so inspect the wheel first.
     """
-    command = [sys.executable, "-P", "-c", _DESCRIBE, str(wheel.absolute()), factory]
-    command.append("declared" if counts_examples else "declarations")
-    late = f"{wheel.name}: did not load within {_DESCRIBE_LIMIT_S:g} s; its import must be quick"
-    finished = run_program(command, environ=passed_on(), limit_s=_DESCRIBE_LIMIT_S, late=late)
-    if finished.returncode:
-        raise EnvironmentLoadError(f"{wheel.name} cannot be loaded: {last_line(finished)}")
-    keys = ("config_schema_sha256", "splits", "reward", "network", "secrets")
-    about = printed_table(finished, what=wheel.name, keys=keys)
+    question: Question = "declared" if counts_examples else "declarations"
+    path = (str(wheel.absolute()),)
+    about = asked(question, factory, search_path=path, what=wheel.name)
     return about if counts_examples else {**about, "splits": dict.fromkeys(about["splits"])}
-
-
-_PROBE_LIMIT_S = 120.0
-_DECLARE = Path(__file__).with_name("declare.py")
 
 
 def probe(python: Path, release: Release) -> None:
@@ -54,13 +67,8 @@ def probe(python: Path, release: Release) -> None:
 
     Raises EnvironmentLoadError if it cannot be loaded, RegistryError if the declarations differ.
     """
-    command = [str(python), "-I", "-B", str(_DECLARE), release.factory]
-    late = f"{release.id} did not load within {_PROBE_LIMIT_S:g} s; its import must be quick"
-    done = run_program(command, environ=passed_on(), limit_s=_PROBE_LIMIT_S, late=late)
-    if done.returncode:
-        raise EnvironmentLoadError(
-            f"{release.id} cannot be loaded in its own virtual environment: {last_line(done)}"
-        )
+    what = f"{release.id} in its own virtual environment"
+    declared = asked("declarations", release.factory, interpreter=str(python), what=what)
     # Not the schema of settings, whose text differs between versions of pydantic.
     recorded: dict[str, object] = {
         "splits": sorted(release.splits),
@@ -68,7 +76,6 @@ def probe(python: Path, release: Release) -> None:
         "network": release.network,
         "secrets": sorted(release.secrets),
     }
-    declared = printed_table(done, what=release.id, keys=list(recorded))
     for field, expected in recorded.items():
         if declared[field] != expected:
             raise RegistryError(
@@ -76,14 +83,6 @@ def probe(python: Path, release: Release) -> None:
                 f"{declared[field]!r}, but the registry says {expected!r}; do not use it, and tell "
                 "the registry's owner"
             )
-
-
-_LOAD_LIMIT_S = 120.0
-_LOAD = (
-    "import sys; sys.path.insert(0, sys.argv[2]); "
-    "from telescope_core.locate import load_environment_class as load; "
-    "load(sys.argv[1]).from_settings({})"
-)
 
 
 def link(folder: Path) -> LinkedProject:
@@ -96,20 +95,7 @@ def link(folder: Path) -> LinkedProject:
             f"{project.id} needs {', '.join(missing)}, which this Python does not have; a linked "
             f"environment runs in this Python. Run: {sys.executable} -m uv pip install {wanted}"
         )
-    _require_loads(project)
+    what = f"nothing was linked: {project.id} in {project.folder}"
+    asked("built", project.factory, search_path=(str(project.source),), what=what)
     write_link(project)
     return project
-
-
-def _require_loads(project: LinkedProject) -> None:
-    done = run_program(
-        [sys.executable, "-B", "-P", "-c", _LOAD, project.factory, str(project.source)],
-        environ=passed_on(),
-        limit_s=_LOAD_LIMIT_S,
-        late=f"{project.id} did not load within {_LOAD_LIMIT_S:g} s; its import must be quick",
-    )
-    if done.returncode:
-        raise EnvironmentLoadError(
-            f"{project.id} in {project.folder} cannot be loaded: {last_line(done)}; nothing was "
-            "linked"
-        )

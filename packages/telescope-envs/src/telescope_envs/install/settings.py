@@ -5,20 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.processes.running import (
-    last_line,
-    passed_on,
-    printed_table,
-    run_program,
-)
+from telescope_envs.install.loading import asked
 
 _TIME_LIMIT_S = 60.0
-_PROGRAM = (
-    "import json, sys; sys.path[:0] = sys.argv[2:]; "
-    "from telescope_core.locate import load_environment_class as load; "
-    "print(json.dumps(load(sys.argv[1]).Config.model_json_schema()))"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +26,16 @@ def declared_settings(
     interpreter: str, factory: str, search_path: tuple[str, ...] = ()
 ) -> list[DeclaredSetting]:
     """Return the settings of `factory`; its code is imported by `interpreter`, not here."""
-    done = run_program(
-        [interpreter, "-B", "-P", "-c", _PROGRAM, factory, *search_path],
-        environ=passed_on(),
-        limit_s=_TIME_LIMIT_S,
-        late=f"{factory} did not load within {_TIME_LIMIT_S:g} s",
+    return settings_in(
+        asked(
+            "schema",
+            factory,
+            interpreter=interpreter,
+            search_path=search_path,
+            what=factory,
+            limit_s=_TIME_LIMIT_S,
+        )
     )
-    if done.returncode:
-        raise EnvironmentLoadError(f"{factory} cannot be loaded: {last_line(done)}")
-    return settings_in(printed_table(done, what=factory))
 
 
 def settings_in(schema: Mapping[str, Any]) -> list[DeclaredSetting]:

@@ -17,7 +17,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.install.data import VENV_RECORD, BUILDING, key_of, python_of, venv_folder
+from telescope_envs.install.data import BUILDING, VENV_RECORD, key_of, python_of, venv_folder
 from telescope_envs.install.loading import probe
 from telescope_envs.install.requirements import (
     CORE,
