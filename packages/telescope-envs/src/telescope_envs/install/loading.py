@@ -39,7 +39,7 @@ def asked(
     """
     given = json.dumps(dict(settings or {}))
     done = run_program(
-        [interpreter, "-I", "-B", _PROGRAM, question, factory, given, *search_path],
+        [interpreter, "-P", "-s", "-B", _PROGRAM, question, factory, given, *search_path],
         environ=passed_on(),
         limit_s=limit_s,
         late=f"{what}: it did not load within {limit_s:g} s; its import must be quick",

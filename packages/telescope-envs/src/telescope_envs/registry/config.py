@@ -1,14 +1,9 @@
 """The user's configuration file, and which registry is used.
 
-registry = "corp"
-
-[registries]
-corp = "https://hub.corp.example"
-lab = { address = "http://10.0.0.5:8080", insecure = true }
-
+It has the default in `registry`, and under `[registries]` lines such as
+`corp = "https://hub.corp.example"` or `lab = { address = "http://10.0.0.5", insecure = true }`.
 The first of these that exists is used: the registry that was named, `TELESCOPE_REGISTRY`, the
-default in the user's config file, the `registry/` folder of the enclosing checkout, and the
-snapshot in this package.
+default in the file, the `registry/` folder of the enclosing checkout, the snapshot in this package.
 """
 
 import os
