@@ -8,12 +8,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.release import Release
 
 if TYPE_CHECKING:  # listing a registry should not wait for the import of the record models
-    from telescope_envs.records.release import (
-        Release,
-    )
+    from telescope_envs.records.release import Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
