@@ -103,6 +103,10 @@ gpu-check: stack ## what a machine with GPUs proves, each part against its limit
 		$(BIN)/pytest -m gpu && $(BIN)/python benchmarks/bench_training.py; \
 	else echo "no GPU here: tests marked gpu and bench_training.py were left out"; fi
 
+.PHONY: gpu-facts
+gpu-facts: stack ## write the facts of the pinned GPU packages anew (downloads their wheels)
+	$(BIN)/python scripts/gpu_package_facts.py
+
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
 	find packages tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
