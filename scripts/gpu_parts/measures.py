@@ -14,6 +14,7 @@ from pathlib import Path
 from gpu_parts.part import Found, Part, left_out, within
 
 from telescope_core.records import RunFolder
+from telescope_envs.install.install import find_installed
 from telescope_train.models.tiny import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -51,16 +52,9 @@ def telescope(arguments: Sequence[str], place: Path, seconds: int) -> None:
         raise RuntimeError(f"telescope {arguments[0]} ended with {done.returncode}: {said[-600:]}")
 
 
-def is_installed(environment: str) -> bool:
-    """Return whether the environment of the run is there."""
-    from telescope_envs import list_environments
-
-    return any(one.name == environment for one in list_environments())
-
-
 def train(more: Sequence[str], device: str, seconds: int = 400) -> Found:
     """Train two steps of a tiny model; compares log-probs of vLLM with those of the trainer."""
-    if not is_installed(ENVIRONMENT):
+    if find_installed(ENVIRONMENT) is None:
         return left_out(f"needs an environment; run: telescope env install {ENVIRONMENT}")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -85,15 +79,8 @@ def training(seconds: int = 540) -> Found:
         command = [sys.executable, script, "--shape", "Qwen3 0.6B", "--results", folder]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds)
         (file,) = Path(folder).rglob("*.json")
-        rows = rows_of(json.loads(file.read_text(encoding="utf-8")))
+        rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     return judged(rows)
-
-
-def rows_of(written: object) -> list[dict[str, float]]:
-    """Return the rows of a file of results."""
-    rows = written.get("rows", written.get("results")) if isinstance(written, dict) else written
-    assert isinstance(rows, list), f"expected rows, got {written!r:.200}"
-    return rows
 
 
 def judged(rows: Sequence[dict[str, float]]) -> Found:
