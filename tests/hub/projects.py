@@ -135,4 +135,4 @@ def toy_publication(
         published_at=datetime(2026, 11, 21, 12, tzinfo=UTC),
         license=contents.license,
     )
-    return Publication(release=release.model_copy(update=fields), wheel=wheel)
+    return Publication(release=release.changed(**fields), wheel=wheel)

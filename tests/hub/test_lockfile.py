@@ -6,13 +6,13 @@ import tomllib
 import pytest
 
 from telescope_core.errors import ConfigError
-from telescope_envs.records.inventory import find_lock
 from telescope_envs.records.lockfile import (
     Lock,
     LockedDataset,
     LockedEnvironment,
     change_lock,
     digest_of,
+    find_lock,
     lock_path,
     read_lock,
     write_lock,

@@ -143,10 +143,8 @@ def test_a_wheel_that_is_not_its_record_is_not_handed_on(place, tmp_path):
 
 def with_urls(*urls: str) -> list:
     release = toy_publication().release
-    wheel = WheelFile(**{**release.wheel.model_dump(), "urls": urls})
-    return simple_files(
-        [release.model_copy(update={"wheel": wheel})], Status(), to_root="../", has_metadata=True
-    )
+    wheel = WheelFile(**{**release.wheel.as_table(), "urls": urls})
+    return simple_files([release.changed(wheel=wheel)], Status(), to_root="../", has_metadata=True)
 
 
 @pytest.mark.parametrize("url", ["javascript:alert(1)", "data:text/html,x", "../x.whl", "//x/y"])

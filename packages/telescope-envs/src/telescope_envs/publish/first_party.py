@@ -67,7 +67,7 @@ def publish(
             require_publishable(report, built.sha256)
             release = validated(release, report)
         source = Source(subdirectory=_subdirectory(project))
-        release = release.model_copy(update={"source": source})
+        release = release.changed(source=source)
         store.publish(Publication(release=release, wheel=built.path.read_bytes()))
     return f"{release.id} {release.version}: published, {release.wheel.size} bytes"
 

@@ -50,7 +50,7 @@ from telescope_envs.records.changes import (
     changes_between,
     score_warnings,
 )
-from telescope_envs.records.identity import (
+from telescope_envs.records.projects import (
     Identity,
     read_identity,
 )
@@ -164,7 +164,7 @@ def _prepare(
         artifacts=registry.config.artifacts,
         datasets=declared_datasets(copy),
         counts_examples=not options.fixture_rows,
-    ).model_copy(update={"source": source})
+    ).changed(source=source)
     options.progress("validating   loading it and playing it with scripted answers")
     report = validate_project(copy, ValidationOptions(fixture_rows=options.fixture_rows))
     options.progress(f"validation   {_summary(report)}")
@@ -250,7 +250,7 @@ def _raised(project: Path, release: Release, *, commit: bool) -> Release:
             "push. --commit does both"
         )
     commit_file(project, "pyproject.toml", message)
-    return release.model_copy(update={"source": committed_source(project, allow_no_git=False)})
+    return release.changed(source=committed_source(project, allow_no_git=False))
 
 
 def _summary(report: Report) -> str:

@@ -1,6 +1,5 @@
 """Reads a registry from any store: its index, aliases, status, namespaces and artifacts."""
 
-from importlib.metadata import version
 from pathlib import Path
 
 from packaging.version import Version
@@ -10,6 +9,7 @@ from telescope_envs.records.catalog import (
     CatalogRow,
     log_unreadable,
 )
+from telescope_envs.records.distributions import version_of
 from telescope_envs.records.names import parse_reserved
 from telescope_envs.records.reading import (
     ReadReleases,
@@ -121,7 +121,7 @@ class Registry:
         return f"{self.address}/{path}"
 
     def _check_client(self) -> None:
-        ours = version("telescope-envs")
+        ours = version_of("telescope-envs") or "0"
         if Version(ours) < Version(self.config.minimum_client):
             raise RegistryError(
                 f"registry {self.address} needs telescope-envs >= {self.config.minimum_client}, "

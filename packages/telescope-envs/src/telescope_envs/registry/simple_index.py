@@ -26,7 +26,6 @@ from telescope_envs.records.names import (
 )
 from telescope_envs.records.publication import is_registry_path
 from telescope_envs.records.reading import (
-    FULL_READERS,
     parse_status,
     read_releases,
 )
@@ -180,7 +179,7 @@ def derived_files(read: Read, rows: Sequence[CatalogRow], environment_id: str) -
     """
     index, status = f"index/{environment_id}.jsonl", f"status/{environment_id}.json"
     after = [row for row in rows if row.id != environment_id]
-    changed = catalog_row(environment_id, read(index) or b"", read(status), full=FULL_READERS).row
+    changed = catalog_row(environment_id, read(index) or b"", read(status)).row
     if changed is not None:
         after = sorted([*after, changed], key=lambda row: row.id)
     releases = read_releases(read(index) or b"", environment_id, index).releases

@@ -16,6 +16,7 @@ from telescope_envs.records.catalog import (
     write_catalog,
 )
 from telescope_envs.records.publication import (
+    check_bytes,
     is_registry_path,
     metadata_path,
     tree_files,
@@ -30,11 +31,7 @@ from telescope_envs.registry.simple_index import (
     projects_json,
     simple_files,
 )
-from telescope_envs.rules.wheel import (
-    check_bytes,
-    check_release,
-    read_wheel,
-)
+from telescope_envs.rules.wheel import check_release, read_wheel
 
 _GENERATED = ("v1", "simple")
 

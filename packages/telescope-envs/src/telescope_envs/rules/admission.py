@@ -20,7 +20,7 @@ from telescope_envs.records.names import (
     plain,
     same_distribution_ids,
 )
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.publication import Publication, check_bytes
 from telescope_envs.records.reading import (
     parse_namespace_of,
     parse_record,
@@ -32,7 +32,6 @@ from telescope_envs.records.release import (
     Release,
     Status,
 )
-from telescope_envs.rules.wheel import check_bytes
 
 Read = Callable[[str], bytes | None]
 """Maps a path relative to the registry to the file's bytes; None when there is no such file."""
@@ -103,12 +102,12 @@ def changed_status(
 
 def status_file(status: Status) -> bytes:
     """Return the bytes of a status record's file."""
-    return f"{status.model_dump_json(by_alias=True, indent=2)}\n".encode()
+    return status.as_json(indent=2) + b"\n"
 
 
 def index_line(release: Release) -> bytes:
     """Return the line of a release in its index file, including the newline."""
-    return f"{release.model_dump_json(by_alias=True)}\n".encode()
+    return release.as_json() + b"\n"
 
 
 def check_readable(release: Release) -> None:

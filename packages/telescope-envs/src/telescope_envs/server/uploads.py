@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 
 from telescope_core.errors import RegistryError
 from telescope_core.secret_names import reserved_secrets
-from telescope_envs.records.lines import MAX_LINE_BYTES
+from telescope_envs.records.model import RecordType
 from telescope_envs.records.names import (
     check_name,
     check_owner,
@@ -31,20 +31,16 @@ from telescope_envs.records.names import (
     distribution_name,
     module_name,
 )
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.publication import Publication, check_bytes
 from telescope_envs.records.reading import (
-    RecordType,
+    MAX_LINE_BYTES,
     parse_record,
 )
 from telescope_envs.records.release import (
     Release,
     Status,
 )
-from telescope_envs.rules.wheel import (
-    check_bytes,
-    check_release,
-    read_wheel,
-)
+from telescope_envs.rules.wheel import check_release, read_wheel
 from telescope_envs.server.refusals import Refusal
 
 MAX_RECORD_BYTES = MAX_LINE_BYTES
@@ -58,7 +54,7 @@ def parse_release(text: bytes) -> Release:
     """Parse a release record; raises Refusal if it has fields that this server does not know."""
     release = _parsed(Release, text, "release")
     sent = cast(_Object, msgspec.json.decode(text))
-    kept = release.model_dump(mode="json", by_alias=True)
+    kept = release.as_table()
     lost = sorted(_lost(sent, kept))
     if lost:
         raise Refusal(

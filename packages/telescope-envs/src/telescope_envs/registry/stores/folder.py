@@ -7,7 +7,6 @@ from pathlib import Path
 from telescope_core.errors import RegistryError
 from telescope_envs.records.catalog import (
     CatalogRow,
-    FullReaders,
     ReadRow,
     catalog_row,
     log_unreadable,
@@ -18,11 +17,10 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class Folder:
-    """Reads the registry at `root`; without `full` readers, odd records raise NotQuickError."""
+    """Reads the registry at `root`."""
 
-    def __init__(self, root: Path, *, full: FullReaders | None = None) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self._full = full
 
     @property
     def address(self) -> str:
@@ -60,7 +58,7 @@ class Folder:
             index = _bytes_of(f"{root}/index/{owner}/{file}")
             status = f"{root}/status/{owner}/{name}.json"
             said = _bytes_of(status) if f"{name}.json" in stated else None
-            yield catalog_row(f"{owner}/{name}", index, said, full=self._full)
+            yield catalog_row(f"{owner}/{name}", index, said)
 
     def close(self) -> None:
         """Do nothing, because no file is held open."""

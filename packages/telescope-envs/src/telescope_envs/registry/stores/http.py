@@ -90,7 +90,7 @@ class HubApi:
             request = self._opened().build_request(
                 "PUT",
                 f"{self._api}/status/{environment_id}",
-                content=status.model_dump_json(by_alias=True).encode(),
+                content=status.as_json(),
                 headers={"If-Match": found.headers.get("etag", '"none"')},
             )
             response = self._send(request)

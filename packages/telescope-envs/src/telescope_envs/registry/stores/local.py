@@ -20,7 +20,6 @@ from telescope_envs.records.publication import (
     Publication,
     artifact_files,
 )
-from telescope_envs.records.reading import FULL_READERS
 from telescope_envs.records.release import Status
 from telescope_envs.registry.stores.folder import Folder
 from telescope_envs.rules.admission import (
@@ -36,7 +35,7 @@ class LocalStore(Folder):
     """Reads and appends to the registry at `root`; waits up to `lock_wait_s` for other writers."""
 
     def __init__(self, root: Path, *, lock_wait_s: float = _LOCK_WAIT_S) -> None:
-        super().__init__(root, full=FULL_READERS)
+        super().__init__(root)
         self._lock_wait_s = lock_wait_s
 
     def publish(self, publication: Publication) -> bool:
