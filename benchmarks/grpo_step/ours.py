@@ -14,7 +14,14 @@ from telescope_train.plan.checks.config import check_config
 from telescope_train.plan.prepared import prepare
 from telescope_train.run import run_training
 
-AHEAD: dict[Side, int] = {"ours-sync": 0, "ours-sync-whole": 0, "ours-async": 1, "ours-async-2": 2}
+AHEAD: dict[Side, int] = {
+    "ours-sync": 0,
+    "ours-sync-whole": 0,
+    "ours-async": 1,
+    "ours-async-2": 2,
+    "apart": 0,
+    "apart-whole": 0,
+}
 TIMES = ("generate_s", "train_s", "sync_s", "wait_s")
 
 
@@ -40,7 +47,7 @@ def config_of(block: Block) -> TrainConfig:
             },
             "scheduling": {
                 "max_async_rollout": AHEAD[block.side],
-                "stream_gradients": False if block.side == "ours-sync-whole" else "auto",
+                "stream_gradients": False if block.side.endswith("-whole") else "auto",
             },
             "trainer": {
                 "learning_rate": workload.learning_rate,

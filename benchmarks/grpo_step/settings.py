@@ -5,7 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-Side = Literal["ours-sync", "ours-sync-whole", "ours-async", "ours-async-2", "trl"]
+Side = Literal[
+    "ours-sync", "ours-sync-whole", "ours-async", "ours-async-2", "trl", "apart", "apart-whole"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

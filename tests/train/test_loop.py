@@ -127,7 +127,7 @@ async def test_a_step_that_trains_on_nothing_has_a_file_that_says_so(tiny, start
     class Endless(ToyPolicies):
         @staticmethod
         def _reply(generator, messages):
-            return replace(ToyPolicies._reply(generator, messages), finish_reason="length")
+            return replace(ToyPolicies()._reply(generator, messages), finish_reason="length")
 
     config = toy_config(tiny, steps=1, filter_overlong=True)
     parts = await toy_parts(config, tmp_path / "run", start, policies=Endless())

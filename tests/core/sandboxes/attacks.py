@@ -23,7 +23,7 @@ from telescope_core.sandboxes.protocol import CommandResult, Network, SandboxSpe
 LIFE_S = 1_000_000 + os.getpid()
 """Seconds that nobody else's sandboxes live."""
 MARK = str(LIFE_S + 30)
-"""What the command lines of sandboxes with that life have in them: how long at the very most."""
+"""What the processes of sandboxes with that life are told by: how long at the very most."""
 SPEC = SandboxSpec(memory_mb=192, disk_mb=16, max_processes=32, time_to_live_s=LIFE_S)
 REPORT = (
     "\nexcept OSError as e: print('stopped', e.strerror or e)"
@@ -196,15 +196,19 @@ def processes_of(words: str) -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if words in path.read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+            line = path.read_bytes().replace(b"\0", b" ")
+            # One that has ended and waits to be reaped has a name, and no line.
+            name = path.with_name("comm").read_bytes() if line else b""
+            if words in (line + name).decode(errors="replace"):
                 found.append(path.parent.name)
     return found
 
 
-async def try_all(use_control_groups: bool) -> dict[str, object]:
+async def try_all(use_control_groups: bool, use_template: bool) -> dict[str, object]:
     """Try every attack; returns what came of each, and what is left when all is closed."""
-    provider = LocalProvider(use_control_groups=use_control_groups)
+    provider = LocalProvider(use_control_groups=use_control_groups, use_template=use_template)
     ingredients = await provider._prepared()
+    assert provider._uses_template == use_template, "no template could be had"
     results: dict[str, object] = {
         "measures": {limit.value: means for limit, means in provider.limits.items()}
     }
@@ -224,7 +228,7 @@ async def try_all(use_control_groups: bool) -> dict[str, object]:
     results["output flood"] = said(await tried(provider, FLOOD, timeout_s=1.0))
     results["flood_s"] = time.monotonic() - began_s
     await provider.close()
-    results["left"] = processes_of(MARK)
+    results["left"] = processes_of(MARK) + processes_of(f"of-{os.getpid()} ")
     return results
 
 
@@ -235,5 +239,6 @@ def said(done: CommandResult) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    uses_groups = sys.argv[1] == "groups"
-    print(json.dumps({"uid": os.getuid(), **asyncio.run(try_all(uses_groups))}))
+    uses_groups, uses_template = sys.argv[1] == "groups", sys.argv[2] == "forked"
+    tried_all = asyncio.run(try_all(uses_groups, uses_template))
+    print(json.dumps({"uid": os.getuid(), **tried_all}))

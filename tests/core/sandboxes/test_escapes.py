@@ -19,8 +19,14 @@ from telescope_core.sandboxes.local.interpreter import find_interpreter
 ORDINARY = 61001
 """A user that no system has; root becomes it for half of the tests."""
 IDENTITIES = (
-    ["root-groups", "root-watch", "ordinary-watch"] if os.getuid() == 0 else ["ordinary-watch"]
+    [
+        *("root-groups-forked", "root-watch-forked", "root-groups-started"),
+        *("ordinary-watch-forked", "ordinary-watch-started"),
+    ]
+    if os.getuid() == 0
+    else ["ordinary-watch-forked", "ordinary-watch-started"]
 )
+"""Who runs sandboxes, what holds their memory, and whether a template is forked for each."""
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +49,13 @@ def readable() -> Iterator[Path]:
 @pytest.fixture(scope="module", params=IDENTITIES)
 def came(request: pytest.FixtureRequest, readable: Path) -> dict[str, Any]:
     """What came of each attack, as one of those who may run sandboxes."""
-    who, means = request.param.split("-")
+    who, means, beginning = request.param.split("-")
     python, drop = sys.executable, []
     if who == "ordinary" and os.getuid() == 0:
         python = find_interpreter().path
         drop = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups"]
     done = subprocess.run(
-        [*drop, python, "-B", "attacks.py", means.replace("watch", "none")],
+        [*drop, python, "-B", "attacks.py", means.replace("watch", "none"), beginning],
         cwd=readable,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(readable)},
         capture_output=True,

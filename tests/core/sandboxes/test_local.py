@@ -285,6 +285,59 @@ def test_when_this_process_is_killed_its_sandboxes_end():
         time.sleep(0.05)
 
 
+async def test_a_template_that_ends_takes_its_sandboxes_along_and_is_made_anew(provider):
+    box = await provider.create(SandboxSpec())
+    template = provider._template
+    [first] = await asyncio.to_thread(_children, template._process.pid)
+    os.kill(first, signal.SIGKILL)
+    assert (await box.run(["true"])).stop is StopCause.SANDBOX_ENDED
+    again = await provider.create(SandboxSpec())
+    assert (await again.run(["echo", "on"])).text == "on\n"
+    assert provider._template is not template
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def test_sandboxes_of_one_template_share_no_files_terminals_or_processes(provider):
+    """What a fork did not replace would be the same one in each."""
+    one, other = [await provider.create(SandboxSpec()) for _ in range(2)]
+    kinds = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+    code = f"import os\nprint(*[os.readlink('/proc/self/ns/' + kind) for kind in {kinds}])"
+    found = [(await box.run(["python3", "-c", code])).text.split() for box in (one, other)]
+    assert all(first != second for first, second in zip(*found, strict=True)), found
+    code = (
+        "import os\nfor at in ('/tmp/work', '/dev/shm'): open(at + '/left', 'w').close()\n"
+        "pair = os.openpty()\nprint(os.ttyname(pair[1]), *sorted(os.listdir('/dev/pts')))\n"
+        "print(*[n for at in ('/proc', '/tmp', '/dev/shm', '/dev/pts', '/dev/mqueue')"
+        " if os.path.isdir(at) for n in sorted(os.listdir(at)) if n.isdigit() or n == 'left'])"
+    )
+    said = [(await box.run(["python3", "-c", code])).text for box in (one, other)]
+    assert said[0] == said[1], said
+    assert said[0].startswith("/dev/pts/0 0 ptmx\n1 "), said
+
+
+async def test_a_fork_that_cannot_become_a_sandbox_says_why_and_runs_nothing(provider):
+    """A disk of a size that no file system has, which the kernel would take for no limit."""
+    await (await provider.create(SandboxSpec())).close()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(SandboxError, match=r"/tmp of \d+ bytes could not be mounted"):
+        await provider.create(SandboxSpec(disk_mb=1 << 60))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert (await (await provider.create(SandboxSpec())).run(["echo", "on"])).text == "on\n"
+
+
+async def test_where_no_template_can_be_had_bubblewrap_starts_each(monkeypatch, provider):
+    def words(*given):
+        return ["/bin/sh", "-c", "echo no capabilities here >&2; exit 1"]
+
+    monkeypatch.setattr("telescope_core.sandboxes.local.template.template_words", words)
+    box = await provider.create(SandboxSpec())
+    assert box.measures["start"] == "bubblewrap for each"
+    assert (await box.run(["echo", "on"])).text == "on\n"
+
+
 def test_groups_of_processes_that_are_gone_are_removed(tmp_path):
     own = f"telescope-sandbox-{os.getpid()}-{cgroups._started(os.getpid())}-1"
     for name in ("telescope-sandbox-999999999-12-1", own, "other"):

@@ -5,7 +5,6 @@ become arrays, so that no object per token outlives the call.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -88,18 +87,26 @@ class _Models(msgspec.Struct):
 _REPLY = msgspec.json.Decoder(_Reply)
 _TOKEN_REPLY = msgspec.json.Decoder(_TokenReply)
 _MODELS = msgspec.json.Decoder(_Models)
+AnyChoice = TypeVar("AnyChoice", bound=_Choice)
 
 
 def read_completion(content: bytes, *, where: str) -> Completion:
     """Return the first choice of a reply without token ids; `where` is the URL for errors."""
-    return _completion(_decode(_REPLY, content, "a chat completion", where), content, where)
+    reply = _decode(_REPLY, content, "a chat completion", where)
+    usage = reply.usage or _Usage()
+    choice = _checked(reply.choices, content, where)
+    return Completion(
+        message=_message(choice.message),
+        finish_reason=_finish_reason(choice),
+        num_prompt_tokens=usage.prompt_tokens or 0,
+        num_completion_tokens=usage.completion_tokens or 0,
+    )
 
 
 def read_token_completion(content: bytes, *, where: str) -> Completion:
     """Return the first choice with its token ids and exactly one log-prob per completion id."""
     reply = _decode(_TOKEN_REPLY, content, "a chat completion with tokens", where)
-    completion = _completion(reply, content, where)
-    choice = reply.choices[0]
+    choice = _checked(reply.choices, content, where)
     prompt_ids, token_ids = reply.prompt_token_ids or [], choice.token_ids or []
     entries = (choice.logprobs and choice.logprobs.content) or []
     if not prompt_ids or len(entries) != len(token_ids):
@@ -108,11 +115,12 @@ def read_token_completion(content: bytes, *, where: str) -> Completion:
             f"and {len(entries)} log-probs; expected prompt ids, and one log-prob for each "
             "completion id, as vLLM returns them for return_token_ids and logprobs"
         )
-    return replace(
-        completion,
-        tokens=sampled_tokens(prompt_ids, token_ids, [entry.logprob for entry in entries]),
+    return Completion(
+        message=_message(choice.message),
+        finish_reason=_finish_reason(choice),
         num_prompt_tokens=len(prompt_ids),
         num_completion_tokens=len(token_ids),
+        tokens=sampled_tokens(prompt_ids, token_ids, [entry.logprob for entry in entries]),
     )
 
 
@@ -136,27 +144,26 @@ def _decode(
     )
 
 
-def _completion(reply: _Reply, content: bytes, where: str) -> Completion:
-    if not reply.choices:
+def _checked(choices: Sequence[AnyChoice], content: bytes, where: str) -> AnyChoice:
+    """Return the first choice; raises EndpointError if there is none, or if it ended strangely."""
+    if not choices:
         raise EndpointError(
             f"{where} answered with a chat completion without choices: {quote(content)!r}; "
             "check the server's log"
         )
-    choice = reply.choices[0]
+    choice = choices[0]
     if choice.finish_reason not in _FINISH_REASONS:
         raise EndpointError(
             f"{where} ended a completion with finish_reason {choice.finish_reason!r}; "
             f"expected one of {', '.join(name for name in _FINISH_REASONS if name)}"
         )
-    usage = reply.usage or _Usage()
+    return choice
+
+
+def _finish_reason(choice: _Choice) -> FinishReason:
     reason = _FINISH_REASONS[choice.finish_reason]
-    return Completion(
-        message=_message(choice.message),
-        # Some servers say "stop" where the turn calls tools. A call that was cut stays cut.
-        finish_reason="tool_calls" if reason == "stop" and choice.message.tool_calls else reason,
-        num_prompt_tokens=usage.prompt_tokens or 0,
-        num_completion_tokens=usage.completion_tokens or 0,
-    )
+    # Some servers say "stop" where the turn calls tools. A call that was cut stays cut.
+    return "tool_calls" if reason == "stop" and choice.message.tool_calls else reason
 
 
 def _message(message: _Message) -> Message:

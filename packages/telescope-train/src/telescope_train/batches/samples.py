@@ -82,7 +82,10 @@ def _continues(after: Turn, before: Turn) -> bool:
 def _begin_with(prompt_ids: "array[int]", earlier: SampledTokens) -> bool:
     """Return whether `prompt_ids` begin with the prompt and completion of `earlier`."""
     start, end = earlier.prompt_end, earlier.completion_end
-    # The completion first: it is short, and a history that was rewritten differs there.
+    # Its last token first, which costs nothing, and then the completion, which is short: a history
+    # that was rewritten differs there.
+    if len(prompt_ids) < end or prompt_ids[end - 1] != earlier.last_id:
+        return False
     return (
         prompt_ids[start:end] == earlier.completion_ids and prompt_ids[:start] == earlier.prompt_ids
     )

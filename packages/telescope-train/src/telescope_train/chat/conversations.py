@@ -97,13 +97,16 @@ class Conversations:
         return Prompt(
             messages=messages,
             text=text,
-            token_ids=answer.tokens.prompt_ids,
+            ids=answer.tokens.prompt_ids,
             num_ends_added=answer.num_ends_added,
         )
 
 
 def _covers(answer: _Answer, messages: Sequence[Message]) -> bool:
     size = answer.num_messages
-    return size <= len(messages) and all(
-        same_message(given, sent) for given, sent in zip(answer.line[:size], messages, strict=False)
+    # The answer itself first: that is what a caller who rewrites history has changed.
+    return (
+        size <= len(messages)
+        and same_message(answer.line[size - 1], messages[size - 1])
+        and all(map(same_message, answer.line[: size - 1], messages))
     )

@@ -5,6 +5,7 @@ ids what the template writes after them, or finds that the template shows the tu
 """
 
 import hashlib
+from array import array
 from base64 import b32encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,19 +16,21 @@ import orjson
 
 from telescope_core.errors import ConfigError, TemplateLossError
 from telescope_core.types import Message, ToolCall
+from telescope_train.chat.encoder import Encoder
 from telescope_train.chat.formats import same_words
 from telescope_train.chat.formats.choose import AUTO
 from telescope_train.chat.formats.reply import CallText
 from telescope_train.chat.formats.thinking import NO_REASONING
 from telescope_train.chat.proof import refusal, thinking_mark
 from telescope_train.chat.rendering import Rendering, Tools
+from telescope_train.chat.special_tokens import decoded
 from telescope_train.chat.template import require_thinking_choice, template_text
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
 from telescope_train.chat.uses import Use, uses_of
 from telescope_train.config.schema import ModelSection
 
-MAX_ENCODED = 1024
-"""How many texts and conversations are remembered: a group's rollouts share their first prompt."""
+MAX_REMEMBERED = 1024
+"""How many conversations are remembered: a group's rollouts share their first prompt."""
 _ANYBODY = (Message(role="user", content="hello"),)
 
 
@@ -38,10 +41,15 @@ class Prompt:
     messages: tuple[Message, ...]
     text: str
     """The text as the template writes it now. Sampled turns may be spelled otherwise in the ids."""
-    token_ids: Sequence[int]
-    """[P] ids of the prompt."""
+    ids: "array[int]"
+    """[P] int32 ids of the prompt; never changed."""
     num_ends_added: int = 0
     """End-of-turn tokens, over the whole chain, that the template wrote where the model was cut."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """[P] the ids as a tuple, which takes an object per token."""
+        return tuple(self.ids)
 
 
 class Renderer:
@@ -82,9 +90,9 @@ class Renderer:
         self._refusals: dict[Use, str | None] = {}
         # Thinking that the settings leave in the text on purpose is not refused.
         self._may_leave_thinking = reasoning_parser == NO_REASONING.name
-        # Both are plain dictionaries that drop their oldest entry. Rendering never awaits, so
-        # rollouts that run at the same time do not see them half changed.
-        self._encoded: dict[str, tuple[int, ...]] = {}
+        self._encoder = Encoder(tokenizer, stop_token_ids=stop_token_ids)
+        # A plain dictionary that drops its oldest entry. Rendering never awaits, so rollouts that
+        # run at the same time do not see it half changed.
         self._prompts: dict[tuple[tuple[Message, ...], bytes], Prompt] = {}
 
     def text(
@@ -101,21 +109,12 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """Tokenize rendered text. The template wrote the special tokens, so none are added."""
-        token_ids = self._encoded.get(text)
-        if token_ids is None:
-            token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
-            # Bounded, because a long run renders new conversations without end.
-            if len(self._encoded) >= MAX_ENCODED:
-                self._encoded.pop(next(iter(self._encoded)))
-            self._encoded[text] = token_ids
-        return list(token_ids)
+        return self._encoder.encode(text).tolist()
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of a completion, without special tokens."""
         # A clean-up would remove spaces before punctuation that the model did write.
-        return self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        return decoded(self._tokenizer, token_ids, skip_special_tokens=True)
 
     def prompt(self, messages: Sequence[Message], *, tools: Tools = ()) -> Prompt:
         """Render a conversation from scratch, without reusing sampled ids."""
@@ -124,8 +123,9 @@ class Renderer:
         if prompt is None:
             self._require(uses_of(key[0], tools))
             text = self.text(messages, tools=tools, add_generation_prompt=True)
-            prompt = Prompt(messages=key[0], text=text, token_ids=tuple(self.encode(text)))
-            if len(self._prompts) >= MAX_ENCODED:
+            prompt = Prompt(messages=key[0], text=text, ids=self._encoder.encode(text))
+            # Bounded, because a long run renders new conversations without end.
+            if len(self._prompts) >= MAX_REMEMBERED:
                 self._prompts.pop(next(iter(self._prompts)))
             self._prompts[key] = prompt
         return prompt
@@ -187,7 +187,7 @@ class Renderer:
         return Prompt(
             messages=tuple(messages),
             text=text,
-            token_ids=(*prompt.token_ids, *completion_ids, *after),
+            ids=prompt.ids + array("i", completion_ids) + array("i", after),
             num_ends_added=prompt.num_ends_added + (not is_ended),
         )
 

@@ -102,7 +102,7 @@ class TokenClient:
             plane = await self._open_plane()
             sampling = sampling_after(begun, sampling)
             reply = await plane.request(
-                prompt_ids if begun is None else [*prompt_ids, *begun.token_ids],
+                prompt_ids if begun is None else array("i", prompt_ids) + begun.token_ids,
                 sampling=encoded_params(sampling, stop_token_ids),
                 cache_salt=cache_salt,
                 priority=priority,

@@ -63,8 +63,8 @@ def joined(begun: Generation | None, rest: Generation) -> Generation:
         return rest
     return replace(
         rest,
-        token_ids=array("i", [*begun.token_ids, *rest.token_ids]),
-        logprobs=array("f", [*begun.logprobs, *rest.logprobs]),
+        token_ids=array("i", begun.token_ids) + array("i", rest.token_ids),
+        logprobs=array("f", begun.logprobs) + array("f", rest.logprobs),
         spans=in_a_row((*begun.spans, *rest.spans)),
         is_joined=True,
     )

@@ -129,9 +129,9 @@ class TokenPolicy(RecordingPolicy):
         # another that is still being sampled, and two that go on from the same one are both exact.
         try:
             prompt = self._prompt_for(asked, tools)
-            sampling = self._seeded(self._fitted(sampling, len(prompt.token_ids)))
+            sampling = self._seeded(self._fitted(sampling, len(prompt.ids)))
             generation = await self._pool.generate(
-                prompt.token_ids,
+                prompt.ids,
                 sampling,
                 stop_token_ids=self._renderer.stop_token_ids,
                 group_id=self._group_id,
@@ -153,7 +153,7 @@ class TokenPolicy(RecordingPolicy):
         # overlap stay in step, in the order in which their answers ended.
         said = replace(said, content=before_stop(said.content, sampling.stop))
         tokens = self._chains.record(
-            prompt.token_ids,
+            prompt.ids,
             generation.token_ids,
             generation.logprobs,
             temperature=sampling.temperature,

@@ -36,6 +36,8 @@ class Descriptors:
     filter: int
     code: int
     connection: int
+    template: int = -1
+    """Byte code of what forks sandboxes; -1 where bubblewrap starts the only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +73,15 @@ def bubblewrap_words(
     read_only: tuple[str, ...] = (),
 ) -> list[str]:
     """Return the words that start the supervisor in a sandbox of its own."""
-    home = str(Path(interpreter.path).parent)
-    path = ":".join(dict.fromkeys((home, "/usr/local/bin", "/usr/bin", "/bin")))
+    path = _path(interpreter)
     supervisor = [
         *(interpreter.path, "-I", "-S", "/run/supervisor.pyc"),
         *(descriptors.connection, limits.max_processes, limits.disk_bytes, limits.address_bytes),
         limits.time_to_live_s,
     ]
     return [
-        program,
-        *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
-        *("--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--as-pid-1"),
-        *("--new-session", "--clearenv"),
-        *_environment(path),
-        *_visible(interpreter),
+        *(program, "--disable-userns", "--cap-drop", "ALL"),
+        *_apart(path, interpreter),
         *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"),
         *("--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--size", str(limits.disk_bytes), "--tmpfs", "/tmp", "--dir", WORK_FOLDER),
@@ -92,6 +89,46 @@ def bubblewrap_words(
         *("--ro-bind-data", str(descriptors.code), "/run/supervisor.pyc", "--remount-ro", "/"),
         *("--chdir", WORK_FOLDER, "--json-status-fd", str(descriptors.status)),
         *("--seccomp", str(descriptors.filter), "--", *map(str, supervisor)),
+    ]
+
+
+def template_words(
+    program: str,
+    interpreter: Interpreter,
+    descriptors: Descriptors,
+    read_only: tuple[str, ...] = (),
+) -> list[str]:
+    """Return the words that start the template, of which sandboxes are forked.
+
+    It keeps the capabilities of its own namespaces, and no filter, since its forks need both to
+    make theirs: they give them up themselves. The last word says whose it is.
+    """
+    path = _path(interpreter)
+    return [
+        *(program, "--cap-add", "ALL"),
+        *_apart(path, interpreter),
+        *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev", "--tmpfs", "/tmp"),
+        *(word for path in read_only for word in ("--ro-bind", path, path)),
+        *("--ro-bind-data", str(descriptors.code), "/run/supervisor.pyc"),
+        *("--ro-bind-data", str(descriptors.template), "/run/zygote.pyc", "--remount-ro", "/"),
+        *("--chdir", "/", "--", interpreter.path, "-I", "-S", "/run/zygote.pyc"),
+        *(str(descriptors.connection), f"of-{os.getpid()}"),
+    ]
+
+
+def _path(interpreter: Interpreter) -> str:
+    home = str(Path(interpreter.path).parent)
+    return ":".join(dict.fromkeys((home, "/usr/local/bin", "/usr/bin", "/bin")))
+
+
+def _apart(path: str, interpreter: Interpreter) -> list[str]:
+    """Return the words for new namespaces, an empty environment and what is visible."""
+    return [
+        *("--unshare-all", "--unshare-user"),
+        *("--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--as-pid-1"),
+        *("--new-session", "--clearenv"),
+        *_environment(path),
+        *_visible(interpreter),
     ]
 
 

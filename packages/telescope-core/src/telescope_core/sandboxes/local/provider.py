@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from telescope_core.sandboxes.errors import (
@@ -27,7 +27,8 @@ from telescope_core.sandboxes.local.cgroups import (
 from telescope_core.sandboxes.local.command_line import InnerLimits
 from telescope_core.sandboxes.local.interpreter import compiled, find_interpreter
 from telescope_core.sandboxes.local.sandbox import LocalSandbox
-from telescope_core.sandboxes.local.started import Ingredients, Started, start
+from telescope_core.sandboxes.local.started import Ingredients, Started, start, started_by
+from telescope_core.sandboxes.local.template import Template
 from telescope_core.sandboxes.protocol import WORK_FOLDER, Limit, SandboxSpec
 
 DEFAULT_MEMORY_MB = 512
@@ -50,11 +51,13 @@ class LocalProvider:
         python: str | None = None,
         read_only: tuple[str, ...] = (),
         use_control_groups: bool = True,
+        use_template: bool = True,
     ) -> None:
         """`python` is the interpreter inside; None takes one that every user can run.
 
         `read_only` are further paths of this machine that programs may read. Without control
-        groups, memory is held by each process's address space and a watch of their sum.
+        groups, memory is held by each process's address space and a watch of their sum. Without a
+        template, or where none can be had, bubblewrap starts each sandbox by itself.
         """
         self._python = python
         self._read_only = read_only
@@ -64,6 +67,8 @@ class LocalProvider:
         self._ingredients: Ingredients | None = None
         self._preparing = asyncio.Lock()
         self._open: set[LocalSandbox] = set()
+        self._uses_template = use_template
+        self._template: Template | None = None
 
     @property
     def limits(self) -> Mapping[Limit, str]:
@@ -90,21 +95,66 @@ class LocalProvider:
         return await self._create(ingredients, spec)
 
     async def close(self) -> None:
-        """Close every sandbox that is still open."""
+        """Close every sandbox that is still open, and the template."""
         await asyncio.gather(*(sandbox.close() for sandbox in tuple(self._open)))
+        template, self._template = self._template, None
+        if template is not None:
+            await asyncio.shield(template.close())
 
     async def _prepared(self) -> Ingredients:
         """Return what sandboxes are started with, after one was tried."""
         async with self._preparing:
             if self._ingredients is None:
                 found = await asyncio.to_thread(self._find)
-                try:
-                    tried = await self._create(found, SandboxSpec())
-                except SandboxError as error:
-                    raise SandboxUnavailableError(f"{error}. {_ADVICE}") from error
-                await tried.close()
+                if not await self._works_with_template(found):
+                    self._uses_template = False
+                    try:
+                        tried = await self._create(found, SandboxSpec())
+                    except SandboxError as error:
+                        raise SandboxUnavailableError(f"{error}. {_ADVICE}") from error
+                    await tried.close()
                 self._ingredients = found
         return self._ingredients
+
+    async def _works_with_template(self, ingredients: Ingredients) -> bool:
+        """Return whether a sandbox could be forked; what keeps a template away may be small."""
+        if not self._uses_template:
+            return False
+        try:
+            tried = await self._create(ingredients, SandboxSpec())
+        except SandboxError:
+            template, self._template = self._template, None
+            if template is not None:
+                await template.close()
+            return False
+        await tried.close()
+        return True
+
+    async def _start(
+        self, ingredients: Ingredients, limits: InnerLimits, on_pid: Callable[[int], None]
+    ) -> Started:
+        """Start a sandbox, by a template that is there or a new one, or by bubblewrap alone."""
+        if not self._uses_template:
+            return await started_by(asyncio.create_task(start(ingredients, limits, on_pid)))
+        template = self._template
+        if template is None or not template.is_running:
+            template = await self._renewed(ingredients, template)
+        try:
+            return await started_by(asyncio.create_task(template.fork(limits, on_pid)))
+        except SandboxError:
+            if template.is_running:
+                raise
+            # It ended while this was asked of it, perhaps for having nothing to do.
+            template = await self._renewed(ingredients, template)
+            return await started_by(asyncio.create_task(template.fork(limits, on_pid)))
+
+    async def _renewed(self, ingredients: Ingredients, former: Template | None) -> Template:
+        """Return a template that is not `former`, made once for all who ask at a time."""
+        if self._template is None or self._template is former:
+            self._template = Template(ingredients)
+            if former is not None:
+                await former.close()
+        return self._template
 
     def _find(self) -> Ingredients:
         program = shutil.which("bwrap")
@@ -124,11 +174,12 @@ class LocalProvider:
                 "aarch64. Take another provider, such as docker"
             )
         interpreter = find_interpreter(self._python)
-        source = Path(__file__).with_name("supervisor.py").read_bytes()
+        here = Path(__file__)
         return Ingredients(
             program=program,
             interpreter=interpreter,
-            supervisor=compiled(interpreter, source),
+            supervisor=compiled(interpreter, here.with_name("supervisor.py").read_bytes()),
+            template=compiled(interpreter, here.with_name("zygote.py").read_bytes()),
             filter=seccomp.program_for(kind),
             read_only=self._read_only,
         )
@@ -151,7 +202,8 @@ class LocalProvider:
                     memory_bytes=memory_bytes if has_group else None, cpus=spec.cpus
                 )
                 group = Group(self._controllers, next(_numbers), wanted)
-            started = await start(ingredients, inner, group.add if group else lambda pid: None)
+            on_pid = group.add if group else _left_where_it_is
+            started = await self._start(ingredients, inner, on_pid)
         except OSError as error:
             raise SandboxError(
                 f"the control group of a local sandbox could not be made: {error}"
@@ -175,7 +227,17 @@ class LocalProvider:
     def _measures(self, started: Started) -> dict[str, str]:
         measures = {limit.value: means for limit, means in self.limits.items()}
         landlock = "in force" if started.has_landlock else "not in this kernel"
-        return {**measures, "system calls": "seccomp filter", "landlock": landlock}
+        beginning = "a fork of a template" if self._uses_template else "bubblewrap for each"
+        return {
+            **measures,
+            "system calls": "seccomp filter",
+            "landlock": landlock,
+            "start": beginning,
+        }
+
+
+def _left_where_it_is(pid: int) -> None:
+    """Move a process to no control group."""
 
 
 def _environment(ingredients: Ingredients) -> dict[str, str]:

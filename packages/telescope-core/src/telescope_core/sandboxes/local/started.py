@@ -1,4 +1,4 @@
-"""Start one bubblewrap with its supervisor, and talk to it: requests out, answers back."""
+"""Start a sandbox with its supervisor, and talk to it: requests out, answers back."""
 
 import asyncio
 import contextlib
@@ -7,8 +7,10 @@ import marshal
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from telescope_core.sandboxes.errors import SandboxError
 from telescope_core.sandboxes.local.command_line import (
@@ -23,6 +25,9 @@ _START_S = 30.0
 _END_S = 10.0
 _MOST_SAID_BYTES = 2000
 _MAX_ANSWER_BYTES = 1 << 30
+_CREDENTIALS_BYTES = 12
+ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+"""In which bubblewrap starts; what it starts has another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,8 @@ class Ingredients:
     interpreter: Interpreter
     supervisor: bytes
     """Its byte code."""
+    template: bytes
+    """Byte code of what forks sandboxes."""
     filter: bytes
     """The seccomp filter."""
     read_only: tuple[str, ...]
@@ -52,16 +59,23 @@ class Answer:
 
 
 class Started:
-    """A running bubblewrap, and the connection to its supervisor."""
+    """A running sandbox, and the connection to its supervisor."""
 
-    def __init__(self, process: asyncio.subprocess.Process, connection: socket.socket) -> None:
-        """Take over a process and this machine's end of the connection; see `start`."""
+    def __init__(
+        self, process: asyncio.subprocess.Process | None, connection: socket.socket
+    ) -> None:
+        """Take over bubblewrap and this machine's end of the connection; see `start`.
+
+        Without bubblewrap it is a fork of the template, which ends by itself.
+        """
         self._process = process
         self._connection = connection
         self._pidfd = -1
         self.pid = 0
         """Process id of the supervisor, as this machine sees it."""
         self.has_landlock = False
+        self.complaint = ""
+        """Why a fork of the template did not become a sandbox."""
 
     async def answer(self) -> Answer | None:
         """Return the next answer; None when the supervisor is gone."""
@@ -88,12 +102,7 @@ class Started:
         """Ask for a socket that listens inside; its descriptor is the caller's to close."""
         if not await self.ask({"op": "listen"}):
             return None
-        loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._connection, is_readable.set)
-        try:
-            await is_readable.wait()
-        finally:
-            loop.remove_reader(self._connection)
+        await self._is_readable()
         # Only the first bytes of an answer bring the descriptor, and only to who asks for it.
         try:
             head, descriptors, _, _ = socket.recv_fds(
@@ -123,29 +132,60 @@ class Started:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def wait(self) -> None:
-        """Wait until bubblewrap has ended, which is after everything in the sandbox has."""
-        try:
-            async with asyncio.timeout(_END_S):
+        """Wait until its first process has ended, which is after everything in the sandbox has."""
+        if self._process is None:
+            await self._first_has_ended()
+        else:
+            try:
+                async with asyncio.timeout(_END_S):
+                    await self._process.wait()
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
                 await self._process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
         self._connection.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
 
-    async def become_ready(self, status: int, on_pid: Callable[[int], None]) -> bool:
-        """Wait until the supervisor answers; returns False if bubblewrap ended instead.
+    async def _first_has_ended(self) -> None:
+        """Wait for the end of the first process; it has one once it is known."""
+        if self._pidfd < 0:
+            return
+        loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._pidfd, has_ended.set)
+        try:
+            await has_ended.wait()
+        finally:
+            loop.remove_reader(self._pidfd)
+
+    async def introduced(self) -> int:
+        """Return the process id of a fork of the template, or 0 if it failed.
+
+        It comes with the first message, as the kernel knows it: the fork itself sees another.
+        The connection must have asked for it before the fork was.
+        """
+        await self._is_readable()
+        head, extra, _, _ = self._connection.recvmsg(9, socket.CMSG_SPACE(_CREDENTIALS_BYTES))
+        # Later messages may bring a descriptor, and have no room for both.
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        if head[:1] == b"p":
+            [(_, _, credentials)] = extra
+            return int.from_bytes(credentials[:4], sys.byteorder)
+        if head:
+            said = await self._receive(int.from_bytes(head[1:], "big"))
+            self.complaint = said.decode(errors="replace")
+        return 0
+
+    async def become_ready(self, pid: int, on_pid: Callable[[int], None]) -> bool:
+        """Wait until the supervisor, process `pid`, answers; returns False if it ended instead.
 
         `on_pid` is called in a thread, while the supervisor starts: the kernel may take 10 ms to
         move a process to a control group.
         """
-        said = await _line_of(status)
-        if not said:
+        if not pid:
             return False
-        self.pid = int(json.loads(said.splitlines()[0])["child-pid"])
+        self.pid = pid
         try:
             self._pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -155,9 +195,18 @@ class Started:
             answering = group.create_task(self.answer())
         first = answering.result()
         if first is None or first.kind != b"r":
+            self.complaint = first.data.decode(errors="replace") if first else ""
             return False
         self.has_landlock = first.data == b"1"
         return True
+
+    async def _is_readable(self) -> None:
+        loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._connection, is_readable.set)
+        try:
+            await is_readable.wait()
+        finally:
+            loop.remove_reader(self._connection)
 
     async def _receive(self, size: int) -> bytes:
         loop, data = asyncio.get_running_loop(), bytearray()
@@ -169,16 +218,11 @@ class Started:
         return bytes(data)
 
 
-async def start(
-    ingredients: Ingredients, limits: InnerLimits, on_pid: Callable[[int], None]
-) -> Started:
-    """Start a sandbox; raises SandboxError with what bubblewrap said when it cannot.
+async def started_by(starting: "asyncio.Task[Started]") -> Started:
+    """Return what `starting` starts; who is cancelled waits for it and ends what was started.
 
-    `on_pid` gets the process id of the supervisor; it may raise OSError, which ends the sandbox.
-    Who is cancelled waits for the start and ends what was started: bubblewrap that is killed while
-    it begins would leave its child behind, waiting for ever.
+    Bubblewrap that is killed while it begins would leave its child behind, waiting for ever.
     """
-    starting = asyncio.create_task(_start(ingredients, limits, on_pid))
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
@@ -193,20 +237,24 @@ async def _abandon(starting: "asyncio.Task[Started]") -> None:
         await started.wait()
 
 
-async def _start(
+async def start(
     ingredients: Ingredients, limits: InnerLimits, on_pid: Callable[[int], None]
 ) -> Started:
+    """Start a sandbox by bubblewrap; raises SandboxError with what it said when it cannot.
+
+    `on_pid` gets the process id of the supervisor; it may raise OSError, which ends the sandbox.
+    """
     with contextlib.ExitStack() as passed:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         passed.callback(theirs.close)
         status_reader, status_writer = os.pipe()
         passed.callback(os.close, status_reader)
-        said = _memory_file(passed, b"")
+        said = passed_memory_file(passed, b"")
         descriptors = Descriptors(
             status=status_writer,
-            filter=_memory_file(passed, ingredients.filter),
-            code=_memory_file(passed, ingredients.supervisor),
+            filter=passed_memory_file(passed, ingredients.filter),
+            code=passed_memory_file(passed, ingredients.supervisor),
             connection=theirs.fileno(),
         )
         words = bubblewrap_words(
@@ -222,7 +270,7 @@ async def _start(
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=said,
-                env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+                env=ENVIRONMENT,
                 cwd="/",
                 pass_fds=(
                     *(descriptors.status, descriptors.filter),
@@ -236,22 +284,40 @@ async def _start(
             os.close(status_writer)
         theirs.close()
         started = Started(process, ours)
-        is_ready, error = False, ""
-        try:
-            async with asyncio.timeout(_START_S):
-                is_ready = await started.become_ready(status_reader, on_pid)
-        except TimeoutError:
-            error = f"it was not ready after {_START_S:g} s"
-        except ExceptionGroup as errors:
-            error = f"its control group: {errors.exceptions[0]}"
-        finally:
-            if not is_ready:
-                started.kill()
-                await asyncio.shield(started.wait())
-        if not is_ready:
-            reason = error or _text_of(said)
-            raise SandboxError(f"a local sandbox could not be started: {reason}")
+        await made_ready(started, _pid_in(status_reader), on_pid, lambda: text_of(said))
         return started
+
+
+async def made_ready(
+    started: Started,
+    introduction: Coroutine[Any, Any, int],
+    on_pid: Callable[[int], None],
+    said: Callable[[], str],
+) -> None:
+    """Wait until a sandbox is ready; ends it and raises SandboxError if it does not become so.
+
+    `introduction` returns the process id of its supervisor, or 0 if there will be none.
+    """
+    is_ready, error = False, ""
+    try:
+        async with asyncio.timeout(_START_S):
+            is_ready = await started.become_ready(await introduction, on_pid)
+    except TimeoutError:
+        error = f"it was not ready after {_START_S:g} s"
+    except ExceptionGroup as errors:
+        error = f"its control group: {errors.exceptions[0]}"
+    finally:
+        if not is_ready:
+            started.kill()
+            await asyncio.shield(started.wait())
+    if not is_ready:
+        reason = error or started.complaint or said()
+        raise SandboxError(f"a local sandbox could not be started: {reason}")
+
+
+async def _pid_in(status: int) -> int:
+    said = await _line_of(status)
+    return int(json.loads(said.splitlines()[0])["child-pid"]) if said else 0
 
 
 async def _line_of(status: int) -> bytes:
@@ -284,13 +350,15 @@ def memory_file(content: bytes) -> int:
     return descriptor
 
 
-def _memory_file(passed: contextlib.ExitStack, content: bytes) -> int:
+def passed_memory_file(passed: contextlib.ExitStack, content: bytes) -> int:
+    """Return such a descriptor, which is closed with `passed`."""
     descriptor = memory_file(content)
     passed.callback(os.close, descriptor)
     return descriptor
 
 
-def _text_of(descriptor: int) -> str:
+def text_of(descriptor: int) -> str:
+    """Return the end of what bubblewrap wrote to a file about its failure."""
     size = os.fstat(descriptor).st_size
     data = os.pread(descriptor, _MOST_SAID_BYTES, max(0, size - _MOST_SAID_BYTES))
     return data.decode(errors="replace").strip() or "bubblewrap said nothing"

@@ -1,0 +1,1 @@
+"""One side of `bench_driver.py`: the stages of a rollout in the driver."""
