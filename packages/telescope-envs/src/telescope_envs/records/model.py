@@ -1,8 +1,8 @@
 """`Record`: the base of everything that is read from JSON or TOML that somebody else wrote.
 
 The types of the fields state most rules, and `check` the others. A reader ignores fields that it
-does not know, so fields can be added without breaking old clients. Every number is finite, and
-every text is printable: there is one reader, so lists, installs and servers agree on every record.
+does not know, so fields can be added without breaking old clients. There is one reader, so lists,
+installs and servers agree on every record.
 """
 
 import re
@@ -50,6 +50,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return cast(dict[str, Any], msgspec.json.decode(self.as_json()))
 
 
+class PublicRecord(Record, frozen=True, kw_only=True):
+    """A record of a registry, which anybody may have written: every text in it is a `Line`."""
+
+
 def read(record: type[RecordType], text: bytes | str) -> RecordType:
     """Return the record in a JSON text.
 
@@ -59,9 +63,9 @@ def read(record: type[RecordType], text: bytes | str) -> RecordType:
     data = text.encode() if isinstance(text, str) else text
     try:
         found = cast(RecordType, _decoder(record).decode(data))
-        if not _is_plain(data):
-            _require_printable(found)
         found.check()
+        if not _is_plain(data):
+            _require_lines(found)
     except msgspec.ValidationError as error:
         raise RecordProblem(explained(error)) from None
     except RecursionError:
@@ -75,8 +79,8 @@ def converted(record: type[RecordType], tables: Mapping[str, object]) -> RecordT
         found = msgspec.convert(tables, record)
     except msgspec.ValidationError as error:
         raise RecordProblem(explained(error)) from None
-    _require_printable(found)
     found.check()
+    _require_lines(found)
     return found
 
 
@@ -105,10 +109,18 @@ def _is_plain(text: bytes) -> bool:
     return is_ascii or not acts_on_terminals(text.decode().replace("\n", ""))
 
 
-def _require_printable(record: Record) -> None:
-    for where, text in _texts(msgspec.to_builtins(record), ""):
-        if acts_on_terminals(text):
-            raise RecordProblem(f"{where}: contains control characters or line breaks")
+def _require_lines(value: object, where: str = "") -> None:
+    """Raise RecordProblem for a text in a `PublicRecord`, at any depth, that is no line."""
+    if isinstance(value, PublicRecord):
+        for place, text in _texts(msgspec.to_builtins(value), where):
+            if acts_on_terminals(text):
+                raise RecordProblem(f"{place}: contains control characters or line breaks")
+    elif isinstance(value, Record):
+        for field in value.__struct_fields__:
+            _require_lines(getattr(value, field), f"{where}.{field}" if where else field)
+    elif isinstance(value, tuple):
+        for number, inner in enumerate(cast(tuple[object, ...], value)):
+            _require_lines(inner, f"{where}.{number}")
 
 
 def _texts(value: object, where: str) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.model import Count, Line, Record, RecordProblem
+from telescope_envs.records.model import Count, Line, PublicRecord, Record, RecordProblem
 from telescope_envs.records.names import (
     FILE_NAME,
     FORMAT_VERSION,
@@ -39,7 +39,7 @@ _AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
 _Moment = Annotated[datetime, Meta(tz=True)]
 
 
-class WheelFile(Record, frozen=True, kw_only=True):
+class WheelFile(PublicRecord, frozen=True, kw_only=True):
     """The wheel file of a release and where to download it."""
 
     filename: Annotated[str, Meta(max_length=200)]
@@ -59,7 +59,7 @@ class WheelFile(Record, frozen=True, kw_only=True):
             raise RecordProblem(f"filename: {self.filename!r} is not the name of a file")
 
 
-class Source(Record, frozen=True, kw_only=True):
+class Source(PublicRecord, frozen=True, kw_only=True):
     """The sources that the wheel was built from."""
 
     repository: Line = ""
@@ -68,7 +68,7 @@ class Source(Record, frozen=True, kw_only=True):
     sdist_sha256: Line = ""
 
 
-class ProtocolRange(Record, frozen=True, kw_only=True):
+class ProtocolRange(PublicRecord, frozen=True, kw_only=True):
     """The environment protocol versions it supports, `major.minor`, both ends included."""
 
     minimum: str = "1.0"
@@ -84,7 +84,7 @@ class ProtocolRange(Record, frozen=True, kw_only=True):
         _check_range(self.minimum, self.maximum)
 
 
-class Dataset(Record, frozen=True, kw_only=True):
+class Dataset(PublicRecord, frozen=True, kw_only=True):
     """One dataset that the environment can load."""
 
     repo: Line
@@ -94,7 +94,7 @@ class Dataset(Record, frozen=True, kw_only=True):
     """The setting that loads it; empty if it is always loaded."""
 
 
-class RewardRange(Record, frozen=True, kw_only=True):
+class RewardRange(PublicRecord, frozen=True, kw_only=True):
     """The range of its rewards, and the lowest reward that counts as success."""
 
     minimum: float
@@ -110,7 +110,7 @@ class RewardRange(Record, frozen=True, kw_only=True):
             raise RecordProblem(f"minimum {self.minimum:g} is above maximum {self.maximum:g}")
 
 
-class Validation(Record, frozen=True, kw_only=True):
+class Validation(PublicRecord, frozen=True, kw_only=True):
     """The verdict of its validation when it was published."""
 
     policy: Line = ""
@@ -121,14 +121,14 @@ class Validation(Record, frozen=True, kw_only=True):
     """`fixture rows` if rows of the author's own stood in for its datasets; empty if not."""
 
 
-class EvalDefaults(Record, frozen=True, kw_only=True):
+class EvalDefaults(PublicRecord, frozen=True, kw_only=True):
     """The default numbers of examples and rollouts in `telescope eval`."""
 
     examples: _AtLeastOne = 64
     rollouts: _AtLeastOne = 4
 
 
-class Release(Record, frozen=True, kw_only=True):
+class Release(PublicRecord, frozen=True, kw_only=True):
     """One published version. Immutable: an index line is never changed."""
 
     schema_version: _Schema = msgspec.field(name="schema", default=FORMAT_VERSION)
@@ -189,14 +189,14 @@ class Release(Record, frozen=True, kw_only=True):
         check_parts(self, "wheel", "protocol", "reward")
 
 
-class Deprecation(Record, frozen=True, kw_only=True):
+class Deprecation(PublicRecord, frozen=True, kw_only=True):
     """Why the environment should no longer be used, and what to use instead."""
 
     reason: Line
     replacement: Line = ""
 
 
-class Status(Record, frozen=True, kw_only=True):
+class Status(PublicRecord, frozen=True, kw_only=True):
     """The only mutable record of an environment."""
 
     schema_version: _Schema = msgspec.field(name="schema", default=FORMAT_VERSION)
@@ -206,7 +206,7 @@ class Status(Record, frozen=True, kw_only=True):
     advisories: tuple[Line, ...] = ()
 
 
-class RegistryConfig(Record, frozen=True, kw_only=True):
+class RegistryConfig(PublicRecord, frozen=True, kw_only=True):
     """`config.json`: what a client must know before reading anything else."""
 
     format: _Schema = FORMAT_VERSION
@@ -231,7 +231,7 @@ class RegistryConfig(Record, frozen=True, kw_only=True):
             raise RecordProblem(f"minimum_client: {problem}") from None
 
 
-class Publisher(Record, frozen=True, kw_only=True):
+class Publisher(PublicRecord, frozen=True, kw_only=True):
     """Who may publish under a namespace."""
 
     kind: Literal["repository", "user", "key"]
@@ -243,7 +243,7 @@ class Publisher(Record, frozen=True, kw_only=True):
     """OIDC issuer of its attestations; empty for the issuer of github.com or gitlab.com."""
 
 
-class Namespace(Record, frozen=True, kw_only=True):
+class Namespace(PublicRecord, frozen=True, kw_only=True):
     """`namespaces/<owner>.toml`."""
 
     owner: str
@@ -255,7 +255,7 @@ class Namespace(Record, frozen=True, kw_only=True):
         _require("owner", check_owner, self.owner)
 
 
-class Aliases(Record, frozen=True, kw_only=True):
+class Aliases(PublicRecord, frozen=True, kw_only=True):
     """`aliases.toml`: curated short names, never given to another environment."""
 
     aliases: dict[str, Line]
