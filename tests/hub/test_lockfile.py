@@ -102,7 +102,7 @@ def test_a_missing_file_is_empty(tmp_path):
         (
             "protocol =",
             "protcol =",
-            r"telescope.lock:10: protcol: unknown key; did you mean 'protocol'",
+            r"telescope.lock:10: protcol: unknown key",
         ),
         ("version = 1\n", "version = 1\nwheels = 3\n", "telescope.lock:3: wheels: unknown key"),
         ('python = "3.11"', 'python = "3.11"\npythn = "3"', "did you mean 'python'"),
