@@ -77,8 +77,11 @@ def converted(record: type[RecordType], tables: Mapping[str, object]) -> RecordT
     """Return the record in the tables of a document; raises RecordProblem."""
     try:
         found = msgspec.convert(tables, record)
+        found.as_json()
     except msgspec.ValidationError as error:
         raise RecordProblem(explained(error)) from None
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        raise RecordProblem("record: a text in it is not Unicode") from None
     found.check()
     _require_lines(found)
     return found
