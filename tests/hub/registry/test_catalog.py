@@ -60,7 +60,7 @@ def test_what_is_wholly_yanked_says_so():
     ("index", "status", "why"),
     [
         (line("0.1.0")[:-1], None, "index/acme/toy.jsonl:1: the last line has no newline"),
-        (b'{"version":1,"summary":""}\n', None, "index/acme/toy.jsonl:1: owner: Field required"),
+        (b'{"version":1,"summary":""}\n', None, "index/acme/toy.jsonl:1: version: Expected str"),
         (line("0.1.0").replace(b"0.1.0", b"one"), None, "'one' is not a PEP 440 version"),
         (line("0.1.0"), b"[]", "status/acme/toy.json: record"),
         (b"\xff\n", None, "index/acme/toy.jsonl:1: not JSON"),

@@ -7,7 +7,7 @@ refused with an error that says so.
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
@@ -25,9 +25,11 @@ from telescope_envs.processes.uv import (
 _INFO = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*)-(?P<version>[^-]+)\.dist-info")
 
 
-def missing_requirements(requires_dist: Iterable[str]) -> list[str]:
-    """Return the direct and indirect requirements that installed packages do not satisfy."""
-    missing: list[str] = []
+def closure(requires_dist: Iterable[str]) -> Iterator[tuple[Requirement, Distribution | None]]:
+    """Yield the direct and indirect requirements, each with the installed package, if any.
+
+    Of a package that is missing or has another version, the requirements are not known.
+    """
     seen: set[tuple[str, str]] = set()
     pending = [(Requirement(text), "") for text in requires_dist]
     while pending:
@@ -37,17 +39,24 @@ def missing_requirements(requires_dist: Iterable[str]) -> list[str]:
         try:
             found = distribution(requirement.name)
         except PackageNotFoundError:
-            missing.append(_without_marker(requirement))
-            continue
-        if not requirement.specifier.contains(found.version, prereleases=True):
-            missing.append(_without_marker(requirement))
-            continue
-        for wanted_extra in requirement.extras or {""}:
+            found = None
+        yield requirement, found
+        for wanted_extra in requirement.extras or {""} if found is not None else ():
             key = (str(canonicalize_name(requirement.name)), wanted_extra)
-            if key not in seen:
+            if found is not None and key not in seen:
                 seen.add(key)
                 pending += [(Requirement(text), wanted_extra) for text in found.requires or []]
-    return sorted(set(missing))
+
+
+def missing_requirements(requires_dist: Iterable[str]) -> list[str]:
+    """Return the direct and indirect requirements that installed packages do not satisfy."""
+    return sorted(
+        {
+            _without_marker(requirement)
+            for requirement, found in closure(requires_dist)
+            if found is None or not requirement.specifier.contains(found.version, prereleases=True)
+        }
+    )
 
 
 def installed_pins() -> list[str]:
@@ -109,26 +118,17 @@ CORE = "telescope-core"
 
 
 def installed_closure(requires_dist: Iterable[str]) -> tuple[str, ...]:
-    """Return sorted `name==version` of the installed packages needed, directly or indirectly."""
-    found: dict[str, str] = {}
-    seen: set[tuple[str, str]] = set()
-    pending = [(Requirement(text), "") for text in requires_dist]
-    while pending:
-        requirement, extra = pending.pop()
-        name = str(canonicalize_name(requirement.name))
-        marker = requirement.marker
-        if name == CORE or (marker is not None and not marker.evaluate({"extra": extra})):
-            continue
-        try:
-            here = distribution(requirement.name)
-        except PackageNotFoundError:
-            continue  # reported when the environment is loaded
-        found[name] = here.version
-        for wanted_extra in requirement.extras or {""}:
-            if (name, wanted_extra) not in seen:
-                seen.add((name, wanted_extra))
-                pending += [(Requirement(text), wanted_extra) for text in here.requires or []]
-    return tuple(f"{name}=={version}" for name, version in sorted(found.items()))
+    """Return sorted `name==version` of the installed packages needed, directly or indirectly.
+
+    A package that is missing is reported when the environment is loaded.
+    """
+    needed = [text for text in requires_dist if canonicalize_name(Requirement(text).name) != CORE]
+    pins = {
+        str(canonicalize_name(requirement.name)): found.version
+        for requirement, found in closure(needed)
+        if found is not None
+    }
+    return tuple(f"{name}=={version}" for name, version in sorted(pins.items()) if name != CORE)
 
 
 def locked_versions(requirements: Iterable[str]) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from telescope_envs.publish.build import build_and_inspect
 from telescope_envs.publish.checks import (
     published_as,
-    require_namespace,
     require_publishable,
 )
 from telescope_envs.publish.release import (
@@ -29,6 +28,7 @@ from telescope_envs.records.release import (
 from telescope_envs.records.schemas import write_schemas
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.rules.admission import require_namespace
 from telescope_envs.validation import ValidationOptions, validate_project
 from telescope_envs.validation.fixture_hub import FOLDER
 
@@ -47,7 +47,7 @@ def publish(
     error.
     """
     registry = Registry(store)
-    require_namespace(registry, owner)
+    require_namespace(registry.store.read, owner)
     with tempfile.TemporaryDirectory() as scratch:
         built = build_and_inspect(project, Path(scratch))
         name = split_distribution(built.contents.distribution, owner)

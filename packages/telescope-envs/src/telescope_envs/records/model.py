@@ -81,7 +81,8 @@ def converted(record: type[RecordType], tables: Mapping[str, object]) -> RecordT
     except msgspec.ValidationError as error:
         raise RecordProblem(explained(error)) from None
     except UnicodeEncodeError:  # half of a pair of surrogates
-        raise RecordProblem("record: a text in it is not Unicode") from None
+        odd = next(place for place, text in _texts(tables, "") if not _is_unicode(text))
+        raise RecordProblem(f"{odd}: holds half of a pair of surrogates") from None
     found.check()
     _require_lines(found)
     return found
@@ -94,7 +95,7 @@ def explained(error: msgspec.ValidationError) -> str:
     steps = [name or number for name, number in _STEP.findall(found["where"] or "")]
     missing = _MISSING.fullmatch(found["what"])
     steps = [*filter(None, steps), *([missing["field"]] if missing else [])]
-    what = "this field is missing" if missing else found["what"].replace("`", "")
+    what = "Field required" if missing else found["what"].replace("`", "")
     return f"{'.'.join(steps) or 'record'}: {what}"
 
 
@@ -124,6 +125,10 @@ def _require_lines(value: object, where: str = "") -> None:
     elif isinstance(value, tuple):
         for number, inner in enumerate(cast(tuple[object, ...], value)):
             _require_lines(inner, f"{where}.{number}")
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _texts(value: object, where: str) -> Iterator[tuple[str, str]]:

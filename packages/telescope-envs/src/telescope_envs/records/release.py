@@ -183,7 +183,7 @@ class Release(PublicRecord, frozen=True, kw_only=True):
             _require(f"requires_dist.{number}", check_requirement, text)
         for number, text in enumerate(self.secrets):
             if not _VARIABLE.fullmatch(text):
-                problem = f"{text!r} is not the name of an environment variable"
+                problem = f"is not the name of an environment variable: {text[:80]!r}"
                 raise RecordProblem(f"secrets.{number}: {problem}")
         check_digest("config_schema_sha256", self.config_schema_sha256)
         check_parts(self, "wheel", "protocol", "reward")

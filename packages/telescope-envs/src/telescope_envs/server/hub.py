@@ -22,8 +22,6 @@ from telescope_envs.records.model import RecordProblem, converted
 from telescope_envs.records.names import (
     check_name,
     check_owner,
-    parse_reserved,
-    plain,
 )
 from telescope_envs.records.publication import Publication
 from telescope_envs.records.release import (
@@ -32,6 +30,7 @@ from telescope_envs.records.release import (
     Status,
 )
 from telescope_envs.records.schemas import schema_files
+from telescope_envs.rules.admission import reserved_parts
 from telescope_envs.server.database import (
     FILE,
     ArtifactFiles,
@@ -166,7 +165,7 @@ class HubStore:
         `publishers` is only recorded for people to read.
         """
         check_owner(owner)
-        if plain(owner) in parse_reserved(self._reserved()) - {self.name}:
+        if reserved_parts(self.read, owner):
             raise RegistryError(
                 f"the owner name {owner!r} is reserved ({RESERVED}); choose another"
             )

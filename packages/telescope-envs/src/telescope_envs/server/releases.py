@@ -31,15 +31,15 @@ from telescope_envs.records.release import (
     Status,
 )
 from telescope_envs.rules.admission import (
+    OtherBytesError,
     Read,
     changed_status,
     index_line,
     is_new,
-    published_versions,
     status_file,
 )
 from telescope_envs.server.database import ArtifactFiles, Database
-from telescope_envs.server.refusals import Refusal
+from telescope_envs.server.refusals import Refusal, refusal_of
 
 
 def _anybody() -> str:
@@ -109,9 +109,12 @@ class Releases:
         # Files are withdrawn last, because committing the transaction can fail as well.
         with ExitStack() as stored, self._database.transaction() as writer:
             token = allow()
-            self._refuse_other_bytes(release)
-            if not is_new(self._read, publication):
-                return False
+            try:
+                if not is_new(self._read, publication):
+                    return False
+            except OtherBytesError as error:
+                refusal = refusal_of(error)
+                raise Refusal(HTTPStatus.CONFLICT, refusal.error, refusal.what_to_do) from None
             if not may_be_near and not _has_releases(writer, release.id):
                 self._check_new_name(writer, release)
             files = _files(publication)
@@ -142,17 +145,6 @@ class Releases:
                 values,
             )
         return status
-
-    def _refuse_other_bytes(self, release: Release) -> None:
-        for version, sha256 in published_versions(self._read, release.id).items():
-            is_same = Version(version) == Version(release.version)
-            if is_same and sha256 != release.wheel.sha256:
-                raise Refusal(
-                    HTTPStatus.CONFLICT,
-                    f"{release.id} {version} is already published with different bytes, and "
-                    "releases are never replaced",
-                    "raise the version in its pyproject.toml",
-                )
 
     def _check_new_name(self, writer: Connection, release: Release) -> None:
         """Refuse the first release of a name that people may confuse with another owner's."""
