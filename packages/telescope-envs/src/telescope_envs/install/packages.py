@@ -7,7 +7,7 @@ refused with an error that says so.
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
@@ -25,11 +25,14 @@ from telescope_envs.processes.uv import (
 _INFO = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*)-(?P<version>[^-]+)\.dist-info")
 
 
-def closure(requires_dist: Iterable[str]) -> Iterator[tuple[Requirement, Distribution | None]]:
-    """Yield the direct and indirect requirements, each with the installed package, if any.
+Enters = Callable[[Requirement, Distribution], bool]
+"""Whether the requirements of an installed package are followed as well."""
 
-    Of a package that is missing or has another version, the requirements are not known.
-    """
+
+def closure(
+    requires_dist: Iterable[str], enters: Enters
+) -> Iterator[tuple[Requirement, Distribution | None]]:
+    """Yield the direct and indirect requirements, each with the installed package, if any."""
     seen: set[tuple[str, str]] = set()
     pending = [(Requirement(text), "") for text in requires_dist]
     while pending:
@@ -39,24 +42,30 @@ def closure(requires_dist: Iterable[str]) -> Iterator[tuple[Requirement, Distrib
         try:
             found = distribution(requirement.name)
         except PackageNotFoundError:
-            found = None
+            yield requirement, None
+            continue
         yield requirement, found
-        for wanted_extra in requirement.extras or {""} if found is not None else ():
+        if not enters(requirement, found):
+            continue
+        for wanted_extra in requirement.extras or {""}:
             key = (str(canonicalize_name(requirement.name)), wanted_extra)
-            if found is not None and key not in seen:
+            if key not in seen:
                 seen.add(key)
                 pending += [(Requirement(text), wanted_extra) for text in found.requires or []]
 
 
 def missing_requirements(requires_dist: Iterable[str]) -> list[str]:
     """Return the direct and indirect requirements that installed packages do not satisfy."""
-    return sorted(
-        {
-            _without_marker(requirement)
-            for requirement, found in closure(requires_dist)
-            if found is None or not requirement.specifier.contains(found.version, prereleases=True)
-        }
-    )
+    missing = [
+        _without_marker(requirement)
+        for requirement, found in closure(requires_dist, _fits)
+        if found is None or not _fits(requirement, found)
+    ]
+    return sorted(set(missing))
+
+
+def _fits(requirement: Requirement, found: Distribution) -> bool:
+    return requirement.specifier.contains(found.version, prereleases=True)
 
 
 def installed_pins() -> list[str]:
@@ -122,13 +131,17 @@ def installed_closure(requires_dist: Iterable[str]) -> tuple[str, ...]:
 
     A package that is missing is reported when the environment is loaded.
     """
-    needed = [text for text in requires_dist if canonicalize_name(Requirement(text).name) != CORE]
+    found = closure(requires_dist, lambda requirement, _: not _is_core(requirement))
     pins = {
-        str(canonicalize_name(requirement.name)): found.version
-        for requirement, found in closure(needed)
-        if found is not None
+        str(canonicalize_name(requirement.name)): package.version
+        for requirement, package in found
+        if package is not None and not _is_core(requirement)
     }
-    return tuple(f"{name}=={version}" for name, version in sorted(pins.items()) if name != CORE)
+    return tuple(f"{name}=={version}" for name, version in sorted(pins.items()))
+
+
+def _is_core(requirement: Requirement) -> bool:
+    return canonicalize_name(requirement.name) == CORE
 
 
 def locked_versions(requirements: Iterable[str]) -> tuple[str, ...]:
