@@ -18,7 +18,7 @@ from telescope_envs.registry import Registry
 from telescope_envs.registry.simple_index import (
     project_html,
     project_json,
-    project_name,
+    project_of,
     projects_html,
     simple_files,
 )
@@ -167,5 +167,5 @@ def test_a_reason_of_no_words_still_yanks():
     files = simple_files([release], Status(yanked={"0.1.0": ""}), to_root="", has_metadata=False)
     assert Links(project_html("x", files)).links[0]["data-yanked"] == ""
     assert json.loads(project_json("x", files))["files"][0]["yanked"] is True
-    assert project_name(release) == "telescope-env-acme-toy"
+    assert project_of(release.id) == "telescope-env-acme-toy"
     assert Links(projects_html(["b", "a"])).links == [{"href": "a/"}, {"href": "b/"}]
