@@ -37,7 +37,7 @@ from telescope_envs.registry.simple_index import (
     project_html,
     simple_files,
 )
-from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.registry.stores.folder import LocalStore
 
 NUM_OWNERS, NUM_ENVIRONMENTS, NUM_RELEASES = 200, 2000, 5
 REPEATS = 9

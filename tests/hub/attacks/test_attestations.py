@@ -31,9 +31,9 @@ from telescope_envs.records.publication import (
 )
 from telescope_envs.records.release import Publisher
 from telescope_envs.registry import Registry
-from telescope_envs.registry.addresses import parse_address
 from telescope_envs.registry.config import (
     AttestationMode,
+    parse_address,
     read_user_config,
 )
 

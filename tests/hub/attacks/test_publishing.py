@@ -15,7 +15,7 @@ from tests.hub.projects import toy_publication, write_registry
 from telescope_core.errors import RegistryError
 from telescope_envs.records.files import locked
 from telescope_envs.registry import Registry
-from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.registry.stores.folder import LocalStore
 
 FORK = multiprocessing.get_context("fork")
 WAIT_S = 30

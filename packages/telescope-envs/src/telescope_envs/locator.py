@@ -37,8 +37,8 @@ from telescope_envs.records.lockfile import (
     read_lock,
 )
 from telescope_envs.records.projects import LinkedProject, read_project, source_digest
-from telescope_envs.registry.addresses import parse_address
 from telescope_envs.registry.config import (
+    parse_address,
     read_user_config,
     user_file,
 )

@@ -27,7 +27,7 @@ from telescope_envs.records.release import (
 )
 from telescope_envs.records.schemas import write_schemas
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.registry.stores.folder import LocalStore
 from telescope_envs.rules.admission import require_namespace
 from telescope_envs.validation import ValidationOptions, validate_project
 from telescope_envs.validation.fixture_hub import FOLDER

@@ -3,7 +3,6 @@
 Nothing here reads a file.
 """
 
-import logging
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -13,16 +12,13 @@ import msgspec
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
-from telescope_core.terminal import acts_on_terminals, escaped
+from telescope_core.terminal import acts_on_terminals
 from telescope_envs.records.names import near_names
 from telescope_envs.records.reading import Unreadable, parse_status, read_releases
 from telescope_envs.records.release import Release, Status
 
-log = logging.getLogger(__name__)
 CATALOG_PATH = "v1/index.json"
 """Where a registry whose folders cannot be listed keeps its catalog, a JSON array of rows."""
-_NAMED = 5
-"""Most skipped records that are named."""
 _PLAIN_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
 _WORDS = re.compile(r"[^\W_]+")
 _SHORTEST_WITH_TYPO = 4
@@ -148,17 +144,6 @@ def read_catalog(data: bytes, where: str) -> ReadCatalog:
             why = f"{place}: {error}; render the registry again"
             unreadable.append(Unreadable(place, why))
     return ReadCatalog(sorted(rows, key=lambda row: row.id), unreadable)
-
-
-def log_unreadable(unreadable: Sequence[Unreadable]) -> None:
-    """Name the records that were skipped: the first few, and how many more there are."""
-    for one in unreadable[:_NAMED]:
-        log.warning("skipped: %s", escaped(one.why))
-    if len(unreadable) > _NAMED:
-        log.warning(
-            "skipped %d more records that cannot be read; telescope hub check names them",
-            len(unreadable) - _NAMED,
-        )
 
 
 def write_catalog(rows: Sequence[CatalogRow]) -> bytes:

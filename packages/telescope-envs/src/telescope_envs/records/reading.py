@@ -1,15 +1,21 @@
 """Parses a registry's files into records; errors are RegistryErrors that name file and line."""
 
 import json
+import logging
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from telescope_core.errors import RegistryError
+from telescope_core.terminal import escaped
 from telescope_envs.records.documents import read_toml
 from telescope_envs.records.model import RecordProblem, RecordType, converted, read
 from telescope_envs.records.release import Aliases, Namespace, Release, Status
 
+log = logging.getLogger(__name__)
+_NAMED = 5
+"""Most skipped records that are named."""
 MAX_LINE_BYTES = 256 * 1024
 """Longest index line or status record that is read."""
 
@@ -138,3 +144,14 @@ def _of_tables(record: type[RecordType], data: bytes, where: str) -> RecordType:
         raise RegistryError(f"{where}: {problem}; update the registry") from None
     except ValueError as error:
         raise RegistryError(f"{where}: not TOML: {error}; update the registry") from error
+
+
+def log_unreadable(unreadable: Sequence[Unreadable]) -> None:
+    """Name the records that were skipped: the first few, and how many more there are."""
+    for one in unreadable[:_NAMED]:
+        log.warning("skipped: %s", escaped(one.why))
+    if len(unreadable) > _NAMED:
+        log.warning(
+            "skipped %d more records that cannot be read; telescope hub check names them",
+            len(unreadable) - _NAMED,
+        )

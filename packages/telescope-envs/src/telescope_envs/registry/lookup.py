@@ -8,11 +8,9 @@ from telescope_core.errors import ConfigError, RegistryError, unknown_name
 from telescope_envs.records.distributions import entries_of
 from telescope_envs.records.files import data_folder
 from telescope_envs.records.release import Release
-from telescope_envs.registry.addresses import (
+from telescope_envs.registry.config import (
     FORMS,
     Address,
-)
-from telescope_envs.registry.config import (
     Opening,
     UserConfig,
     find_address,
@@ -34,7 +32,7 @@ from telescope_envs.registry.store import (
     Store,
     WritableStore,
 )
-from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.registry.stores.folder import LocalStore
 
 GROUP = "telescope.registries"
 """Entry point group that maps an address scheme to a `place.Opener`."""

@@ -7,12 +7,12 @@ from packaging.version import Version
 from telescope_core.errors import RegistryError
 from telescope_envs.records.catalog import (
     CatalogRow,
-    log_unreadable,
 )
 from telescope_envs.records.distributions import version_of
 from telescope_envs.records.names import parse_reserved
 from telescope_envs.records.reading import (
     ReadReleases,
+    log_unreadable,
     parse_aliases,
     parse_namespace_of,
     parse_record,
@@ -26,7 +26,7 @@ from telescope_envs.records.release import (
     Status,
 )
 from telescope_envs.registry.store import Store
-from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.registry.stores.folder import LocalStore
 
 _MAX_WHEEL_BYTES = 100 * 1024 * 1024
 

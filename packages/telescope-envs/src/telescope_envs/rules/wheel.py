@@ -25,9 +25,9 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from telescope_core.errors import RegistryError
 from telescope_envs.records.names import ENTRY_POINT_GROUP
 from telescope_envs.records.release import Release
-from telescope_envs.rules.archive import layout_problem
-from telescope_envs.rules.wheel_metadata import (
+from telescope_envs.rules.archive import (
     check_wheel_file,
+    layout_problem,
     read_metadata,
 )
 

@@ -15,7 +15,6 @@ from telescope_core.errors import ConfigError, RegistryError, unknown_name
 from telescope_envs.records.catalog import (
     CatalogRow,
     catalog_row,
-    log_unreadable,
     write_catalog,
 )
 from telescope_envs.records.model import RecordProblem, converted
@@ -24,6 +23,7 @@ from telescope_envs.records.names import (
     check_owner,
 )
 from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import log_unreadable
 from telescope_envs.records.release import (
     Namespace,
     RegistryConfig,

@@ -31,15 +31,15 @@ from telescope_envs.records.release import (
     Status,
 )
 from telescope_envs.rules.admission import (
-    OtherBytesError,
     Read,
     changed_status,
     index_line,
     is_new,
+    published_sha256,
     status_file,
 )
 from telescope_envs.server.database import ArtifactFiles, Database
-from telescope_envs.server.refusals import Refusal, refusal_of
+from telescope_envs.server.refusals import Refusal
 
 
 def _anybody() -> str:
@@ -109,12 +109,16 @@ class Releases:
         # Files are withdrawn last, because committing the transaction can fail as well.
         with ExitStack() as stored, self._database.transaction() as writer:
             token = allow()
-            try:
-                if not is_new(self._read, publication):
-                    return False
-            except OtherBytesError as error:
-                refusal = refusal_of(error)
-                raise Refusal(HTTPStatus.CONFLICT, refusal.error, refusal.what_to_do) from None
+            published = published_sha256(self._read, release.id, release.version)
+            if published not in (None, release.wheel.sha256):
+                raise Refusal(
+                    HTTPStatus.CONFLICT,
+                    f"{release.id} {release.version} is already published with different bytes, "
+                    "and releases are never replaced",
+                    "raise the version in its pyproject.toml",
+                )
+            if not is_new(self._read, publication):
+                return False
             if not may_be_near and not _has_releases(writer, release.id):
                 self._check_new_name(writer, release)
             files = _files(publication)

@@ -19,14 +19,13 @@ from telescope_core.errors import RegistryError
 from telescope_envs.records.catalog import (
     CATALOG_PATH,
     CatalogRow,
-    log_unreadable,
     read_catalog,
 )
 from telescope_envs.records.publication import (
     Publication,
     is_registry_path,
 )
-from telescope_envs.records.reading import parse_record
+from telescope_envs.records.reading import log_unreadable, parse_record
 from telescope_envs.records.release import (
     RegistryConfig,
     Status,

@@ -29,7 +29,6 @@ from telescope_envs.records.catalog import (
     CATALOG_PATH,
     CatalogRow,
     catalog_row,
-    log_unreadable,
     read_catalog,
 )
 from telescope_envs.records.publication import (
@@ -37,6 +36,7 @@ from telescope_envs.records.publication import (
     artifact_files,
     is_registry_path,
 )
+from telescope_envs.records.reading import log_unreadable
 from telescope_envs.records.release import Status
 from telescope_envs.registry.http_cache import (
     CachedFile,
