@@ -34,6 +34,10 @@ class ModelFacts:
     head: of a mixture, those of the experts that it is sent to."""
     num_head_parameters: int | None = None
     """Numbers in the matrix of the output head, whether or not it is tied."""
+    num_embedding_parameters: int | None = None
+    """Numbers in the embeddings and the output head, tied ones once."""
+    num_expert_parameters: int | None = None
+    """Parameters of all experts of all layers; 0 = a dense model."""
     attention_width: int | None = None
     """Heads times their size, summed over all layers."""
     num_layers: int | None = None
@@ -104,6 +108,8 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         hidden_size=hidden,
         num_body_parameters=None if mlps is None else rest + mlps.met,
         num_head_parameters=vocab_size * hidden,
+        num_embedding_parameters=embeddings,
+        num_expert_parameters=None if mlps is None else mlps.experts,
         attention_width=layers * heads * head_dim,
         num_layers=layers,
         mlp_width=sizes.get("intermediate_size"),
@@ -134,6 +140,8 @@ class _MlpSizes(NamedTuple):
     """Parameters of the MLPs of all layers."""
     met: int
     """Those that one token meets."""
+    experts: int = 0
+    """Those of experts."""
 
 
 def _mlp_sizes(
@@ -151,7 +159,9 @@ def _mlp_sizes(
     apart = (layers - sparse) * dense
     chosen = sizes.get("num_experts_per_tok", 2)
     return _MlpSizes(
-        apart + sparse * (experts * expert + router), apart + sparse * (chosen * expert + router)
+        apart + sparse * (experts * expert + router),
+        apart + sparse * (chosen * expert + router),
+        sparse * experts * expert,
     )
 
 

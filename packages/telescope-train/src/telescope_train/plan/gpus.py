@@ -119,6 +119,8 @@ def _colocation_problems(
 def _smaller_rank(config: TrainConfig) -> str:
     """Return the first setting that makes a rank smaller and is not used yet."""
     trainer = config.trainer
+    if trainer.train_backend == "megatron":
+        return _smaller_megatron_rank(config)
     if not trainer.gradient_checkpointing:
         return "set gradient_checkpointing = true"
     if not trainer.use_lora and not _saves_moments(config):
@@ -131,6 +133,23 @@ def _smaller_rank(config: TrainConfig) -> str:
     if not config.inference.colocate:
         return "raise trainer_num_workers, or lower seq_len"
     return "lower seq_len, or use a GPU for each"
+
+
+def _smaller_megatron_rank(config: TrainConfig) -> str:
+    megatron = config.megatron
+    if not megatron.megatron_gradient_checkpointing:
+        return "set megatron_gradient_checkpointing = true"
+    if not megatron.megatron_use_distributed_optimizer:
+        return "set megatron_use_distributed_optimizer = true"
+    if not megatron.megatron_optimizer_cpu_offload:
+        return (
+            "raise megatron_tensor_parallel_size, megatron_pipeline_parallel_size or "
+            "trainer_num_workers, or set megatron_optimizer_cpu_offload = true"
+        )
+    return (
+        "raise megatron_tensor_parallel_size, megatron_pipeline_parallel_size or "
+        "megatron_context_parallel_size, with more trainer_num_workers, or lower seq_len"
+    )
 
 
 def _saves_moments(config: TrainConfig) -> bool:
