@@ -20,9 +20,9 @@ from telescope_train.backends.distributed_checkpoint import (
     folder_of_all_ranks,
     write_in_background,
 )
-from telescope_train.backends.fsdp.state import Progress
 from telescope_train.backends.megatron.library import using
 from telescope_train.backends.megatron.optimizer import Stepper
+from telescope_train.backends.progress import Progress
 from telescope_train.backends.seeding import random_state, set_random_state
 
 _FACTS = "megatron.json"
